@@ -1,0 +1,88 @@
+"""The start-up board of `baton up`: one row an instance, live on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+_COLOURS = {"ready": "green", "failed": "red", "restarting": "yellow", "stopping": "yellow", "stopped": "dim"}
+
+
+@dataclass(slots=True)
+class Row:
+    """What is known of one program."""
+
+    name: str
+    where: str
+    state: str = "starting"
+    detail: str = ""
+    since: float = field(default_factory=time.monotonic)
+
+
+class Board:
+    """Shows how far each program is. Use as a context; `update` from anywhere in the same thread."""
+
+    def __init__(self, title: str, *, quiet: bool = False) -> None:
+        self.console = Console(file=sys.stderr, highlight=False)
+        self._title = title
+        self._rows: dict[str, Row] = {}
+        self._quiet = quiet
+        self._live: Live | None = None
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Board:
+        if self.console.is_terminal and not self._quiet:
+            self._live = Live(self, console=self.console, refresh_per_second=4, transient=False)
+            self._live.start()
+        elif not self._quiet:
+            self.say(self._title)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Stop the live display, leaving the last picture; later updates are plain lines."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def add(self, name: str, where: str) -> None:
+        """A row for a program about to be started."""
+        self._rows[name] = Row(name, where)
+
+    def update(self, name: str, state: str, detail: str = "") -> None:
+        """A program's new state."""
+        row = self._rows[name]
+        changed = (row.state, row.detail) != (state, detail)
+        if state != row.state:
+            row.since = time.monotonic()
+        row.state, row.detail = state, detail
+        if changed and self._live is None and not self._quiet:
+            self.say(f"{self._elapsed():5.0f}s  {name:<10} {state:<10} {detail}".rstrip())
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if not self._quiet:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def __rich__(self) -> RenderableType:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for column in ("", "name", "where", "state", "detail", "for"):
+            table.add_column(column, no_wrap=column != "detail")
+        for row in self._rows.values():
+            colour = _COLOURS.get(row.state, "cyan")
+            mark: RenderableType = {"ready": Text("●", "green"), "failed": Text("✗", "red")}.get(row.state) or Spinner("dots")
+            seconds = "" if row.state == "ready" else f"{time.monotonic() - row.since:.0f} s"
+            table.add_row(mark, Text(row.name, "bold"), Text(row.where, "dim"), Text(row.state, colour), row.detail, seconds)
+        return Group(Text(f"{self._title}   {self._elapsed():.0f} s", "bold"), table)

@@ -1,0 +1,129 @@
+"""The front door alone, in front of vLLM servers that already run.
+
+Engines need vLLM's NixlConnector (see `baton engine --help` for the flags we start them with). A request is prefilled on
+one instance, its KV cache pulled by another, which answers. OpenAI's endpoints are at the endpoint printed on stdout.
+
+example:
+  baton router --prefill-url http://10.0.0.1:8100 --decode-url http://10.0.0.2:8100 --port 8000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from urllib.parse import urlsplit
+
+import uvloop
+
+from baton.output import announce_ready
+from cluster.errors import UsageError
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Role
+from cluster.telemetry import configure_logging
+from router.app import serve
+from router.config import RouterConfig
+from router.policy import POLICIES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `baton router`."""
+    for role in Role:
+        parser.add_argument(
+            f"--{role.value}-url",
+            action="append",
+            default=[],
+            metavar="[NAME=]URL",
+            help=f"an engine that runs {_LEGS[role]} (repeatable)",
+        )
+    default = RouterConfig.__dataclass_fields__
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="port for clients, 0 = a free one (default %(default)s)")
+    parser.add_argument("--admin-host", default="127.0.0.1", help="address of the admin side (default %(default)s)")
+    parser.add_argument("--admin-port", type=int, default=8001, help="metrics and readiness, 0 = free (default %(default)s)")
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="least_load", help="default %(default)s")
+    for name, help_text in _LIMITS.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=type(default[name].default),
+            default=default[name].default,
+            metavar="N",
+            help=f"{help_text} (default %(default)s)",
+        )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
+    parser.add_argument("--lifeline", action="store_true", help="stop when stdin ends: for a parent that may be killed")
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+
+
+_LEGS = {Role.PREFILL: "prefill legs", Role.DECODE: "decode legs", Role.BOTH: "both legs"}
+
+_LIMITS = {
+    "body_bytes_max": "largest request body, bytes",
+    "body_timeout_s": "a body must arrive within this, s",
+    "head_timeout_s": "a request head must arrive within this, s",
+    "first_token_s": "deadline for the first token, s",
+    "stall_s": "longest silence within a stream, s",
+    "drain_s": "after SIGTERM, open requests may take this long, s",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    if args.vllm_args:
+        raise UsageError(f"`-- {' '.join(args.vllm_args)}`: the router starts no engine; give vLLM flags to `baton engine`")
+    config = RouterConfig(
+        instances=tuple(instances(args)),
+        host=args.host,
+        port=args.port,
+        admin_host=args.admin_host,
+        admin_port=args.admin_port,
+        policy=args.policy,
+        engine_key=os.environ.get("VLLM_API_KEY") or None,
+        **{name: getattr(args, name) for name in _LIMITS},
+    )
+    configure_logging(args.log_level)
+    uvloop.run(_serve(config, as_json=args.json, lifeline=args.lifeline))
+    return 0
+
+
+def instances(args: argparse.Namespace) -> list[Instance]:
+    """The instances named by ``--prefill-url``, ``--decode-url`` and ``--both-url``, numbered within their role.
+
+    Raises:
+        UsageError: a URL that is none, or one that is given twice.
+    """
+    found: list[Instance] = []
+    for role in Role:
+        for number, given in enumerate(getattr(args, f"{role.value}_url")):
+            name, url = _named(given, f"{role.value}-{number}")
+            flag = f"--{role.value}-url {given}"
+            parts = urlsplit(url)
+            if parts.scheme not in {"http", "https"} or not parts.hostname:
+                raise UsageError(f"{flag}: not a URL; write http://HOST:PORT")
+            if any(url == other.url or name == other.id for other in found):
+                raise UsageError(f"{flag}: given twice")
+            found.append(Instance(id=InstanceId(name), role=role, url=url))
+    return found
+
+
+def _named(given: str, default: str) -> tuple[str, str]:
+    name, separator, url = given.partition("=")
+    if separator and "/" not in name:
+        return name, url.rstrip("/")
+    return default, given.rstrip("/")
+
+
+async def _serve(config: RouterConfig, *, as_json: bool, lifeline: bool) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if lifeline:
+        loop.add_reader(0, lambda: stop.set() if not os.read(0, 4096) else None)
+
+    def announce(endpoint: str, admin: str) -> None:
+        listed = [{"id": each.id, "role": each.role.value, "url": each.url} for each in config.instances]
+        announce_ready("router", endpoint, as_json=as_json, admin=admin, instances=listed)
+
+    await serve(config, announce, stop)

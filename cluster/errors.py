@@ -1,0 +1,88 @@
+"""Faults, and how a client hears of them.
+
+    BatonError
+    ├── UsageError        wrong flag or file; the command line prints one line and exits with 2
+    ├── EngineFailed      an engine did not come up or died for good; carries the last lines of its log
+    └── ApiError          an HTTP answer in OpenAI's error shape
+        ├── bad_request, unknown_model, too_large, timeout ...   made by the functions below
+
+*Outcomes* (shed, expired, client left) are values, not exceptions. *Bugs* are asserts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BatonError(Exception):
+    """Root of everything Baton raises on purpose."""
+
+
+class UsageError(BatonError):
+    """The user gave something we cannot use. The message names the field, the value and the fix."""
+
+
+class EngineFailed(BatonError):
+    """An engine could not be started or kept alive. `log_tail` holds its last lines."""
+
+    def __init__(self, message: str, log_tail: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.log_tail = log_tail
+
+
+class ApiError(BatonError):
+    """An answer to a client that is not a success, in the shape OpenAI's clients and vLLM's users know.
+
+    `kind` is OpenAI's ``type``; `param` the offending field where there is one.
+    """
+
+    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.message = message
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object to send: the same keys as vLLM's own server (``code`` is the HTTP status)."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """400: the request can never succeed as it is."""
+    return ApiError(400, "BadRequestError", message, param)
+
+
+def unknown_model(name: str, known: tuple[str, ...]) -> ApiError:
+    """404 for a model nobody serves, naming those that are served."""
+    served = ", ".join(f"`{model}`" for model in known) or "none yet"
+    return ApiError(404, "NotFoundError", f"The model `{name}` does not exist. Served here: {served}.", "model")
+
+
+def too_large(limit_bytes: int) -> ApiError:
+    """413: the body is over the router's limit."""
+    return ApiError(
+        413,
+        "RequestTooLargeError",
+        f"The request body is larger than {limit_bytes} bytes. Send less, or raise --body-bytes-max on the router.",
+    )
+
+
+def body_timeout(seconds: float) -> ApiError:
+    """408: the client announced a body and did not send it."""
+    return ApiError(408, "RequestTimeoutError", f"The request body did not arrive within {seconds:g} s.")
+
+
+def no_instance(because: str) -> ApiError:
+    """503: nothing can take the request now."""
+    return ApiError(503, "ServiceUnavailableError", f"No instance can serve this request: {because}.")
+
+
+def upstream_failed(because: str) -> ApiError:
+    """502: an engine failed the request and no other could take it."""
+    return ApiError(502, "UpstreamError", f"The engine failed this request: {because}.")
+
+
+def deadline_passed(seconds: float) -> ApiError:
+    """504: no first token in time."""
+    return ApiError(504, "DeadlineExceededError", f"No answer from the engines within {seconds:g} s.")

@@ -1,0 +1,52 @@
+"""What a fleet is made of: roles, instances and their load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cluster.ids import InstanceId
+
+
+class Role(StrEnum):
+    """Which legs an instance runs. Every role can also serve a whole request alone (vLLM's consumer and producer do)."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+    @property
+    def prefills(self) -> bool:
+        """Whether prefill legs may be sent here."""
+        return self is not Role.DECODE
+
+    @property
+    def decodes(self) -> bool:
+        """Whether decode legs may be sent here."""
+        return self is not Role.PREFILL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """An engine's own word on how busy it is, read from its ``/metrics``."""
+
+    running: int = 0
+    """Requests in the current batch."""
+    waiting: int = 0
+    """Requests queued in the engine."""
+    kv_usage: float = 0.0
+    """Share of KV blocks in use, 0 to 1. Above 0 with nothing running means blocks held for a consumer."""
+    external_kv_tokens: int = 0
+    """Prompt tokens whose KV came from another engine, since the engine's start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One serving unit as the rest of the fleet addresses it."""
+
+    id: InstanceId
+    role: Role
+    url: str
+    """Base URL of the engine's HTTP server, no trailing slash."""
+    epoch: int = 0
+    """How often this instance's engine has been started; 0 when unknown (an engine we did not start)."""

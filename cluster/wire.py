@@ -1,0 +1,177 @@
+"""vLLM's HTTP handoff protocol: the one place that builds and reads ``kv_transfer_params``.
+
+A handoff is two requests to two engines (vLLM 0.32, NixlConnector, pull mode):
+
+1. *prefill leg*: the client's body with ``max_tokens=1``, not streamed, asking P to keep the prompt's blocks;
+2. *decode leg*: the client's body as it came, plus the fields P answered with, so that D pulls the blocks.
+
+What a client sends in these fields never reaches an engine: ``remote_host`` in a client's body is a request forgery
+(vLLM issue 47843) and a stale block id reads another prompt's answer (vLLM issue 52234).
+
+This module runs inside the router and, later, inside vLLM's own process: standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TRANSFER_KEYS = frozenset({"kv_transfer_params", "ec_transfer_params"})
+"""Removed at every depth: vLLM reads them at the top level, in ``sampling_params.extra_args`` and ``vllm_xargs``."""
+
+TOP_LEVEL_KEYS = frozenset({"priority"})
+"""Removed at the top level only, where vLLM reads them; deeper they are the client's own words (a tool's parameter)."""
+
+FREE_FORM_KEYS = frozenset({"vllm_xargs", "extra_args"})
+"""Objects that vLLM also accepts as JSON text in a form; a text here is searched too."""
+
+DEPTH_MAX = 64
+"""Deepest nesting of a body we look into. Real bodies stay under 20; deeper ones are refused, not passed unread."""
+
+RELEASE_MODEL = "baton-release"
+"""A model name no engine serves: a decode leg for it is rejected, and D then tells P to free the blocks."""
+
+_FORWARDED_HEADERS = frozenset(
+    {
+        "accept",
+        "anthropic-beta",
+        "anthropic-version",
+        "authorization",
+        "baggage",
+        "content-type",
+        "openai-organization",
+        "openai-project",
+        "traceparent",
+        "tracestate",
+        "user-agent",
+        "x-api-key",
+    }
+)
+
+
+class NestedTooDeep(ValueError):
+    """A body nests deeper than `DEPTH_MAX`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What P answered: where the prompt's blocks are held and how D gets at them. Opaque to everything but D."""
+
+    fields: Mapping[str, Any]
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens whose KV is held."""
+        count = self.fields.get("remote_num_tokens")
+        return count if isinstance(count, int) else 0
+
+    @property
+    def producer(self) -> str:
+        """The engine that holds them, by vLLM's id, which is new at every start of an engine."""
+        return str(self.fields.get("remote_engine_id"))
+
+
+def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The prefill leg for a client's (already stripped) body.
+
+    One token, not streamed. ``min_tokens`` above 1 would be a 400 there; a request with ``min_tokens`` may not end at
+    its first token, so 1 is kept to make P forbid EOS just as D will.
+    """
+    leg = {key: value for key, value in body.items() if key not in {"stream", "stream_options", "max_completion_tokens"}}
+    leg["max_tokens"] = 1
+    leg["stream"] = False
+    if leg.get("min_tokens"):
+        leg["min_tokens"] = 1
+    leg["kv_transfer_params"] = {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+    return leg
+
+
+def decode_body(body: Mapping[str, Any], transfer: Transfer) -> dict[str, Any]:
+    """The decode leg: the client's (already stripped) body, and where its blocks are."""
+    return {**body, "kv_transfer_params": dict(transfer.fields)}
+
+
+def release_body(transfer: Transfer) -> dict[str, Any]:
+    """A decode leg that D rejects before scheduling anything, upon which it tells P to free the hold.
+
+    vLLM 0.32 (``entrypoints/generate/base/serving.py``): a request with ``do_remote_prefill`` that ends in an error
+    answer makes the connector notify the producer. Costs D no step and needs no prompt.
+    """
+    return {"model": RELEASE_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": dict(transfer.fields)}
+
+
+def read_transfer(answer: Mapping[str, Any]) -> Transfer | None:
+    """The hold P's answer describes; None when P kept nothing (no connector, or nothing to hand over)."""
+    fields = answer.get("kv_transfer_params")
+    if isinstance(fields, Mapping) and fields.get("do_remote_prefill") and fields.get("remote_block_ids"):
+        return Transfer(dict(fields))
+    return None
+
+
+def first_finish_reason(answer: Mapping[str, Any]) -> str | None:
+    """``finish_reason`` of the first choice of a completion or chat answer."""
+    choices = answer.get("choices")
+    if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+        reason = choices[0].get("finish_reason")
+        return reason if isinstance(reason, str) else None
+    return None
+
+
+def without_transfer(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """P's answer as a client may see it: the hold's address blanked, as vLLM does when there is none."""
+    return {**answer, "kv_transfer_params": None}
+
+
+def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
+    """A copy of a client's body without any field by which it could steer a transfer or jump a queue.
+
+    `namespace` separates tenants that use ``cache_salt``: equal salts of two namespaces never share a prefix cache.
+
+    Raises:
+        NestedTooDeep: the body nests deeper than `DEPTH_MAX`.
+    """
+    clean = {key: _strip_value(key, value, 1) for key, value in body.items() if key not in TRANSFER_KEYS | TOP_LEVEL_KEYS}
+    salt = clean.get("cache_salt")
+    if isinstance(salt, str) and 1 <= len(salt) <= 1024:  # vLLM's own bounds: let it speak about anything else
+        clean["cache_salt"] = hashlib.sha256(f"{namespace}\0{salt}".encode("utf-8", "surrogatepass")).hexdigest()
+    return clean
+
+
+def _strip_value(key: str, value: Any, depth: int) -> Any:
+    if depth > DEPTH_MAX:
+        raise NestedTooDeep(f"The body is nested more than {DEPTH_MAX} levels deep.")
+    if isinstance(value, dict):
+        return {name: _strip_value(name, inner, depth + 1) for name, inner in value.items() if name not in TRANSFER_KEYS}
+    if isinstance(value, list):
+        return [_strip_value(key, inner, depth + 1) for inner in value]
+    if isinstance(value, str) and key in FREE_FORM_KEYS:
+        return _strip_text(value, depth)
+    return value
+
+
+def _strip_text(text: str, depth: int) -> Any:
+    """JSON inside a text of a free-form field: looked through when it is an object, left alone when it is not."""
+    try:
+        inner = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return json.dumps(_strip_value("", inner, depth + 1)) if isinstance(inner, dict | list) else text
+
+
+def forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The client's headers an engine may see.
+
+    An allow-list: ``X-data-parallel-rank`` and ``X-Vllm-Priority`` steer the engine, cookies are none of its business,
+    and hop-by-hop headers belong to this hop. ``Authorization`` passes, for engines with ``--api-key`` of their own.
+    """
+    return {name: value for name, value in headers.items() if name.lower() in _FORWARDED_HEADERS}

@@ -1,0 +1,100 @@
+"""Opens the router's ports, runs until told to stop, and drains."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from cluster.errors import UsageError
+from router.config import RouterConfig
+from router.server import Router, admin_app, public_app
+
+HEAD_BYTES_MAX = 16384
+"""Longest request line and longest header: room for long tokens and trace states, none for abuse."""
+
+KEEPALIVE_S = 75.0
+"""Idle client connections are kept this long, as common proxies do."""
+
+BACKLOG = 1024
+"""Connections the kernel may queue while the loop is busy."""
+
+
+async def serve(config: RouterConfig, announce: Callable[[str, str], None], stop: asyncio.Event) -> None:
+    """Serve until `stop` is set, then finish open requests for at most ``drain_s`` and return.
+
+    `announce` gets the endpoint and the admin URL once both ports are open.
+
+    Raises:
+        UsageError: a port is taken, naming the flag.
+    """
+    router = Router(config)
+    async with AsyncExitStack() as closing:
+        await router.start()
+        closing.push_async_callback(router.close)
+        public = await _listen(public_app(router), config, config.host, config.port, "--port", closing)
+        admin = await _listen(admin_app(router), config, config.admin_host, config.admin_port, "--admin-port", closing)
+        announce(public, admin)
+        await stop.wait()
+
+
+async def _listen(
+    app: web.Application, config: RouterConfig, host: str, port: int, flag: str, closing: AsyncExitStack
+) -> str:
+    # handler_cancellation: a client that leaves cancels its handler; without it we would generate for nobody.
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=config.drain_s,
+        keepalive_timeout=KEEPALIVE_S,
+        max_line_size=HEAD_BYTES_MAX,
+        max_field_size=HEAD_BYTES_MAX,
+    )
+    await runner.setup()
+    closing.push_async_callback(runner.cleanup)
+    assert runner.server is not None
+    factory = _impatient(runner.server, config.head_timeout_s)
+    try:
+        server = await asyncio.get_running_loop().create_server(factory, host, port, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
+            raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}): choose another {flag}") from None
+        raise
+    closing.callback(server.close)  # runs first: no new connections while open ones are finished
+    bound = server.sockets[0].getsockname()[1]
+    return f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+
+
+def _impatient(server: web.Server[Any], head_timeout_s: float) -> Callable[[], RequestHandler[Any]]:
+    """aiohttp's connections, but cut off when no whole request head comes in time: it has no such limit of its own."""
+
+    def connect() -> RequestHandler[Any]:
+        connection = server()
+        asyncio.get_running_loop().call_later(head_timeout_s, _cut_off_if_silent, connection)
+        return connection
+
+    return connect
+
+
+def _cut_off_if_silent(connection: RequestHandler[Any]) -> None:
+    transport = connection.transport
+    if transport is not None and connection._request_count == 0:  # noqa: SLF001 - the only place where aiohttp says it
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(_TIMEOUT)
+        transport.close()
+
+
+_BODY = (
+    b'{"error":{"message":"The request head did not arrive in time.","type":"RequestTimeoutError",'
+    b'"param":null,"code":408}}'
+)
+_TIMEOUT = (
+    b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
+)

@@ -1,0 +1,116 @@
+"""From bytes to a request: parsing, bounds and the removal of transfer fields. Bad input ends here, with a message."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from cluster import wire
+from cluster.errors import ApiError, bad_request
+
+_PART_NAME = re.compile(rb'(?i)content-disposition:[ \t]*form-data;[ \t]*name="([A-Za-z0-9_.\[\]-]{1,128})"(;[ \t]*filename="[^"\r\n]*")?[ \t]*')
+_REFUSED_PARTS = wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS | {"cache_salt"}
+
+
+def parse_json(raw: bytes, content_type: str) -> dict[str, Any]:
+    """A JSON object from a body that must be one, as vLLM's server demands it.
+
+    Raises:
+        ApiError: 400 naming what is wrong: content type, syntax with its position, or not an object.
+    """
+    media_type = content_type.split(";", 1)[0].strip().lower()
+    if media_type != "application/json":
+        said = f"`{media_type[:80]}`" if media_type else "missing"
+        raise bad_request(f"Unsupported Media Type: Content-Type is {said}; send `Content-Type: application/json`.")
+    body = _decode(raw)
+    if not isinstance(body, dict):
+        raise bad_request(f"The body must be a JSON object, not {_kind(body)}.")
+    return body
+
+
+def clean_json(raw: bytes, content_type: str) -> bytes:
+    """A body for an endpoint we do not read ourselves, with transfer fields gone whatever its content type says.
+
+    JSON is parsed and written anew, so that duplicate or escaped keys cannot mean one thing here and another there.
+
+    Raises:
+        ApiError: 400 for JSON that does not parse, and for forms that carry fields of ours.
+    """
+    media_type = content_type.split(";", 1)[0].strip().lower()
+    if media_type == "multipart/form-data":
+        check_multipart(raw, content_type)
+        return raw
+    if media_type == "application/x-www-form-urlencoded":
+        raise bad_request("Unsupported Media Type: send `application/json` or `multipart/form-data`.")
+    if not raw:
+        return raw
+    try:
+        body = _decode(raw)
+    except ApiError:
+        if media_type == "application/json" or media_type.endswith("+json"):
+            raise
+        return raw  # not JSON, and not said to be: an engine cannot read fields from it either
+    return msgspec.json.encode(strip({"": body})[""] if not isinstance(body, dict) else strip(body))
+
+
+def check_multipart(raw: bytes, content_type: str) -> None:
+    """Refuse a form whose field names we cannot read plainly, or that names a field a client must not set.
+
+    Raises:
+        ApiError: 400.
+    """
+    match = re.search(r'boundary="?([A-Za-z0-9\'()+_,./:=? -]{1,70})"?\s*(?:;|$)', content_type, re.IGNORECASE)
+    if match is None:
+        raise bad_request("The multipart body has no readable boundary in its Content-Type.")
+    for part in raw.split(b"--" + match.group(1).rstrip().encode())[1:]:
+        head = part.split(b"\r\n\r\n", 1)[0]
+        if head[:2] == b"--":
+            return
+        names = [_PART_NAME.fullmatch(line) for line in head.split(b"\r\n") if b"content-disposition" in line.lower()]
+        if len(names) != 1 or names[0] is None:
+            raise bad_request("A part of the multipart body has no plain `name`; send `form-data; name=\"field\"`.")
+        field = names[0].group(1).decode().split("[", 1)[0]
+        if field in _REFUSED_PARTS:
+            raise bad_request(f"The form field `{field}` is not accepted here.", field)
+
+
+def model_of(body: dict[str, Any]) -> str | None:
+    """The model the body names, None when it names none (vLLM then uses its first).
+
+    Raises:
+        ApiError: 400 if it is not a text.
+    """
+    name = body.get("model")
+    if name is not None and not isinstance(name, str):
+        raise bad_request(f"`model` must be a string, not {_kind(name)}.", "model")
+    return name or None
+
+
+def strip(body: dict[str, Any]) -> dict[str, Any]:
+    """`wire.strip` with its one failure told to the client.
+
+    Raises:
+        ApiError: 400 for a body nested too deep.
+    """
+    try:
+        return wire.strip(body)
+    except wire.NestedTooDeep as error:
+        raise bad_request(str(error)) from None
+
+
+def _decode(raw: bytes) -> Any:
+    if not raw:
+        raise bad_request("The body is empty; send a JSON object.")
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"The body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise bad_request(f"The body is nested more than {wire.DEPTH_MAX} levels deep.") from None
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,43 @@
+"""What a router process is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.errors import UsageError
+from cluster.instance import Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """All settings of one router; every default says why."""
+
+    instances: tuple[Instance, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 = a free port."""
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 8001
+    policy: str = "least_load"
+    body_bytes_max: int = 32 << 20
+    """32 MiB holds a two-million-token prompt with room to spare."""
+    body_timeout_s: float = 30.0
+    """A client that announced a body and does not send it is cut off after this; it holds a place until then."""
+    head_timeout_s: float = 15.0
+    """The same for a client that opened a connection and sends no complete request head."""
+    first_token_s: float = 300.0
+    """Deadline for the first token; generous, since without SLO classes nothing better is known."""
+    stall_s: float = 120.0
+    """Longest silence between two chunks of a stream."""
+    drain_s: float = 30.0
+    """How long open requests may take once SIGTERM has come."""
+    engine_key: str | None = None
+    """Key for probes of engines started with ``--api-key``; clients bring their own."""
+
+    def __post_init__(self) -> None:
+        """Raises UsageError naming the field, its value and the fix."""
+        if not self.instances:
+            raise UsageError("no instance given: name at least one with --prefill-url, --decode-url or --both-url")
+        for name in ("body_bytes_max", "body_timeout_s", "head_timeout_s", "first_token_s", "stall_s"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be above 0")

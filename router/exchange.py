@@ -1,0 +1,346 @@
+"""Carries out one `Journey` on real connections: effects in, events back. No decision is made here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from cluster import wire
+from cluster.errors import ApiError
+from cluster.ids import InstanceId
+from cluster.request import Request
+from router import journey as j
+from router.exact import CHAT
+from router.policy.candidates import Wanted
+from router.upstream import Answer, EngineLost, read, say
+
+if TYPE_CHECKING:
+    from router.server import Router
+
+logger = logging.getLogger("baton.router")
+
+_ERROR_EVENT = b'data: {"error"'
+"""How vLLM begins a stream that failed before its first token (its status is 200 all the same)."""
+
+
+HANDSHAKE_S = 0.5
+"""What a first handshake between two engines takes, with room (0.1 to 0.3 s on loopback)."""
+
+EVENT_BYTES_MAX = 1 << 20
+"""An event longer than this is passed on in pieces rather than kept."""
+
+
+class Exchange:
+    """One client request on its way through the fleet."""
+
+    def __init__(self, router: Router, http: web.Request, request: Request, journey: j.Journey, wanted: Wanted) -> None:
+        self._router = router
+        self._http = http
+        self._request = request
+        self._journey = journey
+        self._wanted = wanted
+        self._headers = {**wire.forwarded_headers(http.headers), "Content-Type": "application/json"}
+        self._headers["X-Request-Id"] = request.id
+        self._pending: deque[j.Effect] = deque()
+        self._prefill: asyncio.Task[j.Event] | None = None
+        self._prefill_answer: Answer | None = None
+        self._refusal: Answer | None = None
+        self._answer: Answer | aiohttp.ClientResponse | None = None
+        self._first_chunk = b""
+        self._response: web.StreamResponse | None = None
+        self._decoding_on: InstanceId | None = None
+        self._way = "whole"
+
+    async def run(self) -> web.StreamResponse:
+        """The answer to the client. What is left to do then, or once the client has left, goes on in the background."""
+        self._pending.extend(self._journey.begin())
+        try:
+            await self._drive(until_answered=True)
+        except asyncio.CancelledError:
+            self._router.spawn(self._wind_down(), f"after-{self._request.id}")
+            raise
+        if not self._over:
+            self._router.spawn(self._drive(), f"after-{self._request.id}")
+        return self._response or web.Response(status=499)  # nobody reads it: the client left at this very moment
+
+    async def _wind_down(self) -> None:
+        self._feed(j.ClientLeft())
+        await self._drive()
+
+    @property
+    def _over(self) -> bool:
+        return self._journey.state is j.State.DONE and not self._pending
+
+    def _feed(self, event: j.Event) -> None:
+        self._pending.extend(self._journey.handle(event, time.monotonic()))
+
+    async def _drive(self, *, until_answered: bool = False) -> None:
+        """Until `Finish`: carry out what is pending; with nothing pending, wait for the prefill leg or the clock."""
+        while not self._over and not (until_answered and isinstance(self._response, web.Response)):
+            if not self._pending:
+                self._feed(await self._next_event())
+                continue
+            event = await self._carry_out(self._pending.popleft())
+            if event is not None:
+                self._feed(event)
+
+    async def _next_event(self) -> j.Event:
+        assert self._prefill is not None, f"nothing to wait for in {self._journey.state}"
+        done, _ = await asyncio.wait({self._prefill}, timeout=self._seconds_left())
+        return self._prefill.result() if done else j.Tick()
+
+    def _seconds_left(self) -> float | None:
+        wakeup = self._journey.next_wakeup()
+        return None if wakeup is None else max(0.0, wakeup - time.monotonic())
+
+    async def _carry_out(self, effect: j.Effect) -> j.Event | None:  # noqa: PLR0911, C901 - one line for each effect
+        match effect:
+            case j.Choose():
+                return self._choose(effect)
+            case j.SendPrefill(instance, attempt):
+                self._send_prefill(instance, attempt)
+            case j.SendDecode(instance, transfer):
+                return await self._send_decode(instance, transfer)
+            case j.CancelPrefill(instance):
+                await self._cancel_prefill(instance)
+            case j.ClosePrefill():
+                assert self._prefill is not None
+                self._prefill.cancel()
+            case j.CloseDecode():
+                self._close_decode()
+            case j.Relay():
+                return await self._relay()
+            case j.AnswerFromPrefill():
+                await self._answer_from_prefill()
+            case j.ForwardRefusal():
+                assert self._refusal is not None
+                await self._respond(self._refusal.status, self._refusal.body, self._refusal.content_type)
+            case j.Fail(error):
+                await self._respond(error.status, msgspec.json.encode(error.body()))
+            case j.FailStream(error):
+                await self._fail_stream(error)
+            case j.Release(via, transfer):
+                return await self._release(via, transfer)
+            case j.Finish(outcome):
+                self._finish(outcome)
+        return None
+
+    # -- choosing --
+
+    def _choose(self, effect: j.Choose) -> j.Chosen:
+        wanted = Wanted(
+            model=self._wanted.model,
+            hand_over=effect.hand_over,
+            prefill_only=self._wanted.prefill_only,
+            excluded=effect.excluded,
+        )
+        if effect.excluded:
+            self._router.meters.retries.inc()
+        chosen = self._router.policy(self._router.view.all(), wanted)
+        logger.debug("%s: %s", self._request.id, chosen.because)
+        return chosen
+
+    # -- the prefill leg: a task of its own, so that a client's leaving does not cut it off before it said what it holds
+
+    def _send_prefill(self, instance: InstanceId, attempt: int) -> None:
+        self._router.view.leg_started(instance)
+        self._prefill = self._router.spawn(self._run_prefill(instance), f"prefill-{self._request.id}-{attempt}")
+
+    async def _run_prefill(self, instance: InstanceId) -> j.Event:
+        body = msgspec.json.encode(wire.prefill_body(self._request.body))
+        started = time.monotonic()
+        try:
+            target = self._router.view.get(instance).instance
+            answer = await self._router.upstream.call(target, "POST", self._request.path, body, self._headers)
+        except EngineLost as lost:
+            return self._lost(instance, lost)
+        finally:
+            self._router.view.leg_ended(instance)
+        self._router.meters.leg_seconds.labels("prefill").observe(time.monotonic() - started)
+        return self._read_prefill(answer)
+
+    def _read_prefill(self, answer: Answer) -> j.Event:
+        if answer.status != 200:
+            return self._refused(answer)
+        try:
+            fields = msgspec.json.decode(answer.body)
+        except msgspec.DecodeError as error:
+            return j.Lost(f"unreadable answer: {error}")
+        if not isinstance(fields, dict):
+            return j.Lost("unreadable answer: not an object")
+        self._prefill_answer = answer
+        return j.PrefillAnswered(wire.first_finish_reason(fields), wire.read_transfer(fields))
+
+    def _refused(self, answer: Answer) -> j.Event:
+        """4xx is the client's to read; 5xx is the engine's fault, and another engine may do better."""
+        if answer.status >= 500:
+            return j.Lost(f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}")
+        self._refusal = answer
+        return j.Refused(answer.status)
+
+    def _lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost:
+        if not lost.reached:
+            self._router.view.unreachable(instance)
+        logger.warning("%s: %s lost: %s", self._request.id, instance, lost)
+        return j.Lost(str(lost))
+
+    async def _cancel_prefill(self, instance: InstanceId) -> None:
+        """vLLM aborts by its own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
+        engine_id = f"chatcmpl-{self._request.id}" if self._request.path == CHAT else f"cmpl-{self._request.id}-0"
+        target = self._router.view.get(instance).instance
+        await self._router.upstream.abort(target, (engine_id,), self._headers)
+
+    async def _answer_from_prefill(self) -> None:
+        assert self._prefill_answer is not None
+        answer = wire.without_transfer(msgspec.json.decode(self._prefill_answer.body))
+        await self._respond(200, msgspec.json.encode(answer))
+
+    # -- the answering leg --
+
+    async def _send_decode(self, instance: InstanceId, transfer: wire.Transfer | None) -> j.Event:
+        self._way = "handoff" if transfer is not None else "whole"
+        body = self._request.body if transfer is None else wire.decode_body(self._request.body, transfer)
+        self._decoding_on = instance
+        self._router.view.leg_started(instance)
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._seconds_left()):
+                event = await self._open_decode(instance, msgspec.json.encode(body))
+        except TimeoutError:
+            event = j.Tick()
+        except EngineLost as lost:
+            event = self._lost(instance, lost)
+        if not isinstance(event, j.Opened):
+            self._close_decode()
+        elif transfer is not None:
+            self._router.view.pair_met(transfer.producer, instance)
+        self._router.meters.leg_seconds.labels("decode").observe(time.monotonic() - started)
+        return event
+
+    async def _open_decode(self, instance: InstanceId, body: bytes) -> j.Event:
+        """Send, and wait until the status is true: the whole body, or the first event of a stream."""
+        target = self._router.view.get(instance).instance
+        stream = self._request.stream
+        response = await self._router.upstream.open(
+            target, "POST", self._request.path, body, self._headers, stream=stream
+        )
+        self._answer = response
+        if response.status != 200 or not stream:
+            self._answer = answer = await read(response)
+            return j.Opened() if answer.status == 200 else self._refused(answer)
+        try:
+            self._first_chunk = await response.content.readany()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineLost(say(error), reached=True) from None
+        if not self._first_chunk:
+            return j.Lost("the stream ended before its first token")
+        if self._first_chunk.startswith(_ERROR_EVENT):
+            return j.Lost(self._first_chunk[6:200].decode(errors="replace"))
+        return j.Opened()
+
+    def _close_decode(self) -> None:
+        if isinstance(self._answer, aiohttp.ClientResponse):
+            self._answer.close()
+        self._answer = None
+        self._decode_leg_ended()
+
+    def _decode_leg_ended(self) -> None:
+        if self._decoding_on is not None:
+            self._router.view.leg_ended(self._decoding_on)
+            self._decoding_on = None
+
+    async def _relay(self) -> j.Event:
+        self._router.meters.first_byte_seconds.observe(time.monotonic() - self._request.arrived)
+        if isinstance(self._answer, Answer):
+            await self._respond(200, self._answer.body, self._answer.content_type)
+            return j.Ended()
+        assert self._answer is not None
+        return await self._relay_stream(self._answer)
+
+    async def _relay_stream(self, answer: aiohttp.ClientResponse) -> j.Event:
+        """Raw bytes, whole events at a time: a stream that breaks off never leaves half an event with the client."""
+        headers = self._answer_headers(answer.headers)
+        self._response = response = web.StreamResponse(status=200, headers=headers)
+        rest, chunk = b"", self._first_chunk
+        try:
+            await response.prepare(self._http)
+            while chunk:
+                rest += chunk
+                end = rest.rfind(b"\n\n") + 2 if len(rest) < EVENT_BYTES_MAX else len(rest)
+                if end > 1:
+                    await response.write(rest[:end])
+                    rest = rest[end:]
+                chunk = await _next_chunk(answer)
+            await response.write_eof(rest)
+        except EngineLost as lost:
+            return j.Lost(str(lost))
+        except (ConnectionError, aiohttp.ClientConnectionError):
+            return j.ClientLeft()
+        return j.Ended()
+
+    # -- answering --
+
+    def _answer_headers(self, upstream: Mapping[str, str]) -> dict[str, str]:
+        headers = {"Content-Type": upstream.get("Content-Type", "application/json"), "X-Request-Id": self._request.id}
+        if "Cache-Control" in upstream:
+            headers["Cache-Control"] = upstream["Cache-Control"]
+        return headers
+
+    async def _respond(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+        if self._http.transport is None:
+            return  # nobody is there any more
+        self._response = web.Response(status=status, body=body, headers=self._answer_headers({"Content-Type": content_type}))
+
+    async def _fail_stream(self, error: ApiError) -> None:
+        """The status has been sent: say it as vLLM does, in an event, and end the stream."""
+        if self._response is None or self._http.transport is None:
+            return
+        logger.warning("%s: stream failed: %s", self._request.id, error)
+        try:
+            await self._response.write(b"data: " + msgspec.json.encode(error.body()) + b"\n\ndata: [DONE]\n\n")
+            await self._response.write_eof()
+        except (ConnectionError, aiohttp.ClientConnectionError):
+            return
+
+    async def _release(self, via: InstanceId, transfer: wire.Transfer) -> j.Event:
+        """Have D reject a leg for this hold. To a producer it has never met, D's first word only starts a handshake,
+        and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing."""
+        done = await self._reject(via, transfer)
+        if done and not self._router.view.pair_warm(transfer.producer, via):
+            await asyncio.sleep(HANDSHAKE_S)
+            done = await self._reject(via, transfer)
+        self._router.meters.releases.labels(str(done).lower()).inc()
+        if not done:
+            logger.warning("%s: a hold of %d tokens is left to its lease", self._request.id, transfer.tokens)
+        return j.Released(done)
+
+    async def _reject(self, via: InstanceId, transfer: wire.Transfer) -> bool:
+        body = msgspec.json.encode(wire.release_body(transfer))
+        target = self._router.view.get(via).instance
+        try:
+            answer = await self._router.upstream.call(target, "POST", "/v1/completions", body, self._headers)
+        except EngineLost:
+            return False
+        return 400 <= answer.status < 500  # the rejection is the release
+
+    def _finish(self, outcome: str) -> None:
+        self._decode_leg_ended()
+        seconds = time.monotonic() - self._request.arrived
+        self._router.meters.requests.labels(self._request.path, self._way, outcome).inc()
+        self._router.meters.request_seconds.observe(seconds)
+        logger.debug("%s: %s, %s, %.3f s", self._request.id, self._way, outcome, seconds)
+
+
+async def _next_chunk(answer: aiohttp.ClientResponse) -> bytes:
+    try:
+        return await answer.content.readany()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise EngineLost(say(error), reached=True) from None

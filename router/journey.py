@@ -1,0 +1,414 @@
+"""One request's life, from the choice of instances to the last byte: a machine without sockets (law 2).
+
+The first form of the pull journey: P runs the prompt for one token and holds its blocks, D pulls them and generates
+everything the client reads. The machine decides what happens at every turn; `router.exchange` carries it out.
+
+What it promises:
+
+- a hold that P answered with is pulled by D or released, whatever happens, also after the client left;
+- nothing waits for a first token beyond the deadline;
+- an HTTP status is only spoken once it is true: failures before the first byte move on to another instance or answer
+  with an error, failures after it end the stream with an error event.
+
+It does not know HTTP, instances' load, or time other than `now`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cluster.errors import ApiError, deadline_passed, no_instance, upstream_failed
+from cluster.ids import InstanceId
+from cluster.wire import Transfer
+
+
+class State(StrEnum):
+    """Where a request is."""
+
+    CHOOSING = "choosing"
+    PREFILLING = "prefilling"
+    OPENING = "opening"
+    """The decode leg (or the whole request) is sent, nothing has come back."""
+    STREAMING = "streaming"
+    CANCELLING = "cancelling"
+    """The client has its answer or is gone; the prefill leg still has to say whether it holds blocks."""
+    RELEASING = "releasing"
+    DONE = "done"
+
+
+# --- events: what happened -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The policy's answer. Both set: hand over. Only `decode`: run whole there. None: nobody can."""
+
+    prefill: InstanceId | None
+    decode: InstanceId | None
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAnswered:
+    """P finished its leg."""
+
+    finish_reason: str | None
+    transfer: Transfer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine answered with an error status that is the client's to read (4xx)."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The leg failed for a reason that is not the client's: no connection, 5xx, stall, a broken stream."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The answering engine has begun its answer: the first event of a stream is here, or the whole body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The answer was relayed to its last byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """The client closed its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The release was carried out, or could not be (then the lease ends the hold)."""
+
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time `next_wakeup` asked for has come."""
+
+
+Event = Chosen | PrefillAnswered | Refused | Lost | Opened | Ended | ClientLeft | Released | Tick
+
+
+# --- effects: what the driver must do --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """Ask the policy; answer with `Chosen`. `excluded` have failed this request already."""
+
+    excluded: frozenset[InstanceId]
+    hand_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendPrefill:
+    """Start the prefill leg; answer with `PrefillAnswered`, `Refused` or `Lost`."""
+
+    instance: InstanceId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendDecode:
+    """Send the client's request for its answer: with `transfer` as decode leg, without it whole."""
+
+    instance: InstanceId
+    transfer: Transfer | None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelPrefill:
+    """Ask P to abort the leg: it outlasted `PATIENCE_S`. Its answer must still be awaited."""
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePrefill:
+    """Stop waiting for the prefill leg: close its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseDecode:
+    """Close the connection of the answering leg: its engine aborts, and gives the hold back where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Pass the open answer on; answer with `Ended`, `Lost` or `ClientLeft`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFromPrefill:
+    """P's answer is the whole answer (it ended at its first token): give it to the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardRefusal:
+    """Give the engine's own error answer to the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Answer with an error status; nothing has been sent yet."""
+
+    error: ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class FailStream:
+    """End a stream that has begun with an SSE error event."""
+
+    error: ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Have `via` tell P to free the hold; answer with `Released`."""
+
+    via: InstanceId
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The journey is over. `outcome` is one of `OUTCOMES`."""
+
+    outcome: str
+
+
+Effect = (
+    Choose
+    | SendPrefill
+    | SendDecode
+    | CancelPrefill
+    | ClosePrefill
+    | CloseDecode
+    | Relay
+    | AnswerFromPrefill
+    | ForwardRefusal
+    | Fail
+    | FailStream
+    | Release
+    | Finish
+)
+
+OUTCOMES = ("served", "refused", "failed", "expired", "client_left")
+"""How a journey can end: the label of the request counter."""
+
+PATIENCE_S = 1.0
+"""How long an unwanted prefill leg may still run before P is told to abort it.
+
+Measured on vLLM 0.32: an abort (or a closed connection) that lands as the step ends is answered with "abort" although
+the engine holds the blocks, under a name nobody learns (4 of 62 aborts within a 50 ms prefill). A leg that ends by
+itself says what it holds and is released exactly; only long ones are worth the race.
+"""
+
+CANCEL_WAIT_S = 30.0
+"""Longest wait for an aborted prefill leg's answer: vLLM's own lease has ended by then."""
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Journey:
+    """State of one request. `begin` starts it, `handle` moves it on, `Finish` ends it."""
+
+    hand_over: bool
+    """Whether `router.exact` allows a handoff for this request."""
+    stream: bool
+    deadline: float
+    """Monotonic seconds by which the first byte must be on its way."""
+    deadline_s: float
+    """The same as a duration, for the message."""
+    attempts_max: int = 3
+    """Tries in all. Three: the second on another instance, the third for a fleet that is just being restarted."""
+
+    state: State = State.CHOOSING
+    attempt: int = 0
+    excluded: frozenset[InstanceId] = frozenset()
+    prefill: InstanceId | None = None
+    decode: InstanceId | None = None
+    transfer: Transfer | None = None
+    because: str = ""
+    outcome: str = "served"
+    last_failure: str = "none"
+    give_up: float = math.inf
+    aborted: bool = False
+
+    def begin(self) -> tuple[Effect, ...]:
+        """The first effect: ask the policy."""
+        return (Choose(self.excluded, self.hand_over),)
+
+    def next_wakeup(self) -> float | None:
+        """The deadline while no first token is there; the end of our patience with an unwanted leg.
+
+        An answer that is not streamed shows its first token only with its last: once P has spoken, such a request has
+        no deadline of ours, since generation may rightly take minutes.
+        """
+        if self.state in {State.CHOOSING, State.PREFILLING} or (self.state is State.OPENING and self.stream):
+            return self.deadline
+        return self.give_up if self.state is State.CANCELLING else None
+
+    def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
+        """Fold one event in. Late and unexpected events are no-ops: peers may say anything at any time."""
+        if isinstance(event, Tick):
+            wakeup = self.next_wakeup()
+            return self._expired(now) if wakeup is not None and now >= wakeup else ()
+        if isinstance(event, ClientLeft):
+            return self._leave("client_left", now)
+        row = _TABLE.get((self.state, type(event)))
+        return row(self, event) if row is not None else ()  # type: ignore[operator]
+
+    # -- rows: one method for one (state, event) --
+
+    def _chosen(self, event: Chosen) -> tuple[Effect, ...]:
+        self.because = event.because
+        if event.decode is None:
+            return self._fail(no_instance(f"{event.because}; last failure: {self.last_failure}"))
+        self.attempt += 1
+        previous, self.decode = self.decode, event.decode
+        if event.prefill is None:  # whole, on one engine; a producer must never be asked to pull
+            held, self.transfer = self.transfer, None
+            self.state = State.OPENING
+            release: tuple[Effect, ...] = (Release(previous, held),) if held is not None and previous is not None else ()
+            return (*release, SendDecode(event.decode, None))
+        if self.transfer is not None:  # the blocks still wait on the first P: another D pulls them
+            self.state = State.OPENING
+            return (SendDecode(event.decode, self.transfer),)
+        self.prefill = event.prefill
+        self.state = State.PREFILLING
+        return (SendPrefill(event.prefill, self.attempt),)
+
+    def _prefilled(self, event: PrefillAnswered) -> tuple[Effect, ...]:
+        assert self.prefill is not None and self.decode is not None
+        self.transfer = event.transfer
+        if event.finish_reason == "length":
+            self.state = State.OPENING
+            return (SendDecode(self.decode, self.transfer),)
+        if event.finish_reason != "stop":  # "abort": the engine is going down
+            return self._try_again(self.prefill, f"the prefill leg ended with {event.finish_reason!r}")
+        # P's first token was the last one (EOS, a stop string): there is nothing to hand over.
+        if not self.stream:
+            return (AnswerFromPrefill(), *self._wind_up("served"))
+        # A stream must look like the engine's own: P makes it, from its prefix cache.
+        self.state = State.OPENING
+        via, transfer, self.transfer = self.decode, self.transfer, None
+        self.decode = self.prefill
+        release: tuple[Effect, ...] = (Release(via, transfer),) if transfer is not None else ()
+        return (*release, SendDecode(self.prefill, None))
+
+    def _prefill_refused(self, event: Refused) -> tuple[Effect, ...]:
+        return (ForwardRefusal(), *self._wind_up("refused"))
+
+    def _prefill_lost(self, event: Lost) -> tuple[Effect, ...]:
+        assert self.prefill is not None
+        return self._try_again(self.prefill, event.because)
+
+    def _opened(self, event: Opened) -> tuple[Effect, ...]:
+        self.state = State.STREAMING
+        self.transfer = None  # D has it now, and gives it back itself when it is aborted
+        return (Relay(),)
+
+    def _decode_refused(self, event: Refused) -> tuple[Effect, ...]:
+        # vLLM tells P itself when its serving layer rejects, but not when the body fails validation before that.
+        return (ForwardRefusal(), *self._wind_up("refused"))
+
+    def _decode_lost(self, event: Lost) -> tuple[Effect, ...]:
+        assert self.decode is not None
+        return self._try_again(self.decode, event.because)
+
+    def _ended(self, event: Ended) -> tuple[Effect, ...]:
+        return self._wind_up("served")
+
+    def _stream_lost(self, event: Lost) -> tuple[Effect, ...]:
+        return (CloseDecode(), FailStream(upstream_failed(event.because)), *self._wind_up("failed"))
+
+    def _late_answer(self, event: PrefillAnswered) -> tuple[Effect, ...]:
+        self.transfer = event.transfer
+        return self._wind_up(self.outcome)
+
+    def _late_failure(self, event: Refused | Lost) -> tuple[Effect, ...]:
+        return self._wind_up(self.outcome)
+
+    def _released(self, event: Released) -> tuple[Effect, ...]:
+        self.state = State.DONE
+        return (Finish(self.outcome),)
+
+    # -- shared turns --
+
+    def _try_again(self, failed: InstanceId, because: str) -> tuple[Effect, ...]:
+        self.excluded |= {failed}
+        self.last_failure = f"{failed}: {because}"
+        if self.attempt >= self.attempts_max:
+            return self._fail(upstream_failed(self.last_failure))
+        self.state = State.CHOOSING
+        return (Choose(self.excluded, self.hand_over),)
+
+    def _fail(self, error: ApiError) -> tuple[Effect, ...]:
+        return (Fail(error), *self._wind_up("failed"))
+
+    def _expired(self, now: float) -> tuple[Effect, ...]:
+        if self.state is State.CANCELLING and not self.aborted:
+            assert self.prefill is not None
+            self.aborted = True
+            self.give_up = now + CANCEL_WAIT_S
+            return (CancelPrefill(self.prefill),)
+        if self.state is State.CANCELLING:
+            return (ClosePrefill(), *self._wind_up(self.outcome))
+        return (Fail(deadline_passed(self.deadline_s)), *self._leave("expired", now))
+
+    def _leave(self, outcome: str, now: float) -> tuple[Effect, ...]:
+        """Nobody waits for an answer any more: stop both legs, leave nothing held."""
+        if self.state in {State.CANCELLING, State.RELEASING, State.DONE}:
+            return ()
+        if self.state is State.PREFILLING:
+            self.outcome = outcome
+            self.state = State.CANCELLING
+            self.give_up = now + PATIENCE_S
+            return ()
+        if self.state in {State.OPENING, State.STREAMING}:
+            self.transfer = None  # D's abort gives it back
+            return (CloseDecode(), *self._wind_up(outcome))
+        return self._wind_up(outcome)
+
+    def _wind_up(self, outcome: str) -> tuple[Effect, ...]:
+        """End, by way of a release when P still holds blocks for us."""
+        self.outcome = outcome
+        if self.transfer is not None and self.decode is not None:
+            self.state = State.RELEASING
+            return (Release(self.decode, self.transfer),)
+        self.state = State.DONE
+        return (Finish(outcome),)
+
+
+_TABLE = {
+    (State.CHOOSING, Chosen): Journey._chosen,
+    (State.PREFILLING, PrefillAnswered): Journey._prefilled,
+    (State.PREFILLING, Refused): Journey._prefill_refused,
+    (State.PREFILLING, Lost): Journey._prefill_lost,
+    (State.OPENING, Opened): Journey._opened,
+    (State.OPENING, Refused): Journey._decode_refused,
+    (State.OPENING, Lost): Journey._decode_lost,
+    (State.STREAMING, Ended): Journey._ended,
+    (State.STREAMING, Lost): Journey._stream_lost,
+    (State.CANCELLING, PrefillAnswered): Journey._late_answer,
+    (State.CANCELLING, Refused): Journey._late_failure,
+    (State.CANCELLING, Lost): Journey._late_failure,
+    (State.RELEASING, Released): Journey._released,
+}
+"""Every move there is, besides `Tick` and `ClientLeft`, which may come in any state."""

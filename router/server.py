@@ -1,0 +1,276 @@
+"""The router's HTTP server: OpenAI endpoints in front, metrics and readiness, errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from cluster import wire
+from cluster.errors import ApiError, bad_request, body_timeout, no_instance, too_large, unknown_model, upstream_failed
+from cluster.ids import RequestId, accept_request_id
+from cluster.request import Request
+from cluster.telemetry import span
+from router import body as bodies
+from router import exact
+from router.config import RouterConfig
+from router.exchange import Exchange
+from router.journey import Journey
+from router.meters import Meters
+from router.policy import POLICIES
+from router.policy.candidates import Wanted
+from router.prober import Prober
+from router.upstream import EngineLost, Upstream
+from router.view import View
+
+logger = logging.getLogger("baton.router")
+
+_Result = TypeVar("_Result")
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Router:
+    """Everything one router process owns. `start` opens it, `close` ends it."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self.view = View()
+        self.meters = Meters()
+        self.policy = POLICIES[config.policy]
+        self.upstream = Upstream(stall_s=config.stall_s)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        for instance in config.instances:
+            self.view.add(instance)
+
+    async def start(self) -> None:
+        """Open connections and begin probing."""
+        await self.upstream.start()
+        key = self.config.engine_key
+        prober = Prober(self.view, self.upstream, {"Authorization": f"Bearer {key}"} if key else {})
+        for instance in self.config.instances:
+            self.spawn(prober.watch(instance), f"probe-{instance.id}")
+
+    async def close(self) -> None:
+        """Stop probing, let what still releases holds finish for a moment, and close every connection."""
+        ending = {task for task in self._tasks if not task.get_name().startswith("probe-")}
+        if ending:
+            await asyncio.wait(ending, timeout=2.0)
+        for task in self._tasks:
+            task.cancel()
+        await self.upstream.close()
+
+    def spawn(self, work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
+        """A task with a name and an owner; its failure is logged, never lost."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("task %s failed", task.get_name(), exc_info=task.exception())
+
+    # -- endpoints --
+
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        """``/v1/completions`` and ``/v1/chat/completions``: over two instances where that is exact, else over one."""
+        raw = await self._read_body(http)
+        parsed = bodies.strip(bodies.parse_json(raw, http.headers.get("Content-Type", "")))
+        request = self._request(http, parsed)
+        whole = exact.whole_because(request.path, parsed)
+        wanted = Wanted(
+            model=bodies.model_of(parsed), hand_over=whole is None, prefill_only=exact.single_token(parsed)
+        )
+        self._check_model(wanted.model)
+        now = request.arrived
+        limit = self.config.first_token_s
+        journey = Journey(hand_over=whole is None, stream=request.stream, deadline=now + limit, deadline_s=limit)
+        attributes = {"gen_ai.request.model": request.model, "baton.request.id": request.id}
+        with self.meters.open.track_inprogress(), span("baton-router", request.path, attributes):
+            return await Exchange(self, http, request, journey, wanted).run()
+
+    def _request(self, http: web.Request, parsed: dict[str, Any]) -> Request:
+        return Request(
+            id=accept_request_id(http.headers.get("X-Request-Id")) or RequestId(uuid.uuid4().hex),
+            path=http.path,
+            model=bodies.model_of(parsed) or "",
+            stream=parsed.get("stream") is True,
+            body=parsed,
+            arrived=time.monotonic(),
+        )
+
+    def _check_model(self, name: str | None) -> None:
+        known = self.view.models()
+        if name is not None and known and name not in known:
+            raise unknown_model(name[:200], known)
+
+    async def relay_whole(self, http: web.Request) -> web.StreamResponse:
+        """Any other path: to one instance that serves whole requests, as it is but for transfer fields."""
+        raw = await self._read_body(http)
+        clean = bodies.clean_json(raw, http.headers.get("Content-Type", ""))
+        chosen = self.policy(self.view.all(), Wanted(model=None, hand_over=False))
+        if chosen.decode is None:
+            raise no_instance(chosen.because)
+        instance = self.view.get(chosen.decode).instance
+        headers = wire.forwarded_headers(http.headers)
+        headers["X-Request-Id"] = accept_request_id(http.headers.get("X-Request-Id")) or uuid.uuid4().hex
+        self.view.leg_started(instance.id)
+        try:
+            return await self._relay(http, instance, clean, headers)
+        except EngineLost as lost:
+            if not lost.reached:
+                self.view.unreachable(instance.id)
+            raise upstream_failed(str(lost)) from None
+        finally:
+            self.view.leg_ended(instance.id)
+
+    async def _relay(self, http: web.Request, instance: Any, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
+        answer = await self.upstream.open(instance, http.method, http.path_qs, body or None, headers, stream=False)
+        try:
+            response = web.StreamResponse(status=answer.status)
+            for name in ("Content-Type", "Cache-Control", "Content-Disposition"):
+                if name in answer.headers:
+                    response.headers[name] = answer.headers[name]
+            response.headers["X-Request-Id"] = headers["X-Request-Id"]
+            await response.prepare(http)
+            try:
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+            except aiohttp.ClientPayloadError as error:
+                logger.warning("%s broke off: %s", instance.id, error)
+                http.transport and http.transport.abort()  # type: ignore[func-returns-value]  # no clean end of a broken answer
+                return response
+            await response.write_eof()
+            return response
+        finally:
+            answer.close()
+
+    async def models(self, _: web.Request) -> web.Response:
+        """``/v1/models``: what ready instances serve, each model once, in the engines' own words."""
+        entries: dict[str, dict[str, object]] = {}
+        for seen in self.view.all():
+            for entry in seen.models_json if seen.ready else ():
+                entries.setdefault(str(entry.get("id")), entry)
+        return _json({"object": "list", "data": list(entries.values())})
+
+    async def model(self, http: web.Request) -> web.Response:
+        """``/v1/models/NAME``: one of them."""
+        name = http.match_info["name"]
+        for seen in self.view.all():
+            for entry in seen.models_json if seen.ready else ():
+                if entry.get("id") == name:
+                    return _json(entry)
+        raise unknown_model(name[:200], self.view.models())
+
+    async def health(self, _: web.Request) -> web.Response:
+        """200 as long as this process serves."""
+        return web.Response()
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """200 when every leg has somebody to run it; 503 and who is missing otherwise."""
+        ready = [seen for seen in self.view.all() if seen.ready]
+        complete = any(seen.role.prefills for seen in ready) and any(seen.role.decodes for seen in ready)
+        return _json({"ready": complete, "instances": self._instances()}, 200 if complete else 503)
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Prometheus text."""
+        return web.Response(body=self.meters.text(self.view), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def _instances(self) -> list[dict[str, object]]:
+        return [
+            {
+                "id": seen.id,
+                "role": seen.role.value,
+                "state": "draining" if seen.draining else "up" if seen.up else "down",
+                "inflight": seen.inflight,
+                "running": seen.load.running,
+                "waiting": seen.load.waiting,
+                "kv_usage": seen.load.kv_usage,
+                "models": seen.models,
+            }
+            for seen in self.view.all()
+        ]
+
+    async def _read_body(self, http: web.Request) -> bytes:
+        limit = self.config.body_bytes_max
+        if (http.content_length or 0) > limit:
+            raise too_large(limit)
+        try:
+            async with asyncio.timeout(self.config.body_timeout_s):
+                return await http.read()
+        except TimeoutError:
+            raise body_timeout(self.config.body_timeout_s) from None
+        except web.HTTPRequestEntityTooLarge:
+            raise too_large(limit) from None
+        except (aiohttp.ClientPayloadError, web.RequestPayloadError, ValueError) as error:
+            raise bad_request(f"The body could not be read: {error}") from None
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+
+
+def public_app(router: Router) -> web.Application:
+    """What clients see."""
+    app = web.Application(client_max_size=router.config.body_bytes_max, middlewares=[_errors(router)])
+    app.router.add_post(exact.COMPLETIONS, router.generate)
+    app.router.add_post(exact.CHAT, router.generate)
+    app.router.add_get("/v1/models", router.models)
+    app.router.add_get("/v1/models/{name:.+}", router.model)
+    for path, handler in (("/health", router.health), ("/ready", router.ready), ("/metrics", router.metrics)):
+        app.router.add_get(path, handler)
+    app.router.add_route("*", "/v1/{rest:.+}", router.relay_whole)
+    return app
+
+
+def admin_app(router: Router) -> web.Application:
+    """What operators see: a port of its own, so that it can stay closed to clients."""
+    app = web.Application(middlewares=[_errors(router)])
+    for path, handler in (("/health", router.health), ("/ready", router.ready), ("/metrics", router.metrics)):
+        app.router.add_get(path, handler)
+    return app
+
+
+def _errors(router: Router) -> Any:
+    """The one boundary where faults become answers."""
+
+    @web.middleware
+    async def middleware(http: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            return await handler(http)
+        except ApiError as error:
+            problem = error
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            problem = _http_problem(http, error)
+        except Exception:  # the per-request boundary: one broken request must not take others with it
+            logger.exception("%s %s failed", http.method, http.path)
+            problem = ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
+        router.meters.rejected.labels(str(problem.status)).inc()
+        headers = {"Retry-After": "1"} if problem.status == 503 else {}
+        if problem.status in {408, 413}:
+            headers["Connection"] = "close"  # the rest of the body is not worth reading
+        response = _json(problem.body(), problem.status)
+        response.headers.update(headers)
+        return response
+
+    return middleware
+
+
+def _http_problem(http: web.Request, error: web.HTTPException) -> ApiError:
+    if error.status == 404:
+        return ApiError(404, "NotFoundError", f"There is no `{http.path[:200]}` here. Try `/v1/chat/completions`.")
+    if error.status == 405:
+        allowed = ", ".join(sorted(getattr(error, "allowed_methods", ())))
+        return ApiError(405, "MethodNotAllowedError", f"`{http.method}` is not allowed here; use {allowed}.")
+    return ApiError(error.status, "BadRequestError", error.reason)

@@ -1,0 +1,122 @@
+"""HTTP to engines: the only module of the router that opens connections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from cluster.instance import Instance
+
+KEEPALIVE_S = 4.0
+"""Idle connections are dropped before uvicorn drops them (5 s in vLLM): a reused one is then never already closed."""
+
+CONNECT_S = 5.0
+"""An engine that does not accept within this is as good as gone."""
+
+
+class EngineLost(Exception):
+    """An engine could not be reached, or broke off. `reached` tells whether a connection was made at all."""
+
+    def __init__(self, because: str, *, reached: bool) -> None:
+        super().__init__(because)
+        self.reached = reached
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer of an engine."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class Upstream:
+    """A pool of connections to engines. One per process, closed with the server."""
+
+    def __init__(self, *, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Open the pool (must run inside the loop)."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, use_dns_cache=True, ttl_dns_cache=60)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
+
+    async def close(self) -> None:
+        """Close every connection: engines abort what still runs for us."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def open(
+        self, instance: Instance, method: str, path: str, body: bytes | None, headers: Mapping[str, str], *, stream: bool
+    ) -> aiohttp.ClientResponse:
+        """Send a request and wait for the answer's headers. The caller reads or closes it.
+
+        With `stream`, reads stall at most `stall_s` between two chunks.
+
+        Raises:
+            EngineLost: no connection, or it broke before the headers.
+        """
+        assert self._session is not None, "start() comes first"
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._stall_s if stream else None)
+        for last in (False, True):
+            try:
+                return await self._session.request(
+                    method, instance.url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
+                )
+            except aiohttp.ServerDisconnectedError as error:
+                # An idle connection that the engine closed at this very moment: once more, on a new one.
+                if last:
+                    raise EngineLost(say(error), reached=True) from None
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                raise EngineLost(say(error), reached=False) from None
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise EngineLost(say(error), reached=True) from None
+        raise AssertionError("the second try returns or raises")
+
+    async def call(
+        self, instance: Instance, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Answer:
+        """Send a request and read the whole answer.
+
+        Raises:
+            EngineLost: no connection, or it broke before the last byte.
+        """
+        response = await self.open(instance, method, path, body, headers, stream=False)
+        return await read(response)
+
+    async def abort(self, instance: Instance, engine_ids: tuple[str, ...], headers: Mapping[str, str]) -> bool:
+        """Ask an engine to abort requests by id (vLLM with ``--enable-scale-out``). False: it does not know how."""
+        body = msgspec.json.encode({"request_ids": engine_ids})
+        try:
+            answer = await self.call(instance, "POST", "/inference/v1/abort_requests", body, headers)
+        except EngineLost:
+            return False
+        return answer.status == 200
+
+
+async def read(response: aiohttp.ClientResponse) -> Answer:
+    """The rest of an open answer.
+
+    Raises:
+        EngineLost: it broke before the last byte.
+    """
+    try:
+        body = await response.read()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise EngineLost(say(error), reached=True) from None
+    finally:
+        response.release()
+    return Answer(response.status, response.headers.get("Content-Type", "application/json"), body)
+
+
+def say(error: BaseException) -> str:
+    """An exception in a few words; some of aiohttp's have no text of their own."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,271 @@
+"""The journey as readable scripts: what happened on the left, what must be done on the right."""
+
+import pytest
+
+from cluster.errors import ApiError
+from cluster.ids import InstanceId
+from cluster.wire import Transfer
+from router.journey import (
+    CANCEL_WAIT_S,
+    PATIENCE_S,
+    AnswerFromPrefill,
+    CancelPrefill,
+    Choose,
+    Chosen,
+    ClientLeft,
+    CloseDecode,
+    ClosePrefill,
+    Ended,
+    Fail,
+    FailStream,
+    Finish,
+    ForwardRefusal,
+    Journey,
+    Lost,
+    Opened,
+    PrefillAnswered,
+    Refused,
+    Relay,
+    Release,
+    Released,
+    SendDecode,
+    SendPrefill,
+    State,
+    Tick,
+)
+
+P, P2, D, D2 = (InstanceId(name) for name in ("p", "p2", "d", "d2"))
+HOLD = Transfer({"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_num_tokens": 7, "remote_engine_id": "e"})
+BOTH_LEGS = Chosen(P, D, "test")
+HELD = PrefillAnswered("length", HOLD)
+
+
+def journey(*, hand_over: bool = True, stream: bool = True) -> Journey:
+    return Journey(hand_over=hand_over, stream=stream, deadline=100.0, deadline_s=100.0)
+
+
+def play(machine: Journey, script: list[tuple[object, list[object]]], now: float = 1.0) -> None:
+    """Each row: an event, and the effects it must cause. Errors compare by class and status."""
+    for number, (event, expected) in enumerate(script):
+        got = [_shape(effect) for effect in machine.handle(event, now)]  # type: ignore[arg-type]
+        assert got == [_shape(effect) for effect in expected], f"row {number}: {event} in {machine.state}"
+
+
+def _shape(effect: object) -> object:
+    error = getattr(effect, "error", None)
+    return (type(effect), error.status) if isinstance(error, ApiError) else effect
+
+
+def error(status: int) -> ApiError:
+    return ApiError(status, "", "")
+
+
+def test_handoff() -> None:
+    machine = journey()
+    assert machine.begin() == (Choose(frozenset(), hand_over=True),)
+    play(
+        machine,
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (HELD, [SendDecode(D, HOLD)]),
+            (Opened(), [Relay()]),
+            (Ended(), [Finish("served")]),
+        ],
+    )
+    assert machine.state is State.DONE
+
+
+def test_whole_on_one_instance() -> None:
+    play(
+        journey(hand_over=False),
+        [(Chosen(None, D, "whole"), [SendDecode(D, None)]), (Opened(), [Relay()]), (Ended(), [Finish("served")])],
+    )
+
+
+def test_nobody_can_serve() -> None:
+    play(journey(), [(Chosen(None, None, "none ready"), [Fail(error(503)), Finish("failed")])])
+
+
+def test_prefill_without_a_hold_runs_whole_on_the_decode_instance() -> None:
+    play(journey(), [(BOTH_LEGS, [SendPrefill(P, 1)]), (PrefillAnswered("length", None), [SendDecode(D, None)])])
+
+
+def test_ended_at_the_first_token_answers_from_prefill_and_releases() -> None:
+    play(
+        journey(stream=False),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (PrefillAnswered("stop", HOLD), [AnswerFromPrefill(), Release(D, HOLD)]),
+            (Released(ok=True), [Finish("served")]),
+        ],
+    )
+
+
+def test_ended_at_the_first_token_streams_from_prefill_and_releases() -> None:
+    play(
+        journey(stream=True),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (PrefillAnswered("stop", HOLD), [Release(D, HOLD), SendDecode(P, None)]),
+            (Released(ok=True), []),
+            (Opened(), [Relay()]),
+            (Ended(), [Finish("served")]),
+        ],
+    )
+
+
+def test_client_error_from_prefill_is_the_clients_to_read() -> None:
+    play(
+        journey(), [(BOTH_LEGS, [SendPrefill(P, 1)]), (Refused(400), [ForwardRefusal(), Finish("refused")])]
+    )
+
+
+def test_client_error_from_decode_releases_the_hold() -> None:
+    play(
+        journey(),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (HELD, [SendDecode(D, HOLD)]),
+            (Refused(400), [ForwardRefusal(), Release(D, HOLD)]),
+            (Released(ok=True), [Finish("refused")]),
+        ],
+    )
+
+
+def test_lost_prefill_goes_to_another() -> None:
+    play(
+        journey(),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (Lost("connection refused"), [Choose(frozenset({P}), hand_over=True)]),
+            (Chosen(P2, D, "retry"), [SendPrefill(P2, 2)]),
+            (HELD, [SendDecode(D, HOLD)]),
+        ],
+    )
+
+
+def test_an_engine_going_down_says_abort_and_another_takes_over() -> None:
+    play(
+        journey(),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (PrefillAnswered("abort", None), [Choose(frozenset({P}), hand_over=True)]),
+        ],
+    )
+
+
+def test_lost_decode_lets_another_pull_the_same_hold() -> None:
+    play(
+        journey(),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (HELD, [SendDecode(D, HOLD)]),
+            (Lost("reset"), [Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(P, D2, "retry"), [SendDecode(D2, HOLD)]),
+        ],
+    )
+
+
+def test_a_producer_is_never_asked_to_pull() -> None:
+    """No decode instance left: the prefill instance runs the request whole, without the hold's fields."""
+    play(
+        journey(),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (HELD, [SendDecode(D, HOLD)]),
+            (Lost("reset"), [Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(None, P, "only one left"), [Release(D, HOLD), SendDecode(P, None)]),
+        ],
+    )
+
+
+def test_tries_are_bounded() -> None:
+    machine = journey()
+    play(
+        machine,
+        [
+            (Chosen(None, D, ""), [SendDecode(D, None)]),
+            (Lost("one"), [Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(None, D2, ""), [SendDecode(D2, None)]),
+            (Lost("two"), [Choose(frozenset({D, D2}), hand_over=True)]),
+            (Chosen(None, P, ""), [SendDecode(P, None)]),
+            (Lost("three"), [Fail(error(502)), Finish("failed")]),
+        ],
+    )
+
+
+def test_broken_stream_ends_with_an_error_event() -> None:
+    play(
+        journey(),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (HELD, [SendDecode(D, HOLD)]),
+            (Opened(), [Relay()]),
+            (Lost("stalled"), [CloseDecode(), FailStream(error(502)), Finish("failed")]),
+        ],
+    )
+
+
+def test_client_leaves_during_prefill_and_a_short_leg_is_released_by_name() -> None:
+    """Aborting would race with the step's end and strand the blocks for the whole lease (vLLM 46283's kind)."""
+    play(
+        journey(),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (ClientLeft(), []),
+            (HELD, [Release(D, HOLD)]),
+            (Released(ok=True), [Finish("client_left")]),
+        ],
+    )
+
+
+def test_client_leaves_during_a_long_prefill_and_it_is_aborted() -> None:
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (ClientLeft(), [])], now=5.0)
+    assert machine.next_wakeup() == 5.0 + PATIENCE_S
+    play(machine, [(Tick(), [CancelPrefill(P)])], now=5.0 + PATIENCE_S)
+    assert machine.next_wakeup() == 5.0 + PATIENCE_S + CANCEL_WAIT_S
+    play(machine, [(PrefillAnswered("abort", None), [Finish("client_left")])], now=7.0)
+
+
+def test_prefill_that_never_answers_is_given_up() -> None:
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (ClientLeft(), [])], now=5.0)
+    play(machine, [(Tick(), [CancelPrefill(P)])], now=6.0)
+    play(machine, [(Tick(), [ClosePrefill(), Finish("client_left")])], now=6.0 + CANCEL_WAIT_S)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_client_leaves_during_decode_and_the_leg_is_closed(opened: bool) -> None:
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
+    if opened:
+        play(machine, [(Opened(), [Relay()])])
+    play(machine, [(ClientLeft(), [CloseDecode(), Finish("client_left")]), (ClientLeft(), [])])
+
+
+def test_deadline_in_prefill() -> None:
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (Tick(), [])], now=99.0)
+    play(machine, [(Tick(), [Fail(error(504))])], now=100.0)
+    play(machine, [(HELD, [Release(D, HOLD)]), (Released(ok=False), [Finish("expired")])], now=100.1)
+
+
+def test_deadline_before_the_first_streamed_token() -> None:
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
+    play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), Finish("expired")])], now=100.0)
+
+
+def test_an_answer_in_one_piece_has_no_deadline_once_prefilled() -> None:
+    machine = journey(stream=False)
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
+    assert machine.next_wakeup() is None
+    play(machine, [(Tick(), [])], now=1000.0)
+
+
+def test_late_events_are_no_ops() -> None:
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (Refused(400), [ForwardRefusal(), Finish("refused")])])
+    for late in (HELD, Lost("x"), Opened(), Ended(), ClientLeft(), Tick(), Released(ok=True), BOTH_LEGS):
+        play(machine, [(late, [])], now=1e9)

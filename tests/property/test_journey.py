@@ -1,0 +1,53 @@
+"""Whatever happens in whatever order: no hold is forgotten, every journey ends, every client hears one thing."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.ids import InstanceId
+from cluster.wire import Transfer
+from router import journey as j
+
+NAMES = st.sampled_from([InstanceId(name) for name in ("a", "b", "c")])
+HOLDS = st.none() | st.builds(lambda n: Transfer({"remote_num_tokens": n}), st.integers(1, 9))
+EVENTS = st.one_of(
+    st.builds(j.Chosen, st.none() | NAMES, st.none() | NAMES, st.just("")),
+    st.builds(j.PrefillAnswered, st.sampled_from(["length", "stop", "abort", None]), HOLDS),
+    st.builds(j.Refused, st.just(400)),
+    st.builds(j.Lost, st.just("lost")),
+    st.just(j.Opened()),
+    st.just(j.Ended()),
+    st.just(j.ClientLeft()),
+    st.builds(j.Released, st.booleans()),
+    st.just(j.Tick()),
+)
+
+
+@given(st.lists(st.tuples(EVENTS, st.floats(0, 50)), max_size=30), st.booleans(), st.booleans())
+def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: bool, stream: bool) -> None:
+    machine = j.Journey(hand_over=hand_over, stream=stream, deadline=100.0, deadline_s=100.0)
+    effects: list[j.Effect] = [*machine.begin()]
+    held: Transfer | None = None
+    now = 0.0
+    for event, step in events:
+        now += step
+        before = machine.state
+        caused = machine.handle(event, now)
+        effects += caused
+        if isinstance(event, j.PrefillAnswered) and before in {j.State.PREFILLING, j.State.CANCELLING}:
+            held = event.transfer
+        for effect in caused:
+            if isinstance(effect, j.Release):
+                assert held is not None and effect.transfer is held, "released once, and only what is held"
+                held = None
+            if isinstance(effect, j.SendDecode) and effect.transfer is not None:
+                assert effect.transfer is held, "nobody pulls what is not held"
+        if machine.state in {j.State.STREAMING, j.State.DONE} and any(
+            isinstance(effect, j.Relay | j.CloseDecode) for effect in caused
+        ):
+            held = None  # D has it, and its abort gives it back
+    if machine.state is j.State.DONE:
+        assert held is None, "a finished journey holds nothing"
+        assert sum(isinstance(effect, j.Finish) for effect in effects) == 1
+    spoken = [e for e in effects if isinstance(e, j.Relay | j.AnswerFromPrefill | j.ForwardRefusal | j.Fail)]
+    assert len(spoken) <= 1, "one answer"
+    assert sum(isinstance(e, j.SendPrefill | j.SendDecode) for e in effects) <= 2 * machine.attempts_max
