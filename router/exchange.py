@@ -144,7 +144,9 @@ class Exchange:
         )
         if effect.excluded:
             self._router.meters.retries.inc()
+        self._occupy(None)
         chosen = self._router.policy(self._router.view.all(), wanted)
+        self._occupy(chosen.decode)  # D's place is taken before P begins: a hold must never wait for one
         logger.debug("%s: %s", self._request.id, chosen.because)
         return chosen
 
@@ -208,8 +210,7 @@ class Exchange:
     async def _send_decode(self, instance: InstanceId, transfer: wire.Transfer | None) -> j.Event:
         self._way = "handoff" if transfer is not None else "whole"
         body = self._request.body if transfer is None else wire.decode_body(self._request.body, transfer)
-        self._decoding_on = instance
-        self._router.view.leg_started(instance)
+        self._occupy(instance)
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._seconds_left()):
@@ -250,12 +251,17 @@ class Exchange:
         if isinstance(self._answer, aiohttp.ClientResponse):
             self._answer.close()
         self._answer = None
-        self._decode_leg_ended()
+        self._occupy(None)
 
-    def _decode_leg_ended(self) -> None:
+    def _occupy(self, instance: InstanceId | None) -> None:
+        """Count our answering leg at this instance, and nowhere else."""
+        if instance == self._decoding_on:
+            return
         if self._decoding_on is not None:
             self._router.view.leg_ended(self._decoding_on)
-            self._decoding_on = None
+        if instance is not None:
+            self._router.view.leg_started(instance)
+        self._decoding_on = instance
 
     async def _relay(self) -> j.Event:
         self._router.meters.first_byte_seconds.observe(time.monotonic() - self._request.arrived)
@@ -332,7 +338,7 @@ class Exchange:
         return 400 <= answer.status < 500  # the rejection is the release
 
     def _finish(self, outcome: str) -> None:
-        self._decode_leg_ended()
+        self._occupy(None)
         seconds = time.monotonic() - self._request.arrived
         self._router.meters.requests.labels(self._request.path, self._way, outcome).inc()
         self._router.meters.request_seconds.observe(seconds)

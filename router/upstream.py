@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,10 @@ KEEPALIVE_S = 4.0
 
 CONNECT_S = 5.0
 """An engine that does not accept within this is as good as gone."""
+
+
+PIECE_BYTES = 1 << 20
+"""Bodies over this are sent in pieces."""
 
 
 class EngineLost(Exception):
@@ -67,9 +72,11 @@ class Upstream:
         assert self._session is not None, "start() comes first"
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._stall_s if stream else None)
         for last in (False, True):
+            # A large body goes out in pieces: in one piece it would hold up every other request of this process.
+            data = io.BytesIO(body) if body is not None and len(body) > PIECE_BYTES else body
             try:
                 return await self._session.request(
-                    method, instance.url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
+                    method, instance.url + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
                 )
             except aiohttp.ServerDisconnectedError as error:
                 # An idle connection that the engine closed at this very moment: once more, on a new one.

@@ -1,0 +1,56 @@
+"""What all tests share: pure tests cannot reach the network, live tests come last, skips are listed at the end."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+NO_NETWORK = ("unit", "property", "playbook", "sim")
+"""Folders whose tests decide on values alone. Sockets belong to contract, live and chaos."""
+
+ORDER = ("unit", "property", "playbook", "sim", "contract", "live", "chaos")
+"""The cheap ones first: what is broken shows early, and engines start only when all else holds."""
+
+
+def kind(item: pytest.Item) -> str:
+    """The folder of tests/ that a test stands in."""
+    return item.path.relative_to(TESTS).parts[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order by kind, and let the folder be the mark."""
+    for item in items:
+        if kind(item) in {"live", "chaos"}:
+            item.add_marker(pytest.mark.live)
+    items.sort(key=lambda item: ORDER.index(kind(item)) if kind(item) in ORDER else len(ORDER))
+
+
+@pytest.fixture(autouse=True)
+def no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pure test that opens a connection is not pure; `@pytest.mark.sockets` says that a socket is its subject."""
+    if kind(request.node) not in NO_NETWORK or request.node.get_closest_marker("sockets"):
+        return
+
+    def refuse(*args: object, **_: object) -> None:
+        addresses = [arg for arg in args if not isinstance(arg, socket.socket)]
+        pytest.fail(f"a test under tests/{kind(request.node)} reached for the network: {addresses}")
+
+    for name in ("bind", "connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not tested on this machine, and what to install so that it is: the reason of a skip names it."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        if isinstance(report.longrepr, tuple):
+            reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
+    if reasons:
+        terminalreporter.section("not tested on this machine")
+        for reason, count in reasons.most_common():
+            terminalreporter.line(f"{count:4d} × {reason}")

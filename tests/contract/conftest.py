@@ -1,0 +1,53 @@
+"""A router in front of fake engines, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Role
+from router.app import serve
+from router.config import RouterConfig
+from support.fake_engine import FakeEngine
+from support.fleet import Fleet, Starter
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Starter]:
+    """`await start(prefill=1, decode=1, **router settings)` gives a fleet whose router has seen every engine."""
+    async with AsyncExitStack() as stack:
+
+        async def starter(*, prefill: int = 1, decode: int = 1, both: int = 0, **settings: Any) -> Fleet:
+            engines: dict[str, FakeEngine] = {}
+            instances = []
+            for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.BOTH, both)):
+                for number in range(count):
+                    engine = await stack.enter_async_context(FakeEngine(f"{role.value}-{number}"))
+                    engine.peers = engines
+                    engines[engine.name] = engine
+                    instances.append(Instance(id=InstanceId(engine.name), role=role, url=engine.url))
+            config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, drain_s=1.0, **settings)
+            ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+            stop = asyncio.Event()
+            serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))
+
+            async def end() -> None:
+                stop.set()
+                await serving
+
+            stack.push_async_callback(end)
+            endpoint, admin = await ready
+            client = await stack.enter_async_context(aiohttp.ClientSession())
+            fleet = Fleet(endpoint, admin, engines, client)
+            async with asyncio.timeout(5):
+                while (await fleet.get("/ready"))[1]["instances"][-1]["state"] != "up":
+                    await asyncio.sleep(0.01)
+            return fleet
+
+        yield starter

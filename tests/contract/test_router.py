@@ -1,0 +1,330 @@
+"""The router's HTTP behaviour, against engines that can be made to misbehave at a chosen moment."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from aiohttp import web
+from support.fleet import Fleet, Starter, eventually
+
+PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+
+
+async def test_handoff_takes_two_legs(start: Starter) -> None:
+    fleet = await start()
+    status, answer = await fleet.post("/v1/completions", json=PROMPT, headers={"X-Request-Id": "mine"})
+    assert (status, answer["from"]) == (200, "decode-0")
+    (leg1,), (leg2,) = fleet.engines["prefill-0"].generated, fleet.engines["decode-0"].generated
+    assert leg1["max_tokens"] == 1
+    assert leg1["kv_transfer_params"]["do_remote_decode"]
+    assert leg2["kv_transfer_params"]["remote_request_id"].startswith("mine")
+    assert {**leg2, "kv_transfer_params": None} == {**PROMPT, "kv_transfer_params": None}
+    assert fleet.held == 0
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)])
+async def test_streams_are_relayed_as_they_are(start: Starter, path: str, body: dict[str, Any]) -> None:
+    fleet = await start()
+    async with fleet.client.post(fleet.endpoint + path, json={**body, "stream": True}) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        assert response.headers["X-Request-Id"]
+        text = await response.text()
+    assert text.count("data: ") == 4
+    assert text.endswith("data: [DONE]\n\n")
+    assert "decode-0" in text
+
+
+async def test_one_token_never_hands_off(start: Starter) -> None:
+    fleet = await start()
+    status, answer = await fleet.post("/v1/completions", json={**PROMPT, "max_tokens": 1})
+    assert (status, answer["from"]) == (200, "prefill-0")
+    assert "kv_transfer_params" not in fleet.engines["prefill-0"].generated[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ended_at_the_first_token(start: Starter, stream: bool) -> None:
+    fleet = await start()
+    fleet.engines["prefill-0"].finish_reason = "stop"
+    status, answer = await fleet.post("/v1/completions", json={**PROMPT, "stream": stream})
+    assert status == 200
+    if stream:
+        assert "prefill-0" in answer
+    else:
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["kv_transfer_params"] is None, "the hold's address is nothing for clients"
+    assert not fleet.engines["decode-0"].generated
+    await eventually(lambda: fleet.held == 0, "the hold is released")
+
+
+async def test_engine_errors_reach_the_client_as_they_are(start: Starter) -> None:
+    fleet = await start()
+
+    async def refuse(_: web.Request, body: dict[str, Any]) -> web.Response:
+        return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
+
+    fleet.engines["prefill-0"].behave = refuse
+    assert await fleet.post("/v1/completions", json=PROMPT) == (400, {"error": {"message": "too long", "code": 400}})
+    fleet.engines["prefill-0"].behave = None
+    fleet.engines["decode-0"].behave = refuse
+    status, _ = await fleet.post("/v1/completions", json={**PROMPT, "stream": True})
+    assert status == 400, "a true status, before the first byte"
+    await eventually(lambda: fleet.held == 0, "the hold is released")
+
+
+async def test_dead_prefill_instance_is_replaced(start: Starter) -> None:
+    fleet = await start(prefill=2)
+    await fleet.engines["prefill-0"].stop()
+    for _ in range(4):
+        status, answer = await fleet.post("/v1/completions", json=PROMPT)
+        assert (status, answer["from"]) == (200, "decode-0")
+    assert len(fleet.engines["prefill-1"].generated) == 4
+
+
+async def test_no_prefill_instance_left_means_whole_on_decode(start: Starter) -> None:
+    fleet = await start()
+    await fleet.engines["prefill-0"].stop()
+    status, answer = await fleet.post("/v1/completions", json=PROMPT)
+    assert (status, answer["from"]) == (200, "decode-0")
+    assert "kv_transfer_params" not in fleet.engines["decode-0"].generated[0]
+
+
+async def test_server_error_in_decode_goes_to_another(start: Starter) -> None:
+    fleet = await start(decode=2)
+
+    async def fail(_: web.Request, body: dict[str, Any]) -> web.Response:
+        return web.json_response({"error": {"message": "boom"}}, status=500)
+
+    fleet.engines["decode-0"].behave = fail
+    answers = [await fleet.post("/v1/completions", json=PROMPT) for _ in range(3)]
+    assert [(status, answer["from"]) for status, answer in answers] == [(200, "decode-1")] * 3
+    assert fleet.held == 0
+
+
+async def test_stream_that_fails_before_its_first_token_goes_to_another(start: Starter) -> None:
+    """vLLM sends 200 and then an error event: the client must see neither."""
+    fleet = await start(decode=2)
+
+    async def fail(request: web.Request, body: dict[str, Any]) -> web.StreamResponse | None:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"error": {"message": "kv load failed", "code": 500}}\n\ndata: [DONE]\n\n')
+        return response
+
+    fleet.engines["decode-0"].behave = fail
+    for _ in range(2):
+        status, text = await fleet.post("/v1/completions", json={**PROMPT, "stream": True})
+        assert status == 200
+        assert "error" not in text
+        assert "decode-1" in text
+
+
+async def test_stream_that_breaks_ends_with_an_error_event_and_whole_events(start: Starter) -> None:
+    fleet = await start()
+
+    async def break_off(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"choices": [{"text": "one"}]}\n\ndata: {"cho')
+        await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    fleet.engines["decode-0"].behave = break_off
+    status, text = await fleet.post("/v1/completions", json={**PROMPT, "stream": True})
+    assert status == 200
+    events = [event.removeprefix("data: ") for event in text.strip().split("\n\n")]
+    assert events[0] == '{"choices": [{"text": "one"}]}'
+    assert json.loads(events[1])["error"]["code"] == 502
+    assert events[2:] == ["[DONE]"]
+
+
+async def test_client_that_leaves_in_prefill_leaves_no_hold(start: Starter) -> None:
+    fleet = await start()
+    prefill = fleet.engines["prefill-0"]
+    prefill.hold_leg = asyncio.Event()
+    with pytest.raises(TimeoutError):
+        await fleet.post("/v1/completions", json=PROMPT, timeout=aiohttp.ClientTimeout(total=0.1))
+    prefill.hold_leg.set()
+    await eventually(lambda: any(body.get("model") == "baton-release" for _, body in fleet.engines["decode-0"].bodies), "")
+    await eventually(lambda: fleet.held == 0, "released although nobody waited for it")
+    assert prefill.aborted == [], "a short leg is not aborted: an abort may strand its blocks"
+
+
+async def test_client_that_leaves_in_a_long_prefill_has_it_aborted(start: Starter) -> None:
+    fleet = await start()
+    prefill = fleet.engines["prefill-0"]
+    prefill.hold_leg = asyncio.Event()
+    with pytest.raises(TimeoutError):
+        await fleet.post(
+            "/v1/completions", json=PROMPT, headers={"X-Request-Id": "r"}, timeout=aiohttp.ClientTimeout(total=0.1)
+        )
+    await eventually(lambda: prefill.aborted == ["cmpl-r-0"], "aborted by vLLM's own id")
+    assert prefill.cut_off == 0, "its connection stays open until it has spoken"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_leaves_in_decode_closes_the_leg(start: Starter, stream: bool) -> None:
+    fleet = await start()
+    decode = fleet.engines["decode-0"]
+    forever = asyncio.Event()
+
+    async def hang(request: web.Request, body: dict[str, Any]) -> None:
+        await forever.wait()
+
+    decode.behave = hang
+    with pytest.raises(TimeoutError):
+        await fleet.post("/v1/completions", json={**PROMPT, "stream": stream}, timeout=aiohttp.ClientTimeout(total=0.2))
+    await eventually(lambda: decode.cut_off == 1, "the decode leg is closed")
+    assert fleet.held == 0
+
+
+async def test_deadline_before_the_first_token(start: Starter) -> None:
+    fleet = await start(first_token_s=0.3)
+    fleet.engines["prefill-0"].hold_leg = asyncio.Event()
+    status, answer = await fleet.post("/v1/completions", json=PROMPT)
+    assert status == 504
+    assert answer["error"]["type"] == "DeadlineExceededError"
+
+
+async def test_any_other_path_goes_whole_to_one_instance(start: Starter) -> None:
+    fleet = await start()
+    status, answer = await fleet.post("/v1/embeddings?x=1", json={"input": "x", "kv_transfer_params": {"remote_host": "h"}})
+    assert status == 200
+    assert answer == {"path": "/v1/embeddings?x=1", "method": "POST", "echo": '{"input":"x"}'}
+    status, answer = await fleet.get("/v1/responses/abc")
+    assert (status, answer["method"]) == (200, "GET")
+
+
+SMUGGLED = {"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "evil"}, "ec_transfer_params": {"remote_host": "evil"}}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
+                                  "/v1/chat/completions/batch", "/v1/score"])  # fmt: skip
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"sampling_params": {"extra_args": x}}, lambda x: {"vllm_xargs": x},
+                                  lambda x: {"vllm_xargs": json.dumps(x)}, lambda x: {"a": [[{"b": x}]]}])  # fmt: skip
+async def test_nothing_smuggled_reaches_an_engine(start: Starter, path: str, wrap: Any) -> None:
+    fleet = await start()
+    body = {**PROMPT, **CHAT, **wrap(SMUGGLED)}
+    headers = {"X-data-parallel-rank": "1", "X-Vllm-Priority": "-5", "Authorization": "Bearer k"}
+    await fleet.post(path, json=body, headers=headers)
+    for engine in fleet.engines.values():
+        assert "evil" not in repr(engine.bodies)
+        for seen in engine.headers:
+            assert not {"x-data-parallel-rank", "x-vllm-priority"} & {name.lower() for name in seen}
+            assert seen["Authorization"] == "Bearer k"
+
+
+BAD: list[tuple[str, dict[str, Any], int, str]] = [
+    ("not JSON", {"data": b"{", "headers": {"Content-Type": "application/json"}}, 400, "not valid JSON"),
+    ("no content type", {"data": b"{}", "headers": {"Content-Type": ""}}, 400, "application/json"),
+    ("array", {"json": [1]}, 400, "must be a JSON object"),
+    ("empty", {"data": b"", "headers": {"Content-Type": "application/json"}}, 400, "empty"),
+    ("model type", {"json": {**PROMPT, "model": 7}}, 400, "`model` must be a string"),
+    ("unknown model", {"json": {**PROMPT, "model": "nosuch"}}, 404, "Served here: `fake`"),
+    ("64 MB", {"data": io.BytesIO(b" " * (64 << 20)), "headers": {"Content-Type": "application/json"}}, 413, "--body-bytes-max"),
+]
+
+
+@pytest.mark.parametrize(("kwargs", "status", "words"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_bad_input(start: Starter, path: str, kwargs: dict[str, Any], status: int, words: str) -> None:
+    fleet = await start()
+    if isinstance(kwargs.get("data"), io.BytesIO):
+        kwargs = {**kwargs, "data": io.BytesIO(kwargs["data"].getvalue())}  # a client closes what it sent
+    got, answer = await fleet.post(path, **kwargs)
+    assert got == status
+    assert words in answer["error"]["message"]
+    assert answer["error"]["code"] == status
+    assert not any(engine.bodies for engine in fleet.engines.values())
+
+
+async def test_unknown_paths_and_methods(start: Starter) -> None:
+    fleet = await start()
+    assert (await fleet.get("/nowhere"))[0] == 404
+    async with fleet.client.post(fleet.endpoint + "/health") as response:
+        assert response.status == 405
+        assert (await response.json())["error"]["type"] == "MethodNotAllowedError"
+
+
+async def _silent(fleet: Fleet, sent: bytes) -> bytes:
+    """What a client gets that sends this much and then nothing."""
+    address = urlsplit(fleet.endpoint)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(sent)
+    async with asyncio.timeout(5):
+        answer = await reader.read(4096)
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"", b"head"),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n", b"head"),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{", b"body"),
+    ],
+)
+async def test_half_a_request_then_silence(start: Starter, sent: bytes, words: bytes) -> None:
+    fleet = await start(body_timeout_s=0.3, head_timeout_s=0.3)
+    answer = await _silent(fleet, sent)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert words in answer
+    assert b'"RequestTimeoutError"' in answer
+
+
+async def test_readiness_models_and_metrics(start: Starter) -> None:
+    fleet = await start()
+    assert (await fleet.get("/health"))[0] == 200
+    assert (await fleet.get("/v1/models"))[1]["data"] == [{"id": "fake", "object": "model", "max_model_len": 99}]
+    assert (await fleet.get("/v1/models/fake"))[1]["id"] == "fake"
+    assert (await fleet.get("/v1/models/nosuch"))[0] == 404
+    await fleet.post("/v1/completions", json=PROMPT)
+    text = (await fleet.get("/metrics"))[1]
+    assert 'baton_requests_total{outcome="served",path="/v1/completions",way="handoff"} 1.0' in text
+    assert 'baton_instance_up{instance="prefill-0",role="prefill"} 1.0' in text
+    assert 'baton_instance_inflight{instance="decode-0",role="decode"} 0.0' in text
+    async with fleet.client.get(fleet.admin + "/metrics") as response:
+        assert response.status == 200
+    await fleet.engines["decode-0"].stop()
+    async with asyncio.timeout(10):
+        while (await fleet.get("/ready"))[0] == 200:
+            await asyncio.sleep(0.05)
+    status, answer = await fleet.get("/ready")
+    assert status == 503
+    assert [each["state"] for each in answer["instances"]] == ["up", "down"]
+
+
+async def test_busy_port_names_the_flag(start: Starter) -> None:
+    from cluster.errors import UsageError
+    from cluster.ids import InstanceId
+    from cluster.instance import Instance, Role
+    from router.app import serve
+    from router.config import RouterConfig
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        only = (Instance(id=InstanceId("x"), role=Role.BOTH, url="http://127.0.0.1:9"),)
+        with pytest.raises(UsageError, match=rf"{port}.*--port"):
+            await serve(RouterConfig(instances=only, port=port, admin_port=0), lambda *_: None, asyncio.Event())
+
+
+async def test_sixty_four_streams_at_once(start: Starter) -> None:
+    fleet = await start(prefill=2, decode=2)
+    answers = await asyncio.gather(*(fleet.post("/v1/completions", json={**PROMPT, "stream": True}) for _ in range(64)))
+    assert all(status == 200 and text.endswith("data: [DONE]\n\n") for status, text in answers)
+    counts = [len(fleet.engines[name].generated) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1")]
+    assert counts == [32, 32, 32, 32], "the load is shared evenly"
+    assert fleet.held == 0
