@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -37,7 +38,7 @@ class Board:
         self._live: Live | None = None
         self._started = time.monotonic()
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> Self:
         if self.console.is_terminal and not self._quiet:
             self._live = Live(self, console=self.console, refresh_per_second=4, transient=False)
             self._live.start()
@@ -82,7 +83,11 @@ class Board:
             table.add_column(column, no_wrap=column != "detail")
         for row in self._rows.values():
             colour = _COLOURS.get(row.state, "cyan")
-            mark: RenderableType = {"ready": Text("●", "green"), "failed": Text("✗", "red")}.get(row.state) or Spinner("dots")
+            mark: RenderableType = {"ready": Text("●", "green"), "failed": Text("✗", "red")}.get(row.state) or Spinner(
+                "dots"
+            )
             seconds = "" if row.state == "ready" else f"{time.monotonic() - row.since:.0f} s"
-            table.add_row(mark, Text(row.name, "bold"), Text(row.where, "dim"), Text(row.state, colour), row.detail, seconds)
+            table.add_row(
+                mark, Text(row.name, "bold"), Text(row.where, "dim"), Text(row.state, colour), row.detail, seconds
+            )
         return Group(Text(f"{self._title}   {self._elapsed():.0f} s", "bold"), table)

@@ -51,7 +51,8 @@ class Program:
             limit=LINE_BYTES_MAX,
             start_new_session=True,  # Ctrl-C reaches us alone; we decide who stops when
         )
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read_events(process.stdout), name=f"{self.name}-stdout")
             group.create_task(self._read_words(process.stderr), name=f"{self.name}-stderr")

@@ -9,7 +9,7 @@ from cluster.ids import InstanceId
 
 
 class Role(StrEnum):
-    """Which legs an instance runs. Every role can also serve a whole request alone (vLLM's consumer and producer do)."""
+    """Which legs an instance runs. Each role can also serve whole requests (vLLM's consumers and producers do)."""
 
     PREFILL = "prefill"
     DECODE = "decode"

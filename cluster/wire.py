@@ -80,7 +80,9 @@ def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
     One token, not streamed. ``min_tokens`` above 1 would be a 400 there; a request with ``min_tokens`` may not end at
     its first token, so 1 is kept to make P forbid EOS just as D will.
     """
-    leg = {key: value for key, value in body.items() if key not in {"stream", "stream_options", "max_completion_tokens"}}
+    leg = {
+        key: value for key, value in body.items() if key not in {"stream", "stream_options", "max_completion_tokens"}
+    }
     leg["max_tokens"] = 1
     leg["stream"] = False
     if leg.get("min_tokens"):
@@ -140,7 +142,9 @@ def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
     Raises:
         NestedTooDeep: the body nests deeper than `DEPTH_MAX`.
     """
-    clean = {key: _strip_value(key, value, 1) for key, value in body.items() if key not in TRANSFER_KEYS | TOP_LEVEL_KEYS}
+    clean = {
+        key: _strip_value(key, value, 1) for key, value in body.items() if key not in TRANSFER_KEYS | TOP_LEVEL_KEYS
+    }
     salt = clean.get("cache_salt")
     if isinstance(salt, str) and 1 <= len(salt) <= 1024:  # vLLM's own bounds: let it speak about anything else
         clean["cache_salt"] = hashlib.sha256(f"{namespace}\0{salt}".encode("utf-8", "surrogatepass")).hexdigest()
@@ -151,7 +155,9 @@ def _strip_value(key: str, value: Any, depth: int) -> Any:
     if depth > DEPTH_MAX:
         raise NestedTooDeep(f"The body is nested more than {DEPTH_MAX} levels deep.")
     if isinstance(value, dict):
-        return {name: _strip_value(name, inner, depth + 1) for name, inner in value.items() if name not in TRANSFER_KEYS}
+        return {
+            name: _strip_value(name, inner, depth + 1) for name, inner in value.items() if name not in TRANSFER_KEYS
+        }
     if isinstance(value, list):
         return [_strip_value(key, inner, depth + 1) for inner in value]
     if isinstance(value, str) and key in FREE_FORM_KEYS:

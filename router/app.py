@@ -6,7 +6,6 @@ import asyncio
 import errno
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -71,10 +70,10 @@ async def _listen(
     return f"http://{f'[{host}]' if ':' in host else host}:{bound}"
 
 
-def _impatient(server: web.Server[Any], head_timeout_s: float) -> Callable[[], RequestHandler[Any]]:
+def _impatient(server: web.Server, head_timeout_s: float) -> Callable[[], RequestHandler]:
     """aiohttp's connections, but cut off when no whole request head comes in time: it has no such limit of its own."""
 
-    def connect() -> RequestHandler[Any]:
+    def connect() -> RequestHandler:
         connection = server()
         asyncio.get_running_loop().call_later(head_timeout_s, _cut_off_if_silent, connection)
         return connection
@@ -82,7 +81,7 @@ def _impatient(server: web.Server[Any], head_timeout_s: float) -> Callable[[], R
     return connect
 
 
-def _cut_off_if_silent(connection: RequestHandler[Any]) -> None:
+def _cut_off_if_silent(connection: RequestHandler) -> None:
     transport = connection.transport
     if transport is not None and connection._request_count == 0:  # noqa: SLF001 - the only place where aiohttp says it
         assert isinstance(transport, asyncio.WriteTransport)

@@ -10,7 +10,10 @@ import msgspec
 from cluster import wire
 from cluster.errors import ApiError, bad_request
 
-_PART_NAME = re.compile(rb'(?i)content-disposition:[ \t]*form-data;[ \t]*name="([A-Za-z0-9_.\[\]-]{1,128})"(;[ \t]*filename="[^"\r\n]*")?[ \t]*')
+_PART_NAME = re.compile(
+    rb'(?i)content-disposition:[ \t]*form-data;[ \t]*name="([A-Za-z0-9_.\[\]-]{1,128})"'
+    rb'(;[ \t]*filename="[^"\r\n]*")?[ \t]*'
+)
 _REFUSED_PARTS = wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS | {"cache_salt"}
 
 
@@ -70,7 +73,7 @@ def check_multipart(raw: bytes, content_type: str) -> None:
             return
         names = [_PART_NAME.fullmatch(line) for line in head.split(b"\r\n") if b"content-disposition" in line.lower()]
         if len(names) != 1 or names[0] is None:
-            raise bad_request("A part of the multipart body has no plain `name`; send `form-data; name=\"field\"`.")
+            raise bad_request('A part of the multipart body has no plain `name`; send `form-data; name="field"`.')
         field = names[0].group(1).decode().split("[", 1)[0]
         if field in _REFUSED_PARTS:
             raise bad_request(f"The form field `{field}` is not accepted here.", field)

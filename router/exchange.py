@@ -101,7 +101,7 @@ class Exchange:
         wakeup = self._journey.next_wakeup()
         return None if wakeup is None else max(0.0, wakeup - time.monotonic())
 
-    async def _carry_out(self, effect: j.Effect) -> j.Event | None:  # noqa: PLR0911, C901 - one line for each effect
+    async def _carry_out(self, effect: j.Effect) -> j.Event | None:
         match effect:
             case j.Choose():
                 return self._choose(effect)
@@ -303,7 +303,9 @@ class Exchange:
     async def _respond(self, status: int, body: bytes, content_type: str = "application/json") -> None:
         if self._http.transport is None:
             return  # nobody is there any more
-        self._response = web.Response(status=status, body=body, headers=self._answer_headers({"Content-Type": content_type}))
+        self._response = web.Response(
+            status=status, body=body, headers=self._answer_headers({"Content-Type": content_type})
+        )
 
     async def _fail_stream(self, error: ApiError) -> None:
         """The status has been sent: say it as vLLM does, in an event, and end the stream."""
@@ -318,7 +320,8 @@ class Exchange:
 
     async def _release(self, via: InstanceId, transfer: wire.Transfer) -> j.Event:
         """Have D reject a leg for this hold. To a producer it has never met, D's first word only starts a handshake,
-        and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing."""
+        and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
+        """
         done = await self._reject(via, transfer)
         if done and not self._router.view.pair_warm(transfer.producer, via):
             await asyncio.sleep(HANDSHAKE_S)

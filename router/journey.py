@@ -285,7 +285,9 @@ class Journey:
         if event.prefill is None:  # whole, on one engine; a producer must never be asked to pull
             held, self.transfer = self.transfer, None
             self.state = State.OPENING
-            release: tuple[Effect, ...] = (Release(previous, held),) if held is not None and previous is not None else ()
+            release: tuple[Effect, ...] = (
+                (Release(previous, held),) if held is not None and previous is not None else ()
+            )
             return (*release, SendDecode(event.decode, None))
         if self.transfer is not None:  # the blocks still wait on the first P: another D pulls them
             self.state = State.OPENING
@@ -295,7 +297,8 @@ class Journey:
         return (SendPrefill(event.prefill, self.attempt),)
 
     def _prefilled(self, event: PrefillAnswered) -> tuple[Effect, ...]:
-        assert self.prefill is not None and self.decode is not None
+        assert self.prefill is not None
+        assert self.decode is not None
         self.transfer = event.transfer
         if event.finish_reason == "length":
             self.state = State.OPENING

@@ -16,10 +16,16 @@ class Meters:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "baton_requests", "Requests that ended, by way and outcome.", ["path", "way", "outcome"], registry=self.registry
+            "baton_requests",
+            "Requests that ended, by way and outcome.",
+            ["path", "way", "outcome"],
+            registry=self.registry,
         )
         self.rejected = Counter(
-            "baton_rejected", "Requests answered by the router itself with an error.", ["status"], registry=self.registry
+            "baton_rejected",
+            "Requests answered by the router itself with an error.",
+            ["status"],
+            registry=self.registry,
         )
         self.leg_seconds = Histogram(
             "baton_leg_seconds",
@@ -39,9 +45,14 @@ class Meters:
         )
         self.retries = Counter("baton_retries", "Legs sent again elsewhere.", registry=self.registry)
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
-        self.instance_up = Gauge("baton_instance_up", "1 when the instance answers.", ["instance", "role"], registry=self.registry)
+        self.instance_up = Gauge(
+            "baton_instance_up", "1 when the instance answers.", ["instance", "role"], registry=self.registry
+        )
         self.instance_inflight = Gauge(
-            "baton_instance_inflight", "Legs of this router running there.", ["instance", "role"], registry=self.registry
+            "baton_instance_inflight",
+            "Legs of this router running there.",
+            ["instance", "role"],
+            registry=self.registry,
         )
 
     def text(self, view: View) -> bytes:

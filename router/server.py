@@ -87,9 +87,7 @@ class Router:
         parsed = bodies.strip(bodies.parse_json(raw, http.headers.get("Content-Type", "")))
         request = self._request(http, parsed)
         whole = exact.whole_because(request.path, parsed)
-        wanted = Wanted(
-            model=bodies.model_of(parsed), hand_over=whole is None, prefill_only=exact.single_token(parsed)
-        )
+        wanted = Wanted(model=bodies.model_of(parsed), hand_over=whole is None, prefill_only=exact.single_token(parsed))
         self._check_model(wanted.model)
         now = request.arrived
         limit = self.config.first_token_s
@@ -133,7 +131,9 @@ class Router:
         finally:
             self.view.leg_ended(instance.id)
 
-    async def _relay(self, http: web.Request, instance: Any, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
+    async def _relay(
+        self, http: web.Request, instance: Any, body: bytes, headers: dict[str, str]
+    ) -> web.StreamResponse:
         answer = await self.upstream.open(instance, http.method, http.path_qs, body or None, headers, stream=False)
         try:
             response = web.StreamResponse(status=answer.status)

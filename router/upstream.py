@@ -60,7 +60,14 @@ class Upstream:
             await self._session.close()
 
     async def open(
-        self, instance: Instance, method: str, path: str, body: bytes | None, headers: Mapping[str, str], *, stream: bool
+        self,
+        instance: Instance,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        *,
+        stream: bool,
     ) -> aiohttp.ClientResponse:
         """Send a request and wait for the answer's headers. The caller reads or closes it.
 

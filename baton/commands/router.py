@@ -1,9 +1,9 @@
 """The front door alone, in front of vLLM servers that already run.
 
-Engines need vLLM's NixlConnector (see `baton engine --help` for the flags we start them with). A request is prefilled on
-one instance, its KV cache pulled by another, which answers. OpenAI's endpoints are at the endpoint printed on stdout.
+Engines need vLLM's NixlConnector (`baton engine` starts them with it). A request is prefilled on one instance, its KV
+cache pulled by another, which answers. OpenAI's endpoints are below the address printed on stdout.
 
-example:
+Example:
   baton router --prefill-url http://10.0.0.1:8100 --decode-url http://10.0.0.2:8100 --port 8000
 """
 
@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port for clients, 0 = a free one (default %(default)s)")
     parser.add_argument("--admin-host", default="127.0.0.1", help="address of the admin side (default %(default)s)")
-    parser.add_argument("--admin-port", type=int, default=8001, help="metrics and readiness, 0 = free (default %(default)s)")
+    parser.add_argument(
+        "--admin-port", type=int, default=8001, help="metrics and readiness, 0 = free (default %(default)s)"
+    )
     parser.add_argument("--policy", choices=sorted(POLICIES), default="least_load", help="default %(default)s")
     for name, help_text in _LIMITS.items():
         parser.add_argument(
@@ -71,7 +73,9 @@ _LIMITS = {
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     if args.vllm_args:
-        raise UsageError(f"`-- {' '.join(args.vllm_args)}`: the router starts no engine; give vLLM flags to `baton engine`")
+        raise UsageError(
+            f"`-- {' '.join(args.vllm_args)}`: the router starts no engine; give vLLM flags to `baton engine`"
+        )
     config = RouterConfig(
         instances=tuple(instances(args)),
         host=args.host,

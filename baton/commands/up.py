@@ -3,7 +3,7 @@
 Without a model it serves the tiny one that ships with Baton (`baton-tiny`): no GPU and no download needed. Everything
 after `--` goes to every vLLM verbatim. Ctrl-C stops all of it; a second Ctrl-C stops it at once.
 
-examples:
+Examples:
   baton up
   baton up Qwen/Qwen3-0.6B --prefill 1 --decode 1 -- --max-model-len 8192
 """
@@ -17,7 +17,6 @@ import shlex
 import signal
 import sys
 from dataclasses import dataclass, field
-
 
 import aiohttp
 
@@ -41,15 +40,28 @@ DRAIN_S = 40.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton up`."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="Hugging Face name or folder (default: the bundled tiny model)")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="Hugging Face name or folder (default: the bundled tiny model)"
+    )
     parser.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill instances (default %(default)s)")
     parser.add_argument("--decode", type=int, default=1, metavar="N", help="decode instances (default %(default)s)")
-    parser.add_argument("--both", type=int, default=0, metavar="N", help="instances of both roles (default %(default)s)")
+    parser.add_argument(
+        "--both", type=int, default=0, metavar="N", help="instances of both roles (default %(default)s)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address of the router (default %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="port of the router, 0 = a free one (default %(default)s)")
-    parser.add_argument("--admin-port", type=int, default=8001, help="metrics and readiness, 0 = free (default %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port of the router, 0 = a free one (default %(default)s)"
+    )
+    parser.add_argument(
+        "--admin-port", type=int, default=8001, help="metrics and readiness, 0 = free (default %(default)s)"
+    )
     parser.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
-    parser.add_argument("--demo", action=argparse.BooleanOptionalAction, default=None, help="ask one question once it serves (default: with the bundled model)")
+    parser.add_argument(
+        "--demo",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="ask one question once it serves (default: with the bundled model)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
 
 
@@ -123,7 +135,15 @@ class _Cluster:
         return words
 
     def _router_words(self) -> list[str]:
-        words = ["router", "--host", self.args.host, "--port", str(self.args.port), "--admin-port", str(self.args.admin_port)]
+        words = [
+            "router",
+            "--host",
+            self.args.host,
+            "--port",
+            str(self.args.port),
+            "--admin-port",
+            str(self.args.admin_port),
+        ]
         for member in self.members:
             words += [f"--{member.role.value}-url", f"{member.name}={member.url}"]
         return words
@@ -148,7 +168,7 @@ class _Cluster:
 
     async def _watch(self, program: Program) -> None:
         """Run one program; when it ends unasked, the cluster ends with it."""
-        code = await program.run() if not program.name == "router" else await self._run_router(program)
+        code = await program.run()
         self.codes[program.name] = code
         if self.stopping.is_set():
             self.board.update(program.name, "stopped")
@@ -156,10 +176,6 @@ class _Cluster:
         self.board.update(program.name, "failed", f"exit code {code}")
         self.failure = self.failure or self._why(program, code)
         self._stop()
-
-    async def _run_router(self, program: Program) -> int:
-        self.board.update("router", "starting", "opening ports")
-        return await program.run()
 
     @staticmethod
     def _why(program: Program, code: int) -> str:
@@ -278,5 +294,3 @@ def _how_to_use(endpoint: str, model: str) -> str:
         f"model='{model}', messages=[{{'role': 'user', 'content': '{QUESTION}'}}]).choices[0].message.content)"
     )
     return f"  {curl}\n\n  python -c {shlex.quote(python)}"
-
-

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from router.journey import Chosen
 from router.policy.candidates import Wanted
 from router.policy.least_load import least_load
-from router.journey import Chosen
 from router.view import InstanceView
 
 Policy = Callable[[tuple[InstanceView, ...], Wanted], Chosen]

@@ -9,13 +9,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.fake_engine import FakeEngine
+from support.fleet import Fleet, Starter
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from router.app import serve
 from router.config import RouterConfig
-from support.fake_engine import FakeEngine
-from support.fleet import Fleet, Starter
 
 
 @pytest.fixture

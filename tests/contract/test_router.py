@@ -155,7 +155,9 @@ async def test_client_that_leaves_in_prefill_leaves_no_hold(start: Starter) -> N
     with pytest.raises(TimeoutError):
         await fleet.post("/v1/completions", json=PROMPT, timeout=aiohttp.ClientTimeout(total=0.1))
     prefill.hold_leg.set()
-    await eventually(lambda: any(body.get("model") == "baton-release" for _, body in fleet.engines["decode-0"].bodies), "")
+    await eventually(
+        lambda: any(body.get("model") == "baton-release" for _, body in fleet.engines["decode-0"].bodies), ""
+    )
     await eventually(lambda: fleet.held == 0, "released although nobody waited for it")
     assert prefill.aborted == [], "a short leg is not aborted: an abort may strand its blocks"
 
@@ -198,20 +200,41 @@ async def test_deadline_before_the_first_token(start: Starter) -> None:
 
 async def test_any_other_path_goes_whole_to_one_instance(start: Starter) -> None:
     fleet = await start()
-    status, answer = await fleet.post("/v1/embeddings?x=1", json={"input": "x", "kv_transfer_params": {"remote_host": "h"}})
+    status, answer = await fleet.post(
+        "/v1/embeddings?x=1", json={"input": "x", "kv_transfer_params": {"remote_host": "h"}}
+    )
     assert status == 200
     assert answer == {"path": "/v1/embeddings?x=1", "method": "POST", "echo": '{"input":"x"}'}
     status, answer = await fleet.get("/v1/responses/abc")
     assert (status, answer["method"]) == (200, "GET")
 
 
-SMUGGLED = {"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "evil"}, "ec_transfer_params": {"remote_host": "evil"}}
+SMUGGLED = {
+    "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "evil"},
+    "ec_transfer_params": {"remote_host": "evil"},
+}
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
-                                  "/v1/chat/completions/batch", "/v1/score"])  # fmt: skip
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"sampling_params": {"extra_args": x}}, lambda x: {"vllm_xargs": x},
-                                  lambda x: {"vllm_xargs": json.dumps(x)}, lambda x: {"a": [[{"b": x}]]}])  # fmt: skip
+ENDPOINTS = [
+    "completions",
+    "chat/completions",
+    "responses",
+    "messages",
+    "embeddings",
+    "chat/completions/batch",
+    "score",
+]
+WRAPPINGS = {
+    "plain": lambda x: x,
+    "extra args": lambda x: {"sampling_params": {"extra_args": x}},
+    "xargs": lambda x: {"vllm_xargs": x},
+    "text": lambda x: {"vllm_xargs": json.dumps(x)},
+    "deep": lambda x: {"a": [[{"b": x}]]},
+}
+
+
+@pytest.mark.parametrize("path", [f"/v1/{endpoint}" for endpoint in ENDPOINTS])
+@pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS)
 async def test_nothing_smuggled_reaches_an_engine(start: Starter, path: str, wrap: Any) -> None:
     fleet = await start()
     body = {**PROMPT, **CHAT, **wrap(SMUGGLED)}
@@ -231,7 +254,12 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     ("empty", {"data": b"", "headers": {"Content-Type": "application/json"}}, 400, "empty"),
     ("model type", {"json": {**PROMPT, "model": 7}}, 400, "`model` must be a string"),
     ("unknown model", {"json": {**PROMPT, "model": "nosuch"}}, 404, "Served here: `fake`"),
-    ("64 MB", {"data": io.BytesIO(b" " * (64 << 20)), "headers": {"Content-Type": "application/json"}}, 413, "--body-bytes-max"),
+    (
+        "64 MB",
+        {"data": io.BytesIO(b" " * (64 << 20)), "headers": {"Content-Type": "application/json"}},
+        413,
+        "--body-bytes-max",
+    ),
 ]
 
 
@@ -272,7 +300,11 @@ async def _silent(fleet: Fleet, sent: bytes) -> bytes:
     [
         (b"", b"head"),
         (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n", b"head"),
-        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{", b"body"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 99\r\n\r\n{",
+            b"body",
+        ),
     ],
 )
 async def test_half_a_request_then_silence(start: Starter, sent: bytes, words: bytes) -> None:

@@ -115,9 +115,7 @@ def test_ended_at_the_first_token_streams_from_prefill_and_releases() -> None:
 
 
 def test_client_error_from_prefill_is_the_clients_to_read() -> None:
-    play(
-        journey(), [(BOTH_LEGS, [SendPrefill(P, 1)]), (Refused(400), [ForwardRefusal(), Finish("refused")])]
-    )
+    play(journey(), [(BOTH_LEGS, [SendPrefill(P, 1)]), (Refused(400), [ForwardRefusal(), Finish("refused")])])
 
 
 def test_client_error_from_decode_releases_the_hold() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -33,7 +33,7 @@ class FakeEngine:
     url: str = ""
     _runner: web.AppRunner | None = None
 
-    async def __aenter__(self) -> FakeEngine:
+    async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=1 << 27)
         app.router.add_get("/health", self._ok)
         app.router.add_get("/metrics", self._metrics)
@@ -68,7 +68,9 @@ class FakeEngine:
         return web.Response(text=f"vllm:num_requests_running 0\nvllm:kv_cache_usage_perc {len(self.holds) / 10}\n")
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model", "max_model_len": 99}]})
+        return web.json_response(
+            {"object": "list", "data": [{"id": self.model, "object": "model", "max_model_len": 99}]}
+        )
 
     async def _abort(self, request: web.Request) -> web.Response:
         self.aborted += (await request.json())["request_ids"]
@@ -81,7 +83,9 @@ class FakeEngine:
         raw = await request.read()
         self.bodies.append((request.path, raw))
         self.headers.append(dict(request.headers))
-        return web.json_response({"path": request.path_qs, "method": request.method, "echo": raw.decode(errors="replace")})
+        return web.json_response(
+            {"path": request.path_qs, "method": request.method, "echo": raw.decode(errors="replace")}
+        )
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -124,7 +128,12 @@ class FakeEngine:
             }
             self.holds[params["remote_request_id"]] = params
         text = TOKENS[0] if self.finish_reason == "length" else ""
-        choice = {"index": 0, "text": text, "message": {"role": "assistant", "content": text}, "finish_reason": self.finish_reason}
+        choice = {
+            "index": 0,
+            "text": text,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": self.finish_reason,
+        }
         return web.json_response({"id": "x", "choices": [choice], "kv_transfer_params": params})
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-
 from support.fake_engine import FakeEngine
 
 
@@ -29,7 +28,9 @@ class Fleet:
 
     async def get(self, path: str) -> tuple[int, Any]:
         async with self.client.get(self.endpoint + path) as response:
-            return response.status, await (response.json() if response.content_type == "application/json" else response.text())
+            return response.status, await (
+                response.json() if response.content_type == "application/json" else response.text()
+            )
 
     @property
     def held(self) -> int:

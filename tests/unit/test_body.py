@@ -41,10 +41,12 @@ def test_good_body() -> None:
 @given(st.binary(max_size=200), st.sampled_from([JSON_TYPE, "", "text/plain", "multipart/form-data; boundary=b"]))
 def test_any_bytes_are_parsed_or_refused(raw: bytes, content_type: str) -> None:
     for read in (body.parse_json, body.clean_json):
+        status = 200
         try:
             read(raw, content_type)
         except ApiError as error:
-            assert error.status == 400
+            status = error.status
+        assert status in {200, 400}
 
 
 @pytest.mark.parametrize("content_type", [JSON_TYPE, "text/plain", "", "application/vnd.x+json"])

@@ -61,11 +61,13 @@ def test_too_deep_a_body_is_refused() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(["kv_transfer_params", "ec_transfer_params", "vllm_xargs", "extra_args", "a", "priority"]),
-        inner,
-        max_size=4,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["kv_transfer_params", "ec_transfer_params", "vllm_xargs", "extra_args", "a", "priority"]),
+            inner,
+            max_size=4,
+        )
     ),
     max_leaves=20,
 )

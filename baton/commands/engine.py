@@ -1,0 +1,237 @@
+"""One instance: a stock vLLM server that is started, watched, restarted when it dies, and stopped in order.
+
+Without a model it serves the tiny one that ships with Baton (`baton-tiny`). Everything after `--` goes to vLLM
+verbatim. SIGTERM or Ctrl-C lets it finish what it has; a second one ends it at once.
+
+examples:
+  baton engine --role prefill --port 8100
+  baton engine Qwen/Qwen3-0.6B --role decode --gpu 1 -- --max-model-len 8192
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from baton.output import announce_ready, emit
+from cluster.errors import EngineFailed, UsageError
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from engine.vllm.child import Change, EngineProcess
+from engine.vllm.hardware import find_hardware
+from engine.vllm.logfile import default_path
+from engine.vllm.spec import EngineSpec
+from engine.vllm.supervise import Rules, State
+
+STOP_MARGIN_S = 10.0
+"""What vLLM may take to end after its own drain time."""
+
+FREE_PORTS = range(20000, 32000)
+"""Where port 0 looks: below Linux's ephemeral range, because an engine opens its port half a minute after it was
+chosen, and until then an outgoing connection of anybody could get it."""
+
+TINY_NAME = "baton-tiny"
+TINY_TOKENS = 2048
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `baton engine`."""
+    say = parser.add_argument
+    say("model", nargs="?", metavar="MODEL", help="Hugging Face name or folder (default: the bundled tiny model)")
+    say("--role", choices=[role.value for role in Role], default="both", help="its legs (default %(default)s)")
+    say("--name", metavar="NAME", help="name of the instance (default: ROLE-0)")
+    say("--host", default="127.0.0.1", help="address it listens on (default %(default)s)")
+    say("--port", type=int, default=0, help="its port, 0 = a free one (default %(default)s)")
+    say("--side-channel-host", metavar="HOST", help="address for NIXL handshakes (default: --host)")
+    say("--side-channel-port", type=int, default=0, metavar="PORT", help="their port, 0 = a free one (default 0)")
+    say("--cores", metavar="LIST", help="CPU engines: cores to bind to, such as 0,1 or 0-3 (default: vLLM's choice)")
+    say("--gpu", metavar="LIST", help="GPUs to use, such as 0,1 (default: all visible ones)")
+    say("--gpu-memory-share", type=float, metavar="S", help="part of each GPU's memory, 0 to 1 (default: vLLM's)")
+    say("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
+    say("--kv-lease", type=int, metavar="SECONDS", help="how long blocks nobody pulls are kept (default: 30, CPU 120)")
+    say("--shutdown-timeout", type=int, default=30, metavar="SECONDS", help="time to drain (default %(default)s)")
+    say("--start-timeout", type=float, default=600.0, metavar="SECONDS", help="until the first token (default 600)")
+    say("--env", action="append", default=[], metavar="NAME=VALUE", help="environment of vLLM; no secrets: visible")
+    say("--log-file", type=Path, metavar="FILE", help="vLLM's log (default: $XDG_STATE_HOME/baton/logs/NAME.log)")
+    say("--json", action="store_true", help="one JSON object a line on stdout")
+    say("--lifeline", action="store_true", help="end at once when standard input (a pipe) ends: the parent died")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run until stopped: 0. 1 when the engine cannot be started or kept alive, with the last lines of its log."""
+    spec = spec_of(args, os.environ)
+    log_path = args.log_file or default_path(spec.instance, os.environ)
+    instance = _Engine(spec, log_path, args)
+    return asyncio.run(instance.run())
+
+
+class _Engine:
+    """One engine, its signals and what is printed of it."""
+
+    def __init__(self, spec: EngineSpec, log_path: Path, args: argparse.Namespace) -> None:
+        self.spec = spec
+        self.as_json: bool = args.json
+        self.lifeline: bool = args.lifeline
+        self.announced = False
+        rules = Rules(start_max_s=args.start_timeout, stop_s=spec.stop_s + STOP_MARGIN_S)
+        self.process = EngineProcess(spec, log_path, on_change=self.tell, rules=rules)
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.process.stop)
+        if self.lifeline:
+            _watch_lifeline(loop, self.process)
+        try:
+            await self.process.run()
+        except EngineFailed as failure:
+            self._show_failure(failure)
+            return 1
+        return 0
+
+    def tell(self, change: Change) -> None:
+        """One change of the engine, for programs on stdout or for people on stderr."""
+        if self.as_json:
+            told = {"instance": change.instance, "state": change.state, "detail": change.detail, "epoch": change.epoch}
+            emit({"event": "state", **told})
+        else:
+            print(f"{change.instance} {change.state}{': ' if change.detail else ''}{change.detail}", file=sys.stderr)
+        if change.state is State.READY and (self.as_json or not self.announced):
+            self.announced = True
+            more = {"role": self.spec.role, "epoch": change.epoch, "model": self.process.model}
+            announce_ready(change.instance, self.spec.url, as_json=self.as_json, instance=change.instance, **more)
+
+    def _show_failure(self, failure: EngineFailed) -> None:
+        print(f"baton: {self.spec.instance} failed: {failure}", file=sys.stderr)
+        print(f"last lines of {self.process.log_path}:", file=sys.stderr)
+        for line in failure.log_tail:
+            print(f"  {line}", file=sys.stderr)
+
+
+def _watch_lifeline(loop: asyncio.AbstractEventLoop, process: EngineProcess) -> None:
+    def readable() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            process.stop(at_once=True)
+
+    try:
+        loop.add_reader(0, readable)
+    except OSError as error:
+        raise UsageError("--lifeline: standard input must be a pipe that the parent holds") from error
+
+
+# -- from flags to a spec --
+
+
+def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
+    """What the flags say, or a UsageError that says what is wrong with them."""
+    role = Role(args.role)
+    hardware = find_hardware(environ)
+    if hardware.vllm is None:
+        raise UsageError("vLLM is not installed in this Python: `pip install vllm`, or `make setup` in Baton's folder")
+    gpus = tuple(word.strip() for word in args.gpu.split(",")) if args.gpu else ()
+    side_channel_port = args.side_channel_port or int(environ.get("VLLM_NIXL_SIDE_CHANNEL_PORT") or 0)
+    side_channel_host = args.side_channel_host or environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or _reachable(args.host)
+    model, served_name = (_folder_or_name(args.model), args.served_model_name) if args.model else _tiny(args)
+    return EngineSpec(
+        instance=InstanceId(args.name or f"{role}-0"),
+        role=role,
+        model=model,
+        served_name=served_name,
+        python=sys.executable,
+        device="gpu" if gpus else hardware.device,
+        host=args.host,
+        port=_port(args.host, args.port, "--port"),
+        side_channel_host=side_channel_host,
+        side_channel_port=_port(side_channel_host, side_channel_port, "--side-channel-port"),
+        cores=parse_cores(args.cores) if args.cores else (),
+        gpus=gpus,
+        gpu_memory_share=args.gpu_memory_share,
+        dtype=None if args.model else "float32",
+        max_model_len=None if args.model else TINY_TOKENS,
+        kv_lease_s=args.kv_lease,
+        shutdown_timeout_s=args.shutdown_timeout,
+        extra_args=tuple(args.vllm_args),
+        extra_env=dict(_env_pair(word) for word in args.env),
+    )
+
+
+def _tiny(args: argparse.Namespace) -> tuple[str, str]:
+    from engine.tiny import model_path
+
+    return str(model_path()), args.served_model_name or TINY_NAME
+
+
+def _folder_or_name(model: str) -> str:
+    """A folder is checked here, where the message is one line; a name is vLLM's to find."""
+    if not model.startswith(("/", "./", "../", "~")):
+        return model
+    folder = Path(model).expanduser()
+    if not (folder / "config.json").is_file():
+        what = "holds no config.json" if folder.is_dir() else "does not exist"
+        raise UsageError(f"MODEL {model}: the folder {what}; give a Hugging Face name or a model's folder")
+    return str(folder.resolve())
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """``0,2-4`` -> (0, 2, 3, 4)."""
+    cores: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise UsageError(f"--cores {text}: write CPU numbers as 0,1 or 0-3")
+        cores += range(int(first), int(last or first) + 1)
+    usable = os.sched_getaffinity(0)
+    foreign = [core for core in cores if core not in usable]
+    if foreign or not cores:
+        raise UsageError(f"--cores {text}: not usable here: {foreign}; usable: {sorted(usable)}")
+    return tuple(cores)
+
+
+def _env_pair(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not name or not equals:
+        raise UsageError(f"--env {word}: write NAME=VALUE")
+    return name, value
+
+
+def _reachable(host: str) -> str:
+    """The address others use for an engine that listens on `host`; NIXL's peers cannot connect to a wildcard."""
+    return "127.0.0.1" if host in {"", "0.0.0.0", "::"} else host  # noqa: S104
+
+
+def _port(host: str, port: int, flag: str) -> int:
+    """`port` if it can be opened, or a free one for 0."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"{flag} {port}: a port is a number from 0 to 65535")
+    if port:
+        problem = _cannot_open(host, port)
+        if problem is None:
+            return port
+        raise UsageError(f"{flag} {port} on {host}: {problem}; choose another port, or 0 for a free one")
+    for _ in range(100):
+        port = secrets.choice(FREE_PORTS)
+        if _cannot_open(host, port) is None:
+            return port
+    raise UsageError(f"{flag} 0: {_cannot_open(host, port)}; give --host an address of this machine")
+
+
+def _cannot_open(host: str, port: int) -> str | None:
+    """Why a server cannot listen there; None when it can. The address may be in its last minute (TIME_WAIT)."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return None

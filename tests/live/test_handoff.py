@@ -1,0 +1,127 @@
+"""Exactness, with real engines: what comes through prefill and decode is what one engine says, token for token."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from support.cluster import Cluster, within
+
+STORY = (
+    "Once upon a time a small robot found a bright red lantern near the river. Café Zoë was open — the kettle sang 🙂. "
+    "Every morning the fox carried a baton to the old mill, and every evening the owl carried it back. "
+)
+ANSWER_TOKENS = 24
+
+LENGTHS = [2, 3, 5, 16, 31, 64, 100, 126, 127, 128, 129, 130, 200, 254, 255, 256, 257, 383, 384, 385, 511, 512, 513,
+           640, 700, 767, 768, 769, 895, 896, 897, 1000, 1023, 1024, 1025, 1151, 1152, 1153, 1279, 1280, 1281, 1500,
+           1663, 1664, 1665, 1791, 1792, 1793, 1899, 1900]  # fmt: skip
+"""Fifty prompt lengths in tokens (one byte each); the CPU engine's blocks hold 128."""
+
+
+def post(url: str, body: dict[str, Any], *, timeout: float = 60) -> tuple[int, Any]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def stream(url: str, body: dict[str, Any]) -> tuple[str, str | None, list[int]]:
+    """Text, finish reason and token ids of a streamed answer."""
+    request = urllib.request.Request(
+        url, json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
+    )
+    text, reason, ids = "", None, []
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        events = answer.read().decode().strip().split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    for event in events[:-1]:
+        choice = json.loads(event.removeprefix("data: "))["choices"][0]
+        text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+        reason = choice["finish_reason"] or reason
+        ids += choice.get("token_ids") or []
+    return text, reason, ids
+
+
+def prompt_of(length: int) -> list[int]:
+    """Token ids of a prompt of exactly this many tokens, different from every other prompt's first block."""
+    text = f"[{length}] {STORY * 20}".encode()
+    return list(text[:length])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_tokens_equal_one_engines(cluster: Cluster, length: int) -> None:
+    """The same ids from prefill + decode, streamed and not, as from one engine alone; and the KV came over the wire.
+
+    Some of these prompts end inside a UTF-8 character, as their ids are cut at a byte.
+    """
+    body = {"model": cluster.model, "prompt": prompt_of(length), "max_tokens": ANSWER_TOKENS, "temperature": 0,
+            "return_token_ids": True}  # fmt: skip
+    before = cluster.pulled()
+    status, answer = post(f"{cluster.endpoint}/v1/completions", body)
+    assert status == 200, answer
+    assert cluster.pulled() - before == length, "the prompt's KV came from the prefill engine"
+    _, alone = post(f"{cluster.urls['prefill-0']}/v1/completions", body)
+    expected = alone["choices"][0]
+    got = answer["choices"][0]
+    assert got["token_ids"] == expected["token_ids"]
+    assert (got["text"], got["finish_reason"]) == (expected["text"], expected["finish_reason"])
+    assert answer["usage"]["completion_tokens"] == alone["usage"]["completion_tokens"]
+    text, reason, ids = stream(f"{cluster.endpoint}/v1/completions", body)
+    assert ids == expected["token_ids"]
+    assert reason == expected["finish_reason"]
+    assert text == expected["text"]
+
+
+QUESTIONS = ["What is Baton?", "hello", "Tell me a story.", "Write café five times.", "Send me a smile.", "Say nothing.",
+             "What is the KV cache? " * 60]  # fmt: skip
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda text: text[:20])
+@pytest.mark.parametrize("max_tokens", [13, 200])
+def test_chat_equals_one_engines(cluster: Cluster, question: str, max_tokens: int) -> None:
+    """Also where the answer is cut inside a character, and where EOS is its first token ("Say nothing.")."""
+    body = {"model": cluster.model, "messages": [{"role": "user", "content": question}], "max_tokens": max_tokens,
+            "temperature": 0}  # fmt: skip
+    status, answer = post(f"{cluster.endpoint}/v1/chat/completions", body)
+    assert status == 200, answer
+    _, alone = post(f"{cluster.urls['prefill-0']}/v1/chat/completions", body)
+    got, expected = answer["choices"][0], alone["choices"][0]
+    assert got["message"]["content"] == expected["message"]["content"]
+    assert got["finish_reason"] == expected["finish_reason"]
+    text, reason, _ = stream(f"{cluster.endpoint}/v1/chat/completions", body)
+    assert text == (expected["message"]["content"] or "")
+    assert reason == expected["finish_reason"]
+    if question == "Say nothing.":
+        assert text == ""
+        assert reason == "stop"
+    assert within(2.0, cluster.idle) < 2.0, "nothing stays held"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_one_token_is_answered_by_prefill(cluster: Cluster, path: str) -> None:
+    content = {"prompt": STORY} if path == "/v1/completions" else {"messages": [{"role": "user", "content": STORY}]}
+    before = cluster.pulled()
+    status, answer = post(cluster.endpoint + path, {"model": cluster.model, "max_tokens": 1, "temperature": 0, **content})
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["kv_transfer_params"] is None
+    assert cluster.pulled() == before
+    assert cluster.idle()
+
+
+def test_usage_in_a_stream(cluster: Cluster) -> None:
+    body = {"model": cluster.model, "prompt": "Once upon a time", "max_tokens": 5, "temperature": 0, "stream": True,
+            "stream_options": {"include_usage": True}}  # fmt: skip
+    request = urllib.request.Request(
+        f"{cluster.endpoint}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        last = answer.read().decode().strip().split("\n\n")[-2]
+    usage = json.loads(last.removeprefix("data: "))["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (16, 5)

@@ -1,0 +1,144 @@
+"""A real cluster for live tests: `baton up` as a user would start it, read through its JSON events."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.vllm.metrics import parse_load
+
+START_S = 240.0
+"""Two vLLM engines on two busy cores take up to two minutes."""
+
+
+@dataclass
+class Cluster:
+    """A running `baton up`, its URLs and its processes."""
+
+    process: subprocess.Popen[bytes]
+    state: Path
+    events: queue.Queue[dict[str, Any] | None] = field(default_factory=queue.Queue)
+    said: list[str] = field(default_factory=list)
+    endpoint: str = ""
+    admin: str = ""
+    model: str = ""
+    urls: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, state: Path, *words: str) -> Cluster:
+        """Begin; `wait_ready` waits for it. `state` becomes XDG_STATE_HOME."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "baton", "up", "--port", "0", "--admin-port", "0", "--json", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "XDG_STATE_HOME": str(state)},
+        )
+        cluster = cls(process, state)
+        for target in (cluster._read_events, cluster._read_words):
+            threading.Thread(target=target, daemon=True).start()
+        return cluster
+
+    def _read_events(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.put(json.loads(line))
+        self.events.put(None)
+
+    def _read_words(self) -> None:
+        assert self.process.stderr is not None
+        self.said += [line.decode(errors="replace") for line in self.process.stderr]
+
+    def wait_ready(self) -> None:
+        """Until everything serves.
+
+        Raises:
+            AssertionError: it ended, or took too long; with what it said.
+        """
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                event = self.events.get(timeout=max(0.1, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"not ready within {START_S:.0f} s\n{''.join(self.said)}") from None
+            if event is None:
+                self.process.wait(10)
+                raise AssertionError(f"`baton up` ended with {self.process.returncode}\n{''.join(self.said)}")
+            if event["event"] == "ready":
+                break
+        self.endpoint, self.admin, self.model = event["endpoint"], event["admin"], event["model"]
+        self.urls = {instance["id"]: instance["url"] for instance in event["instances"]}
+
+    def metrics(self, instance: str) -> str:
+        with urllib.request.urlopen(self.urls[instance] + "/metrics", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def pulled(self) -> int:
+        """Prompt tokens whose KV the decode engine got from the other, by its own count."""
+        return parse_load(self.metrics("decode-0")).external_kv_tokens
+
+    def idle(self) -> bool:
+        """Whether no engine runs, queues or holds anything."""
+        loads = [parse_load(self.metrics(instance)) for instance in self.urls]
+        return all(load.running == load.waiting == 0 and load.kv_usage == 0 for load in loads)
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Signal it and wait for its end."""
+        self.process.send_signal(number)
+        return self.process.wait(90)
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> float:
+    """Wait until a condition holds; how long it took.
+
+    Raises:
+        AssertionError: it did not hold in time.
+    """
+    started = time.monotonic()
+    while not condition():
+        took = time.monotonic() - started
+        assert took < seconds, f"still not so after {took:.1f} s"
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+def descendants(of: int) -> set[int]:
+    """Process ids of everything below a process, as /proc tells it now."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found: set[int] = set()
+    frontier = {of}
+    while frontier:
+        frontier = {child for child, parent in parents.items() if parent in frontier} - found
+        found |= frontier
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    """Those that still run (a zombie does not)."""
+    running = set()
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state not in {"Z", "X"}:
+            running.add(pid)
+    return running

@@ -1,0 +1,168 @@
+"""Set-up and lock scripts: the parts that decide."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tools_{name}", TOOLS / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """tools/setup.py on an empty project."""
+    module = load("setup")
+    venv = tmp_path / ".venv"
+    python = venv / "bin" / "python"
+    for path, text in (
+        (tmp_path / "pyproject.toml", ""),
+        (tmp_path / "requirements" / "cpu.txt", "torch==1.0+cpu  # vllm\n"),
+        (python, ""),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for name, value in {
+        "ROOT": tmp_path,
+        "VENV": venv,
+        "PYTHON": python,
+        "STAMP": venv / "stamp",
+        "UNPACKING": venv / "unpacking",
+    }.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr("sys.argv", ["setup.py", "--device", "cpu"])
+    return module
+
+
+def installs(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices that one run of set-up installs for."""
+    done: list[str] = []
+    monkeypatch.setattr(setup, "install", done.append)
+    setup.main()
+    return done
+
+
+def test_setup_runs_once_for_the_same_inputs(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert installs(setup, monkeypatch) == ["cpu"]
+    setup.STAMP.write_text(f"cpu {setup.key('cpu')}")
+    assert installs(setup, monkeypatch) == []
+
+
+@pytest.mark.parametrize("change", ["requirements/cpu.txt", "pyproject.toml"])
+def test_setup_runs_again_when_an_input_changes(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    setup.STAMP.write_text(f"cpu {setup.key('cpu')}")
+    (setup.ROOT / change).write_text("changed")
+    assert installs(setup, monkeypatch) == ["cpu"]
+
+
+def test_setup_runs_again_when_python_is_gone(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup.STAMP.write_text(f"cpu {setup.key('cpu')}")
+    setup.PYTHON.unlink()
+    assert installs(setup, monkeypatch) == ["cpu"]
+
+
+def test_setup_keeps_the_device_it_was_made_for(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    (setup.ROOT / "requirements" / "gpu.txt").write_text("torch==1.0\n")
+    setup.STAMP.write_text("gpu old")
+    monkeypatch.setattr("sys.argv", ["setup.py"])
+    assert installs(setup, monkeypatch) == ["gpu"]
+
+
+def test_setup_needs_room(setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    setup.UNPACKING.touch()
+    monkeypatch.setitem(setup.DISK_GB, "cpu", 10**9)
+    with pytest.raises(SystemExit, match="2"):
+        setup.make_venv("cpu")
+    assert "GB of free disk are needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("sys.platform", "darwin", "Baton runs on Linux"),
+        ("sys.version_info", (3, 10, 1), "Python 3.11 or 3.12 is needed"),
+        ("platform.machine", lambda: "riscv64", "this machine is riscv64"),
+        ("importlib.util.find_spec", lambda _: None, "apt install python3."),
+    ],
+)
+def test_setup_says_what_is_missing(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, attribute, value, message
+) -> None:
+    monkeypatch.setattr(attribute, value)
+    with pytest.raises(SystemExit, match="2"):
+        setup.check_machine()
+    assert message in capsys.readouterr().err
+
+
+def test_lines_of_a_slow_pipe(setup: ModuleType) -> None:
+    read, write = os.pipe()
+
+    def speak() -> None:
+        for part in (b"one\ntw", b"o\n"):
+            os.write(write, part)
+            time.sleep(0.2)
+        os.close(write)
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    with os.fdopen(read, "rb") as stream:
+        lines = list(setup.lines(stream, every_s=0.05))
+    speaker.join()
+    assert [line for line in lines if line] == ["one", "two"]
+    assert "" in lines
+
+
+def test_lock_reads_what_the_resolver_prints() -> None:
+    text = """
+        a-b==1.0+x  # via baton-serve (pyproject.toml:dev), c
+        # a comment
+        c==2  # via -r requirements/cpu-torch.in
+        d==3
+    """
+    assert load("lock").parse(text) == {"a-b": ("1.0+x", "baton:dev, c"), "c": ("2", "torch"), "d": ("3", "")}
+
+
+def test_lock_marks_what_only_some_need() -> None:
+    lock = load("lock")
+    sets = {target: {"everywhere": ("1", "")} for target in lock.TARGETS}
+    sets["3.11", "x86_64"] |= {"intel": ("2", ""), "old": ("3", "")}
+    sets["3.12", "x86_64"] |= {"intel": ("2", "")}
+    sets["3.11", "aarch64"] |= {"old": ("3", "")}
+    assert lock.merge(sets) == [
+        "everywhere==1",
+        'intel==2 ; platform_machine == "x86_64"',
+        'old==3 ; python_version == "3.11"',
+    ]
+
+
+def test_lock_refuses_what_one_line_cannot_say() -> None:
+    lock = load("lock")
+    targets = list(lock.TARGETS)
+    with pytest.raises(SystemExit, match="a differs"):
+        lock.merge({targets[0]: {"a": ("1", "")}, targets[1]: {"a": ("2", "")}})
+    with pytest.raises(SystemExit, match="no single marker"):
+        lock.marker([targets[0], targets[3]], targets)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_locks_pin_everything_and_name_no_index(device: str) -> None:
+    text = (TOOLS.parent / "requirements" / f"{device}.txt").read_text()
+    pins = [line for line in text.splitlines() if not line.startswith("#")]
+    assert all("==" in line and not line.startswith("-") for line in pins)
+    assert "://" not in text
+    assert any(line.startswith("torch==2.13.0+cpu " if device == "cpu" else "torch==2.13.0 ") for line in pins)
