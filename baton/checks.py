@@ -128,7 +128,9 @@ def check_vllm(_: Hardware) -> Finding:
     if not version.startswith(VLLM_PINNED):
         return note("vLLM", f"{version}; Baton is tested with {VLLM_PINNED}", "run `make setup`")
     if _version("vllm") is None:
-        return note("vLLM", f"{version}, but no distribution named `vllm`", "`vllm bench serve` needs it: run `make setup`")
+        return note(
+            "vLLM", f"{version}, but no distribution named `vllm`", "`vllm bench serve` needs it: run `make setup`"
+        )
     return ok("vLLM", version)
 
 
@@ -239,7 +241,7 @@ def _version(distribution: str) -> str | None:
 def _in_child(code: str) -> tuple[int, str]:
     """Run Python code in a child: its exit code and the last line it printed."""
     try:
-        done = subprocess.run(  # noqa: S603 - our own interpreter and our own code
+        done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=CHILD_S, check=False
         )
     except subprocess.TimeoutExpired:

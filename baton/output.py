@@ -1,10 +1,15 @@
-"""What commands print on stdout: the contract other programs rely on."""
+"""What commands print: the contract other programs rely on.
+
+A reader that has gone away (a killed parent) must never keep a program from ending in order, so writing to nobody is no
+error here.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 
 def announce_ready(name: str, endpoint: str, *, as_json: bool, **more: Any) -> None:
@@ -12,10 +17,20 @@ def announce_ready(name: str, endpoint: str, *, as_json: bool, **more: Any) -> N
     if as_json:
         emit({"event": "ready", "name": name, "endpoint": endpoint, **more})
     else:
-        print(f"ready {name} {endpoint}", flush=True)
+        _write(sys.stdout, f"ready {name} {endpoint}\n")
 
 
 def emit(event: dict[str, Any]) -> None:
     """One JSON object on a line of its own, at once."""
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
+    _write(sys.stdout, json.dumps(event) + "\n")
+
+
+def say(line: str) -> None:
+    """A line for people, on stderr."""
+    _write(sys.stderr, line + "\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        stream.write(text)
+        stream.flush()

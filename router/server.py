@@ -154,6 +154,12 @@ class Router:
         finally:
             answer.close()
 
+    async def refuse_operator_path(self, http: web.Request) -> web.Response:
+        """Paths that change an engine."""
+        raise ApiError(
+            403, "PermissionDeniedError", f"`{http.path}` changes one engine: call it on each engine itself."
+        )
+
     async def models(self, _: web.Request) -> web.Response:
         """``/v1/models``: what ready instances serve, each model once, in the engines' own words."""
         entries: dict[str, dict[str, object]] = {}
@@ -219,6 +225,23 @@ def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
+_WHOLE_PATHS = (
+    "/classify",
+    "/detokenize",
+    "/pooling",
+    "/rerank",
+    "/score",
+    "/tokenize",
+    "/v2/embed",
+    "/v2/rerank",
+    "/version",
+)
+"""What clients of vLLM's own server call outside ``/v1``. What operators call there (sleep, weights, ...) stays closed."""
+
+_OPERATORS_ONLY = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""Change one engine, not the fleet: behind a router they would make instances differ."""
+
+
 def public_app(router: Router) -> web.Application:
     """What clients see."""
     app = web.Application(client_max_size=router.config.body_bytes_max, middlewares=[_errors(router)])
@@ -228,7 +251,10 @@ def public_app(router: Router) -> web.Application:
     app.router.add_get("/v1/models/{name:.+}", router.model)
     for path, handler in (("/health", router.health), ("/ready", router.ready), ("/metrics", router.metrics)):
         app.router.add_get(path, handler)
-    app.router.add_route("*", "/v1/{rest:.+}", router.relay_whole)
+    for path in _OPERATORS_ONLY:
+        app.router.add_route("*", path, router.refuse_operator_path)
+    for path in ("/v1/{rest:.+}", *_WHOLE_PATHS):
+        app.router.add_route("*", path, router.relay_whole)
     return app
 
 

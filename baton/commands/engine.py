@@ -20,18 +20,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from baton.output import announce_ready, emit
+from baton.output import announce_ready, emit, say
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from engine.vllm.child import Change, EngineProcess
+from engine.vllm.child import Change, EngineProcess, rules_for
 from engine.vllm.hardware import find_hardware
 from engine.vllm.logfile import default_path
 from engine.vllm.spec import EngineSpec
-from engine.vllm.supervise import Rules, State
-
-STOP_MARGIN_S = 10.0
-"""What vLLM may take to end after its own drain time."""
+from engine.vllm.supervise import START_MAX_S, State
 
 FREE_PORTS = range(20000, 32000)
 """Where port 0 looks: below Linux's ephemeral range, because an engine opens its port half a minute after it was
@@ -43,25 +40,31 @@ TINY_TOKENS = 2048
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton engine`."""
-    say = parser.add_argument
-    say("model", nargs="?", metavar="MODEL", help="Hugging Face name or folder (default: the bundled tiny model)")
-    say("--role", choices=[role.value for role in Role], default="both", help="its legs (default %(default)s)")
-    say("--name", metavar="NAME", help="name of the instance (default: ROLE-0)")
-    say("--host", default="127.0.0.1", help="address it listens on (default %(default)s)")
-    say("--port", type=int, default=0, help="its port, 0 = a free one (default %(default)s)")
-    say("--side-channel-host", metavar="HOST", help="address for NIXL handshakes (default: --host)")
-    say("--side-channel-port", type=int, default=0, metavar="PORT", help="their port, 0 = a free one (default 0)")
-    say("--cores", metavar="LIST", help="CPU engines: cores to bind to, such as 0,1 or 0-3 (default: vLLM's choice)")
-    say("--gpu", metavar="LIST", help="GPUs to use, such as 0,1 (default: all visible ones)")
-    say("--gpu-memory-share", type=float, metavar="S", help="part of each GPU's memory, 0 to 1 (default: vLLM's)")
-    say("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
-    say("--kv-lease", type=int, metavar="SECONDS", help="how long blocks nobody pulls are kept (default: 30, CPU 120)")
-    say("--shutdown-timeout", type=int, default=30, metavar="SECONDS", help="time to drain (default %(default)s)")
-    say("--start-timeout", type=float, default=600.0, metavar="SECONDS", help="until the first token (default 600)")
-    say("--env", action="append", default=[], metavar="NAME=VALUE", help="environment of vLLM; no secrets: visible")
-    say("--log-file", type=Path, metavar="FILE", help="vLLM's log (default: $XDG_STATE_HOME/baton/logs/NAME.log)")
-    say("--json", action="store_true", help="one JSON object a line on stdout")
-    say("--lifeline", action="store_true", help="end at once when standard input (a pipe) ends: the parent died")
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help="Hugging Face name or folder (default: the bundled tiny model)")
+    add("--role", choices=[role.value for role in Role], default="both", help="its legs (default %(default)s)")
+    add("--name", metavar="NAME", help="name of the instance (default: ROLE-0)")
+    add("--host", default="127.0.0.1", help="address it listens on (default %(default)s)")
+    add("--port", type=int, default=0, help="its port, 0 = a free one (default %(default)s)")
+    add("--side-channel-host", metavar="HOST", help="address for NIXL handshakes (default: --host)")
+    add("--side-channel-port", type=int, default=0, metavar="PORT", help="their port, 0 = a free one (default 0)")
+    add("--cores", metavar="LIST", help="CPU engines: cores to bind to, such as 0,1 or 0-3 (default: vLLM's choice)")
+    add("--gpu", metavar="LIST", help="GPUs to use, such as 0,1 (default: all visible ones)")
+    add("--gpu-memory-share", type=float, metavar="S", help="part of each GPU's memory, 0 to 1 (default: vLLM's)")
+    add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
+    add("--kv-lease", type=int, metavar="SECONDS", help="how long blocks nobody pulls are kept (default: 30, CPU 120)")
+    add("--shutdown-timeout", type=int, default=30, metavar="SECONDS", help="time to drain (default %(default)s)")
+    add(
+        "--start-timeout",
+        type=float,
+        default=START_MAX_S,
+        metavar="SECONDS",
+        help="until the first token (default 600)",
+    )
+    add("--env", action="append", default=[], metavar="NAME=VALUE", help="environment of vLLM; no secrets: visible")
+    add("--log-file", type=Path, metavar="FILE", help="vLLM's log (default: $XDG_STATE_HOME/baton/logs/NAME.log)")
+    add("--json", action="store_true", help="one JSON object a line on stdout")
+    add("--lifeline", action="store_true", help="end at once when standard input (a pipe) ends: the parent died")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +83,7 @@ class _Engine:
         self.as_json: bool = args.json
         self.lifeline: bool = args.lifeline
         self.announced = False
-        rules = Rules(start_max_s=args.start_timeout, stop_s=spec.stop_s + STOP_MARGIN_S)
+        rules = rules_for(spec, start_max_s=args.start_timeout)
         self.process = EngineProcess(spec, log_path, on_change=self.tell, rules=rules)
 
     async def run(self) -> int:
@@ -101,18 +104,18 @@ class _Engine:
         if self.as_json:
             told = {"instance": change.instance, "state": change.state, "detail": change.detail, "epoch": change.epoch}
             emit({"event": "state", **told})
-        else:
-            print(f"{change.instance} {change.state}{': ' if change.detail else ''}{change.detail}", file=sys.stderr)
+        elif change.state is not State.FAILED:  # `_show_failure` says more
+            say(f"{change.instance} {change.state}{': ' if change.detail else ''}{change.detail}")
         if change.state is State.READY and (self.as_json or not self.announced):
             self.announced = True
             more = {"role": self.spec.role, "epoch": change.epoch, "model": self.process.model}
             announce_ready(change.instance, self.spec.url, as_json=self.as_json, instance=change.instance, **more)
 
     def _show_failure(self, failure: EngineFailed) -> None:
-        print(f"baton: {self.spec.instance} failed: {failure}", file=sys.stderr)
-        print(f"last lines of {self.process.log_path}:", file=sys.stderr)
+        say(f"baton: {self.spec.instance} failed: {failure}")
+        say(f"last lines of {self.process.log_path}:")
         for line in failure.log_tail:
-            print(f"  {line}", file=sys.stderr)
+            say(f"  {line}")
 
 
 def _watch_lifeline(loop: asyncio.AbstractEventLoop, process: EngineProcess) -> None:
@@ -137,7 +140,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     if hardware.vllm is None:
         raise UsageError("vLLM is not installed in this Python: `pip install vllm`, or `make setup` in Baton's folder")
     gpus = tuple(word.strip() for word in args.gpu.split(",")) if args.gpu else ()
-    side_channel_port = args.side_channel_port or int(environ.get("VLLM_NIXL_SIDE_CHANNEL_PORT") or 0)
+    side_channel_port = args.side_channel_port or _port_in(environ, "VLLM_NIXL_SIDE_CHANNEL_PORT")
     side_channel_host = args.side_channel_host or environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or _reachable(args.host)
     model, served_name = (_folder_or_name(args.model), args.served_model_name) if args.model else _tiny(args)
     return EngineSpec(
@@ -205,6 +208,14 @@ def _env_pair(word: str) -> tuple[str, str]:
 def _reachable(host: str) -> str:
     """The address others use for an engine that listens on `host`; NIXL's peers cannot connect to a wildcard."""
     return "127.0.0.1" if host in {"", "0.0.0.0", "::"} else host  # noqa: S104
+
+
+def _port_in(environ: Mapping[str, str], name: str) -> int:
+    """A port from the environment, 0 where it is not set."""
+    text = environ.get(name, "").strip()
+    if text and not text.isdecimal():
+        raise UsageError(f"{name}={text}: a port is a number from 0 to 65535")
+    return int(text or 0)
 
 
 def _port(host: str, port: int, flag: str) -> int:

@@ -290,7 +290,7 @@ def _how_to_use(endpoint: str, model: str) -> str:
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "{QUESTION}"}}], "stream": true}}'
     curl = f"curl -N {endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     python = (
-        f"from openai import OpenAI; print(OpenAI(base_url='{endpoint}/v1', api_key='none').chat.completions.create("
-        f"model='{model}', messages=[{{'role': 'user', 'content': '{QUESTION}'}}]).choices[0].message.content)"
+        f'OpenAI(base_url="{endpoint}/v1", api_key="none").chat.completions.create('
+        f'model="{model}", messages=[{{"role": "user", "content": "{QUESTION}"}}])'
     )
-    return f"  {curl}\n\n  python -c {shlex.quote(python)}"
+    return f"  {curl}\n\n  from openai import OpenAI; print({python})"

@@ -215,6 +215,15 @@ SMUGGLED = {
 }
 
 
+async def test_paths_outside_v1(start: Starter) -> None:
+    fleet = await start()
+    status, answer = await fleet.post("/tokenize", json={"prompt": "x"})
+    assert (status, answer["path"]) == (200, "/tokenize")
+    assert (await fleet.post("/sleep", json={}))[0] == 404
+    assert (await fleet.post("/inference/v1/generate", json={}))[0] == 404
+    assert (await fleet.post("/v1/load_lora_adapter", json={}))[0] == 403
+
+
 ENDPOINTS = [
     "completions",
     "chat/completions",

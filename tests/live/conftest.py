@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Iterator
 
 import pytest
-
 from support.cluster import Cluster
 
 

@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from support.cluster import Cluster
+from support.cluster import Cluster, within
 
 EVIL = {"do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": "x", "remote_request_id": "x",
         "remote_block_ids": [[0, 1]], "remote_host": "127.0.0.1", "remote_port": 9, "tp_size": 1}  # fmt: skip
@@ -51,7 +51,7 @@ def test_bad_input(
     assert answer["error"]["message"]
     assert answer["error"]["code"] == status
     assert answer["error"]["type"]
-    assert cluster.idle(), "a refused request leaves nothing held"
+    within(2.0, cluster.idle)  # a refused request leaves nothing held
 
 
 SMUGGLED = {
@@ -75,4 +75,4 @@ def test_smuggled_fields_do_nothing(cluster: Cluster, fields: dict[str, Any]) ->
     else:
         assert status == 200, answer
         assert answer["choices"][0]["text"] == clean["choices"][0]["text"]
-    assert cluster.idle()
+    within(2.0, cluster.idle)

@@ -39,7 +39,7 @@ class Cluster:
     def start(cls, state: Path, *words: str) -> Cluster:
         """Begin; `wait_ready` waits for it. `state` becomes XDG_STATE_HOME."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "baton", "up", "--port", "0", "--admin-port", "0", "--json", *words],
+            [sys.executable, "-m", "baton", "up", "--port", "0", "--admin-port", "0", "--json", "--no-demo", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
@@ -52,13 +52,15 @@ class Cluster:
 
     def _read_events(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.events.put(json.loads(line))
+        with self.process.stdout as lines:
+            for line in lines:
+                self.events.put(json.loads(line))
         self.events.put(None)
 
     def _read_words(self) -> None:
         assert self.process.stderr is not None
-        self.said += [line.decode(errors="replace") for line in self.process.stderr]
+        with self.process.stderr as lines:
+            self.said += [line.decode(errors="replace") for line in lines]
 
     def wait_ready(self) -> None:
         """Until everything serves.

@@ -1,0 +1,45 @@
+# `make` alone lists the targets. Nothing here needs root, and everything it makes stays in this folder
+# (and in pip's own cache).
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: setup serve test test-long check lock clean help
+
+# The first Python that fits; or say which: make PYTHON=/path/to/python3.11
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+    "$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && { echo "$$p"; break; }; done)
+DEVICE ?= auto
+BIN := .venv/bin
+
+setup: ## make .venv with everything in it (DEVICE=cpu|gpu, otherwise it looks); at once when it is there already
+	@if [ -z "$(PYTHON)" ]; then \
+	    echo "setup: Python 3.11 or 3.12 is needed and neither was found on PATH. On Debian or Ubuntu: apt install python3 python3-venv" >&2; \
+	    exit 2; \
+	fi
+	@$(PYTHON) tools/setup.py --device $(DEVICE)
+
+serve: setup ## a whole cluster on this machine with the model that ships: http://127.0.0.1:8000 (ARGS= for `baton up`)
+	@exec $(BIN)/baton up $(ARGS)
+
+test: setup check ## everything that runs in ten minutes on two cores, live engines last
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-long: setup ## the tests that take longer than a minute each
+	@$(BIN)/python -m pytest -m long $(ARGS)
+
+check: setup ## format, lint, types, import direction
+	@$(BIN)/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+lock: setup ## resolve requirements/*.txt again (UPGRADE=1 takes the newest versions)
+	@$(BIN)/python tools/lock.py $(if $(UPGRADE),--upgrade)
+
+clean: ## remove .venv and everything that tools left here
+	@rm -rf .venv build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -1,0 +1,13 @@
+"""A small Llama that ships in the repository, so that everything runs with no GPU and no download.
+
+vLLM serves it under the name `baton-tiny`. It knows some eighty answers about LLM serving by heart, tells
+little stories, and says so when it does not know. `README.md` has its size, its training and its samples.
+Importing this package reads no file and loads no library.
+"""
+
+import pathlib
+
+
+def model_path() -> pathlib.Path:
+    """Return the folder that holds the weights, the configuration and the tokenizer."""
+    return pathlib.Path(__file__).parent / "model"

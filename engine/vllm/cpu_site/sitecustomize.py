@@ -1,0 +1,111 @@
+"""Start-up patch for vLLM on CPU cores that it shares with others. Python imports this file by its name.
+
+`command.environment` puts this folder first on the PYTHONPATH of engines that run on CPU (never of those on GPUs), so
+every process of such an engine runs it before anything else. It changes two busy loops into short sleeps and then
+hands on to the `sitecustomize` that would have run without it. It imports nothing heavy: each vLLM process pays for it.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+SPIN_PAUSE_S = 0.0002
+"""Sleep in place of `os.sched_yield()`. vLLM's shared-memory reader spins on that call; where cores are scarcer than
+spinning threads the yield comes back at once and starves the others: 40 hand-overs between two engines on two cores
+took 23 to 143 s with it and 4 to 8 s with this sleep."""
+
+PROGRESS_PAUSE_US = 1000
+"""Delay between two rounds of NIXL's progress thread, in microseconds. NIXL's Python API sets 0, which burns a whole
+core in an idle engine; 1,000 costs about 2 % of one. The thread must stay on: without it an idle prefill engine hears
+that its blocks were pulled only when it next has work (up to 21 s later)."""
+
+_NIXL_APIS = frozenset({"nixl_cu12._api", "nixl_cu13._api", "nixl_rocm._api"})
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def pause_instead_of_spinning() -> None:
+    """Make `os.sched_yield` give the core away for a moment."""
+
+    def sched_yield() -> None:
+        time.sleep(SPIN_PAUSE_S)
+
+    os.sched_yield = sched_yield
+
+
+def pace_progress_thread(api: ModuleType) -> None:
+    """Make agents built by NIXL's `_api` module ask for a paced progress thread where it asks for a spinning one.
+
+    The module writes ``pthrDelay = 0`` into a config object of its bindings just before it builds the agent, and
+    offers no option for it; so the config class is replaced by one that turns that 0 into our delay.
+    """
+    bindings: Any = getattr(api, "nixlBind", None)
+    plain: Any = getattr(bindings, "nixlAgentConfig", None)
+    delay: Any = getattr(plain, "pthrDelay", None)
+    if delay is None or not hasattr(delay, "__set__"):
+        return  # another NIXL than the one this was written for: leave it as it is
+
+    class PacedAgentConfig(plain):  # type: ignore[misc]
+        """NIXL's agent config, with a pause in the progress thread."""
+
+        @property
+        def pthrDelay(self) -> Any:  # noqa: N802  (NIXL's own name)
+            return delay.__get__(self)
+
+        @pthrDelay.setter
+        def pthrDelay(self, value: int) -> None:  # noqa: N802
+            delay.__set__(self, value or PROGRESS_PAUSE_US)
+
+    bindings.nixlAgentConfig = PacedAgentConfig
+
+
+class AfterImport:
+    """Meta-path finder that lets a module load as usual and then shows it to `act`.
+
+    NIXL takes a second to import and most of an engine's processes never need it, so it is patched when it comes.
+    """
+
+    def __init__(self, names: frozenset[str], act: Callable[[ModuleType], None]) -> None:
+        self.names = names
+        self.act = act
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module's own spec with a loader that calls `act` at the end; None for every other module."""
+        if name not in self.names:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_act(module: ModuleType) -> None:
+            load(module)
+            self.act(module)
+
+        spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
+        return spec
+
+
+def hand_on() -> None:
+    """Run the next `sitecustomize` on the path, as Python would have done had this folder not been there."""
+    others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    pause_instead_of_spinning()
+    sys.meta_path.insert(0, AfterImport(_NIXL_APIS, pace_progress_thread))
+    hand_on()

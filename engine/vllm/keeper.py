@@ -1,0 +1,177 @@
+"""The small process between us and vLLM. Its one duty: when it or its parent ends, nothing of the engine is left.
+
+    python -I -S keeper.py COMMAND...        run by `child`, never imported by it; standard library only
+
+vLLM is a tree: the API server starts the engine core, that one its workers, and a killed parent leaves the rest behind
+with gigabytes of memory and the GPU. The keeper makes itself the reaper of the whole tree, so that orphans come to it:
+
+* stdin is a pipe its parent holds. End of file (the parent died, even by SIGKILL, or wants it) ends the tree now.
+* SIGTERM is passed on to the command, which drains in its own time. SIGINT is ignored: only the parent decides.
+* When the command ends, what it left behind is killed, and the keeper exits with its code (128 + n for signal n).
+* If the keeper itself is killed, the kernel kills the command, and the parent sweeps the rest by session
+  (`child`; the keeper leads a session of its own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+GRACE_S = 1.0
+"""Between SIGTERM and SIGKILL when the tree must end now."""
+
+SWEEP_MAX_S = 10.0
+"""A process that SIGKILL has not ended by then hangs in the kernel; waiting longer helps nobody."""
+
+POLL_S = 0.02
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(argv: list[str]) -> int:
+    """Run `argv` until it ends or the parent does; return the exit code."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    wakeups = listen_to_signals()
+    child = start(argv)
+    return Keeper(child, wakeups).run()
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux's prctl(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def listen_to_signals() -> int:
+    """Turn SIGTERM and SIGCHLD into bytes on a pipe; return its reading end."""
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return reader
+
+
+def start(argv: list[str]) -> int:
+    """Fork and execute; return the pid. The child leads its own process group and dies with the keeper."""
+    keeper = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != keeper:
+            os._exit(128 + signal.SIGKILL)  # the keeper died before the line above
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execvp(argv[0], argv)  # noqa: S606
+    except OSError as error:
+        os.write(2, f"cannot start {argv[0]}: {error.strerror}\n".encode())
+    os._exit(127)
+
+
+class Keeper:
+    """Waits for the child, the parent and signals; ends the tree."""
+
+    def __init__(self, child: int, wakeups: int) -> None:
+        self.child = child
+        self.wakeups = wakeups
+        self.code: int | None = None  # of the child, once it has ended
+
+    def run(self) -> int:
+        """Until the child ended by itself or the parent is gone; then until nothing is left."""
+        watched = [0, self.wakeups]
+        while self.code is None:
+            readable, _, _ = select.select(watched, [], [])
+            if 0 in readable and not os.read(0, 4096):
+                self.end_tree(GRACE_S)
+                break
+            if self.wakeups in readable and signal.SIGTERM in os.read(self.wakeups, 4096):
+                self.signal_child(signal.SIGTERM)
+            self.reap()
+        self.end_tree(0.0)
+        return 128 + signal.SIGKILL if self.code is None else self.code
+
+    def signal_child(self, number: int) -> None:
+        """Signal the command alone; it tells its own processes."""
+        if self.code is None:
+            os.kill(self.child, number)  # not reaped yet, so the pid is still its own
+
+    def reap(self) -> None:
+        """Collect whoever has ended, orphans too."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.child:
+                code = os.waitstatus_to_exitcode(status)
+                self.code = code if code >= 0 else 128 - code
+
+    def end_tree(self, grace_s: float) -> None:
+        """SIGTERM to every descendant, SIGKILL after `grace_s`, until none is left."""
+        begun = time.monotonic()
+        asked: set[int] = set()
+        while time.monotonic() - begun < SWEEP_MAX_S:
+            self.reap()
+            tree = descendants(os.getpid())
+            if not tree:
+                return
+            kill = time.monotonic() - begun >= grace_s
+            for pid in tree:
+                if kill or pid not in asked:
+                    send(pid, signal.SIGKILL if kill else signal.SIGTERM)
+            asked.update(tree)
+            time.sleep(POLL_S)
+
+
+def send(pid: int, number: int) -> None:
+    """Signal a process that may just have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def descendants(root: int) -> list[int]:
+    """Every living process below `root`, whatever session or group it went to."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib would double the keeper's start-up
+        if name.isdigit():
+            parent = parent_of(int(name))
+            if parent is not None:
+                children.setdefault(parent, []).append(int(name))
+    found = []
+    todo = [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent's pid; None for a process that has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123
+            fields = stat.read().rpartition(b")")[2].split()  # the name in brackets may hold anything
+    except OSError:
+        return None
+    return int(fields[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

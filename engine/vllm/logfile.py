@@ -1,0 +1,64 @@
+"""An engine's log on disk: where it is, a header for each start, its last lines. A shell (files)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+ROTATE_BYTES = 20 * 1024 * 1024
+"""At a start, a log longer than this becomes `NAME.log.1`, and that one is dropped: two files at most."""
+
+TAIL_BYTES = 256 * 1024
+"""What is read from a log's end to show its last lines."""
+
+
+def default_path(instance: str, environ: Mapping[str, str]) -> Path:
+    """``$XDG_STATE_HOME/baton/logs/INSTANCE.log``; the home folder's ``.local/state`` where it is not set."""
+    state = environ.get("XDG_STATE_HOME", "")
+    home = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    return home / "baton" / "logs" / f"{instance}.log"
+
+
+class LogFile:
+    """Appended to by the engine itself (its standard output and error), read by us."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._start = 0  # where this start's part begins
+        self._read = 0
+        self._rest = b""
+
+    def open(self, header: str) -> int:
+        """Rotate if due, write the header, and return a descriptor for a child's output."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and self.path.stat().st_size > ROTATE_BYTES:
+            self.path.replace(self.path.with_name(self.path.name + ".1"))
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.write(descriptor, f"--- {header}\n".encode())
+        self._start = self._read = self.path.stat().st_size
+        self._rest = b""
+        return descriptor
+
+    def new_lines(self) -> list[str]:
+        """Whole lines that came since the last call. A progress bar's carriage returns count as line ends."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                fresh = file.read(TAIL_BYTES)
+        except OSError:
+            return []
+        self._read += len(fresh)
+        *lines, self._rest = (self._rest + fresh).replace(b"\r", b"\n").split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
+
+    def this_start(self) -> list[str]:
+        """Every line of this start, or the last `TAIL_BYTES` of them."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._start, size - TAIL_BYTES))
+                text = file.read()
+        except OSError:
+            return []
+        return text.decode(errors="replace").replace("\r", "\n").splitlines()

@@ -1,0 +1,105 @@
+"""What vLLM's log says, in words for people: how far a start is, and why it failed. Pure and total.
+
+The phrases are those of vLLM 0.32. Where a later version words a line differently, a start shows an older stage a
+little longer; nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+FIRST_STAGE = "importing vLLM"
+
+_STAGES = (
+    ("non-default args", "reading the model's configuration"),
+    ("Initializing a V1 LLM engine", "starting the engine core"),
+    ("Starting to load model", "loading weights"),
+    ("Loading weights took", "preparing the model"),
+    ("Dynamo bytecode transform", "compiling"),
+    ("Compiling a graph", "compiling"),
+    ("GiB for KV cache", "profiling and KV cache"),
+    ("KV cache size", "profiling and KV cache"),
+    ("Initializing NIXL", "opening NIXL"),
+    ("Detected kv cache layout", "warming up"),
+    ("Capturing CUDA graph", "capturing CUDA graphs"),
+    ("init engine (profile", "starting the HTTP server"),
+    ("Application startup complete", "first token"),
+)
+
+_SHARDS = re.compile(r"Loading .*checkpoint shards?: +(\d+)%")
+_PREFIX = re.compile(
+    r"""^(?:\([^()]*pid=\d+\)\s?)?                        # (EngineCore pid=12)
+        (?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s[\d-]+\s[\d:]+\s\[[^]]*\]\s?)?   # ERROR 11-20 16:16:58 [core.py:1512]
+    """,
+    re.VERBOSE,
+)
+_ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failure))\b(?P<text>:.*)?$")
+_USAGE = re.compile(r"^[\w.-]+: error: (?P<text>.+)$")
+_MODULES = re.compile(r"^(?:\w+\.)+(?=\w+\b)")
+_PYDANTIC = re.compile(r" \[type=\w+, input_value=.*$")
+_NOISE = re.compile(r"^(?:usage: .*|\s+\[(?:-|[a-z_]+\]).*|[ ^~]+)$")
+_POINTERS = ("See root cause above", "See stack trace (above)", "Engine core initialization failed")
+"""Errors that only say that another one came before."""
+
+SILENT_DEATH = "the engine core ended without a word (killed, or out of memory?)"
+"""Said where the log holds nothing but such pointers."""
+
+_MORE_LINES_MAX = 3
+"""Lines of an error's text that are kept after its first one."""
+
+
+def stage(line: str) -> str | None:
+    """How far the start is after this line; None when the line does not tell."""
+    shards = _SHARDS.search(line)
+    if shards:
+        return f"loading weights, {shards[1]} %"
+    return next((words for phrase, words in _STAGES if phrase in line), None)
+
+
+def reason(lines: Sequence[str]) -> str | None:
+    """The line that says why vLLM ended: a wrong flag, or the error its first traceback ends with.
+
+    The first and not the last: what follows are the processes that notice the first one's end. An error that only
+    points to another is passed over where there is another.
+    """
+    bare = [_PREFIX.sub("", line).rstrip() for line in lines]
+    pointer = None
+    for at, line in enumerate(bare):
+        usage = _USAGE.match(line)
+        if usage:
+            return _whole(usage["text"], bare[at + 1 :])
+        if not _ERROR.match(line) or not _ends_traceback(bare, at):
+            continue
+        error = _whole(line, bare[at + 1 :])
+        if not any(phrase in error for phrase in _POINTERS):
+            return error
+        pointer = pointer or error
+    return _cannot_start(bare) or (pointer and SILENT_DEATH)
+
+
+def _ends_traceback(lines: Sequence[str], at: int) -> bool:
+    """Whether an error line closes a traceback: the line before it is indented code, or the file it stands in."""
+    before = next((line for line in reversed(lines[:at]) if line.strip()), "")
+    return before.startswith("  ")
+
+
+def _whole(first: str, rest: Sequence[str]) -> str:
+    """The error and the indented lines that belong to it (pydantic says what is wrong only there), on one line."""
+    words = [_MODULES.sub("", first.strip())]
+    for line in rest[:_MORE_LINES_MAX]:
+        if not line.startswith("  ") or line.lstrip().startswith("For further information"):
+            break
+        words.append(line.strip())
+    return _PYDANTIC.sub("", " ".join(words))
+
+
+def worth_showing(lines: Sequence[str], count: int) -> list[str]:
+    """The last `count` lines without those that help nobody: empty ones, carets, and argparse's list of all flags."""
+    return [line for line in lines if line.strip() and not _NOISE.match(line)][-count:]
+
+
+def _cannot_start(lines: Sequence[str]) -> str | None:
+    """The keeper's or the interpreter's own word, where not even Python's module was found."""
+    starts = ("cannot start ", "Error while finding module")
+    return next((line for line in lines if line.startswith(starts) or "No module named" in line), None)

@@ -1,0 +1,52 @@
+"""Reads an engine's load from the text of its `/metrics`. Pure and total: whatever it is given, it answers."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from cluster.instance import Load
+
+_SAMPLE = re.compile(
+    r"""^(?P<name>vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc|prompt_tokens_by_source_total))
+        (?:\{(?P<labels>[^\n]*)\})?   # label values may hold spaces and braces, so up to the line's last brace
+        [ \t]+(?P<value>[^ \t\n]+)(?:[ \t]+-?\d+)?[ \t]*$""",
+    re.MULTILINE | re.VERBOSE,
+)
+_FROM_OTHER_ENGINES = 'source="external_kv_transfer"'
+
+
+def parse_load(text: str) -> Load:
+    """The load of all of a server's engine cores together: counts are summed, KV usage is their mean.
+
+    One server runs one core per data-parallel rank, each with the same number of blocks. What is missing reads 0.
+    """
+    found: dict[str, list[float]] = {}
+    for sample in _SAMPLE.finditer(text):
+        name = sample["name"].removeprefix("vllm:")
+        if name == "prompt_tokens_by_source_total" and _FROM_OTHER_ENGINES not in (sample["labels"] or ""):
+            continue
+        value = _number(sample["value"])
+        if value is not None:
+            found.setdefault(name, []).append(value)
+    usages = found.get("kv_cache_usage_perc", [])
+    return Load(
+        running=_total(found.get("num_requests_running", [])),
+        waiting=_total(found.get("num_requests_waiting", [])),
+        kv_usage=min(1.0, sum(usages) / len(usages)) if usages else 0.0,
+        external_kv_tokens=_total(found.get("prompt_tokens_by_source_total", [])),
+    )
+
+
+def _number(word: str) -> float | None:
+    """A count or a share: finite and not negative, else None."""
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
+
+
+def _total(values: list[float]) -> int:
+    total = sum(values)
+    return int(total) if math.isfinite(total) else 0

