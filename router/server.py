@@ -147,7 +147,8 @@ class Router:
                     await response.write(chunk)
             except aiohttp.ClientPayloadError as error:
                 logger.warning("%s broke off: %s", instance.id, error)
-                http.transport and http.transport.abort()  # type: ignore[func-returns-value]  # no clean end of a broken answer
+                if http.transport is not None:
+                    http.transport.abort()  # a broken answer must not look like a finished one
                 return response
             await response.write_eof()
             return response
@@ -236,7 +237,7 @@ _WHOLE_PATHS = (
     "/v2/rerank",
     "/version",
 )
-"""What clients of vLLM's own server call outside ``/v1``. What operators call there (sleep, weights, ...) stays closed."""
+"""What clients of vLLM's own server call outside ``/v1``. What operators call there (sleep, weights) stays closed."""
 
 _OPERATORS_ONLY = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Change one engine, not the fleet: behind a router they would make instances differ."""

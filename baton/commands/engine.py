@@ -187,15 +187,16 @@ def parse_cores(text: str) -> tuple[int, ...]:
     """``0,2-4`` -> (0, 2, 3, 4)."""
     cores: list[int] = []
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not first.isdecimal() or not last.isdecimal():
             raise UsageError(f"--cores {text}: write CPU numbers as 0,1 or 0-3")
-        cores += range(int(first), int(last or first) + 1)
+        cores += range(int(first), int(last) + 1)
     usable = os.sched_getaffinity(0)
     foreign = [core for core in cores if core not in usable]
     if foreign or not cores:
         raise UsageError(f"--cores {text}: not usable here: {foreign}; usable: {sorted(usable)}")
-    return tuple(cores)
+    return tuple(dict.fromkeys(cores))
 
 
 def _env_pair(word: str) -> tuple[str, str]:

@@ -41,11 +41,15 @@ def test_official_client(cluster: Cluster) -> None:
 
 
 def test_vllm_bench_serve(cluster: Cluster) -> None:
-    words = ["bench", "serve", "--base-url", cluster.endpoint, "--model", cluster.model, "--tokenizer", str(model_path()),
-             "--dataset-name", "random", "--random-input-len", "200", "--random-output-len", "16", "--num-prompts", "12",
-             "--max-concurrency", "4", "--seed", "1"]  # fmt: skip
+    target = ["--base-url", cluster.endpoint, "--model", cluster.model, "--tokenizer", str(model_path())]
+    load = ["--dataset-name", "random", "--random-input-len", "200", "--random-output-len", "16", "--seed", "1"]
+    words = ["bench", "serve", *target, *load, "--num-prompts", "12", "--max-concurrency", "4"]
     done = subprocess.run(
-        [sys.executable, "-m", "vllm.entrypoints.cli.main", *words], capture_output=True, text=True, timeout=240
+        [sys.executable, "-m", "vllm.entrypoints.cli.main", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"Successful requests:\s+12\b", done.stdout), done.stdout[-3000:]
@@ -57,7 +61,7 @@ def test_curl_from_the_readme(cluster: Cluster) -> None:
     for command in commands:
         words = shlex.split(command.replace("\\\n", " ").replace("http://127.0.0.1:8000", cluster.endpoint))
         done = subprocess.run(
-            [*words, "--fail", "--silent", "--show-error"], capture_output=True, text=True, timeout=60
+            [*words, "--fail", "--silent", "--show-error"], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, (command, done.stderr)
         assert "choices" in done.stdout or "data" in done.stdout, command
@@ -89,12 +93,12 @@ async def test_client_that_leaves_before_the_first_byte(cluster: Cluster, after_
     body = {**LONG, "model": cluster.model, "prompt": f"{after_s}{stream}" + str(LONG["prompt"]), "stream": stream}
     async with aiohttp.ClientSession() as session:
         posting = asyncio.ensure_future(session.post(f"{cluster.endpoint}/v1/completions", json=body))
-        await asyncio.sleep(after_s)  # when the client loses patience: the subject, not a synchronisation
+        await asyncio.wait({posting}, timeout=after_s)  # when the client loses patience: that is the subject
         posting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            (await posting).close()
-            raise asyncio.CancelledError  # it had its answer already: leaving then is the case below
-    await asyncio.to_thread(within, 2.0, cluster.idle)
+        await asyncio.wait({posting})
+        if not posting.cancelled():
+            posting.result().close()  # it began just before
+    assert await asyncio.to_thread(within, 2.0, cluster.idle) < 2.0
 
 
 async def test_client_that_leaves_after_the_first_byte(cluster: Cluster) -> None:
@@ -106,4 +110,4 @@ async def test_client_that_leaves_after_the_first_byte(cluster: Cluster) -> None
     ):
         assert await answer.content.readany()
         answer.close()
-    await asyncio.to_thread(within, 2.0, cluster.idle)
+    assert await asyncio.to_thread(within, 2.0, cluster.idle) < 2.0

@@ -78,8 +78,8 @@ def test_tokens_equal_one_engines(cluster: Cluster, length: int) -> None:
     assert text == expected["text"]
 
 
-QUESTIONS = ["What is Baton?", "hello", "Tell me a story.", "Write café five times.", "Send me a smile.", "Say nothing.",
-             "What is the KV cache? " * 60]  # fmt: skip
+QUESTIONS = ["What is Baton?", "hello", "Tell me a story.", "Write café five times.", "Send me a smile.",
+             "Say nothing.", "What is the KV cache? " * 60]  # fmt: skip
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda text: text[:20])
@@ -107,9 +107,8 @@ def test_chat_equals_one_engines(cluster: Cluster, question: str, max_tokens: in
 def test_one_token_is_answered_by_prefill(cluster: Cluster, path: str) -> None:
     content = {"prompt": STORY} if path == "/v1/completions" else {"messages": [{"role": "user", "content": STORY}]}
     before = cluster.pulled()
-    status, answer = post(
-        cluster.endpoint + path, {"model": cluster.model, "max_tokens": 1, "temperature": 0, **content}
-    )
+    body = {"model": cluster.model, "max_tokens": 1, "temperature": 0, **content}
+    status, answer = post(cluster.endpoint + path, body)
     assert status == 200
     assert answer["usage"]["completion_tokens"] == 1
     assert answer["kv_transfer_params"] is None

@@ -1,0 +1,220 @@
+"""The whole shell around an engine, with a small fake server in vLLM's place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import EngineFailed
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from engine.vllm.child import Change, EngineProcess, session_of
+from engine.vllm.probe import Probe, Unwell
+from engine.vllm.spec import EngineSpec
+from engine.vllm.supervise import Rules, State
+
+pytestmark = pytest.mark.sockets
+
+KEY = "of-the-environment"
+RULES = Rules(pause_first_s=0.05, start_max_s=20, dead_max_s=0.0)
+
+# Answers as vLLM does, asks for the key, prints vLLM's words, drains on SIGTERM. POST /die: 503 from then on.
+SERVER = """
+import json, os, signal, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+alive = True
+class Vllm(BaseHTTPRequestHandler):
+    def answer(self, status, body=None):
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+    def do_GET(self):
+        if self.path == "/health":
+            return self.answer(200 if alive else 503)
+        if self.headers["Authorization"] != "Bearer " + os.environ["VLLM_API_KEY"]:
+            return self.answer(401)
+        self.answer(200, {"data": [{"id": "fake"}]})
+    def do_POST(self):
+        global alive
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/die":
+            alive = False
+            print("  raise Broken", "RuntimeError: the kernel broke", sep="\\n", flush=True)
+        self.answer(200 if body == {} or body["model"] == "fake" and body["max_tokens"] == 1 else 400)
+    def log_message(self, *args):
+        pass
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+print("INFO Starting to load model", flush=True)
+server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Vllm)
+print("INFO:     Application startup complete.", flush=True)
+server.serve_forever()
+"""
+
+
+class Engine:
+    """An `EngineProcess` with its history."""
+
+    def __init__(self, folder: Path, source: str = SERVER, rules: Rules = RULES) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        spec = EngineSpec(
+            instance=InstanceId("e-0"),
+            role=Role.BOTH,
+            model="m",
+            python=sys.executable,
+            device="gpu",
+            port=self.port,
+            side_channel_port=1,
+        )
+        self.changes: list[Change] = []
+        self.news = asyncio.Event()
+        self.process = EngineProcess(
+            spec,
+            folder / "logs" / "e-0.log",
+            on_change=self._told,
+            rules=rules,
+            environ={**os.environ, "VLLM_API_KEY": KEY},
+            argv=[sys.executable, "-I", "-S", "-c", source, str(self.port)],
+        )
+
+    def _told(self, change: Change) -> None:
+        self.changes.append(change)
+        self.news.set()
+
+    async def wait_for(self, state: State, epoch: int = 1) -> Change:
+        async with asyncio.timeout(20):
+            while True:
+                for change in self.changes:
+                    if (change.state, change.epoch) == (state, epoch):
+                        return change
+                self.news.clear()
+                await self.news.wait()
+
+    @property
+    def states(self) -> list[str]:
+        """Without the stages of a start."""
+        seen = [str(change.state) for change in self.changes]
+        return [state for at, state in enumerate(seen) if at == 0 or seen[at - 1] != state]
+
+
+@asynccontextmanager
+async def running(engine: Engine) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(engine.process.run())
+        try:
+            yield
+        finally:
+            engine.process.stop(at_once=True)
+            await task
+
+
+def keeper_of(engine: Engine) -> int:
+    keeper = engine.process._keeper
+    assert keeper is not None
+    return keeper.pid
+
+
+async def test_it_comes_up_tells_how_far_it_is_and_stops(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    async with running(engine):
+        await engine.wait_for(State.READY)
+        assert engine.process.model == "fake"
+        keeper = keeper_of(engine)
+        engine.process.stop()
+        await engine.wait_for(State.STOPPED)
+    assert engine.states == ["starting", "ready", "stopping", "stopped"]
+    assert engine.changes[0].detail == "importing vLLM"
+    assert session_of(keeper) is None
+
+
+async def test_it_is_started_again_when_it_dies(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    async with running(engine):
+        await engine.wait_for(State.READY)
+        os.kill(keeper_of(engine), signal.SIGKILL)
+        again = await engine.wait_for(State.RESTARTING)
+        assert again.detail == "the process ended with exit code 137; starting again in 0.05 s"
+        await engine.wait_for(State.READY, epoch=2)
+    assert engine.states == ["starting", "ready", "restarting", "starting", "ready", "stopping", "stopped"]
+    log = engine.process.log_path.read_text()
+    assert log.count("--- ") == 2, "a header for each start"
+
+
+async def test_one_that_says_it_is_dead_is_killed_and_its_last_error_told(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    async with running(engine):
+        await engine.wait_for(State.READY)
+        async with Probe(engine.process.spec.url, KEY) as probe:
+            await probe._ask("POST", "/die", 5, {})
+        again = await engine.wait_for(State.RESTARTING)
+        assert "HTTP 503" in again.detail
+        assert again.detail.endswith("RuntimeError: the kernel broke; starting again in 0.05 s")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("raise ValueError('no such model')", "exit code 1: ValueError: no such model"),
+        ("import sys; sys.exit('x.py: error: unrecognized arguments: --bad')", "exit code 1: unrecognized arguments"),
+    ],
+)
+async def test_a_start_that_fails_says_why(tmp_path: Path, source: str, why: str) -> None:
+    engine = Engine(tmp_path, f"def start():\n    {source}\nstart()")
+    with pytest.raises(EngineFailed, match=why) as failure:
+        await engine.process.run()
+    assert failure.value.log_tail[-1] in {"ValueError: no such model", "x.py: error: unrecognized arguments: --bad"}
+    assert engine.states == ["starting", "failed"]
+
+
+async def test_one_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, "import time; time.sleep(600)", Rules(start_max_s=0.3))
+    with pytest.raises(EngineFailed, match="no first token after"):
+        await engine.process.run()
+
+
+async def test_a_cancelled_run_leaves_nothing(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(engine.process.run())
+        await engine.wait_for(State.READY)
+        keeper = keeper_of(engine)
+        task.cancel()
+    assert session_of(keeper) is None
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_stopped_before_it_started(tmp_path: Path, at_once: bool) -> None:
+    engine = Engine(tmp_path)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(engine.process.run())
+        await engine.wait_for(State.STARTING)
+        engine.process.stop(at_once=at_once)
+    assert engine.states == ["starting", "stopping", "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "because", "dead"),
+    [
+        (Probe.health, "GET /health: nobody listens", True),
+        (Probe.load, "GET /metrics: nobody listens", True),
+    ],
+)
+async def test_nobody_listens(ask: Callable[[Probe], object], because: str, dead: bool) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        async with Probe(url, None) as probe:
+            with pytest.raises(Unwell, match=because) as unwell:
+                await ask(probe)  # type: ignore[misc]
+    assert unwell.value.dead is dead

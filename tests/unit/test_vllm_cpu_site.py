@@ -1,0 +1,67 @@
+"""The start-up patch of CPU engines, in an interpreter of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.vllm.child import CPU_SITE
+
+FAKE_BINDINGS = """
+class Config:  # as pybind11 makes them: attributes are properties of the class
+    _delay = 0
+    @property
+    def pthrDelay(self): return self._delay
+    @pthrDelay.setter
+    def pthrDelay(self, value): self._delay = value
+nixlAgentConfig = Config
+"""
+FAKE_API = """
+from . import _bindings as nixlBind
+def delay_for(asked):
+    config = nixlBind.nixlAgentConfig()
+    config.pthrDelay = asked
+    return config.pthrDelay, isinstance(config, nixlBind.Config)
+"""
+
+
+def python(source: str, *path: Path) -> str:
+    environ = {**os.environ, "PYTHONPATH": ":".join(map(str, path))}
+    done = subprocess.run([sys.executable, "-c", source], env=environ, capture_output=True, text=True, check=True)
+    assert not done.stderr
+    return done.stdout.strip()
+
+
+def test_yielding_gives_the_core_away() -> None:
+    source = "import os, time; t = time.monotonic(); os.sched_yield(); print(time.monotonic() - t >= 0.0002)"
+    assert python(source, CPU_SITE) == "True"
+
+
+def test_nixls_thread_gets_a_pause_and_a_delay_that_was_chosen_stays(tmp_path: Path) -> None:
+    nixl = tmp_path / "nixl_cu13"
+    nixl.mkdir()
+    (nixl / "__init__.py").write_text("")
+    (nixl / "_bindings.py").write_text(FAKE_BINDINGS)
+    (nixl / "_api.py").write_text(FAKE_API)
+    source = "import nixl_cu13._api as api; print(api.delay_for(0), api.delay_for(7))"
+    assert python(source, CPU_SITE, tmp_path) == "(1000, True) (7, True)"
+
+
+def test_another_nixl_is_left_as_it_is(tmp_path: Path) -> None:
+    nixl = tmp_path / "nixl_cu13"
+    nixl.mkdir()
+    (nixl / "__init__.py").write_text("")
+    (nixl / "_api.py").write_text("nixlBind = object()")
+    assert python("import nixl_cu13._api as api; print(type(api.nixlBind))", CPU_SITE, tmp_path) == "<class 'object'>"
+
+
+def test_the_users_own_sitecustomize_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = __name__")
+    assert python("print(mine)", CPU_SITE, tmp_path) == "sitecustomize"
+
+
+def test_it_imports_nothing_heavy() -> None:
+    source = "import sys; print(sorted({'asyncio', 'nixl', 'numpy', 'torch', 'typing_extensions'} & set(sys.modules)))"
+    assert python(source, CPU_SITE) == "[]"

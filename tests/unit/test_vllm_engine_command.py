@@ -1,0 +1,128 @@
+"""`baton engine`: from flags to an engine, and one clear line for what cannot be."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.commands import engine
+from cluster.errors import UsageError
+from cluster.instance import Role
+from engine.vllm.hardware import Hardware
+from engine.vllm.placement import Gpu
+
+pytestmark = pytest.mark.sockets
+
+CPU = Hardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
+GPU = Hardware(gpus=(Gpu(id="0"),), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
+CORE = min(os.sched_getaffinity(0))
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_hardware", lambda _: CPU)
+
+
+def spec_of(*words: str, vllm_args: tuple[str, ...] = (), environ: dict[str, str] | None = None) -> Any:
+    parser = argparse.ArgumentParser()
+    engine.add_arguments(parser)
+    args = parser.parse_args(words)
+    args.vllm_args = list(vllm_args)
+    return engine.spec_of(args, environ or {})
+
+
+def test_without_a_model_the_bundled_one_is_served() -> None:
+    spec = spec_of()
+    assert Path(spec.model).name == "model"
+    assert (spec.served_name, spec.dtype, spec.max_model_len) == ("baton-tiny", "float32", 2048)
+    assert (spec.instance, spec.role, spec.device) == ("both-0", Role.BOTH, "cpu")
+
+
+def test_any_other_model_is_left_as_it_is() -> None:
+    spec = spec_of(
+        "org/model", "--role", "decode", "--name", "d-7", "--served-model-name", "x", vllm_args=("--seed", "1")
+    )
+    assert (spec.model, spec.served_name, spec.dtype, spec.max_model_len) == ("org/model", "x", None, None)
+    assert (spec.instance, spec.role, spec.extra_args) == ("d-7", Role.DECODE, ("--seed", "1"))
+
+
+def test_a_folder_must_hold_a_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        spec_of(str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        spec_of(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert spec_of(str(tmp_path)).model == str(tmp_path)
+
+
+def test_port_zero_is_a_free_one() -> None:
+    spec = spec_of()
+    assert spec.port in engine.FREE_PORTS
+    assert spec.side_channel_port in engine.FREE_PORTS
+
+
+def test_a_busy_port_is_named_with_its_flag() -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(UsageError, match=f"--port {port} on 127.0.0.1: address already in use"):
+            spec_of("--port", str(port))
+        with pytest.raises(UsageError, match=f"--side-channel-port {port}"):
+            spec_of("--side-channel-port", str(port))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--port", "70000"), "--port 70000"),
+        (("--host", "203.0.113.1"), "--port 0: cannot assign"),
+        (("--cores", "x"), "--cores x"),
+        (("--cores", "0-"), "--cores 0-"),
+        (("--cores", "3-1"), "not usable here"),
+        (("--cores", "99999"), "not usable here"),
+        (("--env", "X"), "NAME=VALUE"),
+        (("--gpu-memory-share", "2"), "gpu-memory-share"),
+    ],
+)
+def test_wrong_values(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        spec_of(*words)
+
+
+def test_cores() -> None:
+    assert spec_of("--cores", f"{CORE}").cores == (CORE,)
+    assert spec_of("--cores", f"{CORE}-{CORE},{CORE}").cores == (CORE,)
+
+
+def test_the_environment_may_name_the_side_channel() -> None:
+    spec = spec_of(environ={"VLLM_NIXL_SIDE_CHANNEL_PORT": "23457", "VLLM_NIXL_SIDE_CHANNEL_HOST": "localhost"})
+    assert (spec.side_channel_host, spec.side_channel_port) == ("localhost", 23457)
+    with pytest.raises(UsageError, match="VLLM_NIXL_SIDE_CHANNEL_PORT=x"):
+        spec_of(environ={"VLLM_NIXL_SIDE_CHANNEL_PORT": "x"})
+
+
+def test_peers_cannot_connect_to_a_wildcard() -> None:
+    assert spec_of("--host", "0.0.0.0").side_channel_host == "127.0.0.1"
+
+
+def test_a_gpu_is_used_when_there_is_one_or_when_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert spec_of("--gpu", "1, 2").gpus == ("1", "2")
+    assert spec_of("--gpu", "1").device == "gpu"
+    monkeypatch.setattr(engine, "find_hardware", lambda _: GPU)
+    assert (spec_of().device, spec_of().gpus) == ("gpu", ())
+
+
+def test_no_vllm_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_hardware", lambda _: Hardware(gpus=(), cores=(0,), vllm=None, nixl=None))
+    with pytest.raises(UsageError, match="vLLM is not installed"):
+        spec_of()
+
+
+def test_the_users_environment_is_kept_apart() -> None:
+    assert spec_of("--env", "A=1", "--env", "B=x=y").extra_env == {"A": "1", "B": "x=y"}

@@ -1,0 +1,68 @@
+"""An engine's log on disk: place, headers, rotation, reading what is new."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.vllm import logfile
+from engine.vllm.logfile import LogFile, default_path
+
+
+def test_it_stands_where_state_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert default_path("p-0", {"XDG_STATE_HOME": "/state"}) == Path("/state/baton/logs/p-0.log")
+    assert default_path("p-0", {}) == Path("/home/me/.local/state/baton/logs/p-0.log")
+    assert default_path("p-0", {"XDG_STATE_HOME": "relative"}) == Path("/home/me/.local/state/baton/logs/p-0.log")
+
+
+def start(log: LogFile, header: str, text: str) -> None:
+    output = log.open(header)
+    os.write(output, text.encode())
+    os.close(output)
+
+
+def test_each_start_is_appended_and_read_alone(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "new" / "p.log")
+    start(log, "first", "a\nb\n")
+    start(log, "second", "c\n")
+    assert log.path.read_text() == "--- first\na\nb\n--- second\nc\n"
+    assert log.this_start() == ["c"]
+    assert log.path.stat().st_mode & 0o077 == 0, "prompts may stand in it"
+
+
+def test_new_lines_are_whole_lines(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "p.log")
+    output = log.open("x")
+    assert log.new_lines() == []
+    os.write(output, b"one\ntw")
+    assert log.new_lines() == ["one"]
+    os.write(output, b"o\n 50%\r100%\r\xff\n")
+    assert log.new_lines() == ["two", " 50%", "100%", "\N{REPLACEMENT CHARACTER}"]
+    os.close(output)
+
+
+def test_a_long_log_is_put_aside_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logfile, "ROTATE_BYTES", 20)
+    log = LogFile(tmp_path / "p.log")
+    for name in ("first", "second", "third"):
+        start(log, name, "a line\na line\n")
+    assert (tmp_path / "p.log").read_text().startswith("--- third\n")
+    assert (tmp_path / "p.log.1").read_text().startswith("--- second\n")
+    assert len(list(tmp_path.iterdir())) == 2
+    assert log.this_start() == ["a line", "a line"]
+
+
+def test_only_the_end_of_a_long_start_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logfile, "TAIL_BYTES", 14)
+    log = LogFile(tmp_path / "p.log")
+    start(log, "x", "first\nsecond\nlast\n")
+    assert log.this_start()[-1] == "last"
+    assert "first" not in log.this_start()
+
+
+def test_a_log_that_is_not_there_reads_empty(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "p.log")
+    assert (log.this_start(), log.new_lines()) == ([], [])

@@ -1,0 +1,124 @@
+"""What vLLM's log says: stages of a start, and the one line that tells why it failed. Lines are vLLM 0.32's own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.vllm.logtext import SILENT_DEATH, reason, stage, worth_showing
+
+API = "(APIServer pid=4338) "
+ERROR = "(EngineCore pid=8170) ERROR 11-20 16:16:58 [core.py:1512] "
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"{API}INFO 11-20 16:05:36 [api_utils.py:286] non-default args: {{}}", "reading the model's configuration"),
+        (
+            "(EngineCore pid=1) INFO 11-20 16:05:50 [core.py:133] Initializing a V1 LLM engine",
+            "starting the engine core",
+        ),
+        ("(Worker pid=1) INFO 11-20 16:05:57 [x.py:68] Starting to load model /m...", "loading weights"),
+        ("Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:00<00:00]", "loading weights, 50 %"),
+        ("(Worker pid=1) INFO 11-20 16:05:58 [x.py:2327] GPU KV cache size: 524,288 tokens", "profiling and KV cache"),
+        ("(Worker pid=1) INFO 11-20 16:05:59 [x.py:865] Detected kv cache layout LBHNC", "warming up"),
+        (
+            "(EngineCore pid=1) INFO 1 2 [core.py:402] init engine (profile, create kv cache)",
+            "starting the HTTP server",
+        ),
+        ("INFO:     Application startup complete.", "first token"),
+        (f"{API}WARNING 11-20 16:05:44 [vllm.py:1703] Enforce eager set, disabling torch.compile", None),
+        ("", None),
+    ],
+)
+def test_stage(line: str, words: str | None) -> None:
+    assert stage(line) == words
+
+
+def test_a_wrong_flag() -> None:
+    lines = ["usage: api_server.py [-h] [--headless]", "api_server.py: error: unrecognized arguments: --bad-flag"]
+    assert reason(lines) == "unrecognized arguments: --bad-flag"
+
+
+def test_a_wrong_value_with_its_explanation() -> None:
+    lines = [
+        "api_server.py: error: argument --kv-transfer-config: 1 validation error for KVTransferConfig",
+        "  Invalid JSON: key must be a string [type=json_invalid, input_value='{bad', input_type=str]",
+        "    For further information visit https://errors.pydantic.dev",
+    ]
+    assert reason(lines) == (
+        "argument --kv-transfer-config: 1 validation error for KVTransferConfig Invalid JSON: key must be a string"
+    )
+
+
+def test_the_first_traceback_counts_not_those_who_notice_it() -> None:
+    lines = [
+        f"{ERROR}Traceback (most recent call last):",
+        f'{ERROR}  File "/site-packages/vllm/v1/engine/core.py", line 1500, in run',
+        f"{ERROR}    raise ValueError(",
+        f"{ERROR}ValueError: Available memory is less than requested (9999.0 GiB).",
+        f"{API}Traceback (most recent call last):",
+        f"{API}    raise RuntimeError(",
+        f"{API}RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}",
+    ]
+    assert reason(lines) == "ValueError: Available memory is less than requested (9999.0 GiB)."
+
+
+def test_pointers_without_a_cause_are_said_in_words() -> None:
+    lines = [
+        f"{API}ERROR 11-20 16:32:28 [async_llm.py:906] Traceback (most recent call last):",
+        f"{API}ERROR 11-20 16:32:28 [async_llm.py:906]     raise self._format_exception(outputs) from None",
+        f"{API}ERROR 11-20 16:32:28 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore"
+        " encountered an issue. See stack trace (above) for the root cause.",
+    ]
+    assert reason(lines) == SILENT_DEATH
+
+
+def test_module_paths_and_pydantics_tail_are_left_out() -> None:
+    lines = [
+        "    s.__pydantic_validator__.validate_python(ArgsKwargs(args, kwargs), self_instance=s)",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        "  Value error, max_model_len (99999) is too great. [type=value_error, input_value=ArgsKwargs((), {'m...'})]",
+    ]
+    assert (
+        reason(lines)
+        == "ValidationError: 1 validation error for ModelConfig Value error, max_model_len (99999) is too great."
+    )
+
+
+def test_an_error_without_text() -> None:
+    assert reason(["    assert final_res is not None", "AssertionError"]) == "AssertionError"
+
+
+@pytest.mark.parametrize(
+    "line", ["cannot start /nowhere/python: No such file or directory", "/env/bin/python: No module named vllm"]
+)
+def test_not_even_started(line: str) -> None:
+    assert reason(["something", line]) == line
+
+
+def test_no_reason_in_a_healthy_log() -> None:
+    assert reason([f"{API}INFO 1-1 1:1 [x.py:1] TypeError: is a word here", "TypeError: quoted, not raised"]) is None
+
+
+def test_what_is_shown_leaves_out_noise() -> None:
+    lines = [
+        "usage: x [-h]",
+        "       [--a A] [--b {c,d}]",
+        "       [model_tag]",
+        "",
+        "  foo(",
+        "  ^^^^",
+        "x: error: bad",
+    ]
+    assert worth_showing(lines, 10) == ["  foo(", "x: error: bad"]
+    assert worth_showing(lines, 1) == ["x: error: bad"]
+
+
+@given(st.lists(st.text(max_size=80), max_size=20))
+def test_any_log_can_be_read(lines: list[str]) -> None:
+    assert isinstance(reason(lines), str | None)
+    assert len(worth_showing(lines, 5)) <= 5
+    assert all(isinstance(stage(line), str | None) for line in lines)
