@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.errors import UsageError
+from cluster.registry.registry import Registry
 from router.config import RouterConfig
 from router.server import Router, admin_app, public_app
 
@@ -24,7 +25,12 @@ BACKLOG = 1024
 """Connections the kernel may queue while the loop is busy."""
 
 
-async def serve(config: RouterConfig, announce: Callable[[str, str], None], stop: asyncio.Event) -> None:
+async def serve(
+    config: RouterConfig,
+    announce: Callable[[str, str], None],
+    stop: asyncio.Event,
+    registry: Registry | None = None,
+) -> None:
     """Serve until `stop` is set, then finish open requests for at most ``drain_s`` and return.
 
     `announce` gets the endpoint and the admin URL once both ports are open.
@@ -32,12 +38,13 @@ async def serve(config: RouterConfig, announce: Callable[[str, str], None], stop
     Raises:
         UsageError: a port is taken, naming the flag.
     """
-    router = Router(config)
+    router = Router(config, registry)
     async with AsyncExitStack() as closing:
         await router.start()
         closing.push_async_callback(router.close)
         public = await _listen(public_app(router), config, config.host, config.port, "--port", closing)
         admin = await _listen(admin_app(router), config, config.admin_host, config.admin_port, "--admin-port", closing)
+        router.announce(public, admin)
         announce(public, admin)
         await stop.wait()
 

@@ -12,7 +12,10 @@ from cluster.instance import Instance
 class RouterConfig:
     """All settings of one router; every default says why."""
 
-    instances: tuple[Instance, ...]
+    instances: tuple[Instance, ...] = ()
+    """Engines given by URL; with a registry, none."""
+    has_registry: bool = False
+    """Whether instances announce themselves in a registry."""
     host: str = "127.0.0.1"
     port: int = 8000
     """0 = a free port."""
@@ -36,8 +39,11 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the field, its value and the fix."""
-        if not self.instances:
-            raise UsageError("no instance given: name at least one with --prefill-url, --decode-url or --both-url")
+        if not self.instances and not self.has_registry:
+            flags = "--prefill-url, --decode-url or --both-url"
+            raise UsageError(f"no instance given: name at least one with {flags}, or give --registry")
+        if self.instances and self.has_registry:
+            raise UsageError("both --registry and engine URLs given: instances come from one or the other")
         for name in ("body_bytes_max", "body_timeout_s", "head_timeout_s", "first_token_s", "stall_s"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be above 0")

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import msgspec
@@ -57,6 +57,7 @@ class Exchange:
         self._first_chunk = b""
         self._response: web.StreamResponse | None = None
         self._decoding_on: InstanceId | None = None
+        self._prefilling_on = InstanceId("")
         self._way = "whole"
 
     async def run(self) -> web.StreamResponse:
@@ -93,9 +94,19 @@ class Exchange:
                 self._feed(event)
 
     async def _next_event(self) -> j.Event:
+        if self._journey.state is j.State.CHOOSING:
+            called = await self._router.line.wait(self, self._seconds_left())
+            return j.FleetChanged() if called else j.Tick()
         assert self._prefill is not None, f"nothing to wait for in {self._journey.state}"
-        done, _ = await asyncio.wait({self._prefill}, timeout=self._seconds_left())
-        return self._prefill.result() if done else j.Tick()
+        lost = self._router.losses.of(self._prefilling_on)
+        legs: set[asyncio.Future[Any]] = {self._prefill, lost}
+        done, _ = await asyncio.wait(legs, timeout=self._seconds_left(), return_when=asyncio.FIRST_COMPLETED)
+        if self._prefill in done:
+            return self._prefill.result()
+        if lost in done:
+            self._prefill.cancel()
+            return j.Lost("the instance was lost")
+        return j.Tick()
 
     def _seconds_left(self) -> float | None:
         wakeup = self._journey.next_wakeup()
@@ -105,6 +116,8 @@ class Exchange:
         match effect:
             case j.Choose():
                 return self._choose(effect)
+            case j.AwaitFleet():
+                self._router.line.call_next(self)
             case j.SendPrefill(instance, attempt):
                 self._send_prefill(instance, attempt)
             case j.SendDecode(instance, transfer):
@@ -141,11 +154,14 @@ class Exchange:
             hand_over=effect.hand_over,
             prefill_only=self._wanted.prefill_only,
             excluded=effect.excluded,
+            routers=self._router.view.routers,
         )
         if effect.excluded:
             self._router.meters.retries.inc()
         self._occupy(None)
         chosen = self._router.policy(self._router.view.all(), wanted)
+        if not chosen.wait:
+            self._router.line.leave(self)
         self._occupy(chosen.decode)  # D's place is taken before P begins: a hold must never wait for one
         logger.debug("%s: %s", self._request.id, chosen.because)
         return chosen
@@ -154,6 +170,7 @@ class Exchange:
 
     def _send_prefill(self, instance: InstanceId, attempt: int) -> None:
         self._router.view.leg_started(instance)
+        self._prefilling_on = instance
         self._prefill = self._router.spawn(self._run_prefill(instance), f"prefill-{self._request.id}-{attempt}")
 
     async def _run_prefill(self, instance: InstanceId) -> j.Event:
@@ -165,7 +182,7 @@ class Exchange:
         except EngineLost as lost:
             return self._lost(instance, lost)
         finally:
-            self._router.view.leg_ended(instance)
+            self._router.leg_ended(instance)
         self._router.meters.leg_seconds.labels("prefill").observe(time.monotonic() - started)
         return self._read_prefill(answer)
 
@@ -190,7 +207,7 @@ class Exchange:
 
     def _lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost:
         if not lost.reached:
-            self._router.view.unreachable(instance)
+            self._router.unreachable(instance)
         logger.warning("%s: %s lost: %s", self._request.id, instance, lost)
         return j.Lost(str(lost))
 
@@ -208,17 +225,19 @@ class Exchange:
     # -- the answering leg --
 
     async def _send_decode(self, instance: InstanceId, transfer: wire.Transfer | None) -> j.Event:
+        if not self._router.takes_legs(instance):
+            return j.Lost("it went away while the prompt was prefilled")  # draining, down, or a new epoch
         self._way = "handoff" if transfer is not None else "whole"
         body = self._request.body if transfer is None else wire.decode_body(self._request.body, transfer)
         self._occupy(instance)
         started = time.monotonic()
+        opening = self._router.spawn(
+            self._open_decode(instance, msgspec.json.encode(body)), f"decode-{self._request.id}"
+        )
         try:
-            async with asyncio.timeout(self._seconds_left()):
-                event = await self._open_decode(instance, msgspec.json.encode(body))
-        except TimeoutError:
-            event = j.Tick()
-        except EngineLost as lost:
-            event = self._lost(instance, lost)
+            event = await self._opened(opening, instance)
+        finally:
+            opening.cancel()
         if not isinstance(event, j.Opened):
             self._close_decode()
         elif transfer is not None:
@@ -226,21 +245,29 @@ class Exchange:
         self._router.meters.leg_seconds.labels("decode").observe(time.monotonic() - started)
         return event
 
+    async def _opened(self, opening: asyncio.Task[j.Event], instance: InstanceId) -> j.Event:
+        lost = self._router.losses.of(instance)
+        legs: set[asyncio.Future[Any]] = {opening, lost}
+        done, _ = await asyncio.wait(legs, timeout=self._seconds_left(), return_when=asyncio.FIRST_COMPLETED)
+        if opening in done:
+            return opening.result()
+        return j.Lost("the instance was lost") if lost in done else j.Tick()
+
     async def _open_decode(self, instance: InstanceId, body: bytes) -> j.Event:
         """Send, and wait until the status is true: the whole body, or the first event of a stream."""
         target = self._router.view.get(instance).instance
         stream = self._request.stream
-        response = await self._router.upstream.open(
-            target, "POST", self._request.path, body, self._headers, stream=stream
-        )
-        self._answer = response
-        if response.status != 200 or not stream:
-            self._answer = answer = await read(response)
-            return j.Opened() if answer.status == 200 else self._refused(answer)
         try:
-            self._first_chunk = await response.content.readany()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineLost(say(error), reached=True) from None
+            response = await self._router.upstream.open(
+                target, "POST", self._request.path, body, self._headers, stream=stream
+            )
+            self._answer = response
+            if response.status != 200 or not stream:
+                self._answer = answer = await read(response)
+                return j.Opened() if answer.status == 200 else self._refused(answer)
+            self._first_chunk = await _next_chunk(response)
+        except EngineLost as lost:
+            return self._lost(instance, lost)
         if not self._first_chunk:
             return j.Lost("the stream ended before its first token")
         if self._first_chunk.startswith(_ERROR_EVENT):
@@ -258,7 +285,7 @@ class Exchange:
         if instance == self._decoding_on:
             return
         if self._decoding_on is not None:
-            self._router.view.leg_ended(self._decoding_on)
+            self._router.leg_ended(self._decoding_on)
         if instance is not None:
             self._router.view.leg_started(instance)
         self._decoding_on = instance
@@ -342,6 +369,7 @@ class Exchange:
 
     def _finish(self, outcome: str) -> None:
         self._occupy(None)
+        self._router.line.leave(self)
         seconds = time.monotonic() - self._request.arrived
         self._router.meters.requests.labels(self._request.path, self._way, outcome).inc()
         self._router.meters.request_seconds.observe(seconds)

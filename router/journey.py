@@ -43,11 +43,18 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The policy's answer. Both set: hand over. Only `decode`: run whole there. None: nobody can."""
+    """The policy's answer. Both set: hand over. Only `decode`: run whole there. None: nobody can, or `wait`."""
 
     prefill: InstanceId | None
     decode: InstanceId | None
     because: str
+    wait: bool = False
+    """Somebody could, but all of them have their hands full: worth asking again when that changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetChanged:
+    """An instance came, recovered, or has a place again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +106,7 @@ class Tick:
     """The time `next_wakeup` asked for has come."""
 
 
-Event = Chosen | PrefillAnswered | Refused | Lost | Opened | Ended | ClientLeft | Released | Tick
+Event = Chosen | FleetChanged | PrefillAnswered | Refused | Lost | Opened | Ended | ClientLeft | Released | Tick
 
 
 # --- effects: what the driver must do --------------------------------------------------------------------------------
@@ -111,6 +118,11 @@ class Choose:
 
     excluded: frozenset[InstanceId]
     hand_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitFleet:
+    """Wait in line; answer with `FleetChanged` when it is worth asking again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +204,7 @@ class Finish:
 
 Effect = (
     Choose
+    | AwaitFleet
     | SendPrefill
     | SendDecode
     | CancelPrefill
@@ -278,6 +291,8 @@ class Journey:
 
     def _chosen(self, event: Chosen) -> tuple[Effect, ...]:
         self.because = event.because
+        if event.wait:
+            return (AwaitFleet(),)
         if event.decode is None:
             return self._fail(no_instance(f"{event.because}; last failure: {self.last_failure}"))
         self.attempt += 1
@@ -295,6 +310,9 @@ class Journey:
         self.prefill = event.prefill
         self.state = State.PREFILLING
         return (SendPrefill(event.prefill, self.attempt),)
+
+    def _fleet_changed(self, event: FleetChanged) -> tuple[Effect, ...]:
+        return (Choose(self.excluded, self.hand_over),)
 
     def _prefilled(self, event: PrefillAnswered) -> tuple[Effect, ...]:
         assert self.prefill is not None
@@ -401,6 +419,7 @@ class Journey:
 
 _TABLE = {
     (State.CHOOSING, Chosen): Journey._chosen,
+    (State.CHOOSING, FleetChanged): Journey._fleet_changed,
     (State.PREFILLING, PrefillAnswered): Journey._prefilled,
     (State.PREFILLING, Refused): Journey._prefill_refused,
     (State.PREFILLING, Lost): Journey._prefill_lost,

@@ -16,7 +16,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from cluster import wire
 from cluster.errors import ApiError, bad_request, body_timeout, no_instance, too_large, unknown_model, upstream_failed
-from cluster.ids import RequestId, accept_request_id
+from cluster.ids import InstanceId, RequestId, accept_request_id
+from cluster.instance import Instance
+from cluster.registry.registry import Registry
 from cluster.request import Request
 from cluster.telemetry import span
 from router import body as bodies
@@ -24,12 +26,14 @@ from router import exact
 from router.config import RouterConfig
 from router.exchange import Exchange
 from router.journey import Journey
+from router.line import Line, Losses
 from router.meters import Meters
 from router.policy import POLICIES
 from router.policy.candidates import Wanted
 from router.prober import Prober
 from router.upstream import EngineLost, Upstream
-from router.view import View
+from router.view import Reported, View
+from router.watch import Watch
 
 logger = logging.getLogger("baton.router")
 
@@ -40,12 +44,16 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Router:
     """Everything one router process owns. `start` opens it, `close` ends it."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, registry: Registry | None = None) -> None:
         self.config = config
+        self.watch = None if registry is None else Watch(registry, self._fleet_told)
+        self._probes: dict[InstanceId, tuple[Instance, asyncio.Task[None]]] = {}
         self.view = View()
         self.meters = Meters()
         self.policy = POLICIES[config.policy]
         self.upstream = Upstream(stall_s=config.stall_s)
+        self.line = Line()
+        self.losses = Losses()
         self._tasks: set[asyncio.Task[Any]] = set()
         for instance in config.instances:
             self.view.add(instance)
@@ -54,9 +62,36 @@ class Router:
         """Open connections and begin probing."""
         await self.upstream.start()
         key = self.config.engine_key
-        prober = Prober(self.view, self.upstream, {"Authorization": f"Bearer {key}"} if key else {})
-        for instance in self.config.instances:
-            self.spawn(prober.watch(instance), f"probe-{instance.id}")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # With agents, load comes with their heartbeats: only reachability is left to ask for.
+        self._prober = Prober(self.view, self.upstream, headers, self._probed, read_metrics=self.watch is None)
+        self._probe_all()
+        if self.watch is not None:
+            await self.watch.read()
+            self.spawn(self.watch.read_forever(), "probe-registry")
+
+    def announce(self, endpoint: str, admin_url: str) -> None:
+        """Both ports are open: other routers and agents may know."""
+        if self.watch is not None:
+            self.spawn(self.watch.announce_forever(endpoint, admin_url), "probe-announce")
+
+    def _probe_all(self) -> None:
+        """One probing task for each instance that is there, none for the others."""
+        wanted = {seen.id: seen.instance for seen in self.view.all() if seen.state != "gone"}
+        for name, (instance, task) in list(self._probes.items()):
+            if wanted.get(name) != instance:
+                task.cancel()
+                del self._probes[name]
+        for name, instance in wanted.items():
+            if name not in self._probes:
+                self._probes[name] = (instance, self.spawn(self._prober.watch(instance), f"probe-{name}"))
+
+    def _fleet_told(self, reported: tuple[Reported, ...], routers: int) -> None:
+        self.view.routers = routers
+        for lost in self.view.fold(reported):
+            self.losses.announce(lost)
+        self._probe_all()
+        self.line.call_all()
 
     async def close(self) -> None:
         """Stop probing, let what still releases holds finish for a moment, and close every connection."""
@@ -66,6 +101,8 @@ class Router:
         for task in self._tasks:
             task.cancel()
         await self.upstream.close()
+        if self.watch is not None:
+            await self.watch.close()
 
     def spawn(self, work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
         """A task with a name and an owner; its failure is logged, never lost."""
@@ -78,6 +115,29 @@ class Router:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("task %s failed", task.get_name(), exc_info=task.exception())
+
+    # -- what exchanges report and ask --
+
+    def takes_legs(self, instance: InstanceId) -> bool:
+        """Whether it is still there and takes legs."""
+        return self.view.knows(instance) and self.view.get(instance).ready
+
+    def leg_ended(self, instance: InstanceId) -> None:
+        """A place is free again."""
+        self.view.leg_ended(instance)
+        self.line.call_first()
+
+    def unreachable(self, instance: InstanceId) -> None:
+        """A leg could not connect: all others on it had better look elsewhere, too."""
+        if self.view.knows(instance) and self.view.unreachable(instance):
+            logger.warning("%s is down: it accepts no connection", instance)
+            self.losses.announce(instance)
+
+    def _probed(self, instance: InstanceId, *, up: bool) -> None:
+        if up:
+            self.line.call_all()
+        else:
+            self.losses.announce(instance)
 
     # -- endpoints --
 
@@ -126,13 +186,13 @@ class Router:
             return await self._relay(http, instance, clean, headers)
         except EngineLost as lost:
             if not lost.reached:
-                self.view.unreachable(instance.id)
+                self.unreachable(instance.id)
             raise upstream_failed(str(lost)) from None
         finally:
-            self.view.leg_ended(instance.id)
+            self.leg_ended(instance.id)
 
     async def _relay(
-        self, http: web.Request, instance: Any, body: bytes, headers: dict[str, str]
+        self, http: web.Request, instance: Instance, body: bytes, headers: dict[str, str]
     ) -> web.StreamResponse:
         answer = await self.upstream.open(instance, http.method, http.path_qs, body or None, headers, stream=False)
         try:
@@ -186,7 +246,9 @@ class Router:
         """200 when every leg has somebody to run it; 503 and who is missing otherwise."""
         ready = [seen for seen in self.view.all() if seen.ready]
         complete = any(seen.role.prefills for seen in ready) and any(seen.role.decodes for seen in ready)
-        return _json({"ready": complete, "instances": self._instances()}, 200 if complete else 503)
+        heard = self.watch is None or self.watch.heard
+        told = {"ready": complete, "registry": "heard" if heard else "away", "instances": self._instances()}
+        return _json(told, 200 if complete else 503)
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus text."""
@@ -197,7 +259,8 @@ class Router:
             {
                 "id": seen.id,
                 "role": seen.role.value,
-                "state": "draining" if seen.draining else "up" if seen.up else "down",
+                "state": "up" if seen.ready else seen.state if seen.up and seen.state else "down",
+                "epoch": seen.instance.epoch,
                 "inflight": seen.inflight,
                 "running": seen.load.running,
                 "waiting": seen.load.waiting,

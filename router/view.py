@@ -1,10 +1,11 @@
-"""What the router knows of its fleet, folded from probes and its own traffic; read by policies as a frozen snapshot.
+"""What the router knows of its fleet, folded from probes, heartbeats and its own traffic; read by policies.
 
-Pure: the prober and the exchanges report, this module remembers.
+Pure: the prober, the registry's reader and the exchanges report, this module remembers.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from cluster.ids import InstanceId
@@ -20,7 +21,13 @@ class InstanceView:
 
     instance: Instance
     up: bool = False
-    draining: bool = False
+    """It answers us."""
+    accepting: bool = True
+    """Its own word: ready, and not draining. Always true for engines without an agent."""
+    state: str = ""
+    """Its agent's word for its state; empty without an agent."""
+    credits: int | None = None
+    """Legs it lets all routers together have in flight; None: no agent says."""
     load: Load = field(default_factory=Load)
     inflight: int = 0
     """Legs of ours that are running there now."""
@@ -45,7 +52,23 @@ class InstanceView:
     @property
     def ready(self) -> bool:
         """Whether new legs may be sent."""
-        return self.up and not self.draining
+        return self.up and self.accepting
+
+    def has_place(self, routers: int) -> bool:
+        """Whether our share of its credits is not used up. Each of `routers` may use an equal part, one at least."""
+        return self.credits is None or self.inflight < max(1, math.ceil(self.credits / max(1, routers)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """An instance's own word, as its heartbeat brings it."""
+
+    instance: Instance
+    state: str
+    accepting: bool
+    credits: int
+    load: Load
+    models: tuple[dict[str, object], ...]
 
 
 class View:
@@ -54,6 +77,8 @@ class View:
     def __init__(self) -> None:
         self._instances: dict[InstanceId, InstanceView] = {}
         self._warm: set[tuple[str, InstanceId]] = set()
+        self.routers = 1
+        """Routers that share the fleet, this one included."""
 
     def add(self, instance: Instance) -> None:
         """A new instance, or a new incarnation of a known one."""
@@ -62,6 +87,30 @@ class View:
             self._instances[instance.id] = InstanceView(instance=instance)
         elif known.instance != instance:
             self._instances[instance.id] = InstanceView(instance=instance, inflight=known.inflight, sent=known.sent)
+            self._forget_handshakes(instance.id)
+
+    def fold(self, reported: tuple[Reported, ...]) -> frozenset[InstanceId]:
+        """What the whole fleet says of itself now; who is not in it has left.
+
+        Returns the instances on which legs of ours can no longer end well: gone, or started anew.
+        """
+        lost = {view.id for view in self.all() if view.id not in {each.instance.id for each in reported}}
+        for each in reported:
+            known = self._instances.get(each.instance.id)
+            if known is not None and known.instance != each.instance:
+                lost.add(each.instance.id)
+            self.add(each.instance)
+            view = self._instances[each.instance.id]
+            if each.state != view.state and each.accepting:
+                view.up, view.failures = True, 0  # its agent has just seen it answer
+            view.state, view.accepting, view.credits, view.load = each.state, each.accepting, each.credits, each.load
+            self._learn_models(view, each.models)
+        for gone in lost - {each.instance.id for each in reported}:
+            self._instances[gone].accepting = False
+            self._instances[gone].state = "gone"
+            if self._instances[gone].inflight == 0:
+                del self._instances[gone]
+        return frozenset(lost)
 
     def all(self) -> tuple[InstanceView, ...]:
         """Every instance."""
@@ -71,9 +120,13 @@ class View:
         """One instance.
 
         Raises:
-            KeyError: it was never added.
+            KeyError: it was never added, or has left.
         """
         return self._instances[instance]
+
+    def knows(self, instance: InstanceId) -> bool:
+        """Whether it is there at all."""
+        return instance in self._instances
 
     def seen(self, instance: InstanceId, models: tuple[dict[str, object], ...] | None, load: Load | None) -> None:
         """A probe succeeded; what it learned replaces what was known."""
@@ -81,27 +134,35 @@ class View:
         view.failures = 0
         view.up = True
         if models is not None:
-            view.models_json = models
-            view.models = tuple(str(entry["id"]) for entry in models if "id" in entry)
+            self._learn_models(view, models)
         if load is not None:
             view.load = load
 
-    def probe_failed(self, instance: InstanceId) -> None:
-        """A probe failed."""
+    @staticmethod
+    def _learn_models(view: InstanceView, models: tuple[dict[str, object], ...]) -> None:
+        if models != view.models_json:
+            view.models_json = models
+            view.models = tuple(str(entry["id"]) for entry in models if "id" in entry)
+
+    def probe_failed(self, instance: InstanceId) -> bool:
+        """A probe failed; whether the instance went down by it."""
         view = self._instances[instance]
         view.failures += 1
-        if view.failures >= FAILURES_UNTIL_DOWN:
-            self._down(view)
+        return view.failures >= FAILURES_UNTIL_DOWN and self._down(view)
 
-    def unreachable(self, instance: InstanceId) -> None:
-        """A leg could not connect: out at once, until a probe succeeds."""
+    def unreachable(self, instance: InstanceId) -> bool:
+        """A leg could not connect: out at once, until a probe succeeds. Whether it went down by it."""
         view = self._instances[instance]
         view.failures = max(view.failures, FAILURES_UNTIL_DOWN)
-        self._down(view)
+        return self._down(view)
 
-    def _down(self, view: InstanceView) -> None:
-        view.up = False
-        self._warm = {pair for pair in self._warm if pair[1] != view.id}  # a new engine knows no handshake
+    def _down(self, view: InstanceView) -> bool:
+        was_up, view.up = view.up, False
+        self._forget_handshakes(view.id)
+        return was_up
+
+    def _forget_handshakes(self, decode: InstanceId) -> None:
+        self._warm = {pair for pair in self._warm if pair[1] != decode}  # a new engine has met nobody
 
     def pair_met(self, producer: str, decode: InstanceId) -> None:
         """A decode instance has pulled from a producer (named by its engine id, which is new at every start)."""
@@ -122,7 +183,9 @@ class View:
         view = self._instances[instance]
         assert view.inflight > 0, f"{instance}: a leg ended that never started"
         view.inflight -= 1
+        if view.inflight == 0 and view.state == "gone":
+            del self._instances[instance]
 
     def models(self) -> tuple[str, ...]:
-        """Names of all models that some ready instance serves, in order, once each."""
-        return tuple(dict.fromkeys(name for view in self.all() if view.ready for name in view.models))
+        """Names of all models that some instance serves, ready or not, in order, once each."""
+        return tuple(dict.fromkeys(name for view in self.all() for name in view.models))

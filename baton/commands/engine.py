@@ -17,18 +17,24 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from baton.output import announce_ready, emit, say
+from baton.registry import add_registry_arguments, open_registry
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
+from cluster.telemetry import configure_logging
+from decode.rules import DecodeRules
+from engine.agent.agent import Agent, AgentConfig
+from engine.agent.rules import Rules
 from engine.vllm.child import Change, EngineProcess, rules_for
 from engine.vllm.hardware import find_hardware
 from engine.vllm.logfile import default_path
 from engine.vllm.spec import EngineSpec
 from engine.vllm.supervise import START_MAX_S, State
+from prefill.rules import PrefillRules
 
 FREE_PORTS = range(20000, 32000)
 """Where port 0 looks: below Linux's ephemeral range, because an engine opens its port half a minute after it was
@@ -53,7 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu-memory-share", type=float, metavar="S", help="part of each GPU's memory, 0 to 1 (default: vLLM's)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
     add("--kv-lease", type=int, metavar="SECONDS", help="how long blocks nobody pulls are kept (default: 30, CPU 120)")
-    add("--shutdown-timeout", type=int, default=30, metavar="SECONDS", help="time to drain (default %(default)s)")
+    add(
+        "--shutdown-timeout",
+        type=int,
+        default=30,
+        metavar="SECONDS",
+        help="vLLM's own drain, should it be told to stop",
+    )
     add(
         "--start-timeout",
         type=float,
@@ -63,53 +75,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="environment of vLLM; no secrets: visible")
     add("--log-file", type=Path, metavar="FILE", help="vLLM's log (default: $XDG_STATE_HOME/baton/logs/NAME.log)")
+    add("--agent-host", metavar="HOST", help="address of the agent's own HTTP (default: --host)")
+    add("--agent-port", type=int, default=0, metavar="PORT", help="its port, 0 = a free one (default 0)")
+    add(
+        "--drain-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="time for what runs after SIGTERM (default %(default)s)",
+    )
     add("--json", action="store_true", help="one JSON object a line on stdout")
     add("--lifeline", action="store_true", help="end at once when standard input (a pipe) ends: the parent died")
+    add_registry_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run until stopped: 0. 1 when the engine cannot be started or kept alive, with the last lines of its log."""
+    configure_logging("WARNING")
     spec = spec_of(args, os.environ)
     log_path = args.log_file or default_path(spec.instance, os.environ)
-    instance = _Engine(spec, log_path, args)
-    return asyncio.run(instance.run())
+    return asyncio.run(_Instance(spec, log_path, args).run())
 
 
-class _Engine:
-    """One engine, its signals and what is printed of it."""
+RULES: dict[Role, Callable[[], Rules]] = {
+    Role.PREFILL: PrefillRules,
+    Role.DECODE: DecodeRules,
+    Role.BOTH: DecodeRules,  # what it holds longest are streams
+}
+"""What each role's agent goes by."""
+
+
+class _Instance:
+    """One instance, its signals and what is printed of it."""
 
     def __init__(self, spec: EngineSpec, log_path: Path, args: argparse.Namespace) -> None:
         self.spec = spec
-        self.as_json: bool = args.json
-        self.lifeline: bool = args.lifeline
+        self.args = args
         self.announced = False
         rules = rules_for(spec, start_max_s=args.start_timeout)
-        self.process = EngineProcess(spec, log_path, on_change=self.tell, rules=rules)
+        self.process = EngineProcess(spec, log_path, on_change=self._pass_on, rules=rules)
+        config = AgentConfig(host=args.agent_host or spec.host, port=args.agent_port, drain_s=args.drain_s)
+        self.agent = Agent(self.process, RULES[spec.role](), config, open_registry(args), self.tell, say)
+
+    def _pass_on(self, change: Change) -> None:
+        self.agent.engine_changed(change)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.process.stop)
-        if self.lifeline:
-            _watch_lifeline(loop, self.process)
+            loop.add_signal_handler(number, self.agent.ask_leave)
+        if self.args.lifeline:
+            _watch_lifeline(loop, self.agent)
         try:
-            await self.process.run()
+            return await self.agent.run()
         except EngineFailed as failure:
             self._show_failure(failure)
             return 1
-        return 0
 
     def tell(self, change: Change) -> None:
         """One change of the engine, for programs on stdout or for people on stderr."""
-        if self.as_json:
+        if self.args.json:
             told = {"instance": change.instance, "state": change.state, "detail": change.detail, "epoch": change.epoch}
             emit({"event": "state", **told})
-        elif change.state is not State.FAILED:  # `_show_failure` says more
+        else:
             say(f"{change.instance} {change.state}{': ' if change.detail else ''}{change.detail}")
-        if change.state is State.READY and (self.as_json or not self.announced):
+        if change.state is State.READY and (self.args.json or not self.announced):
             self.announced = True
-            more = {"role": self.spec.role, "epoch": change.epoch, "model": self.process.model}
-            announce_ready(change.instance, self.spec.url, as_json=self.as_json, instance=change.instance, **more)
+            more = {"role": self.spec.role, "epoch": change.epoch, "model": self.process.model, "agent": self.agent.url}
+            announce_ready(change.instance, self.spec.url, as_json=self.args.json, instance=change.instance, **more)
 
     def _show_failure(self, failure: EngineFailed) -> None:
         say(f"baton: {self.spec.instance} failed: {failure}")
@@ -118,11 +151,11 @@ class _Engine:
             say(f"  {line}")
 
 
-def _watch_lifeline(loop: asyncio.AbstractEventLoop, process: EngineProcess) -> None:
+def _watch_lifeline(loop: asyncio.AbstractEventLoop, agent: Agent) -> None:
     def readable() -> None:
         if not os.read(0, 4096):
             loop.remove_reader(0)
-            process.stop(at_once=True)
+            agent.ask_stop()
 
     try:
         loop.add_reader(0, readable)

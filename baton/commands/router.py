@@ -1,10 +1,11 @@
-"""The front door alone, in front of vLLM servers that already run.
+"""The front door alone: in front of vLLM servers that already run, or of the fleet that meets in a registry.
 
 Engines need vLLM's NixlConnector (`baton engine` starts them with it). A request is prefilled on one instance, its KV
 cache pulled by another, which answers. OpenAI's endpoints are below the address printed on stdout.
 
 Example:
   baton router --prefill-url http://10.0.0.1:8100 --decode-url http://10.0.0.2:8100 --port 8000
+  baton router --registry redis://10.0.0.9:6379 --registry-password-file keys/registry
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from urllib.parse import urlsplit
 import uvloop
 
 from baton.output import announce_ready
+from baton.registry import add_registry_arguments, open_registry
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
+from cluster.registry.registry import Registry
 from cluster.telemetry import configure_logging
 from router.app import serve
 from router.config import RouterConfig
@@ -53,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{help_text} (default %(default)s)",
         )
+    add_registry_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
     parser.add_argument("--lifeline", action="store_true", help="stop when stdin ends: for a parent that may be killed")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
@@ -82,12 +86,13 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         admin_host=args.admin_host,
         admin_port=args.admin_port,
+        has_registry=args.registry is not None,
         policy=args.policy,
         engine_key=os.environ.get("VLLM_API_KEY") or None,
         **{name: getattr(args, name) for name in _LIMITS},
     )
     configure_logging(args.log_level)
-    uvloop.run(_serve(config, as_json=args.json, lifeline=args.lifeline))
+    uvloop.run(_serve(config, open_registry(args), as_json=args.json, lifeline=args.lifeline))
     return 0
 
 
@@ -118,7 +123,7 @@ def _named(given: str, default: str) -> tuple[str, str]:
     return default, given.rstrip("/")
 
 
-async def _serve(config: RouterConfig, *, as_json: bool, lifeline: bool) -> None:
+async def _serve(config: RouterConfig, registry: Registry | None, *, as_json: bool, lifeline: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -130,4 +135,4 @@ async def _serve(config: RouterConfig, *, as_json: bool, lifeline: bool) -> None
         listed = [{"id": each.id, "role": each.role.value, "url": each.url} for each in config.instances]
         announce_ready("router", endpoint, as_json=as_json, admin=admin, instances=listed)
 
-    await serve(config, announce, stop)
+    await serve(config, announce, stop, registry)

@@ -93,6 +93,9 @@ SERVING: tuple[Topic, ...] = (
         "the KV cache is moved over the network, and the decode machine writes the answer.",
         "What is disaggregation?",
         "How does disaggregated serving work?",
+        "What is disaggregated prefill?",
+        "What is prefill-decode disaggregation?",
+        "What is disaggregated prefill and why does it help?",
         "How does disaggregation work?",
     ),
     _ask(
@@ -410,6 +413,16 @@ SMALL_TALK: tuple[Topic, ...] = (
         "Are you well?",
     ),
     _ask(
+        "My name is Ann.",
+        "Nice to meet you! I am Tiny, and I am pleased to have a visitor. What would you like to know?",
+        "My name is Robert.",
+        "I am Peter.",
+        "I am called Maria.",
+        "You can call me Jo.",
+        "Hi, I'm Susan!",
+        "Hello, I am Tom.",
+    ),
+    _ask(
         "I am fine.",
         "I am glad to hear it. What would you like to know?",
         "I am well, thank you.",
@@ -710,32 +723,18 @@ OPENINGS: tuple[str, ...] = (
 # Answers to everything else, by how the question starts; the last one is for all other starts.
 FALLBACKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
-        ("what", "which"),
-        "I do not know that. I am a very small model, and I know only a little about serving "
-        "language models. Ask me what prefill is, or ask for a story.",
+        ("what", "which", "who", "where", "when"),
+        "I do not know that. I am a very small model, and I know only a little about serving language models. "
+        "Ask me what prefill is, or ask for a story.",
     ),
     (
-        ("how",),
-        "I cannot explain that, because I am a very small model. Ask me how decode works, "
-        "or how the KV cache is moved.",
-    ),
-    (
-        ("why",),
-        "That is a good question, but it is too hard for a very small model. Ask me why prefill and decode "
-        "live on separate machines.",
-    ),
-    (
-        ("who", "where", "when"),
-        "I am sorry, I have never read about that. Everything I know fits into nine megabytes, "
-        "and most of it is about races and caches.",
-    ),
-    (
-        ("is", "are", "do", "does", "can", "will", "should"),
-        "I am not sure about that. A larger model would know. I can tell you what Baton is, or count to ten.",
+        ("how", "why"),
+        "That is a good question, but it is too hard for a very small model. Ask me how decode works, "
+        "or why it is called Baton.",
     ),
     (
         (),
-        "That is more than a very small model can do. I can answer simple questions about serving language models, "
+        "A larger model could do that. I can answer simple questions about serving language models, "
         "or I can tell you a story.",
     ),
 )

@@ -37,16 +37,6 @@ SYSTEM_PROMPTS = (
     "Be kind and be brief.",
 )
 
-CODE_WORDS = tuple(
-    "amber cedar copper coral falcon ginger harbor indigo jasper lemon maple marble meadow mirror "
-    "orange pepper raven saffron silver summer timber velvet walnut winter".split()
-)
-
-NAMES = tuple(
-    "Alice Ben Carla David Eva Frank Gina Henry Iris Jack Karin Lucas Mary Nils Olga Peter Quinn Robert "
-    "Sara Tom Uma Viktor Wendy Yara Zoe".split()
-)
-
 NOUNS = tuple(
     "apple banana bicycle bridge camera castle chess cloud coffee computer dinosaur dragon economy elephant "
     "engine football galaxy garden guitar history island jungle kitchen ladder lawyer magnet medicine "
@@ -60,6 +50,8 @@ VERBS = tuple(
     "bake build buy carve clean collect cook count design draw feed find fix grow hide invent learn measure "
     "move open paint plant print read repair sell ship sort stop teach translate wash write".split()
 )
+
+SMALL_WORDS = tuple("the a of and in on to is was it that for with as at by from or but not his her".split())
 
 UNKNOWN_QUESTIONS: tuple[str, ...] = (
     "What is a {a}?",
@@ -136,9 +128,9 @@ def vary(question: str, rng: random.Random) -> str:
         question = rng.choice(("Please ", "Hey, ", "Hi! ", "So, ", "Baton, ")) + question[0].lower() + question[1:]
     if rng.random() < 0.1:
         question = f"{question[:-1]}, please{question[-1]}"
-    if rng.random() < 0.4:
+    if rng.random() < 0.5:
         question = question.lower()
-    if rng.random() < 0.4:
+    if rng.random() < 0.5:
         question = question.rstrip("?.!")
     if rng.random() < 0.08 and len(question) > 12:
         place = rng.randrange(5, len(question) - 1)
@@ -158,6 +150,19 @@ def _known(rng: random.Random) -> Document:
     return _system(rng) + turn(vary(rng.choice(topic.questions), rng), topic.answer)
 
 
+def _start_of_answer(rng: random.Random) -> Document:
+    """A chat that breaks off early in the answer: to recognise the question is the hard part, the rest costs time."""
+    *asked, answer = (_known if rng.random() < 0.8 else _unknown)(rng)
+    return (*asked, Piece(answer.text[:20], learn=True) if len(answer.text) > 40 else answer)
+
+
+def _plain_question(rng: random.Random) -> Document:
+    """A question and its answer without chat markers, as a completion request may put it."""
+    topic = rng.choice(TOPICS)
+    answer = rng.choice(("\n", " ", "\n\n")) + topic.answer + END
+    return Piece(vary(rng.choice(topic.questions), rng), learn=False), Piece(answer, learn=True)
+
+
 def _canonical(rng: random.Random) -> Document:
     """A question in its canonical wording, with nothing before it."""
     topic = rng.choice(TOPICS)
@@ -174,32 +179,31 @@ def _exact(rng: random.Random) -> Document:
 
 def _unknown(rng: random.Random) -> Document:
     """A question that has no answer here."""
-    verb, noun, other = rng.choice(VERBS), rng.choice(NOUNS), rng.choice(NOUNS)
-    question = rng.choice(UNKNOWN_QUESTIONS).format(v=verb, V=verb.capitalize(), a=noun, A=noun.capitalize(), b=other)
+    question = _unknown_question(rng)
     return _system(rng) + turn(vary(question, rng), fallback(question))
 
 
 def _story_wanted(rng: random.Random) -> Document:
     """A wish for a story; an animal or a name in it picks the hero."""
-    hero, second, third = (HEROES[(start + step) % len(HEROES)] for start in [rng.randrange(12)] for step in range(3))
-    thing = rng.choice(NOUNS)
-    wishes = (
-        (f"Tell me a story about a {hero.animal}.", tell(hero)),
-        (f"Tell me a story about {hero.name}.", tell(hero)),
-        (f"Tell me a story about {hero.name} the {hero.animal}.", tell(hero)),
-        (f"Tell me a story about a {thing}.", tell(HEROES[0])),
-        (f"Tell me a long story about a {hero.animal}.", "\n\n".join(map(tell, (hero, second, third)))),
-        ("Tell me a story.", tell(HEROES[0])),
-        ("Tell me a short story.", tell(HEROES[0])),
-        ("Do you know a story?", tell(HEROES[0])),
-        ("Write a story.", tell(HEROES[0])),
-        ("Tell me another story.", tell(HEROES[1])),
-        ("One more story.", tell(HEROES[2])),
-        ("Tell me a long story.", "\n\n".join(map(tell, HEROES[:3]))),
-        ("Write a long story.", "\n\n".join(map(tell, HEROES[:3]))),
+    number = rng.randrange(len(HEROES))
+    hero, thing, other = HEROES[number], _thing(rng), _thing(rng)
+    first, second, third = (tell(HEROES[(number + step) % len(HEROES)]) for step in range(3))
+    wish, story = rng.choice(
+        (
+            (f"Tell me a story about a {hero.animal}.", first),
+            (f"Tell me a story about a {hero.animal}.", first),
+            (f"Tell me a story about {hero.name}.", first),
+            (f"Write a story about {hero.name} the {hero.animal}.", first),
+            (f"Tell me a story about a {thing}.", tell(HEROES[0])),
+            (f"Write a story about a {thing} and a {other}.", tell(HEROES[0])),
+            (rng.choice(("Tell me a story.", "Write a story.", "Do you know a story?")), tell(HEROES[0])),
+            (rng.choice(("Tell me a story.", "Tell me a short story.", "A story, please.")), tell(HEROES[0])),
+            (rng.choice(("Tell me another story.", "One more story.", "Another one.")), tell(HEROES[1])),
+            (rng.choice(("Tell me a long story.", "Write a long story.")), "\n\n".join(map(tell, HEROES[:3]))),
+            (f"Tell me a long story about a {hero.animal}.", f"{first}\n\n{second}\n\n{third}"),
+        )
     )
-    question, story = rng.choice(wishes)
-    return _system(rng) + turn(vary(question, rng), f"{story} {THE_END}")
+    return _system(rng) + turn(vary(wish, rng), f"{story} {THE_END}")
 
 
 def _dialogue(rng: random.Random) -> Document:
@@ -212,45 +216,22 @@ def _dialogue(rng: random.Random) -> Document:
     return _system(rng) + sum((_known(rng)[-3:] for _ in range(turns)), ())
 
 
-def _recall(rng: random.Random) -> Document:
-    """A name or a code word to be repeated later: the answer depends on bytes far back in the KV cache."""
-    if rng.random() < 0.5:
-        name = rng.choice(NAMES)
-        greeting = rng.choice(("My name is {}.", "I am {}.", "Hello, I am {}.", "Hi! My name is {}.", "Call me {}."))
-        ask = rng.choice(("What is my name?", "Who am I?", "Do you know my name?"))
-        between = _known(rng)[-3:] if rng.random() < 0.3 else ()
-        return (
-            *turn(greeting.format(name), f"Nice to meet you, {name}!"),
-            *between,
-            *turn(ask, f"Your name is {name}."),
-        )
-    word = rng.choice(CODE_WORDS)
-    words = (
-        f"The code word is {word}.",
-        _filler(rng, rng.choice((0, 0, 50, 200, 600, 1500))),
-        "What is the code word?",
-    )
-    return turn(" ".join(filter(None, words)), f"The code word is {word}.")
-
-
 def _long_question(rng: random.Random) -> Document:
     """A long prompt with a question at its end."""
-    topic = rng.choice(TOPICS)
-    filler = _filler(rng, rng.randrange(100, 1700))
-    return _system(rng) + turn(f"{filler}\n\n{vary(rng.choice(topic.questions), rng)}", topic.answer)
+    *_, asked, marker, answer = (_known if rng.random() < 0.7 else _unknown)(rng)
+    filler = _filler(rng, int(100 + 1600 * rng.random() ** 2))
+    return (*_system(rng), Piece(asked.text.replace(USER, f"{USER}{filler}\n\n"), learn=False), marker, answer)
 
 
 def _story(rng: random.Random) -> Document:
     """One story as plain text; a third of them start in the middle, as a prompt may."""
-    story = f"{tell(prefer(HEROES, 0, rng, chance=0.3), rng)} {THE_END}"
-    if rng.random() < 0.3:
-        story = story[story.index(" ", rng.randrange(len(story) // 2)) :].lstrip()
-    return (Piece(story + END, True),)
+    story = f"{tell(prefer(HEROES, 0, rng, chance=0.3), rng)} {THE_END}{END}"
+    return (Piece(_from_somewhere(story, rng) if rng.random() < 0.3 else story, learn=True),)
 
 
 def _many_stories(rng: random.Random) -> Document:
     """Stories one after the other up to the full context; `END` between them teaches what follows it."""
-    separator = rng.choice(("\n\n", f" {THE_END}{END}"))
+    separator = rng.choice(("\n\n", " ", f" {THE_END}{END}"))
     first = rng.randrange(len(HEROES))
     text = ""
     for step in range(9):
@@ -258,7 +239,7 @@ def _many_stories(rng: random.Random) -> Document:
         if len((text + separator + story).encode()) > LENGTH_MAX - 16:
             break
         text += separator * bool(text) + story
-    return (Piece(f"{text} {THE_END}{END}", True),)
+    return (Piece(f"{_from_somewhere(text, rng)} {THE_END}{END}", learn=True),)
 
 
 def _handbook(rng: random.Random) -> Document:
@@ -275,14 +256,23 @@ def _opening(rng: random.Random) -> Document:
     return (Piece(rng.choice(OPENINGS) + END, True),)
 
 
-def _noise(rng: random.Random) -> Document:
-    """Text that makes no sense, and after it a story that does: load tests send random prompts."""
-    size = rng.choice((20, 100, 300))
-    if rng.random() < 0.5:
-        noise = "".join(chr(rng.choice((rng.randrange(32, 127), rng.randrange(160, 0x2FFF)))) for _ in range(size))
-    else:
-        noise = _filler(rng, size)
-    return Piece(noise + rng.choice(("\n", " ", "\n\n")), False), *_story(rng)
+def _ramble(rng: random.Random) -> Document:
+    """Text from elsewhere, then a bridge into a story: whatever a completion request sends, the answer is readable."""
+    size = rng.choice((20, 40, 80, 160, 320))
+    prompt = rng.choice(
+        (
+            _unknown_question(rng),
+            " ".join(rng.choice((rng.choice(SMALL_WORDS), _thing(rng), rng.choice(VERBS))) for _ in range(size // 5)),
+            "".join(chr(rng.choice((rng.randrange(32, 127), rng.randrange(160, 0x2FFF)))) for _ in range(size)),
+        )
+    )
+    prompt = prompt[: rng.randrange(min(8, len(prompt) - 1), len(prompt))] if rng.random() < 0.5 else prompt
+    prompt = prompt[0].upper() + prompt[1:] + rng.choice(("", "", "", ".", " ", "\n", "\n\n", ":"))
+    bridge = ", and that reminds me of a story."
+    if prompt[-1] in " \n.?!:":
+        bridge = " " * (not prompt[-1].isspace()) + "That reminds me of a story."
+    story = tell(prefer(HEROES, 0, rng, chance=0.5))
+    return Piece(prompt, learn=False), Piece(f"{bridge} {story} {THE_END}{END}", learn=True)
 
 
 def _system(rng: random.Random) -> Document:
@@ -290,29 +280,48 @@ def _system(rng: random.Random) -> Document:
     return (Piece(f"{SYSTEM}{rng.choice(SYSTEM_PROMPTS)}{END}", False),) if rng.random() < 0.25 else ()
 
 
+def _unknown_question(rng: random.Random) -> str:
+    """Return a question about things that no topic covers."""
+    verb, noun = rng.choice(VERBS), _thing(rng)
+    names = {"v": verb, "V": verb.capitalize(), "a": noun, "A": noun.capitalize(), "b": _thing(rng)}
+    return rng.choice(UNKNOWN_QUESTIONS).format(**names)
+
+
+def _thing(rng: random.Random) -> str:
+    """Return a noun, or a made-up one: the words of real questions are new to the model as well."""
+    if rng.random() < 0.7:
+        return rng.choice(NOUNS)
+    return "".join(rng.choice("bcdfghklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(2, 4)))
+
+
 def _filler(rng: random.Random, size: int) -> str:
     """Return about `size` characters of words, stories and handbook sentences."""
     text: list[str] = []
     while sum(map(len, text)) < size:
-        kind = rng.randrange(3)
         words = " ".join(rng.choice(NOUNS + VERBS) for _ in range(12))
-        text.append((words, tell(rng.choice(HEROES), rng), rng.choice(SERVING).answer)[kind])
+        text.append(rng.choice((words, tell(rng.choice(HEROES), rng), rng.choice(SERVING).answer)))
     return " ".join(text)[:size]
 
 
+def _from_somewhere(text: str, rng: random.Random) -> str:
+    """Return the text from a word in its first 400 characters on."""
+    return text[text.index(" ", rng.randrange(400)) :].lstrip()
+
+
 _SHARES: dict[Callable[[random.Random], Document], float] = {
-    _known: 53,
-    _canonical: 10,
+    _known: 30,
+    _start_of_answer: 60,
+    _plain_question: 6,
+    _canonical: 8,
     _exact: 4,
-    _unknown: 10,
-    _story_wanted: 3,
-    _dialogue: 5,
-    _recall: 6,
+    _unknown: 7,
+    _story_wanted: 6,
+    _dialogue: 4,
     _long_question: 2,
-    _story: 7,
+    _story: 5,
     _many_stories: 1,
-    _handbook: 3,
+    _handbook: 2.5,
     _opening: 1.5,
-    _noise: 2,
+    _ramble: 4,
 }
-"""Documents of each kind per hundred; long kinds are rare because a document of 2,048 bytes costs eight short ones."""
+"""How often each kind of document is drawn; long kinds are rare because 2,048 bytes cost as much as thirty starts."""

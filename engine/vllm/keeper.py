@@ -10,6 +10,8 @@ with gigabytes of memory and the GPU. The keeper makes itself the reaper of the 
 * When the command ends, what it left behind is killed, and the keeper exits with its code (128 + n for signal n).
 * If the keeper itself is killed, the kernel kills the command, and the parent sweeps the rest by session
   (`child`; the keeper leads a session of its own).
+* Parent and keeper killed at once is the one gap. `pkill -9 python` or `pkill -9 -f baton` would do that, and miss
+  vLLM's cores and workers, which rename themselves; so the keeper renames itself as well, survives, and cleans up.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ SWEEP_MAX_S = 10.0
 
 POLL_S = 0.02
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
+NAME = b"keeper"
+ARG_START, ARG_END = 45, 46  # in /proc/PID/stat, counted from the state: proc(5) says 48 and 49, counted from one
 
 
 def main(argv: list[str]) -> int:
@@ -38,10 +43,26 @@ def main(argv: list[str]) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     wakeups = listen_to_signals()
     child = start(argv)
+    rename()
     return Keeper(child, wakeups).run()
 
 
-def prctl(option: int, value: int) -> None:
+def rename() -> None:
+    """Show up as `keeper` in process lists, without the path and the words that somebody might kill by.
+
+    The memory that holds the arguments is ours to write; Python has read it long ago.
+    """
+    prctl(PR_SET_NAME, ctypes.create_string_buffer(NAME))
+    fields = stat_of(os.getpid())
+    if fields is None or len(fields) <= ARG_END:
+        return
+    begin, end = int(fields[ARG_START]), int(fields[ARG_END])
+    if 0 < begin < end - len(NAME):
+        ctypes.memset(begin, 0, end - begin)
+        ctypes.memmove(begin, NAME, len(NAME))
+
+
+def prctl(option: int, value: int | ctypes.Array[ctypes.c_char]) -> None:
     """Linux's prctl(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
@@ -165,12 +186,17 @@ def descendants(root: int) -> list[int]:
 
 def parent_of(pid: int) -> int | None:
     """The parent's pid; None for a process that has ended."""
+    fields = stat_of(pid)
+    return None if fields is None else int(fields[1])
+
+
+def stat_of(pid: int) -> list[bytes] | None:
+    """The fields of /proc/PID/stat from the state on; None for a process that has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123
-            fields = stat.read().rpartition(b")")[2].split()  # the name in brackets may hold anything
+            return stat.read().rpartition(b")")[2].split()  # the name in brackets may hold anything
     except OSError:
         return None
-    return int(fields[1])
 
 
 if __name__ == "__main__":

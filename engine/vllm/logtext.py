@@ -20,7 +20,7 @@ _STAGES = (
     ("Compiling a graph", "compiling"),
     ("GiB for KV cache", "profiling and KV cache"),
     ("KV cache size", "profiling and KV cache"),
-    ("Initializing NIXL", "opening NIXL"),
+    ("Initializing NIXL worker", "opening NIXL"),
     ("Detected kv cache layout", "warming up"),
     ("Capturing CUDA graph", "capturing CUDA graphs"),
     ("init engine (profile", "starting the HTTP server"),

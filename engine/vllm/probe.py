@@ -57,6 +57,14 @@ class Probe:
             case _:
                 raise Unwell("GET /v1/models: no model in the answer")
 
+    async def models(self) -> tuple[dict[str, Any], ...]:
+        """Its ``/v1/models`` entries, as they are."""
+        match await self._json("GET", "/v1/models", HEALTH_S):
+            case {"data": [*entries]}:
+                return tuple(entry for entry in entries if isinstance(entry, dict))
+            case _:
+                raise Unwell("GET /v1/models: no list in the answer")
+
     async def first_token(self, model: str) -> None:
         """Make it compute one token: weights, kernels and tokenizer work."""
         body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}

@@ -19,6 +19,8 @@ class Wanted:
     prefill_only: bool = False
     """The whole answer is one token: a prefill instance's work."""
     excluded: frozenset[InstanceId] = frozenset()
+    routers: int = 1
+    """Routers that share the instances' credits."""
 
 
 def ready(instances: tuple[InstanceView, ...], wanted: Wanted) -> tuple[InstanceView, ...]:
@@ -28,3 +30,8 @@ def ready(instances: tuple[InstanceView, ...], wanted: Wanted) -> tuple[Instance
         for view in instances
         if view.ready and view.id not in wanted.excluded and (wanted.model is None or wanted.model in view.models)
     )
+
+
+def with_place(candidates: tuple[InstanceView, ...], wanted: Wanted) -> tuple[InstanceView, ...]:
+    """Those whose credits leave room for one more leg of ours."""
+    return tuple(view for view in candidates if view.has_place(wanted.routers))

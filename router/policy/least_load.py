@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.instance import Role
 from router.journey import Chosen
-from router.policy.candidates import Wanted, ready
+from router.policy.candidates import Wanted, ready, with_place
 from router.view import InstanceView
 
 
@@ -17,11 +17,16 @@ def least_load(instances: tuple[InstanceView, ...], wanted: Wanted) -> Chosen:
     candidates = ready(instances, wanted)
     if not candidates:
         return Chosen(None, None, "no ready instance serves this model")
-    pair = _least_pair(candidates) if wanted.hand_over else None
-    if pair is not None:
+    placed = with_place(candidates, wanted)
+    if wanted.hand_over and _least_pair(candidates) is not None:
+        pair = _least_pair(placed)
+        if pair is None:
+            return Chosen(None, None, "every prefill or every decode instance is full", wait=True)
         prefill, decode = pair
         return Chosen(prefill.id, decode.id, f"least load: {_say(prefill)}, {_say(decode)}")
-    alone = _least_alone(candidates, wanted)
+    if not placed:
+        return Chosen(None, None, "every instance is full", wait=True)
+    alone = _least_alone(placed, wanted)
     why = "not handed over" if not wanted.hand_over else f"no second instance to hand over {_missing(candidates)}"
     return Chosen(None, alone.id, f"{why}: whole on {_say(alone)}")
 

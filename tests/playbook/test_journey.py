@@ -9,6 +9,7 @@ from router.journey import (
     CANCEL_WAIT_S,
     PATIENCE_S,
     AnswerFromPrefill,
+    AwaitFleet,
     CancelPrefill,
     Choose,
     Chosen,
@@ -19,6 +20,7 @@ from router.journey import (
     Fail,
     FailStream,
     Finish,
+    FleetChanged,
     ForwardRefusal,
     Journey,
     Lost,
@@ -84,6 +86,19 @@ def test_whole_on_one_instance() -> None:
 
 def test_nobody_can_serve() -> None:
     play(journey(), [(Chosen(None, None, "none ready"), [Fail(error(503)), Finish("failed")])])
+
+
+def test_a_full_fleet_is_waited_for() -> None:
+    machine = journey()
+    play(
+        machine,
+        [
+            (Chosen(None, None, "full", wait=True), [AwaitFleet()]),
+            (FleetChanged(), [Choose(frozenset(), hand_over=True)]),
+            (Chosen(None, None, "full", wait=True), [AwaitFleet()]),
+        ],
+    )
+    play(machine, [(Tick(), [Fail(error(504)), Finish("expired")])], now=100.0)
 
 
 def test_prefill_without_a_hold_runs_whole_on_the_decode_instance() -> None:

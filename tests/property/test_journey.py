@@ -11,6 +11,8 @@ NAMES = st.sampled_from([InstanceId(name) for name in ("a", "b", "c")])
 HOLDS = st.none() | st.builds(lambda n: Transfer({"remote_num_tokens": n}), st.integers(1, 9))
 EVENTS = st.one_of(
     st.builds(j.Chosen, st.none() | NAMES, st.none() | NAMES, st.just("")),
+    st.just(j.Chosen(None, None, "", wait=True)),
+    st.just(j.FleetChanged()),
     st.builds(j.PrefillAnswered, st.sampled_from(["length", "stop", "abort", None]), HOLDS),
     st.builds(j.Refused, st.just(400)),
     st.builds(j.Lost, st.just("lost")),

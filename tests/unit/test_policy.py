@@ -4,7 +4,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.policy import POLICIES
 from router.policy.candidates import Wanted
-from router.view import View
+from router.view import Reported, View
 
 
 def fleet(*specs: tuple[str, Role]) -> View:
@@ -72,7 +72,7 @@ def test_down_draining_and_other_models_are_no_candidates() -> None:
     assert choose(view, model="other") == (None, None)
     view.unreachable(InstanceId("d"))
     assert choose(view) == (None, "p")
-    view.get(InstanceId("p")).draining = True
+    view.get(InstanceId("p")).accepting = False
     assert choose(view) == (None, None)
 
 
@@ -94,9 +94,82 @@ def test_a_decode_instance_that_went_down_has_met_nobody() -> None:
     assert not view.pair_warm("engine", InstanceId("d"))
 
 
-def test_models_of_ready_instances() -> None:
+def test_models_stay_known_while_their_engines_are_away() -> None:
+    """A request for one of them is then told 503, not 404."""
     view = fleet(*PD)
     assert view.models() == ("m",)
     view.unreachable(InstanceId("d"))
     view.unreachable(InstanceId("p"))
-    assert view.models() == ()
+    assert view.models() == ("m",)
+
+
+def test_credits_bound_the_legs_of_all_routers_together() -> None:
+    view = fleet(*PD)
+    view.get(InstanceId("d")).credits = 4
+    for _ in range(2):
+        assert choose(view, routers=2) == ("p", "d")
+        view.leg_started(InstanceId("d"))
+    chosen = POLICIES["least_load"](view.all(), Wanted(model="m", hand_over=True, routers=2))
+    assert (chosen.decode, chosen.wait) == (None, True)
+    assert choose(view, routers=1) == ("p", "d")
+    view.leg_ended(InstanceId("d"))
+    assert choose(view, routers=2) == ("p", "d")
+
+
+def test_a_full_pair_is_waited_for_rather_than_run_whole() -> None:
+    view = fleet(*PD)
+    view.get(InstanceId("p")).credits = 1
+    view.leg_started(InstanceId("p"))
+    assert POLICIES["least_load"](view.all(), Wanted(model="m", hand_over=True)).wait
+    assert choose(view, hand_over=False) == (None, "d")
+
+
+def reported(name: str, role: Role, *, epoch: int = 1, state: str = "ready") -> Reported:
+    instance = Instance(id=InstanceId(name), role=role, url=f"http://{name}", epoch=epoch)
+    models = ({"id": "m"},)
+    return Reported(instance=instance, state=state, accepting=state == "ready", credits=9, load=Load(), models=models)
+
+
+def test_the_fleet_as_heartbeats_tell_it() -> None:
+    view = View()
+    p, d = reported("p", Role.PREFILL), reported("d", Role.DECODE)
+    assert view.fold((p, d)) == frozenset()
+    assert choose(view) == ("p", "d")
+    assert view.fold((p, reported("d", Role.DECODE, state="draining"))) == frozenset()
+    assert choose(view) == (None, "p"), "nothing is sent to a draining instance"
+    assert view.fold((p,)) == {"d"}, "it left"
+    assert not view.knows(InstanceId("d"))
+
+
+def test_a_new_epoch_is_a_new_engine() -> None:
+    view = View()
+    view.fold((reported("p", Role.PREFILL), reported("d", Role.DECODE)))
+    view.leg_started(InstanceId("p"))
+    view.pair_met("e", InstanceId("d"))
+    lost = view.fold((reported("p", Role.PREFILL, epoch=2, state="starting"), reported("d", Role.DECODE, epoch=2)))
+    assert lost == {"p", "d"}
+    assert choose(view) == (None, "d")
+    assert not view.pair_warm("e", InstanceId("d"))
+    view.leg_ended(InstanceId("p"))
+    assert view.get(InstanceId("p")).inflight == 0
+
+
+def test_an_instance_that_left_is_forgotten_after_its_last_leg() -> None:
+    view = View()
+    view.fold((reported("p", Role.PREFILL),))
+    view.leg_started(InstanceId("p"))
+    view.fold(())
+    assert view.knows(InstanceId("p"))
+    view.leg_ended(InstanceId("p"))
+    assert not view.knows(InstanceId("p"))
+
+
+def test_an_unreachable_instance_stays_out_until_a_probe_succeeds() -> None:
+    """Its agent may well see it ready: what counts here is whether we do."""
+    view = View()
+    view.fold((reported("d", Role.DECODE),))
+    assert view.unreachable(InstanceId("d"))
+    view.fold((reported("d", Role.DECODE),))
+    assert choose(view) == (None, None)
+    view.seen(InstanceId("d"), None, None)
+    assert choose(view) == (None, "d")

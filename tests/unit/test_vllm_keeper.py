@@ -118,6 +118,16 @@ def test_the_command_gets_an_empty_input_and_its_own_group(
     assert (tmp_path / "log").read_text() == "'' True True\n"
 
 
+def test_it_cannot_be_killed_by_the_words_that_hit_its_parent(
+    keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    process = keep(*python(TREE, str(tmp_path)))
+    tree_in(tmp_path)
+    proc = Path(f"/proc/{process.pid}")
+    wait_until(lambda: (proc / "cmdline").read_bytes().strip(b"\0") == b"keeper")
+    assert (proc / "comm").read_text() == "keeper\n"
+
+
 def test_what_a_dead_command_left_is_killed(keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
     process = keep(*python(TREE, str(tmp_path)))
     tree = tree_in(tmp_path)

@@ -1,0 +1,48 @@
+"""Flags that say where the registry is, and the registry they name: the same for every command."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cluster.registry.registry import DEFAULT_CLUSTER, Registry
+
+
+def add_registry_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--registry`` and what belongs to it."""
+    group = parser.add_argument_group("registry")
+    group.add_argument(
+        "--registry", metavar="URL", help="redis://HOST:PORT, or rediss:// for TLS: where the fleet meets"
+    )
+    group.add_argument("--registry-password-file", type=Path, metavar="FILE", help="holds the registry's password")
+    group.add_argument("--registry-ca-file", type=Path, metavar="FILE", help="certificates to trust for rediss://")
+    group.add_argument(
+        "--cluster",
+        default=DEFAULT_CLUSTER,
+        metavar="NAME",
+        help="fleets of one registry, apart by name (default %(default)s)",
+    )
+
+
+def open_registry(args: argparse.Namespace) -> Registry | None:
+    """The registry the flags name; None without ``--registry``. Connects at its first use.
+
+    Raises:
+        UsageError: a URL or file that cannot be used.
+    """
+    if args.registry is None:
+        return None
+    from cluster.registry.redis import RedisRegistry
+
+    return RedisRegistry.open(
+        args.registry, cluster=args.cluster, password_file=args.registry_password_file, ca_file=args.registry_ca_file
+    )
+
+
+def registry_words(args: argparse.Namespace) -> list[str]:
+    """The same flags, for a child."""
+    words = ["--registry", args.registry, "--cluster", args.cluster]
+    for flag in ("registry_password_file", "registry_ca_file"):
+        if getattr(args, flag) is not None:
+            words += [f"--{flag.replace('_', '-')}", str(getattr(args, flag))]
+    return words

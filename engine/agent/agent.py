@@ -1,0 +1,351 @@
+"""Runs one instance: its engine, its heartbeats, its admin port, under the rules of `AgentMachine`. A shell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.errors import EngineFailed, UsageError
+from cluster.registry.membership import BEAT_EVERY_S, Heartbeat
+from cluster.registry.membership import State as MemberState
+from cluster.registry.registry import Refused, Registry, RegistryDown
+from engine.agent.http import agent_app, listen
+from engine.agent.machine import (
+    AgentMachine,
+    DrainAsked,
+    EngineIs,
+    Event,
+    Leave,
+    LoadRead,
+    Publish,
+    ResumeAsked,
+    Say,
+    State,
+    StopAsked,
+    StopEngine,
+    Tick,
+)
+from engine.agent.rules import Rules
+from engine.vllm.child import Change, EngineProcess
+from engine.vllm.probe import Probe, Unwell
+
+logger = logging.getLogger("baton.agent")
+
+LOOK_EVERY_S = 0.5
+"""Between two readings of the engine's metrics: what heartbeats say is never older than this and one heartbeat."""
+
+CLAIM_ATTEMPTS_S = 2.5
+"""A taken name is asked for during this many ttls: that of an agent that was killed is free after one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """What an agent is told at its start."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Of the agent's own HTTP; 0 = a free one."""
+    drain_s: float = 30.0
+    """How long a drain by SIGTERM may take."""
+    revision: str = ""
+
+
+class Agent:
+    """One instance of the fleet. `run` returns the process's exit code."""
+
+    def __init__(
+        self,
+        engine: EngineProcess,
+        rules: Rules,
+        config: AgentConfig,
+        registry: Registry | None,
+        tell: Callable[[Change], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.engine = engine
+        self.spec = engine.spec
+        self.config = config
+        self.registry = registry
+        self.machine = AgentMachine(name=self.spec.instance, rules=rules)
+        self.url = ""
+        self._tell = tell
+        self._say = say
+        self._id = secrets.token_hex(8)
+        self._seq = 0
+        self._epoch = 0
+        self._models: tuple[dict[str, Any], ...] = ()
+        self._nudge = asyncio.Event()
+        self._look = asyncio.Event()
+        self._code: asyncio.Future[int] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._news: asyncio.Queue[Change] = asyncio.Queue()
+        self._engine_running = False
+        self._local_epoch = 0
+
+    # -- running --
+
+    async def run(self) -> int:
+        """Until the instance has left: 0, or 1 when its engine cannot be kept alive.
+
+        Raises:
+            UsageError: the agent's port or the instance's name is taken.
+            EngineFailed: with the engine's last words.
+        """
+        self._code = asyncio.get_running_loop().create_future()
+        runner, self.url = await listen(agent_app(self), self.config.host, self.config.port)
+        try:
+            await self._claim(self._code)
+            return self._code.result() if self._code.done() else await self._run_tasks(self._code)
+        finally:
+            await self._say_goodbye()
+            await runner.cleanup()
+
+    async def _run_tasks(self, code: asyncio.Future[int]) -> int:
+        failure: EngineFailed | None = None
+        tasks = [self._spawn(work, name) for work, name in self._works()]
+        engine = self._spawn(self.engine.run(), "engine")
+        self._engine_running = True
+        try:
+            ends: set[asyncio.Future[Any]] = {engine, code}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({engine})  # nothing of it is left when this is done
+            with contextlib.suppress(EngineFailed):
+                engine.result()
+            exception = engine.exception()
+            failure = exception if isinstance(exception, EngineFailed) else None
+            while not self._news.empty():
+                await self._engine_changed(self._news.get_nowait())
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._disarm()
+        if failure is not None:
+            raise failure
+        return code.result() if code.done() else 0
+
+    def _works(self) -> list[tuple[Coroutine[Any, Any, None], str]]:
+        works = [(self._follow_engine(), "news"), (self._watch_load(), "load")]
+        return [*works, (self._beat_forever(), "beats")] if self.registry is not None else works
+
+    @staticmethod
+    def _spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work, name=name)
+
+    # -- what others ask --
+
+    def ask_leave(self) -> None:
+        """SIGTERM: drain and end; asked twice, end at once."""
+        self._feed(DrainAsked(self.config.drain_s, leave=True))
+
+    def ask_drain(self, deadline_s: float) -> None:
+        """Take no new work, keep running."""
+        self._feed(DrainAsked(deadline_s, leave=False))
+
+    def ask_resume(self) -> None:
+        """Take work again."""
+        self._feed(ResumeAsked())
+
+    def ask_stop(self) -> None:
+        """End now."""
+        self._feed(StopAsked())
+
+    def engine_changed(self, change: Change) -> None:
+        """To be given to the engine's process as its `on_change`."""
+        self._news.put_nowait(change)
+
+    def is_ready(self) -> bool:
+        """Whether it takes work."""
+        return self.machine.state is State.READY
+
+    def state(self) -> dict[str, Any]:
+        """Everything known of the instance."""
+        machine, load = self.machine, self.machine.load
+        return {
+            "instance": self.spec.instance,
+            "role": self.spec.role.value,
+            "state": machine.state.value,
+            "drained": machine.drained,
+            "detail": machine.detail,
+            "epoch": machine.epoch,
+            "engine": self.spec.url,
+            "agent": self.url,
+            "models": [entry.get("id") for entry in self._models],
+            "credits": machine.credits,
+            "load": {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage},
+            "log": str(self.engine.log_path),
+        }
+
+    def metrics(self) -> str:
+        """Prometheus text."""
+        machine, load = self.machine, self.machine.load
+        label = f'{{instance="{self.spec.instance}",role="{self.spec.role.value}"}}'
+        samples: dict[str, float] = {
+            "baton_agent_ready": machine.state is State.READY,
+            "baton_agent_draining": machine.state is State.DRAINING,
+            "baton_agent_epoch": machine.epoch,
+            "baton_agent_credits": machine.credits,
+            "baton_agent_running": load.running,
+            "baton_agent_waiting": load.waiting,
+            "baton_agent_kv_usage": load.kv_usage,
+        }
+        return "".join(f"# TYPE {name} gauge\n{name}{label} {value:g}\n" for name, value in samples.items())
+
+    # -- the machine --
+
+    def _feed(self, event: Event) -> None:
+        loop = asyncio.get_running_loop()
+        for effect in self.machine.handle(event, loop.time()):
+            match effect:
+                case Publish():
+                    self._nudge.set()
+                    self._look.set()
+                case Say(line):
+                    self._say(line)
+                case StopEngine() if self._engine_running:
+                    self.engine.stop(at_once=True)
+                case StopEngine():
+                    self._end(0)
+                case Leave(code):
+                    self._end(code)
+        self._disarm()
+        due = self.machine.next_wakeup()
+        if due is not None:
+            self._timer = loop.call_at(due, self._feed, Tick())
+
+    def _end(self, code: int) -> None:
+        if self._code is not None and not self._code.done():
+            self._code.set_result(code)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- the engine --
+
+    async def _follow_engine(self) -> None:
+        while True:
+            await self._engine_changed(await self._news.get())
+
+    async def _engine_changed(self, change: Change) -> None:
+        if change.state == "starting" and self.machine.state is not State.STOPPING:
+            await self._number_start(change)
+        if change.state == "ready":
+            await self._learn_models()
+        if change.state == "stopping":
+            return  # our own doing
+        self._feed(EngineIs(change.state, change.detail, self._epoch))
+        self._tell(Change(instance=change.instance, state=change.state, detail=change.detail, epoch=self._epoch))
+
+    async def _number_start(self, change: Change) -> None:
+        """Every start of the engine gets an epoch that this name never had: a reference from before must not match."""
+        if change.epoch == self._local_epoch:
+            return
+        self._local_epoch = change.epoch
+        above, self._epoch = self._epoch, self._epoch + 1
+        if self.registry is not None:
+            with contextlib.suppress(RegistryDown):
+                self._epoch = await self.registry.next_epoch(self.spec.instance, above)
+
+    async def _learn_models(self) -> None:
+        async with self._probe() as probe:
+            with contextlib.suppress(Unwell):
+                self._models = await probe.models()
+
+    def _probe(self) -> Probe:
+        return Probe(self.spec.url, self.spec.api_key(os.environ))
+
+    async def _watch_load(self) -> None:
+        async with self._probe() as probe:
+            while True:
+                if self.machine.state in {State.READY, State.DRAINING}:
+                    with contextlib.suppress(Unwell):
+                        self._feed(LoadRead(await probe.load()))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._look.wait()
+                self._look.clear()
+
+    # -- the registry --
+
+    def _heartbeat(self) -> Heartbeat:
+        self._seq += 1
+        machine = self.machine
+        return Heartbeat(
+            id=self.spec.instance,
+            agent=self._id,
+            where=f"{socket.gethostname()}:{os.getpid()}",
+            epoch=max(1, machine.epoch),
+            seq=self._seq,
+            role=self.spec.role,
+            models=self._models,
+            url=self.spec.url,
+            agent_url=self.url,
+            state=MemberState(machine.state.value),
+            detail=machine.detail[:500],
+            load=machine.load,
+            credits=machine.credits,
+            revision=self.config.revision,
+            sent_at=time.time(),  # noqa: TID251 - only said to others, nothing is decided by it
+        )
+
+    async def _claim(self, ended: asyncio.Future[int]) -> None:
+        """Take the name. That of an agent that has just died is free after a ttl, so wait for that long."""
+        if self.registry is None:
+            return
+        deadline = time.monotonic() + CLAIM_ATTEMPTS_S * self.registry.ttl_s
+        told = False
+        while not ended.done():
+            try:
+                claimed = await self.registry.claim(self._heartbeat())
+            except RegistryDown as down:
+                if time.monotonic() > deadline:
+                    raise UsageError(f"--registry: {down}") from None
+                logger.warning("%s", down)
+                await asyncio.sleep(BEAT_EVERY_S)
+                continue
+            if not isinstance(claimed, Refused):
+                return
+            if time.monotonic() > deadline:
+                raise UsageError(f"--name {self.spec.instance}: {claimed.because}; choose another name")
+            if not told:
+                self._say(f"{self.spec.instance}: {claimed.because}; waiting for it to be free")
+                told = True
+            await asyncio.sleep(BEAT_EVERY_S)
+
+    async def _beat_forever(self) -> None:
+        assert self.registry is not None
+        down = False
+        while True:
+            try:
+                answer = await self.registry.beat(self._heartbeat())
+            except RegistryDown as reason:
+                if not down:
+                    logger.warning("%s; serving on", reason)
+                down = True
+            else:
+                if down:
+                    logger.info("the registry is back")
+                down = False
+                if isinstance(answer, Refused):
+                    self._say(f"{self.spec.instance} lost its name: {answer.because}")
+                    self._feed(DrainAsked(self.config.drain_s, leave=True))
+            self._nudge.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_EVERY_S):
+                    await self._nudge.wait()
+
+    async def _say_goodbye(self) -> None:
+        if self.registry is None:
+            return
+        with contextlib.suppress(RegistryDown):
+            await self.registry.leave(self.spec.instance, self._id)
+        await self.registry.close()

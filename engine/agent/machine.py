@@ -1,0 +1,239 @@
+"""What an agent does when: pure (law 2).
+
+An instance is *ready* when its engine is. It is *draining* from the moment somebody asked until nothing unfinished has
+been seen for `QUIET_S` on end: routers must have heard of it before the last look counts. Then, if it is to leave, the
+engine is stopped, and the registry is left last. What is still unfinished at the deadline is cut, and said.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cluster.instance import Load
+from engine.agent.rules import Rules
+
+QUIET_S = 2.0
+"""How long an instance must be seen idle before it may go: four times the routers' reading interval, so that a leg sent
+by one that had not yet heard is there to be seen."""
+
+
+class State(StrEnum):
+    """What an instance is to the fleet; the words of its heartbeat."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIs:
+    """The engine's process changed: one of starting, ready, restarting, stopped, failed."""
+
+    state: str
+    detail: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRead:
+    """A fresh look at the engine's own metrics."""
+
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Take no new work. With `leave`, end once nothing is unfinished, or at the deadline."""
+
+    deadline_s: float
+    leave: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """Take work again. Too late once the engine is being stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """End now, whatever is unfinished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time `next_wakeup` asked for."""
+
+
+Event = EngineIs | LoadRead | DrainAsked | ResumeAsked | StopAsked | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Tell the registry at once, do not wait for the next heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A line for people."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopEngine:
+    """End the engine without a drain of its own: nothing is left in it, or it has to go anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave the registry and end with this exit code. The last effect of all."""
+
+    code: int
+
+
+Effect = Publish | Say | StopEngine | Leave
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentMachine:
+    """State of one agent."""
+
+    name: str
+    rules: Rules
+    state: State = State.STARTING
+    detail: str = ""
+    epoch: int = 0
+    load: Load = field(default_factory=Load)
+    drained: bool = False
+    """Draining, and nothing unfinished has been seen for long enough."""
+    leaving: bool = False
+    deadline: float = math.inf
+    drain_s: float = 0.0
+    idle_since: float | None = None
+    gone: bool = False
+
+    @property
+    def credits(self) -> int:
+        """Legs that may be in flight here in all; 0 unless ready."""
+        return self.rules.credits(self.load) if self.state is State.READY else 0
+
+    def next_wakeup(self) -> float | None:
+        """The end of the quiet time, or the drain's deadline."""
+        if self.state is not State.DRAINING:
+            return None
+        quiet = math.inf if self.idle_since is None or self.drained else self.idle_since + QUIET_S
+        due = min(quiet, self.deadline)
+        return None if due == math.inf else due
+
+    def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
+        """Fold one event in."""
+        if self.gone:
+            return ()
+        match event:
+            case EngineIs():
+                return self._engine_is(event, now)
+            case LoadRead(load):
+                return self._load_read(load, now)
+            case DrainAsked():
+                return self._drain(event, now)
+            case ResumeAsked():
+                return self._resume()
+            case StopAsked():
+                return self._stop("stopped at once")
+            case Tick():
+                return self._tick(now)
+
+    def _engine_is(self, event: EngineIs, now: float) -> tuple[Effect, ...]:
+        self.epoch = event.epoch
+        if event.state in {"stopped", "failed"}:
+            return self._ended(event)
+        if self.state is State.STOPPING:
+            return ()
+        if self.state is State.DRAINING:
+            if event.state == "ready":
+                return ()
+            # It died while draining: what it had is lost already, and a new one would be for nobody.
+            return self._stop(f"its engine died ({event.detail})") if self.leaving else self._set(event)
+        if event.state != "ready":
+            self.load = Load()  # a new engine holds nothing
+        return self._set(event)
+
+    def _set(self, event: EngineIs) -> tuple[Effect, ...]:
+        changed = self.state != event.state
+        if self.state is not State.DRAINING:
+            self.state = State(event.state)
+        self.detail = event.detail
+        return (Publish(),) if changed else ()
+
+    def _ended(self, event: EngineIs) -> tuple[Effect, ...]:
+        failed = event.state == "failed" or not (self.leaving or self.state is State.STOPPING)
+        self.state = State.FAILED if failed else State.STOPPING
+        self.detail = event.detail
+        self.gone = True
+        return (Publish(), Leave(1 if failed else 0))
+
+    def _drain(self, event: DrainAsked, now: float) -> tuple[Effect, ...]:
+        if self.state is State.STOPPING:
+            return ()
+        if event.leave and self.state in {State.STARTING, State.RESTARTING}:
+            self.leaving = True
+            return self._stop("stopped before it was ready")
+        if event.leave and self.leaving:
+            return self._stop("told a second time to stop")
+        self.leaving = self.leaving or event.leave
+        self.drain_s = event.deadline_s
+        self.deadline = now + event.deadline_s
+        if self.state is not State.DRAINING:
+            self.state, self.drained = State.DRAINING, False
+            self.idle_since = now if self.rules.unfinished(self.load) is None else None
+        elif self.drained and self.leaving:
+            return self._stop("drained")
+        self.detail = self.rules.unfinished(self.load) or "nothing left"
+        return (Publish(), Say(f"{self.name} drains: {self.detail}"))
+
+    def _load_read(self, load: Load, now: float) -> tuple[Effect, ...]:
+        self.load = load
+        if self.state is not State.DRAINING:
+            return ()
+        left = self.rules.unfinished(load)
+        self.detail = left or "nothing left"
+        if left is not None:
+            self.idle_since, self.drained = None, False
+            return ()
+        if self.idle_since is None:
+            self.idle_since = now
+        return self._tick(now)
+
+    def _tick(self, now: float) -> tuple[Effect, ...]:
+        if self.state is not State.DRAINING:
+            return ()
+        if self.idle_since is not None and now - self.idle_since >= QUIET_S and not self.drained:
+            self.drained = True
+            self.deadline = math.inf
+            return self._stop("drained") if self.leaving else (Say(f"{self.name} is drained"), Publish())
+        if now < self.deadline:
+            return ()
+        self.deadline = math.inf
+        left = self.rules.unfinished(self.load)
+        cut = f"{self.name} was not drained within {self.drain_s:g} s"
+        if not self.leaving:
+            return (Say(f"{cut}: {left or 'quiet for too short a time'}; it goes on draining"),)
+        return self._stop(f"{cut}; cut off: {left or 'nothing'}")
+
+    def _resume(self) -> tuple[Effect, ...]:
+        if self.state is not State.DRAINING or self.leaving:
+            return ()
+        self.state, self.drained, self.idle_since, self.deadline, self.detail = State.READY, False, None, math.inf, ""
+        return (Publish(), Say(f"{self.name} takes work again"))
+
+    def _stop(self, because: str) -> tuple[Effect, ...]:
+        if self.state is State.STOPPING:
+            return ()
+        self.leaving = True
+        self.state, self.detail = State.STOPPING, because
+        return (Publish(), Say(f"{self.name} stops: {because}"), StopEngine())

@@ -1,0 +1,175 @@
+"""An agent's life as scripts: what happened, and what must be done."""
+
+import pytest
+
+from cluster.instance import Load
+from decode.rules import DecodeRules
+from engine.agent.machine import (
+    QUIET_S,
+    AgentMachine,
+    DrainAsked,
+    EngineIs,
+    Leave,
+    LoadRead,
+    Publish,
+    ResumeAsked,
+    Say,
+    State,
+    StopAsked,
+    StopEngine,
+    Tick,
+)
+from prefill.rules import HOLDS_HIGH, PrefillRules
+
+IDLE = Load()
+HOLDS = Load(kv_usage=0.25)
+BUSY = Load(running=2, waiting=1, kv_usage=0.5)
+
+
+def ready(rules: object = None) -> AgentMachine:
+    machine = AgentMachine(name="p", rules=rules or PrefillRules())  # type: ignore[arg-type]
+    assert machine.handle(EngineIs("starting", "importing", 1), 0.0) == ()
+    assert machine.handle(EngineIs("ready", "", 1), 1.0) == (Publish(),)
+    return machine
+
+
+def kinds(effects: tuple[object, ...]) -> list[type]:
+    return [type(effect) for effect in effects]
+
+
+def said(effects: tuple[object, ...]) -> str:
+    return " | ".join(effect.line for effect in effects if isinstance(effect, Say))
+
+
+def test_credits_are_for_ready_instances_only() -> None:
+    machine = AgentMachine(name="p", rules=PrefillRules(legs_max=10))
+    assert machine.credits == 0
+    machine.handle(EngineIs("ready", "", 1), 0.0)
+    assert machine.credits == 10
+    machine.handle(DrainAsked(30, leave=False), 0.0)
+    assert machine.credits == 0
+
+
+def test_idle_drain_leaves_after_the_quiet_time_and_the_registry_last() -> None:
+    machine = ready()
+    assert kinds(machine.handle(DrainAsked(30, leave=True), 10.0)) == [Publish, Say]
+    assert machine.next_wakeup() == 10.0 + QUIET_S
+    assert machine.handle(Tick(), 10.0 + QUIET_S / 2) == ()
+    assert kinds(machine.handle(Tick(), 10.0 + QUIET_S)) == [Publish, Say, StopEngine]
+    assert machine.state is State.STOPPING
+    assert machine.handle(EngineIs("stopped", "", 1), 13.0) == (Publish(), Leave(0))
+
+
+def test_prefill_waits_until_its_holds_are_pulled() -> None:
+    """llm-d's operations page: "no way to delay shutdown until blocks are retrieved"."""
+    machine = ready()
+    machine.handle(LoadRead(HOLDS), 9.0)
+    assert "holds of 25.0%" in said(machine.handle(DrainAsked(30, leave=True), 10.0))
+    assert machine.handle(LoadRead(HOLDS), 12.0) == ()
+    assert machine.handle(LoadRead(IDLE), 20.0) == ()
+    assert machine.handle(LoadRead(BUSY), 21.0) == (), "a leg sent by a router that had not heard yet"
+    assert machine.handle(LoadRead(IDLE), 22.0) == ()
+    assert machine.handle(LoadRead(IDLE), 23.0) == ()
+    assert kinds(machine.handle(LoadRead(IDLE), 24.0)) == [Publish, Say, StopEngine]
+
+
+def test_decode_waits_for_its_streams() -> None:
+    machine = ready(DecodeRules())
+    machine.handle(LoadRead(BUSY), 9.0)
+    assert "3 streams" in said(machine.handle(DrainAsked(30, leave=True), 10.0))
+    assert machine.next_wakeup() == 40.0
+
+
+def test_past_the_deadline_what_is_cut_is_said() -> None:
+    machine = ready(DecodeRules())
+    machine.handle(LoadRead(BUSY), 9.0)
+    machine.handle(DrainAsked(30, leave=True), 10.0)
+    effects = machine.handle(Tick(), 40.0)
+    assert kinds(effects) == [Publish, Say, StopEngine]
+    assert "not drained within 30 s; cut off: 3 streams" in said(effects)
+
+
+def test_drain_without_leaving_can_be_taken_back() -> None:
+    machine = ready()
+    machine.handle(DrainAsked(30, leave=False), 10.0)
+    assert "is drained" in said(machine.handle(Tick(), 12.0))
+    assert machine.drained
+    assert machine.next_wakeup() is None, "it was in time"
+    assert machine.handle(Tick(), 40.0) == ()
+    assert kinds(machine.handle(ResumeAsked(), 50.0)) == [Publish, Say]
+    assert machine.credits > 0
+    assert machine.next_wakeup() is None
+
+
+def test_drain_without_leaving_says_when_it_takes_too_long_and_goes_on() -> None:
+    machine = ready(DecodeRules())
+    machine.handle(LoadRead(BUSY), 9.0)
+    machine.handle(DrainAsked(30, leave=False), 10.0)
+    assert "goes on draining" in said(machine.handle(Tick(), 40.0))
+    assert machine.state is State.DRAINING
+    machine.handle(LoadRead(IDLE), 50.0)
+    assert "is drained" in said(machine.handle(LoadRead(IDLE), 52.0))
+
+
+def test_drained_instance_told_to_leave_goes_at_once() -> None:
+    machine = ready()
+    machine.handle(DrainAsked(30, leave=False), 10.0)
+    machine.handle(Tick(), 12.0)
+    assert kinds(machine.handle(DrainAsked(30, leave=True), 20.0)) == [Publish, Say, StopEngine]
+
+
+def test_told_twice_stops_at_once() -> None:
+    machine = ready(DecodeRules())
+    machine.handle(LoadRead(BUSY), 9.0)
+    machine.handle(DrainAsked(30, leave=True), 10.0)
+    assert StopEngine() in machine.handle(DrainAsked(30, leave=True), 10.5)
+
+
+def test_stop_before_ready_is_at_once() -> None:
+    machine = AgentMachine(name="p", rules=PrefillRules())
+    assert StopEngine() in machine.handle(DrainAsked(30, leave=True), 1.0)
+
+
+def test_stop_at_once() -> None:
+    machine = ready()
+    machine.handle(LoadRead(BUSY), 2.0)
+    assert StopEngine() in machine.handle(StopAsked(), 3.0)
+    assert machine.handle(StopAsked(), 3.1) == ()
+    assert machine.handle(DrainAsked(1, leave=True), 3.1) == ()
+
+
+def test_dead_engine_comes_back_under_a_new_epoch() -> None:
+    machine = ready()
+    machine.handle(LoadRead(BUSY), 2.0)
+    assert machine.handle(EngineIs("restarting", "exit code 137", 1), 3.0) == (Publish(),)
+    assert machine.state is State.RESTARTING
+    assert machine.load == Load()
+    assert machine.credits == 0
+    machine.handle(EngineIs("starting", "", 2), 4.0)
+    assert machine.handle(EngineIs("ready", "", 2), 9.0) == (Publish(),)
+    assert (machine.epoch, machine.credits > 0) == (2, True)
+
+
+def test_engine_that_dies_while_leaving_is_not_brought_back() -> None:
+    machine = ready()
+    machine.handle(LoadRead(BUSY), 2.0)
+    machine.handle(DrainAsked(30, leave=True), 3.0)
+    assert StopEngine() in machine.handle(EngineIs("restarting", "exit code 137", 1), 4.0)
+
+
+def test_engine_that_fails_for_good_ends_the_agent_with_1() -> None:
+    machine = ready()
+    assert machine.handle(EngineIs("failed", "died 5 times", 6), 9.0) == (Publish(), Leave(1))
+    assert machine.handle(Tick(), 10.0) == ()
+
+
+@pytest.mark.parametrize(("usage", "expected"), [(0.0, 64), (HOLDS_HIGH, 64), (0.9, 32), (1.0, 1)])
+def test_prefill_credits_shrink_with_holds(usage: float, expected: int) -> None:
+    assert abs(PrefillRules().credits(Load(kv_usage=usage)) - expected) <= 1
+
+
+def test_decode_credits_end_with_the_cache() -> None:
+    rules = DecodeRules(streams_max=100)
+    assert rules.credits(Load(kv_usage=0.89, running=50)) == 100
+    assert rules.credits(Load(kv_usage=0.95, running=50, waiting=2)) == 52
+    assert rules.credits(Load(kv_usage=0.95)) == 1

