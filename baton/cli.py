@@ -17,6 +17,12 @@ COMMANDS = {
     "up": "a whole cluster on this machine: router, prefill and decode engines",
     "router": "the front door alone, in front of engines that already run",
     "engine": "one instance: a watched vLLM server",
+    "status": "who is in the fleet, and whether it answers",
+    "logs": "what its programs say",
+    "down": "stop what `baton up` started",
+    "lint": "what is wrong in a cluster file, and what to write instead",
+    "explain": "what a cluster file promises, in words",
+    "key": "make a tenant's key",
     "doctor": "what is found and what is missing on this machine",
 }
 """Command names and what `baton --help` says of them. Each lives in `baton/commands/NAME.py`."""

@@ -15,6 +15,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
@@ -25,26 +26,31 @@ STDERR_LINES_KEPT = 40
 LINE_BYTES_MAX = 1 << 20
 """Longest line read from a child."""
 
+LOG_BYTES_MAX = 20 << 20
+"""At a start, a child's log longer than this becomes ``NAME.log.1``."""
+
+
+def baton_words(*words: str) -> list[str]:
+    """The command line of one of our own commands, with the same Python, under our lifeline."""
+    return [sys.executable, "-m", "baton", *words, "--json", "--lifeline"]
+
 
 class Program:
-    """One `baton` command running as a child."""
+    """One child. `run` may be called again once it has ended."""
 
-    def __init__(self, name: str, words: Sequence[str], on_event: Callable[[str, Event], None]) -> None:
+    def __init__(self, name: str, argv: Sequence[str], on_event: Callable[[str, Event], None], log: Path) -> None:
         self.name = name
-        self._words = words
+        self.argv = list(argv)
+        self.log = log
         self._on_event = on_event
         self._process: asyncio.subprocess.Process | None = None
         self.last_words: deque[str] = deque(maxlen=STDERR_LINES_KEPT)
 
     async def run(self) -> int:
         """Start it and read it to its end; return its exit code (negative: killed by that signal)."""
+        self.last_words.clear()
         self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "baton",
-            *self._words,
-            "--json",
-            "--lifeline",
+            *self.argv,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -70,8 +76,13 @@ class Program:
                 self.last_words.append(line.decode(errors="replace").rstrip())
 
     async def _read_words(self, stream: asyncio.StreamReader) -> None:
-        async for line in stream:
-            self.last_words.append(line.decode(errors="replace").rstrip())
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
+            self.log.replace(self.log.with_suffix(".log.1"))
+        with self.log.open("ab", buffering=0) as log:
+            async for line in stream:
+                log.write(line)
+                self.last_words.append(line.decode(errors="replace").rstrip())
 
     @property
     def running(self) -> bool:
@@ -81,6 +92,11 @@ class Program:
     def stop(self) -> None:
         """Ask it to drain and end."""
         self._signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Let go of its lifeline: it ends without a drain, but in order."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
     def kill(self) -> None:
         """End it now; its own children notice and end too."""

@@ -177,6 +177,7 @@ class Agent:
             "epoch": machine.epoch,
             "engine": self.spec.url,
             "agent": self.url,
+            "pid": os.getpid(),
             "models": [entry.get("id") for entry in self._models],
             "credits": machine.credits,
             "load": {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage},

@@ -68,8 +68,8 @@ async def test_drain_and_resume(agent: Agent, body: bytes, deadline_s: float) ->
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [(b"{", "not JSON"), (b"[]", "must be an object"), (b'{"deadline_s": "soon"}', "soon"), (b'{"deadline_s": -1}', "-1"),
-     (b'{"deadline_s": true}', "True")],
+    [(b"{", "not JSON"), (b"[]", "must be an object"), (b'{"deadline_s": "soon"}', "soon"),
+     (b'{"deadline_s": -1}', "-1"), (b'{"deadline_s": true}', "True")],
 )  # fmt: skip
 async def test_bad_drains(agent: Agent, body: bytes, words: str) -> None:
     told, session = agent

@@ -13,7 +13,7 @@ from support.cluster import Cluster
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
-    running = Cluster.start(tmp_path_factory.mktemp("state"))
+    running = Cluster.start(tmp_path_factory.mktemp("state"), "--both", "1")
     try:
         running.wait_ready()
         yield running

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 from pathlib import Path
 
+import aiohttp
 import pytest
 from support.cluster import Cluster, alive, descendants, within
 
@@ -21,6 +24,40 @@ def test_killed_up_leaves_no_orphan(tmp_path: Path, cluster: Cluster) -> None:
         assert within(10, lambda: not alive(family)) < 10
     finally:
         other.process.kill()
+
+
+async def _stream(cluster: Cluster, tokens: int) -> str:
+    body = {
+        "model": cluster.model,
+        "prompt": "Once upon a time",
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{cluster.endpoint}/v1/completions", json=body) as answer,
+    ):
+        assert answer.status == 200
+        return await answer.text()
+
+
+@pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
+async def test_sigterm_drains_an_agent_without_losing_a_request(cluster: Cluster, name: str) -> None:
+    """Open streams are finished, new ones go elsewhere, and the agent leaves the registry: zero failed requests."""
+    pid = cluster.status()[name]["pid"]
+    early = [asyncio.ensure_future(_stream(cluster, 120)) for _ in range(4)]
+    await asyncio.to_thread(within, 20, lambda: sum(each["load"]["running"] for each in cluster.status().values()) >= 2)
+    os.kill(pid, signal.SIGTERM)
+    late = [asyncio.ensure_future(_stream(cluster, 20)) for _ in range(4)]
+    texts = await asyncio.gather(*early, *late)
+    assert all(text.endswith("data: [DONE]\n\n") and '"error"' not in text for text in texts)
+    await asyncio.to_thread(within, 40, lambda: not alive({pid}))
+    assert name not in cluster.status()
+    assert (await asyncio.to_thread(cluster.baton, "logs", f"{name}.agent", "-n", "5")).stdout.count(
+        "stops: drained"
+    ) == 1
+    del cluster.urls[name]
 
 
 def test_ctrl_c_stops_everything(cluster: Cluster) -> None:

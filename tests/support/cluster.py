@@ -87,8 +87,28 @@ class Cluster:
             return str(answer.read().decode())
 
     def pulled(self) -> int:
-        """Prompt tokens whose KV the decode engine got from the other, by its own count."""
-        return parse_load(self.metrics("decode-0")).external_kv_tokens
+        """Prompt tokens whose KV engines got from one another, by their own count."""
+        return sum(parse_load(self.metrics(instance)).external_kv_tokens for instance in self.urls)
+
+    def baton(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Another `baton` command about this cluster."""
+        return subprocess.run(
+            [sys.executable, "-m", "baton", *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "XDG_STATE_HOME": str(self.state)},
+        )
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """What `baton status` says of each instance."""
+        told = json.loads(self.baton("status", "--json").stdout)
+        return {each["instance"]: each for each in told["instances"]}
+
+    def all_ready(self) -> bool:
+        """Whether every instance says it is ready."""
+        return [each["state"] for each in self.status().values()] == ["ready"] * len(self.urls)
 
     def idle(self) -> bool:
         """Whether no engine runs, queues or holds anything."""

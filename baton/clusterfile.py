@@ -1,0 +1,46 @@
+"""Reads cluster files for the commands that take one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cluster.errors import UsageError
+from cluster.spec import Parsed, check_outside, parse
+from cluster.spec.tree import TEXT_CHARS_MAX
+
+DEFAULT = "baton.yaml"
+"""The file that is meant when none is named."""
+
+_BYTES_MAX = 4 * TEXT_CHARS_MAX + 4
+"""No more is read: characters take at most four bytes, and one too many is enough to say that it is too long."""
+
+
+def read(name: str) -> Parsed:
+    """A cluster file (`-` for standard input) with all its problems; files it names are looked for beside it.
+
+    Raises:
+        UsageError: the file cannot be read at all.
+    """
+    from router.policy import POLICIES
+
+    parsed = parse(_text(name), name)
+    folder = Path() if name == "-" else Path(name).parent
+    return check_outside(parsed, exists=lambda path: (folder / Path(path).expanduser()).exists(), policies=POLICIES)
+
+
+def _text(name: str) -> str:
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read(_BYTES_MAX)
+        else:
+            with Path(name).open("rb") as file:
+                data = file.read(_BYTES_MAX)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"{name}: {reason}; give the path of a cluster file (docs/cluster-file.md)") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UsageError(f"{name}: line {line} is not UTF-8; save the file as UTF-8") from error

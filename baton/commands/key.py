@@ -1,0 +1,82 @@
+"""Keys of tenants.
+
+`baton key new TENANT` prints a fresh key, once: only its SHA-256 is kept, as one more line of the tenant's key file, so
+that older keys keep working until their lines are removed. The key alone is on stdout.
+
+examples:
+  baton key new acme                       appends to keys/acme
+  baton key new acme --file /etc/baton/acme
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+from baton.output import emit, say
+from cluster.errors import UsageError
+from cluster.keys import KEY_BYTES, NotAKeyFile, key_line, make_key, read_digests
+from cluster.spec.about import NAME
+
+FILE_BYTES_MAX = 1 << 20
+"""A key file of ten thousand keys stays below it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `baton key`."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    new = actions.add_parser("new", help="make a key for a tenant", description="Print a fresh key, once.")
+    new.add_argument("tenant", metavar="TENANT", help="its name in the cluster file")
+    new.add_argument("--file", type=Path, metavar="FILE", help="its key file (default: keys/TENANT)")
+    new.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the key, write its line down, print it."""
+    if args.vllm_args:
+        raise UsageError("`baton key` takes no vLLM flags")
+    if not NAME.fullmatch(args.tenant):
+        raise UsageError(f"TENANT {args.tenant!r}: write letters, digits, `.`, `_`, `-`, up to 63")
+    file = args.file or Path("keys") / args.tenant
+    key = make_key(secrets.token_bytes(KEY_BYTES))
+    try:
+        keys = append(file, key_line(key, f"{args.tenant}, {datetime.now(tz=UTC):%Y-%m-%d}"))
+    except OSError as error:
+        raise UsageError(f"--file {file}: {(error.strerror or str(error)).lower()}; name another file") from error
+    if args.json:
+        emit({"event": "key", "tenant": args.tenant, "key": key, "file": str(file), "keys": keys})
+        return 0
+    print(key)
+    say(f"{file} has {keys} key{'' if keys == 1 else 's'} of {args.tenant}. This one is shown only now: keep it.")
+    return 0
+
+
+def append(file: Path, line: str) -> int:
+    """Add a line to a key file, made with its folders for the owner's eyes alone; return how many keys it has then.
+
+    What is there is never overwritten: a file that holds anything but keys is refused, and so is a link, which may
+    lead anywhere.
+    """
+    for folder in reversed(file.absolute().parents):  # mkdir(parents=True) would give those above the last our umask
+        folder.mkdir(mode=0o700, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(file, flags, 0o600), "rb+", buffering=0) as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise UsageError(f"--file {file}: no ordinary file; name another one")
+        before = opened.read(FILE_BYTES_MAX + 1)
+        try:
+            known = read_digests(before.decode())
+        except NotAKeyFile as error:
+            raise UsageError(f"--file {file}: {error}; name another file, nothing was written") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--file {file}: no key file; name another one, nothing was written") from error
+        if len(before) > FILE_BYTES_MAX:
+            raise UsageError(f"--file {file}: more than {FILE_BYTES_MAX} bytes; name another one")
+        broken = b"\n" if before and not before.endswith(b"\n") else b""
+        opened.write(broken + line.encode())
+        os.fsync(opened.fileno())
+    return len(known) + 1

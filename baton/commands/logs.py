@@ -1,0 +1,91 @@
+"""What the programs of a cluster say: engines, agents, the router. Without a name, lists the logs there are.
+
+examples:
+  baton logs
+  baton logs prefill-0 -n 200
+  baton logs router -f
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+import time
+from pathlib import Path
+
+from baton.output import emit, say
+from baton.state import log_folder
+from cluster.errors import UsageError
+
+CHUNK_BYTES = 1 << 16
+FOLLOW_EVERY_S = 0.3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `baton logs`."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="an instance, or `router`")
+    parser.add_argument(
+        "-n", "--lines", type=int, default=50, metavar="N", help="how many of the last lines (default 50)"
+    )
+    parser.add_argument("-f", "--follow", action="store_true", help="go on as it grows, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="list as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a log, or the list."""
+    found = {path.stem: path for path in sorted(log_folder().glob("*.log"))}
+    if args.name is None:
+        return _list(found, as_json=args.json)
+    if args.name not in found:
+        near = difflib.get_close_matches(args.name, found, n=1)
+        hint = f"; do you mean `{near[0]}`?" if near else f"; there are: {', '.join(found) or 'none'}"
+        raise UsageError(f"no log of `{args.name}` in {log_folder()}{hint}")
+    if args.lines < 0:
+        raise UsageError(f"-n {args.lines}: must be 0 or more")
+    path = found[args.name]
+    at = _print_tail(path, args.lines)
+    if args.follow:
+        _follow(path, at)
+    return 0
+
+
+def _list(found: dict[str, Path], *, as_json: bool) -> int:
+    if as_json:
+        emit({"logs": {name: str(path) for name, path in found.items()}})
+        return 0
+    for name, path in found.items():
+        print(f"{name:<24} {path.stat().st_size / 1024:8.0f} KiB  {path}")
+    if not found:
+        say(f"no logs yet in {log_folder()}")
+    return 0
+
+
+def _print_tail(path: Path, lines: int) -> int:
+    """Print the last lines; where the file ended then."""
+    with path.open("rb") as file:
+        end = at = file.seek(0, os.SEEK_END)
+        tail = b""
+        while at > 0 and tail.count(b"\n") <= lines:
+            step = min(CHUNK_BYTES, at)
+            at = file.seek(at - step)
+            tail = file.read(step) + tail
+    for line in tail.splitlines()[-lines:] if lines else []:
+        print(line.decode(errors="replace"))
+    sys.stdout.flush()
+    return end
+
+
+def _follow(path: Path, at: int) -> None:
+    while True:
+        size = path.stat().st_size
+        if size < at:
+            at = 0  # a new start rotated it
+        with path.open("rb") as file:
+            file.seek(at)
+            fresh = file.read()
+        at += len(fresh)
+        sys.stdout.write(fresh.decode(errors="replace"))
+        sys.stdout.flush()
+        time.sleep(FOLLOW_EVERY_S)

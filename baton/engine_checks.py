@@ -1,0 +1,154 @@
+"""Can a vLLM server that already runs be used as it is, and which flags is it missing? Asked over HTTP alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from baton.checks import VLLM_PINNED, Finding, missing, note, ok
+from cluster import wire
+
+ANSWER_S = 30.0
+"""One prompt token on an engine that is busy with others."""
+
+CONNECT_S = 3.0
+
+_CONNECTOR = (
+    "start vLLM with --kv-transfer-config "
+    '\'{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}\' '
+    "(kv_producer for prefill alone, kv_consumer for decode alone)"
+)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the engine showed so far."""
+
+    url: str
+    session: aiohttp.ClientSession
+    model: str = ""
+    leg: dict[str, Any] = field(default_factory=dict)
+
+
+def check_engine(url: str) -> list[Finding]:
+    """All findings about the engine at `url`. Costs it a prefill of a few tokens, whose block it holds for a lease."""
+    return asyncio.run(_check(url.rstrip("/")))
+
+
+async def _check(url: str) -> list[Finding]:
+    key = os.environ.get("VLLM_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        seen = _Seen(url, session)
+        findings = [await _health(seen)]
+        if findings[0].fix:
+            return findings
+        findings += [await _version(seen), await _model(seen)]
+        if seen.model:
+            findings += [
+                await _prefill(seen),
+                await _side_channel(seen),
+                await _abort(seen),
+                _details(seen),
+                _metrics(seen),
+            ]
+        findings.append(note("Failed loads", "cannot be seen from outside", "set kv_load_failure_policy to recompute"))
+        return findings
+
+
+async def _get(seen: _Seen, path: str) -> tuple[int, Any]:
+    async with seen.session.get(seen.url + path) as answer:
+        return answer.status, await answer.json(content_type=None) if answer.status == 200 else await answer.text()
+
+
+async def _health(seen: _Seen) -> Finding:
+    try:
+        async with seen.session.get(f"{seen.url}/health") as answer:
+            status = answer.status
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        return missing(
+            "Engine",
+            f"{seen.url} does not answer: {str(error) or type(error).__name__}",
+            "check URL, port and firewall",
+        )
+    if status != 200:
+        return missing("Engine", f"{seen.url}/health: HTTP {status}", "its log says why it is not well")
+    return ok("Engine", f"{seen.url} answers")
+
+
+async def _version(seen: _Seen) -> Finding:
+    status, body = await _get(seen, "/version")
+    version = body.get("version", "?") if isinstance(body, dict) else "?"
+    if status != 200:
+        return note("vLLM", f"/version: HTTP {status}: is this a vLLM server?")
+    if not str(version).startswith(VLLM_PINNED):
+        return note("vLLM", f"{version}; Baton is tested with {VLLM_PINNED}")
+    return ok("vLLM", str(version))
+
+
+async def _model(seen: _Seen) -> Finding:
+    status, body = await _get(seen, "/v1/models")
+    if status == 401:
+        return missing("Model", "the engine wants a key", "set VLLM_API_KEY")
+    names = [str(entry.get("id")) for entry in body.get("data", [])] if isinstance(body, dict) else []
+    if not names:
+        return missing("Model", f"/v1/models: HTTP {status}, no model listed", "wait until the engine has loaded one")
+    seen.model = names[0]
+    return ok("Model", ", ".join(names))
+
+
+async def _prefill(seen: _Seen) -> Finding:
+    """A prefill leg, as the router sends it."""
+    body = wire.prefill_body({"model": seen.model, "prompt": "Hello, how are you today?"})
+    async with seen.session.post(f"{seen.url}/v1/completions", json=body) as answer:
+        status, text = answer.status, await answer.text()
+        seen.leg = await answer.json(content_type=None) if status == 200 else {}
+    if status != 200:
+        return missing("Prefill leg", f"HTTP {status}: {text[:160]}", "the engine must serve /v1/completions")
+    transfer = wire.read_transfer(seen.leg)
+    if transfer is None:
+        return missing("Prefill leg", "answered without a hold: no KV connector, or a consumer only", _CONNECTOR)
+    return ok("Prefill leg", f"holds {transfer.tokens} tokens, mode {transfer.fields.get('transfer_mode', 'pull')}")
+
+
+async def _side_channel(seen: _Seen) -> Finding:
+    """Whether others can shake hands with it."""
+    transfer = wire.read_transfer(seen.leg)
+    if transfer is None:
+        return note("Side channel", "not told: no hold")
+    host, port = str(transfer.fields.get("remote_host")), int(transfer.fields.get("remote_port") or 0)
+    fix = "set VLLM_NIXL_SIDE_CHANNEL_HOST to an address the decode instances can reach"
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(host, port)
+        writer.close()
+    except (OSError, TimeoutError):
+        return missing("Side channel", f"{host}:{port} cannot be reached from here", fix)
+    if host in {"localhost", "127.0.0.1", "::1"}:
+        return note("Side channel", f"{host}:{port}: only engines on its own machine can pull from it", fix)
+    return ok("Side channel", f"{host}:{port}")
+
+
+async def _abort(seen: _Seen) -> Finding:
+    async with seen.session.post(f"{seen.url}/inference/v1/abort_requests", json={"request_ids": []}) as answer:
+        if answer.status == 200:
+            return ok("Abort by id", "yes")
+    return note("Abort by id", "no: prefill legs of clients that left run to their end", "add --enable-scale-out")
+
+
+def _details(seen: _Seen) -> Finding:
+    usage = seen.leg.get("usage") or {}
+    if usage.get("prompt_tokens_details") is not None:
+        return ok("Cached tokens", "told in usage")
+    return note("Cached tokens", "not told in usage", "add --enable-prompt-tokens-details")
+
+
+def _metrics(seen: _Seen) -> Finding:
+    if seen.leg.get("metrics") is not None:
+        return ok("Timing", "told per request")
+    return note("Timing", "not told per request", "add --enable-per-request-metrics")

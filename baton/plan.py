@@ -1,0 +1,118 @@
+"""From what the user asked for to command lines: which engines, on which part of the machine, on which ports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.local import free_port
+from cluster.errors import UsageError
+from cluster.instance import Role
+from engine.vllm.hardware import Hardware
+from engine.vllm.placement import Share, share
+from engine.vllm.spec import value_of
+
+ENGINE_PORT = 8100
+AGENT_PORT = 8200
+SIDE_CHANNEL_PORT = 5600
+SIDE_CHANNEL_STEP = 32
+"""vLLM adds its tensor-parallel rank to a side channel's port: leave room between two engines."""
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One engine the user asked for."""
+
+    name: str
+    role: Role
+    model: str | None
+    """None: the model that ships."""
+    served_name: str | None = None
+    vllm_args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs it spans: tensor times pipeline parallelism, as its vLLM flags say."""
+        ranks = 1
+        for flag, short in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")):
+            said = value_of(self.vllm_args, flag, short)
+            ranks *= int(said) if said is not None and said.isdecimal() and int(said) > 0 else 1
+        return ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One engine with its place."""
+
+    wanted: Wanted
+    port: int
+    agent_port: int
+    side_channel_port: int
+    placed: Share
+
+    @property
+    def url(self) -> str:
+        """The engine's base URL."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    def words(self, registry: list[str]) -> list[str]:
+        """The `baton engine` command that starts it, up to vLLM's own flags."""
+        wanted = self.wanted
+        words = [
+            "engine",
+            *([wanted.model] if wanted.model else []),
+            "--name",
+            wanted.name,
+            "--role",
+            wanted.role.value,
+        ]
+        words += ["--port", str(self.port), "--agent-port", str(self.agent_port)]
+        words += ["--side-channel-port", str(self.side_channel_port), *self.placed.flags(), *registry]
+        if wanted.served_name:
+            words += ["--served-model-name", wanted.served_name]
+        for name, value in wanted.env.items():
+            words += ["--env", f"{name}={value}"]
+        return words
+
+
+def from_counts(counts: dict[Role, int], model: str | None, served: str | None, vllm_args: list[str]) -> list[Wanted]:
+    """``--prefill N --decode N --both N`` of one model.
+
+    Raises:
+        UsageError: a count below 0, or nothing at all.
+    """
+    for role, count in counts.items():
+        if count < 0:
+            raise UsageError(f"--{role.value} is {count}: it must be 0 or more")
+    if not any(counts.values()):
+        raise UsageError("--prefill, --decode and --both are all 0: nothing would serve")
+    return [
+        Wanted(name=f"{role.value}-{number}", role=role, model=model, served_name=served, vllm_args=tuple(vllm_args))
+        for role, count in counts.items()
+        for number in range(count)
+    ]
+
+
+def place(wanted: list[Wanted], hardware: Hardware) -> list[Planned]:
+    """Give each engine its cores or GPUs and its ports.
+
+    Raises:
+        UsageError: an engine spans more GPUs than there are.
+    """
+    widest = max(each.gpus for each in wanted)
+    if hardware.gpus and widest > len(hardware.gpus):
+        raise UsageError(f"an engine spans {widest} GPUs, and this machine has {len(hardware.gpus)}: lower -tp or -pp")
+    shares = share(len(wanted), hardware.gpus, hardware.cores, gpus_each=widest)
+    taken: set[int] = set()
+    return [
+        Planned(
+            wanted=each,
+            port=free_port(LOOPBACK, ENGINE_PORT, taken),
+            agent_port=free_port(LOOPBACK, AGENT_PORT, taken),
+            side_channel_port=free_port(LOOPBACK, SIDE_CHANNEL_PORT, taken, step=SIDE_CHANNEL_STEP),
+            placed=placed,
+        )
+        for each, placed in zip(wanted, shares, strict=True)
+    ]

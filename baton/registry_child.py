@@ -1,0 +1,65 @@
+"""The registry server of one `baton up`: Redis where it is installed, else the stand-in; a child like the others."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cluster.errors import BatonError
+from cluster.registry.launch import registry_command
+from cluster.registry.redis import RedisRegistry
+from cluster.registry.registry import RegistryDown
+from engine.vllm.child import KEEPER
+
+READY_S = 20.0
+"""Redis answers within a second, the stand-in within two; a machine that starts engines beside it may need more."""
+
+
+class RegistryChild:
+    """Where it is and how to start it. Use as a context: its password's file goes with it."""
+
+    def __init__(self, cluster: str) -> None:
+        self.cluster = cluster
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-registry-")
+        self._command = registry_command(Path(self._folder.name))
+        self.url = self._command.url
+        self.password_file = self._command.password_file
+        self.say = f"{self._command.server} at {self.url}"
+        # redis-server does not end with its parent: the engines' keeper sees to that.
+        self.argv = [sys.executable, "-I", "-S", str(KEEPER), *self._command.argv]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._folder.cleanup()
+
+    def words(self) -> list[str]:
+        """Flags by which our other programs find it."""
+        return ["--registry", self.url, "--registry-password-file", str(self.password_file), "--cluster", self.cluster]
+
+    async def wait_ready(self) -> None:
+        """Until it answers.
+
+        Raises:
+            BatonError: it does not.
+        """
+        registry = RedisRegistry.open(self.url, cluster=self.cluster, password_file=self.password_file)
+        deadline = time.monotonic() + READY_S
+        try:
+            while True:
+                try:
+                    await registry.read()
+                except RegistryDown as down:
+                    if time.monotonic() > deadline:
+                        raise BatonError(f"the registry does not answer: {down}") from None
+                    await asyncio.sleep(0.05)
+                else:
+                    return
+        finally:
+            await registry.close()

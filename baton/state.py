@@ -1,0 +1,118 @@
+"""What a running `baton up` leaves on disk for `status`, `logs` and `down`: one small file a cluster.
+
+Under ``$XDG_STATE_HOME/baton/`` (``~/.local/state/baton/`` where it is not set): ``clusters/NAME.json`` and ``logs/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import UsageError
+
+
+def state_folder() -> Path:
+    """Where Baton keeps state on this machine."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(given) if given.startswith("/") else Path.home() / ".local" / "state"
+    return home / "baton"
+
+
+def log_folder() -> Path:
+    """Where all logs are."""
+    return state_folder() / "logs"
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """One `baton up`."""
+
+    cluster: str
+    pid: int
+    born: str
+    """When the process was started, as the kernel counts: tells it from a later one with its number."""
+    endpoint: str = ""
+    admin: str = ""
+    registry: str = ""
+    registry_password_file: str = ""
+    registry_ca_file: str = ""
+    logs: dict[str, str] = field(default_factory=dict)
+    """Log files by name."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether that process still runs."""
+        return born(self.pid) == self.born
+
+
+def born(pid: int) -> str:
+    """A process's start time in clock ticks since boot; empty when there is none (or only its remains)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in {"Z", "X"} else fields[19]
+
+
+def _file(cluster: str) -> Path:
+    return state_folder() / "clusters" / f"{cluster}.json"
+
+
+@contextmanager
+def recorded(running: Running) -> Iterator[None]:
+    """Keep the record for as long as the block runs.
+
+    Raises:
+        UsageError: a cluster of this name runs already.
+    """
+    other = load(running.cluster)
+    if other is not None and other.alive:
+        where = f" at {other.endpoint}" if other.endpoint else ""
+        raise UsageError(
+            f"--cluster {running.cluster}: runs already (pid {other.pid}{where}); "
+            f"stop it with `baton down`, or choose another name"
+        )
+    save(running)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            _file(running.cluster).unlink()
+
+
+def save(running: Running) -> None:
+    """Write the record, whole or not at all."""
+    path = _file(running.cluster)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(json.dumps(asdict(running), indent=1))
+    draft.replace(path)
+
+
+def load(cluster: str) -> Running | None:
+    """The record of a cluster, which may be of one that died; None when there is none that can be read."""
+    try:
+        fields: dict[str, Any] = json.loads(_file(cluster).read_text())
+        return Running(**fields)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def must_load(cluster: str) -> Running:
+    """The record of a cluster that runs.
+
+    Raises:
+        UsageError: none runs under this name.
+    """
+    running = load(cluster)
+    if running is None or not running.alive:
+        raise UsageError(
+            f"no cluster named `{cluster}` runs on this machine; start one with `baton up`, or name a --registry"
+        )
+    return running

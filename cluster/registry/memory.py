@@ -1,0 +1,125 @@
+"""A registry in this process' memory, with the semantics of the Redis one: for fleets in one process, and for tests.
+
+A shell only because it has the registry's `async` face; nothing in it waits but `wait_changed`, and its clock is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.registry.membership import TTL_S, Heartbeat, Kind, decode, encode, next_epoch
+from cluster.registry.registry import (
+    Beaten,
+    Claimed,
+    Refused,
+    RegistryDown,
+    goodbye,
+    refusal,
+    said_goodbye,
+    worth_a_nudge,
+)
+
+
+@dataclass(slots=True)
+class _Stored:
+    beat: Heartbeat
+    until: float
+
+
+class MemoryRegistry:
+    """See `Registry`. Epochs count from 1.
+
+    `down` makes every call fail as a registry that cannot be reached; `forget` is a restart without its data.
+    """
+
+    def __init__(self, clock: Callable[[], float], ttl_s: float = TTL_S) -> None:
+        self.ttl_s = ttl_s
+        self.down = False
+        self._clock = clock
+        self._owners: dict[tuple[Kind, str], _Stored] = {}
+        self._goodbyes: dict[tuple[Kind, str, str], _Stored] = {}
+        self._left: set[tuple[Kind, str, str]] = set()
+        self._epochs: dict[str, int] = {}
+        self._waiting: set[asyncio.Event] = set()
+        self._missed = False
+
+    async def claim(self, beat: Heartbeat) -> Claimed | Refused:
+        return self._put(beat) or Claimed()
+
+    async def beat(self, beat: Heartbeat) -> Beaten | Refused:
+        return self._put(beat) or Beaten()
+
+    async def leave(self, name: str, agent: str, kind: Kind = Kind.INSTANCE) -> bool:
+        now = self._reach()
+        self._left.add((kind, name, agent))
+        owner = self._owners.get((kind, name))
+        if owner is None or owner.beat.agent != agent:
+            return False
+        del self._owners[kind, name]
+        self._goodbyes[kind, name, agent] = _Stored(goodbye(owner.beat), now + self.ttl_s)
+        self._nudge()
+        return True
+
+    async def next_epoch(self, name: str, above: int = 0) -> int:
+        self._reach()
+        self._epochs[name] = next_epoch(self._epochs.get(name), above, 0.0)
+        return self._epochs[name]
+
+    async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
+        self._reach()
+        stored = [*self._goodbyes.items(), *self._owners.items()]
+        return tuple(kept.beat for key, kept in stored if key[0] is kind)
+
+    async def wait_changed(self, timeout_s: float) -> bool:
+        nudged = asyncio.Event()
+        if self._missed:
+            nudged.set()
+        self._waiting.add(nudged)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await nudged.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(nudged)
+        self._missed = False
+        return True
+
+    async def close(self) -> None:
+        self._waiting.clear()
+
+    def forget(self) -> None:
+        """Lose all data, as a registry without persistence does when it is restarted."""
+        self._owners.clear()
+        self._goodbyes.clear()
+        self._epochs.clear()
+
+    def _put(self, beat: Heartbeat) -> Refused | None:
+        now = self._reach()
+        kept, fault = decode(encode(beat))  # as every reader of the real one would get it
+        assert kept is not None, fault
+        if (beat.kind, beat.id, beat.agent) in self._left:
+            return said_goodbye(beat)
+        owner = self._owners.get((beat.kind, beat.id))
+        if owner is not None and owner.beat.agent != beat.agent:
+            return refusal(beat, owner.beat, owner.beat.agent)
+        self._owners[beat.kind, beat.id] = _Stored(kept, now + self.ttl_s)
+        if worth_a_nudge(owner.beat if owner else None, beat):
+            self._nudge()
+        return None
+
+    def _reach(self) -> float:
+        """The time, after what is past its ttl is gone."""
+        if self.down:
+            raise RegistryDown("the registry in memory is down")
+        now = self._clock()
+        self._owners = {key: kept for key, kept in self._owners.items() if kept.until > now}
+        self._goodbyes = {key: kept for key, kept in self._goodbyes.items() if kept.until > now}
+        return now
+
+    def _nudge(self) -> None:
+        self._missed = not self._waiting
+        for nudged in self._waiting:
+            nudged.set()

@@ -1,0 +1,484 @@
+"""The registry in Redis (6.2 and newer, Valkey too): a shell that writes heartbeats, arbitrates names, reads everyone.
+
+Keys, all under ``baton:CLUSTER:`` (what holds them expires by itself, nothing is ever scanned):
+
+    KIND:lock:NAME            string   id of the agent that owns the name                          ttl
+    KIND:beat:NAME:AGENT      string   that agent's last heartbeat, JSON                           ttl
+    KIND:members              set      ``NAME AGENT`` of all who wrote; readers remove the silent ones
+    KIND:changed              channel  a nudge for readers: something other than load is new
+    epoch:NAME                string   the last epoch given out                                    30 days
+
+One heartbeat is one MULTI, sent as one pipeline: take the lock if it is free, extend it, say whose it is, write the
+payload, be in the set. A reading is two round trips: the set, then all locks and payloads.
+
+Why no script is needed, though the pipeline extends a lock before it knows whose it is:
+
+- Only who holds the name sends that pipeline. Everybody else (a newcomer, or one that was refused) first asks with
+  ``SET NX`` + ``GET``, which changes nothing of another's.
+- A holder that was paused past its ttl may have lost the name without knowing. Its next pipeline extends the new
+  owner's lock, once, by at most a ttl: then it reads the owner and never extends again. The owner's own heartbeats
+  extend that lock anyway, and whether the owner lives is told by its payload, which nobody else writes.
+- Two newcomers race on ``SET NX``, which is atomic. What they write lies under their own agent ids, so neither can
+  overwrite the other's, and readers take only what the lock's owner wrote.
+- Goodbye frees a lock that must still be ours: a watched transaction, as it happens once in an agent's life.
+- After Redis lost its data the first of two that want a name gets it: usually who had it, as it beats every second.
+
+A password stands in a file or in the URL; it is in no message, no repr and no log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Self
+from urllib.parse import quote, unquote, urlsplit
+
+from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
+from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError, WatchError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from cluster.errors import UsageError
+from cluster.registry.membership import TTL_S, Heartbeat, Kind, State, decode, encode, next_epoch
+from cluster.registry.registry import (
+    DEFAULT_CLUSTER,
+    Beaten,
+    Claimed,
+    Refused,
+    RegistryDown,
+    goodbye,
+    refusal,
+    said_goodbye,
+    worth_a_nudge,
+)
+
+logger = logging.getLogger("baton.registry")
+
+TIMEOUT_S = 1.0
+"""Longest time for one call, connecting included: a heartbeat that takes longer is better sent again."""
+
+CONNECTIONS_MAX = 8
+"""Of one process. A router reads with one and listens with another; the rest is for calls that meet."""
+
+EPOCH_KEPT_S = 30 * 86400
+"""How long the last epoch of a name is kept. Forgotten ones do no harm (`next_epoch`)."""
+
+RACES_MAX = 5
+"""A watched transaction that was disturbed this often in a row is given up; each disturbance was another's success."""
+
+NUDGES_MAX = 1000
+"""Nudges taken off the connection at once: a whole fleet that starts is one change."""
+
+_CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+Member = tuple[Kind, str, str]
+"""Kind, name and agent: what one heartbeat's payload is kept under."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a Redis is and how to be let in. Its text is fit for logs."""
+
+    host: str
+    port: int
+    db: int = 0
+    tls: bool = False
+    ca_file: Path | None = None
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}" + (f"/{self.db}" if self.db else "")
+
+    def redact(self, text: str) -> str:
+        """`text` without the password, should a server or a library have quoted it."""
+        for secret in (self.password, quote(self.password, safe="")) if self.password else ():
+            text = text.replace(secret, "***")
+        return text
+
+
+def parse_place(url: str, password_file: Path | None = None, ca_file: Path | None = None) -> Place:
+    """``redis://[user[:password]@]host[:port][/db]``, ``rediss://`` for TLS; the password better in a file.
+
+    Raises:
+        UsageError: a URL or file that cannot be used. The message holds no password.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or 6379
+        db = int(parts.path.strip("/") or 0)
+    except ValueError as error:
+        raise UsageError("--registry: not a URL of the form redis://HOST:PORT[/DB]") from error
+    if parts.scheme not in {"redis", "rediss"} or not parts.hostname or parts.query or parts.fragment or db < 0:
+        raise UsageError("--registry: expected redis://HOST:PORT, or rediss://HOST:PORT for TLS")
+    if ca_file is not None and parts.scheme != "rediss":
+        raise UsageError("--registry-ca-file is for TLS: the registry's URL must begin with rediss://")
+    if ca_file is not None and not ca_file.is_file():
+        raise UsageError(f"--registry-ca-file {ca_file}: no such file")
+    if password_file is not None and parts.password is not None:
+        raise UsageError("--registry-password-file and a password in the registry's URL: give one of them")
+    password = read_password(password_file) if password_file is not None else unquote(parts.password or "") or None
+    return Place(
+        host=parts.hostname,
+        port=port,
+        db=db,
+        tls=parts.scheme == "rediss",
+        ca_file=ca_file,
+        username=unquote(parts.username) if parts.username else None,
+        password=password,
+    )
+
+
+def read_password(path: Path) -> str:
+    """The one line of a password file.
+
+    Raises:
+        UsageError: it cannot be read, or is empty.
+    """
+    try:
+        password = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--registry-password-file {path}: {getattr(error, 'strerror', None) or 'no text'}") from error
+    if not password:
+        raise UsageError(f"--registry-password-file {path}: the file is empty")
+    return password
+
+
+class RedisRegistry:
+    """See `Registry`. Connects at its first use and again whenever it must."""
+
+    def __init__(
+        self, place: Place, *, cluster: str = DEFAULT_CLUSTER, ttl_s: float = TTL_S, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        if not _CLUSTER.fullmatch(cluster):
+            raise UsageError(f"--cluster {cluster!r}: letters, digits, dot, dash and underscore, 64 at most")
+        self.ttl_s = ttl_s
+        self._place = place
+        self._prefix = f"baton:{cluster}:"
+        self._ttl_ms = int(ttl_s * 1000)
+        self._timeout_s = timeout_s
+        self._redis = _connect(place, timeout_s)
+        self._mine: dict[Member, Heartbeat] = {}
+        self._left: set[Member] = set()
+        self._silent: dict[Kind, set[bytes]] = {kind: set() for kind in Kind}
+        self._unreadable: set[bytes] = set()
+        self._nudges: PubSub | None = None
+        self._listening = False
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        cluster: str = DEFAULT_CLUSTER,
+        password_file: Path | None = None,
+        ca_file: Path | None = None,
+        ttl_s: float = TTL_S,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Self:
+        """A registry by its URL. Touches the files, not the network.
+
+        Raises:
+            UsageError: a URL or file that cannot be used.
+        """
+        place = parse_place(url, password_file, ca_file)
+        return cls(place, cluster=cluster, ttl_s=ttl_s, timeout_s=timeout_s)
+
+    def __repr__(self) -> str:
+        return f"RedisRegistry({self._place}, {self._prefix!r})"
+
+    # --- agents ------------------------------------------------------------------------------------------------------
+
+    async def claim(self, beat: Heartbeat) -> Claimed | Refused:
+        return await self._put(beat) or Claimed()
+
+    async def beat(self, beat: Heartbeat) -> Beaten | Refused:
+        return await self._put(beat) or Beaten()
+
+    async def leave(self, name: str, agent: str, kind: Kind = Kind.INSTANCE) -> bool:
+        self._left.add((kind, name, agent))
+        self._mine.pop((kind, name, agent), None)
+        async with self._asking():
+            for _ in range(RACES_MAX):
+                with contextlib.suppress(WatchError):
+                    return await self._leave_once(kind, name, agent)
+        raise RegistryDown(f"the registry at {self._place}: {name} is fought over, no goodbye could be written")
+
+    async def next_epoch(self, name: str, above: int = 0) -> int:
+        async with self._asking():
+            for _ in range(RACES_MAX):
+                with contextlib.suppress(WatchError):
+                    return await self._draw_epoch(f"{self._prefix}epoch:{name}", above)
+        raise RegistryDown(f"the registry at {self._place}: the epoch of {name} is fought over")
+
+    # --- readers -----------------------------------------------------------------------------------------------------
+
+    async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
+        silent = self._silent[kind]
+        async with self._asking():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                if silent:
+                    pipe.srem(self._key(kind, "members"), *silent)
+                pipe.smembers(self._key(kind, "members"))
+                entries = sorted((await pipe.execute())[-1])
+            silent.clear()
+            members = {entry: _member(kind, entry) for entry in entries}
+            known = {entry: member for entry, member in members.items() if member is not None}
+            silent.update(members.keys() - known.keys())
+            if not known:
+                return ()
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.mget([self._lock(member) for member in known.values()])
+                pipe.mget([self._payload(member) for member in known.values()])
+                owners, payloads = await pipe.execute()
+        silent.update(entry for entry, payload in zip(known, payloads, strict=True) if payload is None)
+        read = zip(known.items(), owners, payloads, strict=True)
+        return tuple(
+            beat for (entry, member), owner, payload in read for beat in self._heard(entry, member, owner, payload)
+        )
+
+    async def wait_changed(self, timeout_s: float) -> bool:
+        """See `Registry`. Nudges between two calls are kept. One caller at a time; a second one only sleeps."""
+        until = asyncio.get_running_loop().time() + timeout_s
+        if not self._listening:
+            self._listening = True
+            try:
+                return await self._nudged(until)
+            except (RedisError, OSError, RegistryDown):  # whoever reads next hears why
+                await self._stop_listening()
+            finally:
+                self._listening = False
+        await asyncio.sleep(max(0.0, until - asyncio.get_running_loop().time()))
+        return False
+
+    async def _nudged(self, until: float) -> bool:
+        if self._nudges is None:
+            self._nudges = await self._listen()
+        while (left_s := until - asyncio.get_running_loop().time()) > 0:
+            if await self._nudge(left_s):
+                for _ in range(NUDGES_MAX):
+                    if not await self._nudge(0.0):
+                        break
+                return True
+        return False
+
+    async def _nudge(self, timeout_s: float) -> bool:
+        assert self._nudges is not None
+        message: object = await self._nudges.get_message(ignore_subscribe_messages=True, timeout=timeout_s)
+        return message is not None
+
+    async def close(self) -> None:
+        await self._stop_listening()
+        with contextlib.suppress(RedisError, OSError):
+            await self._redis.aclose(close_connection_pool=True)
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def _key(self, kind: Kind, what: str) -> str:
+        return f"{self._prefix}{kind.value}:{what}"
+
+    def _lock(self, member: Member) -> str:
+        kind, name, _ = member
+        return self._key(kind, f"lock:{name}")
+
+    def _payload(self, member: Member) -> str:
+        kind, name, agent = member
+        return self._key(kind, f"beat:{name}:{agent}")
+
+    async def _put(self, beat: Heartbeat) -> Refused | None:
+        """Write a heartbeat if the name is ours or free."""
+        payload = encode(beat)
+        member = (beat.kind, str(beat.id), beat.agent)
+        if member in self._left:
+            return said_goodbye(beat)
+        async with self._asking():
+            if member not in self._mine:
+                owner = await self._ask_for_name(member)
+                if owner != beat.agent:
+                    return await self._refuse(beat, owner)
+            owner = await self._write(member, beat, payload)
+            if owner != beat.agent:
+                self._mine.pop(member, None)
+                await self._take_back(member)
+                return await self._refuse(beat, owner)
+        self._mine[member] = beat
+        return None
+
+    async def _ask_for_name(self, member: Member) -> str:
+        """Take the name if it is free; whose it is."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.set(self._lock(member), member[2], nx=True, px=self._ttl_ms)
+            pipe.get(self._lock(member))
+            _, owner = await pipe.execute()
+        return _text(owner)
+
+    async def _write(self, member: Member, beat: Heartbeat, payload: bytes) -> str:
+        """The one pipeline of a heartbeat; whose the name is."""
+        kind, name, agent = member
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.set(self._lock(member), agent, nx=True, px=self._ttl_ms)
+            pipe.pexpire(self._lock(member), self._ttl_ms)
+            pipe.get(self._lock(member))
+            pipe.set(self._payload(member), payload, px=self._ttl_ms)
+            pipe.sadd(self._key(kind, "members"), f"{name} {agent}")
+            if worth_a_nudge(self._mine.get(member), beat):
+                pipe.publish(self._key(kind, "changed"), name)
+            _, _, owner, *_ = await pipe.execute()
+        return _text(owner)
+
+    async def _take_back(self, member: Member) -> None:
+        """Remove what was written under a name that turned out to be another's."""
+        kind, name, agent = member
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(self._payload(member))
+            pipe.srem(self._key(kind, "members"), f"{name} {agent}")
+            await pipe.execute()
+
+    async def _refuse(self, beat: Heartbeat, owner: str) -> Refused:
+        payload: Any = await self._redis.get(self._payload((beat.kind, str(beat.id), owner)))
+        holder = decode(payload)[0] if payload else None
+        return refusal(beat, holder, owner)
+
+    async def _draw_epoch(self, key: str, above: int) -> int:
+        """One try at counting an epoch up.
+
+        Raises:
+            WatchError: somebody else drew one meanwhile.
+        """
+        async with self._redis.pipeline(transaction=True) as pipe:
+            await pipe.watch(key)
+            stored: Any = await pipe.get(key)
+            clock_s, _microseconds = await pipe.time()
+            epoch = next_epoch(int(stored) if stored and stored.isdigit() else None, above, float(clock_s))
+            pipe.multi()  # type: ignore[no-untyped-call] # the library's gap
+            pipe.set(key, epoch, ex=EPOCH_KEPT_S)
+            await pipe.execute()
+        return epoch
+
+    async def _leave_once(self, kind: Kind, name: str, agent: str) -> bool:
+        """Free the name and put the goodbye in the payload's place, if the name is still ours.
+
+        Raises:
+            WatchError: the lock changed meanwhile; nothing was done.
+        """
+        member = (kind, name, agent)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            await pipe.watch(self._lock(member))
+            found: list[Any] = await pipe.mget(self._lock(member), self._payload(member))
+            owner, payload = found
+            ours = _text(owner) == agent
+            last = decode(payload)[0] if payload and ours else None
+            pipe.multi()  # type: ignore[no-untyped-call] # as above
+            if ours:
+                pipe.delete(self._lock(member))
+            if last is not None:
+                pipe.set(self._payload(member), encode(goodbye(last)), px=self._ttl_ms)
+            else:
+                pipe.delete(self._payload(member))
+                pipe.srem(self._key(kind, "members"), f"{name} {agent}")
+            pipe.publish(self._key(kind, "changed"), name)
+            await pipe.execute()
+        return ours
+
+    def _heard(self, entry: bytes, member: Member, owner: bytes | None, payload: bytes | None) -> tuple[Heartbeat, ...]:
+        """What one entry of the set contributes to a reading: its owner's heartbeat, or a goodbye, or nothing."""
+        if payload is None:
+            self._unreadable.discard(entry)
+            return ()
+        beat, fault = decode(payload)
+        if beat is not None and (beat.kind, beat.id, beat.agent) != member:
+            beat, fault = None, "it stands under another's name"
+        if beat is None:
+            if entry not in self._unreadable:
+                self._unreadable.add(entry)
+                logger.warning("a heartbeat of %s that cannot be read is ignored: %s", member[1], fault)
+            return ()
+        self._unreadable.discard(entry)
+        return (beat,) if beat.state is State.GONE or _text(owner) == beat.agent else ()
+
+    async def _listen(self) -> PubSub:
+        nudges: PubSub = self._redis.pubsub()
+        try:
+            async with self._asking():
+                await nudges.subscribe(*(self._key(kind, "changed") for kind in Kind))
+        except BaseException:
+            await _close(nudges)
+            raise
+        return nudges
+
+    async def _stop_listening(self) -> None:
+        nudges, self._nudges = self._nudges, None
+        if nudges is not None:
+            await _close(nudges)
+
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """Around every call: a time limit, and one kind of failure."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except (RedisError, OSError) as error:  # OSError: asyncio's TimeoutError too
+            self._down(error)
+
+    def _down(self, error: Exception) -> NoReturn:
+        said = self._place.redact(str(error))
+        if isinstance(error, AuthenticationError | NoPermissionError) or said.startswith(("NOAUTH", "WRONGPASS")):
+            fix = "check it" if self._place.password else "give one with --registry-password-file"
+            because = f"wants another password or user: {fix} (it says: {said})"
+        elif isinstance(error, TimeoutError | RedisTimeoutError):
+            because = f"did not answer within {self._timeout_s:g} s"
+        elif isinstance(error, RedisConnectionError | OSError):
+            because = f"cannot be reached: {said}"
+        elif isinstance(error, InvalidResponse):
+            because = f"does not speak Redis' protocol: {said}"
+        else:
+            because = f"refuses to work: {said}"
+        raise RegistryDown(f"the registry at {self._place} {because}") from None  # a chain might quote what we redact
+
+
+def _connect(place: Place, timeout_s: float) -> Redis:
+    """A client that is not connected yet. It retries once, at once: a connection that a restart closed is no outage."""
+    tls: dict[str, Any] = {}
+    if place.tls:
+        tls = {"ssl_ca_certs": str(place.ca_file) if place.ca_file else None, "ssl_check_hostname": True}
+    pool = BlockingConnectionPool(
+        connection_class=SSLConnection if place.tls else Connection,
+        max_connections=CONNECTIONS_MAX,
+        timeout=timeout_s,
+        host=place.host,
+        port=place.port,
+        db=place.db,
+        username=place.username,
+        password=place.password,
+        protocol=2,  # no HELLO and no CLIENT SETINFO: one round trip less, and older servers and proxies know it
+        driver_info=None,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        **tls,
+    )
+    return Redis(connection_pool=pool)
+
+
+async def _close(nudges: PubSub) -> None:
+    with contextlib.suppress(RedisError, OSError):
+        await nudges.aclose()  # type: ignore[no-untyped-call]
+
+
+def _member(kind: Kind, entry: bytes) -> Member | None:
+    """Whose entry of the set it is; None for what we never wrote."""
+    name, space, agent = _text(entry).partition(" ")
+    return (kind, name, agent) if space and name and agent else None
+
+
+def _text(value: bytes | None) -> str:
+    return value.decode(errors="replace") if value else ""

@@ -1,0 +1,171 @@
+"""A stand-in for redis-server: fakeredis behind Redis' wire protocol, for one machine where no Redis is installed.
+
+    python -P -m cluster.registry.standin --host 127.0.0.1 --port 0 [--password-file FILE] [--lifeline]
+
+Prints one JSON line on stdout when it listens, ``{"event": "ready", "host": …, "port": …}``, and ends on SIGTERM or
+SIGINT; with ``--lifeline`` also when its stdin ends, that is, with the parent that holds the other end. It keeps all in
+memory and is slow: about 4,000 commands a second, where a heartbeat is 8. Enough for a fleet on one machine.
+
+What it adds to fakeredis' own server: passwords are demanded (fakeredis only compares those that are offered), long
+answers are written whole (its sockets do not block, and a full buffer would cut a reading of many members short), and
+its threads end with the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from fakeredis import TcpFakeServer
+from fakeredis._clients import _tcp_server
+from fakeredis._helpers import SimpleError
+from fakeredis.model import AccessControlList
+
+WRITE_MAX_S = 10.0
+"""A client that takes nothing for this long is dropped: its thread would wait for ever."""
+
+PUSH_EVERY_S = 0.05
+"""How late a published message may be written out. fakeredis looks 100 times a second for every idle connection; that
+much of two cores is better spent on engines, and a nudge may be this late."""
+
+NOBODY = "nobody-yet"
+"""Who a client is until it gave the password."""
+
+BEFORE_PASSWORD = frozenset({b"AUTH", b"QUIT"})
+"""What a client may say before it gave the password, as in Redis."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until told to end; the exit code."""
+    parser = argparse.ArgumentParser(prog="cluster.registry.standin", description="speaks Redis' protocol")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--password-file", type=Path)
+    parser.add_argument("--lifeline", action="store_true", help="end when stdin ends")
+    args = parser.parse_args(argv)
+    password = args.password_file.read_text().strip() if args.password_file else ""
+    try:
+        server = Server((args.host, args.port), password)
+    except OSError as error:
+        _say(f"--port {args.port}: {error.strerror}")
+        return 2
+    wakeups = _listen_to_signals()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.5}, daemon=True).start()
+    host, port = server.server_address[:2]
+    sys.stdout.write(json.dumps({"event": "ready", "host": host, "port": port}) + "\n")
+    sys.stdout.flush()
+    _wait_for_end(wakeups, lifeline=args.lifeline)
+    return 0
+
+
+class Server(TcpFakeServer):
+    """fakeredis' TCP server with the three things added that the module's docstring names."""
+
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], password: str) -> None:
+        _tcp_server._POLL_INTERVAL = PUSH_EVERY_S  # noqa: SLF001 - a constant with no other way in
+        super().__init__(address)
+        self.daemon_threads = True
+        self.RequestHandlerClass = Client
+        self.demands_password = bool(password)
+        if password:
+            self.fake_server.config[b"requirepass"] = password.encode()
+            self.fake_server.acl = Doorkeeper(password.encode())
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that broke off is no news; anything else is one line and no traceback."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            _say(f"a client's connection failed: {error!r}")
+
+
+class Client(_tcp_server.TCPFakeRequestHandler):
+    """One connection. Answers go out one by one, which Nagle's algorithm would delay by 40 ms each."""
+
+    server: Server
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        super().setup()
+        self.writer.writer = Unhurried(self.connection)  # type: ignore[assignment] # only `write` and `flush` are used
+        if self.server.demands_password:
+            self.current_client.get_socket()._client_info["user"] = NOBODY  # noqa: SLF001 - fakeredis has no door for this
+
+
+class Unhurried:
+    """Writes all of an answer to a socket that does not block."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def write(self, data: bytes) -> None:
+        """All of `data`.
+
+        Raises:
+            OSError: the client is gone or takes nothing.
+        """
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._connection.send(rest) :]
+            except BlockingIOError:
+                if not select.select([], [self._connection], [], WRITE_MAX_S)[1]:
+                    raise TimeoutError("the client takes nothing") from None
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+class Doorkeeper(AccessControlList):
+    """Lets nobody do anything before the password."""
+
+    def __init__(self, password: bytes) -> None:
+        super().__init__()
+        self.get_user_acl(b"default").add_password(password)
+
+    def validate_command(self, username: bytes, client_info: Any, fields: list[bytes]) -> None:
+        """Raise unless this user may run this command.
+
+        Raises:
+            SimpleError: what the client is answered.
+        """
+        if username == NOBODY.encode() and fields[0].upper() not in BEFORE_PASSWORD:
+            raise SimpleError("NOAUTH Authentication required.")
+        super().validate_command(username, client_info, fields)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"the registry's stand-in: {line}\n")
+    sys.stderr.flush()
+
+
+def _listen_to_signals() -> int:
+    """Turn SIGTERM and SIGINT into bytes on a pipe; its reading end."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+def _wait_for_end(wakeups: int, *, lifeline: bool) -> None:
+    """Until a signal comes, or, where stdin is the lifeline, until that ends."""
+    watched = [wakeups, 0] if lifeline else [wakeups]
+    while True:
+        readable, _, _ = select.select(watched, [], [])
+        if wakeups in readable or not os.read(0, 4096):
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

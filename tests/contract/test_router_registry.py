@@ -1,0 +1,229 @@
+"""The router on a registry: instances come, drain, start anew and leave while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from support.fake_engine import FakeEngine
+from support.fleet import Fleet, eventually
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.registry.membership import Heartbeat, State
+from cluster.registry.memory import MemoryRegistry
+from cluster.registry.registry import RegistryDown
+from router.app import serve
+from router.config import RouterConfig
+
+PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
+
+
+class Breakable(MemoryRegistry):
+    """Goes away and comes back at a test's word."""
+
+    deaf = False
+
+    async def read(self, *args: Any) -> tuple[Heartbeat, ...]:
+        if self.deaf:
+            raise RegistryDown("registry at redis://test: cannot be reached")
+        return await super().read(*args)
+
+
+@dataclass
+class Cast:
+    """A registry, the engines announced in it, and a router that knows them from nowhere else."""
+
+    registry: Breakable
+    stack: AsyncExitStack
+    engines: dict[str, FakeEngine] = field(default_factory=dict)
+    seq: int = 0
+    fleet: Fleet | None = None
+
+    async def join(self, name: str, role: Role, *, state: State = State.READY, epoch: int = 1, places: int = 8) -> None:
+        """Start an engine (or keep it) and say what its agent would say."""
+        if name not in self.engines:
+            engine = await self.stack.enter_async_context(FakeEngine(name))
+            engine.peers = self.engines
+            self.engines[name] = engine
+        self.seq += 1
+        beat = Heartbeat(
+            id=InstanceId(name), agent=f"agent-{name}", epoch=epoch, seq=self.seq, role=role, state=state,
+            credits=places, url=self.engines[name].url, models=({"id": "fake"},),
+        )  # fmt: skip
+        await self.registry.beat(beat)
+
+    async def serve(self, **settings: Any) -> Fleet:
+        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+        stop = asyncio.Event()
+        config = RouterConfig(port=0, admin_port=0, drain_s=1.0, has_registry=True, **settings)
+        serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, self.registry))
+
+        async def end() -> None:
+            stop.set()
+            await serving
+
+        self.stack.push_async_callback(end)
+        client = await self.stack.enter_async_context(aiohttp.ClientSession())
+        self.fleet = Fleet(*await ready, self.engines, client)
+        return self.fleet
+
+    async def router_sees(self, **states: str) -> None:
+        """Wait until `/ready` tells these states."""
+        assert self.fleet is not None
+        async with asyncio.timeout(5):
+            while True:
+                seen = {
+                    each["id"].replace("-", "_"): each["state"]
+                    for each in (await self.fleet.get("/ready"))[1]["instances"]
+                }
+                if seen == states:
+                    return
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def cast() -> AsyncIterator[Cast]:
+    async with AsyncExitStack() as stack:
+        yield Cast(Breakable(clock=time.monotonic), stack)
+
+
+async def test_instances_come_while_it_serves(cast: Cast) -> None:
+    fleet = await cast.serve()
+    status, answer = await fleet.post("/v1/completions", json=PROMPT)
+    assert status == 503
+    assert "no ready instance" in answer["error"]["message"]
+    await cast.join("p", Role.PREFILL)
+    await cast.join("d", Role.DECODE)
+    await cast.router_sees(p="up", d="up")
+    assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d"
+    assert len(cast.engines["p"].generated) == 1
+
+
+async def test_nothing_is_sent_to_a_draining_instance(cast: Cast) -> None:
+    await cast.join("p", Role.PREFILL)
+    await cast.join("d", Role.DECODE)
+    await cast.join("d2", Role.DECODE)
+    fleet = await cast.serve()
+    await cast.join("d", Role.DECODE, state=State.DRAINING)
+    await cast.router_sees(p="up", d="draining", d2="up")
+    for _ in range(4):
+        assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d2"
+    await cast.join("p", Role.PREFILL, state=State.DRAINING)
+    await cast.router_sees(p="draining", d="draining", d2="up")
+    assert (await fleet.post("/v1/completions", json=PROMPT))[0] == 200
+    assert len(cast.engines["p"].generated) == 4, "the fifth ran whole on d2"
+
+
+async def test_decode_that_drains_during_prefill_is_replaced(cast: Cast) -> None:
+    """The hold is on P, not on D: another D pulls the same blocks."""
+    await cast.join("p", Role.PREFILL)
+    await cast.join("d", Role.DECODE)
+    fleet = await cast.serve()
+    await cast.router_sees(p="up", d="up")
+    cast.engines["p"].hold_leg = asyncio.Event()
+    asking = asyncio.ensure_future(fleet.post("/v1/completions", json=PROMPT))
+    await eventually(lambda: bool(cast.engines["p"].generated), "the prefill leg is running")
+    await cast.join("d2", Role.DECODE)
+    await cast.join("d", Role.DECODE, state=State.DRAINING)
+    await cast.router_sees(p="up", d="draining", d2="up")
+    cast.engines["p"].hold_leg.set()
+    status, answer = await asking
+    assert (status, answer["from"]) == (200, "d2")
+    assert len(cast.engines["p"].generated) == 1, "prefilled once"
+    assert fleet.held == 0
+
+
+async def test_prefill_that_starts_anew_during_its_leg_is_replaced(cast: Cast) -> None:
+    await cast.join("p", Role.PREFILL)
+    await cast.join("d", Role.DECODE)
+    fleet = await cast.serve()
+    await cast.router_sees(p="up", d="up")
+    cast.engines["p"].hold_leg = asyncio.Event()
+    asking = asyncio.ensure_future(fleet.post("/v1/completions", json=PROMPT))
+    await eventually(lambda: bool(cast.engines["p"].generated), "the prefill leg is running")
+    await cast.join("p2", Role.PREFILL)
+    await cast.router_sees(p="up", d="up", p2="up")
+    await cast.join("p", Role.PREFILL, state=State.STARTING, epoch=2)
+    status, answer = await asking
+    assert (status, answer["from"]) == (200, "d")
+    assert len(cast.engines["p2"].generated) == 1
+
+
+async def test_leaving_instances_are_forgotten(cast: Cast) -> None:
+    await cast.join("p", Role.PREFILL)
+    await cast.join("d", Role.DECODE)
+    fleet = await cast.serve()
+    await cast.router_sees(p="up", d="up")
+    await cast.registry.leave("p", "agent-p")
+    await cast.router_sees(d="up")
+    assert (await fleet.get("/ready"))[0] == 503
+    assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d"
+
+
+async def test_full_fleet_makes_requests_wait_in_line(cast: Cast) -> None:
+    await cast.join("p", Role.PREFILL)
+    await cast.join("d", Role.DECODE, places=2)
+    fleet = await cast.serve(first_token_s=5.0)
+    await cast.router_sees(p="up", d="up")
+    gate = asyncio.Event()
+    running = 0
+    most = 0
+
+    async def slow(_: web.Request, body: dict[str, Any]) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await gate.wait()
+        running -= 1
+
+    cast.engines["d"].behave = slow
+    asking = [asyncio.ensure_future(fleet.post("/v1/completions", json=PROMPT)) for _ in range(6)]
+    await eventually(lambda: running == 2, "two are let in")
+    gate.set()
+    assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 6
+    assert most == 2, "never more at once than the instance allowed"
+
+
+async def test_waiting_in_line_ends_with_the_deadline(cast: Cast) -> None:
+    await cast.join("p", Role.PREFILL)
+    await cast.join("d", Role.DECODE, places=1)
+    fleet = await cast.serve(first_token_s=0.4)
+    await cast.router_sees(p="up", d="up")
+    forever = asyncio.Event()
+
+    async def hang(_: web.Request, body: dict[str, Any]) -> None:
+        await forever.wait()
+
+    cast.engines["d"].behave = hang
+    first = asyncio.ensure_future(fleet.post("/v1/completions", json=PROMPT))
+    await eventually(lambda: bool(cast.engines["d"].generated), "the only place is taken")
+    status, answer = await fleet.post("/v1/completions", json=PROMPT)
+    assert (status, answer["error"]["code"]) == (504, 504)
+    forever.set()
+    assert (await first)[0] == 200
+
+
+async def test_registry_away_and_back(cast: Cast) -> None:
+    """It serves on with what it knows, says so, and catches up."""
+    await cast.join("p", Role.PREFILL)
+    await cast.join("d", Role.DECODE)
+    fleet = await cast.serve()
+    await cast.router_sees(p="up", d="up")
+    cast.registry.deaf = True
+    async with asyncio.timeout(5):
+        while (await fleet.get("/ready"))[1]["registry"] != "away":
+            await asyncio.sleep(0.01)
+    assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d"
+    await cast.join("d2", Role.DECODE)
+    await cast.join("d", Role.DECODE, state=State.DRAINING)
+    cast.registry.deaf = False
+    await cast.router_sees(p="up", d="draining", d2="up")
+    assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d2"
