@@ -25,8 +25,18 @@ def read(name: str) -> Parsed:
     from router.policy import POLICIES
 
     parsed = parse(_text(name), name)
+    return check_outside(
+        parsed,
+        exists=lambda path: Path(path).exists(),
+        policies=POLICIES,
+        beside=lambda path: str(beside(name, path)),
+    )
+
+
+def beside(name: str, path: str) -> Path:
+    """A file that the cluster file `name` names: relative paths begin where the cluster file lies."""
     folder = Path() if name == "-" else Path(name).parent
-    return check_outside(parsed, exists=lambda path: (folder / Path(path).expanduser()).exists(), policies=POLICIES)
+    return folder / Path(path).expanduser()
 
 
 def _text(name: str) -> str:

@@ -16,9 +16,9 @@ import aiohttp
 
 from baton.board import Board
 from baton.demo import QUESTION, ask
-from baton.local import Event, Program, baton_words
+from baton.local import Event, Program, baton_words, is_free
 from baton.output import announce_ready, emit
-from baton.plan import Planned
+from baton.plan import LOOPBACK, Planned
 from baton.registry_child import RegistryChild
 from baton.state import Running, log_folder, save
 from cluster.errors import BatonError
@@ -29,6 +29,9 @@ DRAIN_S = 45.0
 RESTARTS_MAX = 5
 RESTARTS_WITHIN_S = 600.0
 """A program that was killed is started again, but not for ever: more than this often within this time, and all end."""
+
+PORTS_S = 15.0
+"""Longest wait for the ports of something that was killed; a keeper needs 3 s at most."""
 
 FINAL_CODES = (0, 1, 2)
 """Exit codes by which a program of ours says that starting it again would not help."""
@@ -149,6 +152,14 @@ class Fleet:
                 self._stop()
                 return
             self.board.update(program.name, "restarting", f"its process ended with {code}")
+            await self._wait_for_ports(program)
+
+    async def _wait_for_ports(self, program: Program) -> None:
+        """What a killed agent left below it is being ended by its keeper: until then its ports are taken."""
+        ports = [port for each in self.members if each.program is program for port in each.planned.ports]
+        deadline = time.monotonic() + PORTS_S
+        while time.monotonic() < deadline and not all(is_free(LOOPBACK, port) for port in ports):
+            await asyncio.sleep(0.1)  # noqa: ASYNC110 - the kernel has no event for it
 
     async def _serve(self) -> None:
         await self.router_ready.wait()

@@ -108,17 +108,21 @@ class Program:
                 os.kill(self._process.pid, number)
 
 
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
 def free_port(host: str, first: int, taken: set[int], *, step: int = 1) -> int:
     """The first port from `first` on that nobody listens on and that is not in `taken`, to which it is added."""
     for port in range(first, 65536, step):
-        if port in taken:
-            continue
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-        taken.add(port)
-        return port
+        if port not in taken and is_free(host, port):
+            taken.add(port)
+            return port
     raise OSError(f"no free port from {first} on")

@@ -53,6 +53,11 @@ class Planned:
     placed: Share
 
     @property
+    def ports(self) -> tuple[int, ...]:
+        """All it listens on."""
+        return (self.port, self.agent_port, self.side_channel_port)
+
+    @property
     def url(self) -> str:
         """The engine's base URL."""
         return f"http://{LOOPBACK}:{self.port}"

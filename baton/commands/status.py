@@ -1,7 +1,7 @@
 """Who is in the fleet, what each says of itself, and whether it really answers.
 
-Reads the registry, then asks every agent and every router it names: what is shown is their own word of this moment, and
-who does not answer is shown as lost, with the last thing it said.
+Reads the registry, then asks every agent, engine and router it names: what is shown is their own word of this moment,
+and who does not answer is shown as lost or unwell, with the last thing it said.
 
 examples:
   baton status
@@ -28,7 +28,14 @@ from cluster.registry.registry import Registry, RegistryDown
 ASK_S = 2.0
 """An agent that does not answer within this is as good as lost: it does nothing but answer and count."""
 
-_COLOURS = {"ready": "green", "failed": "red", "lost": "red", "draining": "yellow", "restarting": "yellow"}
+_COLOURS = {
+    "ready": "green",
+    "failed": "red",
+    "lost": "red",
+    "unwell": "red",
+    "draining": "yellow",
+    "restarting": "yellow",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +85,8 @@ async def _ask_agent(session: aiohttp.ClientSession, beat: Heartbeat) -> dict[st
     try:
         async with session.get(f"{beat.agent_url}/state") as answer:
             told: dict[str, Any] = await answer.json()
-            return told
+        if told["state"] == "ready" and not await _healthy(session, beat.url):
+            told |= {"state": "unwell", "detail": "its engine does not answer; its agent has not noticed yet"}
     except (aiohttp.ClientError, TimeoutError, ValueError):
         ago = max(0.0, time.time() - beat.sent_at)  # noqa: TID251 - said to people
         detail = f"its agent does not answer; last word, {ago:.0f} s ago: {beat.state}"
@@ -93,6 +101,15 @@ async def _ask_agent(session: aiohttp.ClientSession, beat: Heartbeat) -> dict[st
             "credits": 0,
             "load": None,
         }
+    return told
+
+
+async def _healthy(session: aiohttp.ClientSession, engine: str) -> bool:
+    try:
+        async with session.get(f"{engine}/health") as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
 
 
 async def _ask_router(session: aiohttp.ClientSession, beat: Heartbeat) -> dict[str, Any]:

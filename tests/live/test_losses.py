@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +21,8 @@ from support.cluster import Cluster, descendants, within
 DEADLINE_S = 300.0
 """The router's own, for the first token; a request that is retried must still be far from it."""
 
-BACK_S = 150.0
-"""An engine starts anew in 20 s on an idle machine; here two of them do, under load."""
+BACK_S = 180.0
+"""An engine starts anew in 20 s on an idle machine; here two of them do at once."""
 
 
 @dataclass
@@ -44,6 +44,8 @@ class Load:
     cluster: Cluster
     outcomes: list[Outcome] = field(default_factory=list)
     running: bool = True
+    going: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared while engines start anew: two cores are little enough for that alone."""
 
     async def one(self, session: aiohttp.ClientSession, number: int, *, stream: bool) -> None:
         body = {"model": self.cluster.model, "prompt": f"{number}: once upon a time a fox", "max_tokens": 24,
@@ -64,6 +66,7 @@ class Load:
     async def keep_asking(self, session: aiohttp.ClientSession, first: int) -> None:
         number = first
         while self.running:
+            await self.going.wait()
             await self.one(session, number, stream=number % 2 == 0)
             number += 7
 
@@ -72,10 +75,18 @@ class Load:
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
             for first in range(4):
                 group.create_task(self.keep_asking(session, first))
+            self.going.set()
             try:
                 yield
             finally:
                 self.running = False
+                self.going.set()
+
+    async def rest_until(self, condition: Callable[[], bool]) -> None:
+        """No new requests until this holds."""
+        self.going.clear()
+        await asyncio.to_thread(within, BACK_S, condition)
+        self.going.set()
 
     async def served(self, more: int) -> None:
         """Until so many more requests have been answered."""
@@ -105,7 +116,7 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 async def test_killed_engines_and_agents_are_survived(cluster: Cluster) -> None:
     """Kill -9 of the prefill engine, of the decode engine, of an agent, each while the ones before are still away."""
     before = {name: each["epoch"] for name, each in cluster.status().items()}
@@ -117,12 +128,12 @@ async def test_killed_engines_and_agents_are_survived(cluster: Cluster) -> None:
             os.kill((await asyncio.to_thread(processes, cluster, name))[part], signal.SIGKILL)
             await load.served(8)
             assert (await asyncio.to_thread(cluster.status))[name]["state"] != "ready", "status tells the truth"
-        await asyncio.to_thread(within, BACK_S, cluster.all_ready)
+        await load.rest_until(cluster.all_ready)
         name, part = victims[2]
         os.kill((await asyncio.to_thread(processes, cluster, name))[part], signal.SIGKILL)
         assert (await asyncio.to_thread(cluster.status))[name]["state"] == "lost"
         await load.served(8)
-        await asyncio.to_thread(within, BACK_S, cluster.all_ready)
+        await load.rest_until(cluster.all_ready)
         await load.served(8)
     after = {name: each["epoch"] for name, each in cluster.status().items()}
     assert all(after[name] > before[name] for name, _ in victims), "each came back under a new epoch"
@@ -187,9 +198,8 @@ def test_status_and_logs(cluster: Cluster) -> None:
 
 
 def test_doctor_looks_at_a_running_engine(cluster: Cluster) -> None:
-    done = cluster.baton("doctor", "--engine", cluster.urls["prefill-0"], "--json")
+    done = cluster.baton("doctor", "--engine", cluster.urls["both-0"], "--json")  # which holds a block for a lease
     told = {each["what"]: each for each in json.loads(done.stdout)["findings"]}
     assert done.returncode == 0, told
     assert told["Prefill leg"]["verdict"] == "ok"
     assert told["Abort by id"]["verdict"] == "ok"
-    within(40, cluster.idle)  # its one block is held for a lease
