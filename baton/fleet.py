@@ -33,6 +33,8 @@ RESTARTS_WITHIN_S = 600.0
 PORTS_S = 15.0
 """Longest wait for the ports of something that was killed; a keeper needs 3 s at most."""
 
+PORTS_EVERY_S = 0.1
+
 FINAL_CODES = (0, 1, 2)
 """Exit codes by which a program of ours says that starting it again would not help."""
 
@@ -157,9 +159,10 @@ class Fleet:
     async def _wait_for_ports(self, program: Program) -> None:
         """What a killed agent left below it is being ended by its keeper: until then its ports are taken."""
         ports = [port for each in self.members if each.program is program for port in each.planned.ports]
-        deadline = time.monotonic() + PORTS_S
-        while time.monotonic() < deadline and not all(is_free(LOOPBACK, port) for port in ports):
-            await asyncio.sleep(0.1)  # noqa: ASYNC110 - the kernel has no event for it
+        for _ in range(int(PORTS_S / PORTS_EVERY_S)):
+            if all(is_free(LOOPBACK, port) for port in ports):
+                return
+            await asyncio.sleep(PORTS_EVERY_S)
 
     async def _serve(self) -> None:
         await self.router_ready.wait()

@@ -4,7 +4,7 @@ Keys, all under ``baton:CLUSTER:`` (what holds them expires by itself, nothing i
 
     KIND:lock:NAME            string   id of the agent that owns the name                          ttl
     KIND:beat:NAME:AGENT      string   that agent's last heartbeat, JSON                           ttl
-    KIND:members              set      ``NAME AGENT`` of all who wrote; readers remove the silent ones
+    KIND:members              set      ``NAME AGENT`` of all who wrote; readers remove the silent    1 day
     KIND:changed              channel  a nudge for readers: something other than load is new
     epoch:NAME                string   the last epoch given out                                    30 days
 
@@ -70,6 +70,9 @@ CONNECTIONS_MAX = 8
 
 EPOCH_KEPT_S = 30 * 86400
 """How long the last epoch of a name is kept. Forgotten ones do no harm (`next_epoch`)."""
+
+MEMBERS_KEPT_S = 86400
+"""How long the set of members outlives the last heartbeat of all, where no reader empties it."""
 
 RACES_MAX = 5
 """A watched transaction that was disturbed this often in a row is given up; each disturbance was another's success."""
@@ -330,6 +333,7 @@ class RedisRegistry:
             pipe.get(self._lock(member))
             pipe.set(self._payload(member), payload, px=self._ttl_ms)
             pipe.sadd(self._key(kind, "members"), f"{name} {agent}")
+            pipe.expire(self._key(kind, "members"), MEMBERS_KEPT_S)
             if worth_a_nudge(self._mine.get(member), beat):
                 pipe.publish(self._key(kind, "changed"), name)
             _, _, owner, *_ = await pipe.execute()

@@ -75,7 +75,11 @@ class Registry(Protocol):
         """The last heartbeat of everyone who owns a name, and goodbyes. What cannot be read is logged and left out."""
 
     async def wait_changed(self, timeout_s: float) -> bool:
-        """Until something other than load changed (True) or `timeout_s` passed; sleeps while the registry is down."""
+        """Until something other than load changed (True) or `timeout_s` passed; sleeps while the registry is down.
+
+        A change between two calls ends the second one at once; one before the first call, or while the registry is
+        down, is for `read` to find. So it is a reason to read early, never the only one.
+        """
 
     async def close(self) -> None:
         """Close what is open. Says no goodbye."""

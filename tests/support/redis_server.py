@@ -1,4 +1,4 @@
-"""A registry server of its own for a test: redis-server where it is on PATH, or the stand-in; killed and started again."""
+"""A registry server of its own for a test: redis-server from PATH, or the stand-in; killed and started again."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ class RedisServer:
     @property
     def password(self) -> str:
         return self.command.password_file.read_text().strip()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
     def start(self) -> None:
         """Returns when it listens."""

@@ -154,6 +154,15 @@ def test_goodbye_and_successor_in_one_reading() -> None:
     assert fold(membership, 0.5, *both) == [("left", "prefill-0"), ("joined", "prefill-0")]
 
 
+def test_the_goodbye_of_one_that_was_not_in_is_no_news() -> None:
+    membership = Membership(TTL)
+    assert fold(membership, 0.0, beat("alfa", epoch=3, state=State.GONE)) == []
+    assert fold(membership, 0.1, beat("bravo", epoch=4)) == [("joined", "prefill-0")]
+    assert fold(membership, 0.2, beat("alfa", epoch=5)) == [("refused", "prefill-0")]
+    assert fold(membership, 0.3, beat("alfa", epoch=5, seq=1, state=State.GONE)) == []
+    assert (owner(membership), membership.snapshot().refused) == ("bravo", ())
+
+
 def test_a_heartbeat_from_before_a_restart() -> None:
     membership = Membership(TTL)
     fold(membership, 0.0, beat(epoch=2, seq=9))

@@ -1,0 +1,113 @@
+"""vLLM's flags in a cluster file: `engine_args` to words, and the flags that are said elsewhere. Pure.
+
+The lists below repeat what `engine/vllm` knows, which this layer may not import; tests/unit/test_spec_flags.py holds
+them together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cluster.spec.settings import Shape
+
+FLAG_NAME = re.compile(r"[a-z][A-Za-z0-9_.+-]{0,127}")
+
+BY_SHAPE = {
+    "tensor-parallel-size": "tp",
+    "data-parallel-size": "dp",
+    "pipeline-parallel-size": "pp",
+    "enable-expert-parallel": "ep",
+}
+"""Flags that the shape of a pool says."""
+
+SHORT = {"tp": "tensor-parallel-size", "dp": "data-parallel-size", "pp": "pipeline-parallel-size"}
+"""vLLM's short flags (``-tp``), which look like settings of ours."""
+
+REFUSED = {
+    "host": "remove it: Baton chooses each instance's address",
+    "port": "remove it: Baton gives each instance a port of its own",
+    "model": "remove it: the model's `name` says it",
+    "uds": "remove it: instances are reached by address and port",
+    "ssl-keyfile": "remove it: instances speak plain HTTP inside the cluster; put TLS in front of them",
+    "ssl-certfile": "remove it: instances speak plain HTTP inside the cluster; put TLS in front of them",
+    "headless": "remove it: each instance has its own API server",
+}
+"""Flags that would move an engine away from where the router looks for it."""
+
+SET_BY_BATON = {
+    "kv-transfer-config": "remove it, or make sure that it still hands over: see `transfer`",
+    "served-model-name": "write the model's `served_name` instead",
+    "shutdown-timeout": "remove it, or keep it above 0: at 0 a stop aborts every request",
+    "enable-scale-out": "remove it: the router ends a leg through it",
+    "enable-prompt-tokens-details": "remove it: usage reports cached tokens through it",
+    "enable-per-request-metrics": "remove it: the parts of a latency come from it",
+    "disable-uvicorn-access-log": "remove it, unless you want a line for each probe",
+    "config": "write its flags here: what it says cannot be checked",
+}
+"""Flags that Baton sets itself. The user's win, so this is a warning."""
+
+SECRET = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
+"""Flags whose value is a secret, and the environment variable that keeps it out of the process list."""
+
+ENV_SET_BY_BATON = {
+    "CUDA_VISIBLE_DEVICES": "remove it: each instance is given GPUs of its own",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "remove it: each instance is given an address of its own",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT": "remove it: each instance is given a port of its own",
+}
+"""Variables that differ between the instances of a pool; one value for all of them breaks all but the first."""
+
+SAME_ON_BOTH_SIDES = ("attention-backend", "disable-hybrid-kv-cache-manager", "dtype", "kv-cache-dtype")
+"""Flags that must be equal on prefill and decode: they decide the bytes of a KV block, and vLLM's NixlConnector
+refuses a peer whose digest of them differs (`compute_nixl_compatibility_hash`)."""
+
+_SECRET_WORDS = frozenset("auth credential credentials key keys passwd password secret token".split())
+
+
+def normal(flag: str) -> str:
+    """``--max_model_len`` -> ``max-model-len``, as vLLM's parser reads it."""
+    return flag.lstrip("-").replace("_", "-")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the name of a variable, flag or key says that its value is a secret, and not the file that holds one."""
+    words = name.lower().replace("-", "_").split("_")
+    return bool(_SECRET_WORDS & set(words)) and words[-1] not in {"file", "path"}
+
+
+def shape_flags(shape: Shape) -> tuple[str, ...]:
+    """The words that give an engine its shape; none for what is vLLM's default of 1."""
+    words: list[str] = []
+    for flag, size in (
+        ("--tensor-parallel-size", shape.tp),
+        ("--pipeline-parallel-size", shape.pp),
+        ("--data-parallel-size", shape.dp),
+    ):
+        words += [flag, str(size)] if size > 1 else []
+    return (*words, "--enable-expert-parallel") if shape.ep > 1 else tuple(words)
+
+
+def words(engine_args: Mapping[str, Any]) -> tuple[str, ...]:
+    """`engine_args` as the words of a command line, in their order; those that the shape says are left out."""
+    return tuple(
+        word for flag, value in engine_args.items() if normal(flag) not in BY_SHAPE for word in _words(flag, value)
+    )
+
+
+def _words(flag: str, value: Any) -> Iterator[str]:
+    if isinstance(value, bool) and "." not in flag:
+        yield f"--{flag}" if value else f"--no-{flag}"
+        return
+    texts = [_text(each) for each in value] if isinstance(value, list) else [_text(value)]
+    if len(texts) == 1 and texts[0].startswith("-"):  # a parser would take it for the next flag
+        yield f"--{flag}={texts[0]}"
+        return
+    yield f"--{flag}"
+    yield from texts
+
+
+def _text(value: Any) -> str:
+    """One value as vLLM's parser reads it: a text as it is, everything else as JSON writes it."""
+    return value if isinstance(value, str) else json.dumps(value)

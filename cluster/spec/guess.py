@@ -1,0 +1,143 @@
+"""What was probably meant by a key or value that is wrong, and how to write it. Pure; words only, decides nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from cluster.spec import units
+from cluster.spec.about import ENV_NAME, Setting, is_section, settings_of
+from cluster.spec.problems import FieldPath, nearest, printable, quoted
+from cluster.spec.settings import Model, Pool, Shape, SloClass, Spec
+
+_KINDS = {int: "a whole number", float: "a number", str: "a text"}
+
+_SHORT = {Pool: "start", Shape: "tp", Model: "name", SloClass: "ttft_ms"}
+"""The setting that was meant when a section is given as one plain value."""
+
+_EXAMPLES = {"models": "models: [{name: Qwen/Qwen3-0.6B}]", "name": "name: Qwen/Qwen3-0.6B"}
+"""How to write what is required."""
+
+_KUBERNETES = frozenset({"apiVersion", "kind", "metadata", "spec", "status"})
+_UNDER_SPEC = "this is a Kubernetes resource: lint what stands under its `spec:`"
+
+
+_FILES = {
+    "key_file": "write `key_file: FILE`; a key that has stood here is known: replace it with `baton key new`",
+    "password_file": "write `password_file: FILE`; a password that has stood here is known: replace it",
+}
+"""What to write where a secret was written instead of the file that holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What to say of an unknown key."""
+
+    message: str
+    fix: str
+    meant: str | None = None
+    """The known key that was meant, where we are sure."""
+
+
+def unknown_key(section: type, key: str, value: str) -> Guess:
+    """What to say of `key`, which `section` does not know. `value` is as the file shows it, ``…`` for a container."""
+    known = settings_of(section)
+    if section is Spec and key in _KUBERNETES:
+        return Guess("no key of a cluster file", _UNDER_SPEC, "models")
+    if (right := units.meant(key, known)) is not None:
+        return _wrong_unit(key, right, value, known[right])
+    word = units.normal(key)
+    for name, setting in known.items():
+        if word == name or word in setting.about.aka:
+            return Guess("unknown key", _FILES.get(name, f"write `{name}`"), name)
+        if (right := units.meant(key, [other for other in setting.about.aka if units.unit_of(other)])) is not None:
+            return _wrong_unit(key, name, value, setting)
+    for name, setting in known.items():
+        inner = _below(setting, word)
+        if inner is not None:
+            shown = "{…}" if is_section(inner.kind) else value
+            fix = f"write `{name}: {{{inner.name}: {shown}}}`"
+            return Guess(f"unknown key here; it belongs into `{name}`", fix)
+    near = nearest(word, known)
+    if near is not None:
+        return Guess("unknown key", f"did you mean `{near}`?", near)
+    return Guess("unknown key", f"remove it; known here: {quoted(known)}")
+
+
+def _wrong_unit(key: str, right: str, value: str, setting: Setting) -> Guess:
+    unit = units.unit_of(right)
+    number = units.converted(value.strip('"'), right, key)
+    said = units.spelling(units.normal(key)).unit
+    message = f"wrong unit, `{right}` is in {unit}" if said and said != unit else f"no unit, `{right}` is in {unit}"
+    if units.spelling(right).unit == said:  # the key is right but for its spelling, or another word for ours
+        message = "unknown key"
+    return Guess(message, f"write `{right}: {number or '…'}`", setting.name)
+
+
+def _below(setting: Setting, word: str) -> Setting | None:
+    """The setting of the section below that `word` names, by its own name or another word for it."""
+    if not is_section(setting.kind):
+        return None
+    return next((each for name, each in settings_of(setting.kind).items() if word in (name, *each.about.aka)), None)
+
+
+def a_kind(kind: Any) -> str:
+    """``int`` -> ``a whole number``."""
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return f"one of {quoted(each.value for each in kind)}"
+    return _KINDS.get(kind, "a text")
+
+
+def as_number(setting: Setting, text: str) -> str:
+    """How to write a number that was written with a unit, in quotes, or with separators."""
+    number = units.converted(text, setting.name)
+    if number is not None and setting.about.at_most == 1 and "%" not in text and float(number) > 1:
+        number = units.converted(f"{text}%", setting.name)
+    if number is None:
+        return example_value(setting)
+    return f"write `{setting.name}: {number}`"
+
+
+def example_value(setting: Setting) -> str:
+    """How to write a value of this setting."""
+    kind = setting.kind
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return f"write one of {quoted(each.value for each in kind)}"
+    unit = units.unit_of(setting.name)
+    what = f"{_KINDS.get(kind, 'a text')}{f' of {unit}' if unit else ''}"
+    return f"write {what}" if setting.required else f"write {what}, or leave it out"
+
+
+def example(name: str) -> str:
+    """How to write a required setting."""
+    return f"write `{_EXAMPLES.get(name, f'{name}: …')}`"
+
+
+def as_mapping(section: type, path: FieldPath, value: str) -> str:
+    """How to write a section that was given as something else."""
+    if not path:
+        return f"begin with `{_EXAMPLES['models']}`"
+    short = _SHORT.get(section)
+    inner = (
+        f"{short}: {value}" if short and not value.startswith(("[", "{")) else f"{next(iter(settings_of(section)))}: …"
+    )
+    return f"write `- {inner}`" if isinstance(path[-1], int) else f"write `{path[-1]}: {{{inner}}}`"
+
+
+def as_list(setting: Setting, value: str) -> str:
+    """How to write a list that was given as something else."""
+    if setting.name != "models":
+        return f"write `{setting.name}: [{value.strip('{}[]…') or 'NAME'}]`"
+    if value.startswith("{"):
+        return "write each model as `- name: NAME`"
+    return f"write `models: [{{name: {value}}}]`" if value else example("models")
+
+
+def as_name(pattern: re.Pattern[str], key: str) -> str:
+    """A name near `key` that is allowed."""
+    if pattern is ENV_NAME:
+        return "write letters, digits and `_`, no digit first"
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", printable(key)).strip("-._")[:63]
+    return f"write `{clean}`" if pattern.fullmatch(clean) else "write letters, digits, `.`, `_`, `-`, up to 63"

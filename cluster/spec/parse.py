@@ -1,0 +1,104 @@
+"""A cluster file's text to a `Spec`, or to everything that is wrong with it. Pure: whoever calls has read the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from cluster.errors import UsageError
+from cluster.spec.problems import FieldPath, Problem, Severity, nearest, quoted
+from cluster.spec.reader import Place, Reader, sorted_problems
+from cluster.spec.rules import Finding, FloorOf, check
+from cluster.spec.settings import Spec
+from cluster.spec.tree import Malformed, compose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """What a file says, and what is wrong with it."""
+
+    file: str
+    spec: Spec | None
+    """None where there is an error."""
+    problems: tuple[Problem, ...]
+    places: dict[FieldPath, Place]
+    """Where each value of the file stands. What is not in here was left at its default."""
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """Without the warnings."""
+        return tuple(each for each in self.problems if each.severity is Severity.ERROR)
+
+    def usable(self) -> Spec:
+        """The cluster.
+
+        Raises:
+            UsageError: the file has errors; the message has a line for each.
+        """
+        if self.spec is None:
+            raise UsageError("\n".join(["the cluster file cannot be used:", *(f"  {each}" for each in self.errors)]))
+        return self.spec
+
+
+def parse(text: str, file: str, *, floor_of: FloorOf | None = None) -> Parsed:
+    """Read the text of a cluster file. `file` is its name, for the problems; `floor_of` what hardware can do at best.
+
+    Never raises, whatever the text; takes at most a few seconds, whatever its length.
+    """
+    reader = Reader(file)
+    try:
+        spec = reader.read(compose(text))
+    except Malformed as fault:
+        reader.places[()] = Place(fault.mark, "")
+        reader.tell((), fault.message, fault.fix)
+        spec = None
+    if spec is not None and not reader.full:
+        for finding in check(spec, floor_of):
+            _tell(reader, finding)
+    return _parsed(file, spec, reader.problems, reader.places)
+
+
+def _tell(reader: Reader, finding: Finding) -> None:
+    if not any(reader.is_broken(path) for path in (finding.path, *finding.uses)):
+        reader.tell(finding.path, finding.message, finding.fix, severity=finding.severity, value=finding.value)
+
+
+def _parsed(file: str, spec: Spec | None, problems: list[Problem], places: dict[FieldPath, Place]) -> Parsed:
+    told = sorted_problems(problems)
+    failed = any(each.severity is Severity.ERROR for each in told)
+    return Parsed(file=file, spec=None if failed else spec, problems=told, places=places)
+
+
+def check_outside(
+    parsed: Parsed,
+    *,
+    exists: Callable[[str], bool],
+    policies: Collection[str],
+    beside: Callable[[str], str] = str,
+) -> Parsed:
+    """The same, with what only the machine it is read on can tell: files that are missing, policies there are.
+
+    `beside` turns a path as the file names it, relative to itself, into one that `exists` can be asked about. A missing
+    file is a warning: it may be there where the cluster runs.
+    """
+    spec = parsed.spec
+    if spec is None:
+        return parsed
+    reader = Reader(parsed.file)
+    reader.places = parsed.places
+    reader.problems = list(parsed.problems)
+    for name in spec.tenants:
+        file = beside(spec.key_file(name))
+        if not exists(file):
+            fix = f"`baton key new {name} --file {file}` makes one"
+            reader.tell(("tenants", name, "key_file"), f"no file {file} here", fix, severity=Severity.WARNING)
+    for name in ("password_file", "ca_file"):
+        said = getattr(spec.registry, name)
+        if said is not None and not exists(beside(said)):
+            file, fix = beside(said), "write its path, relative to the cluster file"
+            reader.tell(("registry", name), f"no file {file} here", fix, severity=Severity.WARNING)
+    if spec.router.policy not in policies:
+        near = nearest(spec.router.policy, policies)
+        fix = f"did you mean `{near}`?" if near else f"write one of {quoted(sorted(policies))}"
+        reader.tell(("router", "policy"), "no such policy", fix)
+    return _parsed(parsed.file, spec, reader.problems, parsed.places)

@@ -1,0 +1,79 @@
+"""One cluster file to the flat list of instances that its pools start with. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.spec import flags
+from cluster.spec.settings import Model, Pool, Shape, Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedInstance:
+    """One instance to start."""
+
+    name: InstanceId
+    """``prefill-0``; with several models ``qwen3-32b-prefill-0``."""
+    role: Role
+    model: str
+    """Hugging Face name or folder."""
+    served_name: str | None
+    """Name in the API; None = `model`."""
+    shape: Shape
+    gpu: str | None
+    """Type of its GPUs; None = whatever is found."""
+    vllm_args: tuple[str, ...]
+    """Words after `--`: the shape's flags, then the user's, verbatim."""
+    env: Mapping[str, str]
+    kv_lease_s: int | None
+    """How long it keeps blocks nobody pulls; None = Baton's default."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs it spans."""
+        return self.shape.gpus
+
+
+def instances(spec: Spec) -> tuple[PlannedInstance, ...]:
+    """Every instance that `spec` starts with: models in the file's order; prefill, decode, both; numbered from 0."""
+    prefixes = _prefixes(spec.models)
+    return tuple(
+        _planned(spec, model, role, pool, f"{prefix}{role.value}-{number}")
+        for model, prefix in zip(spec.models, prefixes, strict=True)
+        for role, pool in model.pools.named().items()
+        for number in range(pool.at_start)
+    )
+
+
+def _planned(spec: Spec, model: Model, role: Role, pool: Pool, name: str) -> PlannedInstance:
+    return PlannedInstance(
+        name=InstanceId(name),
+        role=role,
+        model=model.name,
+        served_name=model.served_name,
+        shape=pool.shape,
+        gpu=pool.gpu,
+        vllm_args=(*flags.shape_flags(pool.shape), *flags.words(pool.engine_args)),
+        env=pool.env,
+        kv_lease_s=spec.transfer.lease_s,
+    )
+
+
+def _prefixes(models: tuple[Model, ...]) -> list[str]:
+    """What tells the instances of several models apart: short names, whole ones or numbers, whichever differ."""
+    if len(models) == 1:
+        return [""]
+    short = [_slug(model.api_name.rstrip("/").rpartition("/")[2]) for model in models]
+    whole = [_slug(model.api_name) for model in models]
+    numbered = [f"model-{number}" for number in range(len(models))]
+    chosen = next(names for names in (short, whole, numbered) if len(set(names)) == len(models) and all(names))
+    return [f"{name}-" for name in chosen]
+
+
+def _slug(name: str) -> str:
+    """``Qwen/Qwen3-32B`` -> ``qwen-qwen3-32b``: letters, digits and dashes, as names of processes and pods may be."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")

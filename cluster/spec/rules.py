@@ -1,0 +1,469 @@
+"""What the settings of a file must be to each other: contradictions, promises nobody can keep, secrets. Pure.
+
+Each rule is a function from the whole file to findings. A finding that touches a value which could not be read is
+dropped (`uses`): the mistake behind it is already told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from cluster.instance import Role
+from cluster.spec import flags
+from cluster.spec.problems import FieldPath, Severity, nearest, quoted
+from cluster.spec.settings import Model, Pool, SloClass, Spec, WhenMissed
+from cluster.spec.units import shown
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that does not fit, before it has a line number."""
+
+    path: FieldPath
+    message: str
+    fix: str
+    uses: tuple[FieldPath, ...] = ()
+    """What it was concluded from, beside `path`."""
+    severity: Severity = Severity.ERROR
+    value: str | None = None
+    """Shown instead of the file's own text, where that is a secret."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """The least that a model can reach on the hardware of its pools, with nobody else there."""
+
+    because: str
+    targets: Mapping[str, float] = field(default_factory=dict)
+    """Milliseconds by name of the target, such as ``ttft_ms``."""
+
+
+FloorOf = Callable[[Spec, Model], Floor | None]
+"""What a cost model says of a model; None where it does not know the model or its hardware."""
+
+
+def check(spec: Spec, floor_of: FloorOf | None = None) -> Iterator[Finding]:
+    """Everything that does not fit. Without `floor_of` nothing is said about targets below what hardware can do."""
+    for rule in RULES:
+        yield from rule(spec)
+    if floor_of is not None:
+        yield from _below_the_floor(spec, floor_of)
+
+
+# -- models and pools --
+
+
+def _models(spec: Spec) -> Iterator[Finding]:
+    seen: dict[str, int] = {}
+    for at, model in enumerate(spec.models):
+        name = "served_name" if model.served_name else "name"
+        path = ("models", at, name)
+        if model.api_name in seen:
+            first = seen[model.api_name]
+            fix = "give one of them another `served_name`, or put their pools together"
+            other = ("models", first)
+            yield Finding(path=path, message=f"models {first} and {at} have one name", fix=fix, uses=(other,))
+        seen.setdefault(model.api_name, at)
+        if not model.pools.named():
+            fix = "name `prefill` and `decode`, or `both`; or leave `pools` out"
+            yield Finding(path=("models", at, "pools"), message="no pool: nothing would serve the model", fix=fix)
+
+
+def _pools(spec: Spec) -> Iterator[tuple[FieldPath, Role, Pool]]:
+    for at, model in enumerate(spec.models):
+        for role, pool in model.pools.named().items():
+            yield ("models", at, "pools", role.value), role, pool
+
+
+def _counts(spec: Spec) -> Iterator[Finding]:
+    for path, _, pool in _pools(spec):
+        low, high, start = (*path, "min"), (*path, "max"), (*path, "start")
+        if pool.max is not None and pool.max < pool.min:
+            fix = f"write `max: {pool.min}` or more, or a `min` of {pool.max} or less"
+            yield Finding(path=high, message=f"`max` is below `min`, which is {pool.min}", fix=fix, uses=(low,))
+        elif pool.max is not None and pool.at_start > pool.max:
+            fix = f"write a `start` of {pool.max} or less, or `max: {pool.at_start}`"
+            yield Finding(path=start, message=f"`start` is above `max`, which is {pool.max}", fix=fix, uses=(high,))
+        elif pool.start is not None and pool.start < pool.min:
+            fix = f"write `start: {pool.min}` or more, or `min: {pool.start}`"
+            yield Finding(path=start, message=f"`start` is below `min`, which is {pool.min}", fix=fix, uses=(low,))
+        elif pool.at_most == 0:
+            fix = "write a `max` of 1 or more, or remove the pool"
+            yield Finding(path=path, message="can never have an instance", fix=fix)
+
+
+def _legs(spec: Spec) -> Iterator[Finding]:
+    """A model that nothing serves at the start, or whose requests can never be handed over."""
+    for at, model in enumerate(spec.models):
+        path: FieldPath = ("models", at, "pools")
+        pools = model.pools.named()
+        warning = Severity.WARNING
+        if pools and not any(pool.at_start for pool in pools.values()):
+            message = "no pool has an instance at the start: the first request finds nobody"
+            yield Finding(path=path, message=message, fix="write `start: 1`", severity=warning)
+        if set(pools) in ({Role.PREFILL}, {Role.DECODE}):
+            role = next(iter(pools))
+            other = Role.DECODE if role is Role.PREFILL else Role.PREFILL
+            message = f"without a {other} pool nothing is handed over: requests run whole on {role}"
+            fix = f"add `{other}: {{}}`, or call the pool `both`"
+            yield Finding(path=(*path, role.value), message=message, fix=fix, severity=warning)
+
+
+def _shapes(spec: Spec) -> Iterator[Finding]:
+    for path, role, pool in _pools(spec):
+        shape = pool.shape
+        ranks = shape.tp * shape.dp
+        if shape.ep not in {1, ranks}:
+            message = f"vLLM spreads experts over all `tp` × `dp` = {ranks} ranks or over none"
+            fix = f"write `ep: {ranks}` or leave it out" if ranks > 1 else "leave it out, or raise `tp` or `dp` to it"
+            at = (*path, "shape")
+            yield Finding(path=(*at, "ep"), message=message, fix=fix, uses=((*at, "tp"), (*at, "dp")))
+        if shape.pp > 1 and (role is Role.DECODE or _may_take_over(spec, path)):
+            message = "vLLM's NixlConnector hands no KV cache over to an instance with pipeline stages"
+            fix = f"write `pp: 1`, and `tp: {shape.tp * shape.pp}` for the same GPUs"
+            yield Finding(path=(*path, "shape", "pp"), message=message, fix=fix)
+
+
+def _may_take_over(spec: Spec, path: FieldPath) -> bool:
+    """Whether a pool of role `both` may be the decode side of a handoff: it does not stand alone."""
+    pools = spec.models[int(path[1])].pools
+    both = pools.both
+    return path[-1] == Role.BOTH.value and both is not None and (len(pools.named()) > 1 or both.at_most > 1)
+
+
+def _sides(spec: Spec) -> Iterator[Finding]:
+    """What the two sides of a handoff must have in common."""
+    for at, model in enumerate(spec.models):
+        pools = model.pools.named()
+        for giver, taker in ((Role.PREFILL, Role.DECODE), (Role.PREFILL, Role.BOTH), (Role.BOTH, Role.DECODE)):
+            if giver in pools and taker in pools:
+                yield from _pair(("models", at, "pools"), giver, pools[giver], taker, pools[taker])
+
+
+def _pair(path: FieldPath, giver: Role, ours: Pool, taker: Role, theirs: Pool) -> Iterator[Finding]:
+    our_tp, their_tp = (*path, giver.value, "shape", "tp"), (*path, taker.value, "shape", "tp")
+    few, many = sorted((ours.shape.tp, theirs.shape.tp))
+    if many % few:
+        message = f"{giver} has tp {ours.shape.tp}: one must be a multiple of the other for a handoff"
+        fix = f"write `tp: {ours.shape.tp}`, or a multiple or divisor of it"
+        yield Finding(path=their_tp, message=message, fix=fix, uses=(our_tp,))
+    for flag in flags.SAME_ON_BOTH_SIDES:
+        (our_name, our_value), (their_name, their_value) = _given(ours, flag), _given(theirs, flag)
+        if (bool(our_name), our_value) != (bool(their_name), their_value):
+            role, name = (taker, their_name) if their_name else (giver, our_name)
+            message = f"{giver} and {taker} must agree on it: the KV cache of one is refused by the other"
+            fix = "give it to both pools with one value, or to none"
+            uses = ((*path, giver.value), (*path, taker.value))
+            yield Finding(path=(*path, role.value, "engine_args", name), message=message, fix=fix, uses=uses)
+
+
+def _given(pool: Pool, flag: str) -> tuple[str, Any]:
+    """A flag as the pool spells it, and its value; ("", None) where it is not given."""
+    return next(
+        ((name, value) for name, value in pool.engine_args.items() if flags.normal(name) == flag),
+        ("", None),
+    )
+
+
+# -- what goes to vLLM --
+
+
+def _engine_args(spec: Spec) -> Iterator[Finding]:
+    for pool_path, _, pool in _pools(spec):
+        seen: dict[str, str] = {}
+        for name, value in pool.engine_args.items():
+            path = (*pool_path, "engine_args", name)
+            flag = flags.normal(name)
+            if flag in seen and seen[flag] != name:
+                message = f"the same flag as `{seen[flag]}`"
+                yield Finding(path=path, message=message, fix="remove one of the two")
+            seen.setdefault(flag, name)
+            yield from _flag(pool, path, name, value)
+
+
+def _flag(pool: Pool, path: FieldPath, name: str, value: Any) -> Iterator[Finding]:
+    """What is wrong with one flag."""
+    flag = flags.normal(name)
+    bare = name.lstrip("-")
+    if flag in flags.BY_SHAPE or bare in flags.SHORT:
+        yield _said_by_shape(pool, path, flags.SHORT.get(bare, flag), value)
+    elif flag in flags.REFUSED:
+        yield Finding(path=path, message="Baton sets this flag itself", fix=flags.REFUSED[flag])
+    elif not flags.FLAG_NAME.fullmatch(name):
+        clean = bare if flags.FLAG_NAME.fullmatch(bare) else "max-model-len"
+        yield Finding(path=path, message="is not how a flag is named here", fix=f"write it as in `{clean}: …`")
+    elif value is None or value == []:
+        fix = f"write `{name}: true` for a flag without a value, or remove it"
+        yield Finding(path=path, message="has no value", fix=fix)
+    elif flag in flags.SECRET:
+        variable = flags.SECRET[flag]
+        fix = f"remove it; keep the secret in a file of its own, and set {variable} from it where `baton up` runs"
+        message = "a secret: who can read this file or list processes has it"
+        yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, value="***")
+    elif flag in flags.SET_BY_BATON:
+        message = "replaces what Baton sets"
+        yield Finding(path=path, message=message, fix=flags.SET_BY_BATON[flag], severity=Severity.WARNING)
+    elif isinstance(value, str) and value.lower() in {"yes", "no", "on", "off"}:
+        fix = f"write `{'true' if value.lower() in {'yes', 'on'} else 'false'}` if you mean a switch"
+        yield Finding(path=path, message="is passed on as a text", fix=fix, severity=Severity.WARNING)
+
+
+def _said_by_shape(pool: Pool, path: FieldPath, flag: str, value: Any) -> Finding:
+    """A flag that the shape says, too: an error where the two differ."""
+    name = flags.BY_SHAPE[flag]
+    said = getattr(pool.shape, name)
+    shape_path = (*path[:-2], "shape")
+    if flag == "enable-expert-parallel":
+        said, right = said > 1, pool.shape.tp * pool.shape.dp
+    else:
+        right = value
+    if value == said:
+        message, fix = f"says again what `shape.{name}` says", "remove it"
+        return Finding(path=path, message=message, fix=fix, uses=(shape_path,), severity=Severity.WARNING)
+    message = f"contradicts `shape`, which has {name} {getattr(pool.shape, name)}"
+    fix = f"remove it and write `shape: {{{name}: {right}}}`" if value and right != 1 else "remove it"
+    return Finding(path=path, message=message, fix=fix, uses=(shape_path,))
+
+
+def _environment(spec: Spec) -> Iterator[Finding]:
+    for pool_path, _, pool in _pools(spec):
+        for name, value in pool.env.items():
+            path = (*pool_path, "env", name)
+            if name in flags.ENV_SET_BY_BATON:
+                yield Finding(path=path, message="Baton sets this variable itself", fix=flags.ENV_SET_BY_BATON[name])
+            elif value and flags.is_secret_name(name):
+                fix = f"remove it; keep the secret in a file of its own, and set {name} from it where `baton up` runs"
+                message = "a secret: who can read this file has it"
+                yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, value="***")
+
+
+# -- hardware --
+
+
+def _gpus(spec: Spec) -> Iterator[Finding]:
+    """Types that are not listed, and more GPUs than there are."""
+    used: dict[str, int] = {}
+    for path, _, pool in _pools(spec):
+        if pool.gpu is None or not spec.hardware:
+            continue
+        if pool.gpu not in spec.hardware:
+            near = nearest(pool.gpu, spec.hardware)
+            fix = f"did you mean `{near}`?" if near else f"add it there, or use one of {quoted(spec.hardware)}"
+            yield Finding(
+                path=(*path, "gpu"), message="is not under `hardware`", fix=fix, uses=(("hardware", pool.gpu),)
+            )
+            continue
+        used[pool.gpu] = used.get(pool.gpu, 0) + pool.at_start * pool.shape.gpus
+        count = spec.hardware[pool.gpu].count
+        if count is not None and pool.shape.gpus > count:
+            message = f"one instance needs {pool.shape.gpus} GPUs, and there are {count}"
+            fix = f"write a smaller shape, or raise `hardware.{pool.gpu}.count`"
+            yield Finding(path=(*path, "shape"), message=message, fix=fix, uses=(path, ("hardware", pool.gpu)))
+    for gpu, need in used.items():
+        count = spec.hardware[gpu].count
+        if count is not None and need > count:
+            message = f"the pools start with {need} of these GPUs"
+            fix = f"write `count: {need}`, or start fewer instances"
+            yield Finding(path=("hardware", gpu, "count"), message=message, fix=fix, uses=(("models",),))
+
+
+# -- promises --
+
+
+def _targets(spec: Spec) -> Iterator[Finding]:
+    """Promises that contradict each other, or that time itself forbids."""
+    for name, each in spec.slo.items():
+        path: FieldPath = ("slo", name)
+        targets = each.targets()
+        if not targets:
+            fix = "write at least one of `ttft_ms`, `tt2t_ms`, `tpot_ms`, `e2e_ms`"
+            yield Finding(path=path, message="promises nothing", fix=fix)
+        for target, value in targets.items():
+            if value < 1:
+                fix = f"write `{target}: {shown(value * 1000)}` if you mean {shown(value)} seconds"
+                yield Finding(path=(*path, target), message="no engine answers within a millisecond", fix=fix)
+        if _less(each.tt2t_ms, each.tpot_ms):
+            message = f"below `tpot_ms`, {shown(each.tpot_ms or 0)}: the second token waits for a handoff and a step"
+            fix = f"write `tt2t_ms: {shown(each.tpot_ms or 0)}` or more"
+            yield Finding(path=(*path, "tt2t_ms"), message=message, fix=fix, uses=((*path, "tpot_ms"),))
+        if _less(each.e2e_ms, each.ttft_ms):
+            message = f"below `ttft_ms`, {shown(each.ttft_ms or 0)}: the last token cannot come before the first"
+            fix = f"write `e2e_ms: {shown(each.ttft_ms or 0)}` or more"
+            yield Finding(path=(*path, "e2e_ms"), message=message, fix=fix, uses=((*path, "ttft_ms"),))
+        if each.attainment == 1:
+            message = "one late request in a year breaks this promise"
+            fix = "write a share below 1, such as 0.999"
+            yield Finding(path=(*path, "attainment"), message=message, fix=fix, severity=Severity.WARNING)
+
+
+def _less(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and one < other
+
+
+def _cut_off(spec: Spec) -> Iterator[Finding]:
+    """Targets beyond what the router waits for."""
+    bounds = {"ttft_ms": "first_token_s", "tt2t_ms": "stall_s", "tpot_ms": "stall_s"}
+    for name, each in spec.slo.items():
+        for target, value in each.targets().items():
+            limit = bounds.get(target)
+            if limit is None or value <= getattr(spec.limits, limit) * 1000:
+                continue
+            said = getattr(spec.limits, limit)
+            message = f"the router gives up after `limits.{limit}`, {shown(said)} s"
+            fix = f"write `{target}: {shown(said * 1000)}` or less, or `limits: {{{limit}: {shown(value / 1000)}}}`"
+            yield Finding(path=("slo", name, target), message=message, fix=fix, uses=(("limits", limit),))
+
+
+def _degrading(spec: Spec) -> Iterator[Finding]:
+    for name, each in spec.slo.items():
+        path: FieldPath = ("slo", name, "degrade_to")
+        if each.when_missed is not WhenMissed.DEGRADE:
+            if each.degrade_to is not None:
+                fix = "write `when_missed: degrade`, or remove it"
+                message = f"has no effect with `when_missed: {each.when_missed}`"
+                yield Finding(path=path, message=message, fix=fix, uses=(("slo", name, "when_missed"),))
+        elif each.degrade_to is None:
+            fix = "write `degrade_to: CLASS`, a class with looser targets"
+            yield Finding(
+                path=("slo", name, "when_missed"), message="says not what to degrade to", fix=fix, uses=(path,)
+            )
+        elif each.degrade_to not in spec.slo:
+            yield _no_such_class(path, each.degrade_to, spec)
+        elif each.degrade_to == name or _stricter(spec.slo[each.degrade_to], each):
+            message = "no looser promise than the class itself"
+            fix = "name a class whose every target is looser"
+            yield Finding(path=path, message=message, fix=fix, uses=(("slo", name), ("slo", each.degrade_to)))
+
+
+def _stricter(other: SloClass, one: SloClass) -> bool:
+    """Whether `other` is no relief: it promises the same, or more of something that `one` promises, too."""
+    ours, theirs = one.targets(), other.targets()
+    return ours == theirs or any(value < ours.get(target, 0.0) for target, value in theirs.items())
+
+
+def _no_such_class(path: FieldPath, name: str, spec: Spec) -> Finding:
+    near = nearest(name, spec.slo)
+    known = f"use one of {quoted(spec.slo)}" if spec.slo else "add it under `slo`"
+    fix = f"did you mean `{near}`?" if near else known
+    return Finding(path=path, message="is no class under `slo`", fix=fix, uses=(("slo", name),))
+
+
+def _below_the_floor(spec: Spec, floor_of: FloorOf) -> Iterator[Finding]:
+    for at, model in enumerate(spec.models):
+        floor = floor_of(spec, model)
+        for name, each in spec.slo.items() if floor else ():
+            for target, value in each.targets().items():
+                least = floor.targets.get(target, 0.0) if floor else 0.0
+                if floor and value < least:
+                    message = f"{model.api_name} cannot reach it: at best {shown(least)} ms ({floor.because})"
+                    path = ("slo", name, target)
+                    fix = f"write `{target}: {shown(least)}` or more, or use faster hardware"
+                    yield Finding(path=path, message=message, fix=fix, uses=(("models", at), ("hardware",)))
+
+
+# -- tenants --
+
+
+def _tenants(spec: Spec) -> Iterator[Finding]:
+    files: dict[str, str] = {}
+    for name, tenant in spec.tenants.items():
+        path: FieldPath = ("tenants", name)
+        for at, wanted in enumerate(tenant.classes):
+            if wanted not in spec.slo:
+                yield _no_such_class((*path, "classes", at), wanted, spec)
+        chosen = tenant.default_class
+        if chosen is not None and chosen not in spec.slo:
+            yield _no_such_class((*path, "default_class"), chosen, spec)
+        elif chosen is not None and tenant.classes and chosen not in tenant.classes:
+            fix = f"add it to `classes`, or use one of {quoted(tenant.classes)}"
+            uses = ((*path, "classes"),)
+            yield Finding(path=(*path, "default_class"), message="is not among `classes`", fix=fix, uses=uses)
+        file = spec.key_file(name)
+        if file.startswith("sk-"):
+            fix = "write the file it is kept in; this one is known now: replace it with `baton key new`"
+            yield Finding(path=(*path, "key_file"), message="a key itself, not a file of keys", fix=fix, value="***")
+        elif file in files:
+            message = f"the file of tenant `{files[file]}`: one key would be two tenants"
+            yield Finding(path=(*path, "key_file"), message=message, fix="give each tenant a file of its own")
+        files.setdefault(file, name)
+
+
+# -- registry and router --
+
+
+def _registry(spec: Spec) -> Iterator[Finding]:
+    registry = spec.registry
+    if registry.url is None:
+        for name in ("password_file", "ca_file"):
+            if getattr(registry, name) is not None:
+                message = "has no effect without `url`: the registry that Baton starts needs none"
+                url = ("registry", "url")
+                yield Finding(path=("registry", name), message=message, fix="add `url`, or remove it", uses=(url,))
+        return
+    path: FieldPath = ("registry", "url")
+    hidden = "***" if "@" in registry.url else None
+    parts = _redis_address(registry.url)
+    if parts is None:
+        fix = "write `redis://HOST:PORT`, or `rediss://HOST:PORT` for TLS"
+        yield Finding(path=path, message="is no address of a Redis", fix=fix, value=hidden)
+        return
+    plain = parts.scheme == "redis"
+    if parts.password:
+        twice = registry.password_file is not None
+        message = "a second password beside `password_file`" if twice else "a password: who can read this file has it"
+        fix = "take it out of the address" if twice else "take it out of the address and write `password_file: FILE`"
+        severity = Severity.ERROR if twice else Severity.WARNING
+        yield Finding(path=path, message=message, fix=fix, severity=severity, value=hidden)
+    if registry.ca_file is not None and plain:
+        message, fix = "has no effect: the address says no TLS", "write `rediss://` in `url`"
+        yield Finding(path=("registry", "ca_file"), message=message, fix=fix)
+    if plain and registry.password_file and parts.hostname not in LOOPBACK:
+        message, fix = "the password would cross the network in the clear", "write `rediss://` for TLS"
+        yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, value=hidden)
+
+
+def _redis_address(url: str) -> SplitResult | None:
+    """The parts of an address that the registry can use, else None."""
+    try:
+        parts = urlsplit(url)
+        database = parts.path.strip("/")
+        usable = parts.port != 0 and not parts.query and not parts.fragment
+    except ValueError:  # a port that is no number, half a bracket
+        return None
+    usable &= parts.scheme in {"redis", "rediss"} and bool(parts.hostname) and (not database or database.isdecimal())
+    return parts if usable else None
+
+
+def _router(spec: Spec) -> Iterator[Finding]:
+    router = spec.router
+    if router.port == router.admin_port != 0:
+        fix = f"write another port, such as {router.port % 65535 + 1}"
+        message = "the same as `port`"
+        yield Finding(path=("router", "admin_port"), message=message, fix=fix, uses=(("router", "port"),))
+    if router.host not in LOOPBACK and not spec.tenants:
+        message = "anybody who reaches this address may use it"
+        fix = "name `tenants`, or keep 127.0.0.1 and put a gateway in front"
+        yield Finding(path=("router", "host"), message=message, fix=fix, severity=Severity.WARNING)
+
+
+RULES: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
+    _models,
+    _counts,
+    _legs,
+    _shapes,
+    _sides,
+    _engine_args,
+    _environment,
+    _gpus,
+    _targets,
+    _cut_off,
+    _degrading,
+    _tenants,
+    _registry,
+    _router,
+)

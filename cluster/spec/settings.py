@@ -1,0 +1,671 @@
+"""The cluster file as values: every field, its unit, its default and the reason for it.
+
+`docs/cluster-file.md` is made from this module, and the reader checks what it says. Names carry their unit last.
+Only `models` is required, and of a model only its `name`.
+
+Dataclasses and not a validation library: a wrong value is answered with line, column and what to write instead, for all
+values at once, and only a walk over the file's own tree knows these. What a library would add is the easy half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from cluster.instance import Role
+from cluster.spec.about import ENV_NAME, NAME, about
+
+POOL_MAX = 1000
+"""Instances in a pool: as many as the router's decisions are measured with."""
+
+_OPTIMIZER = "the optimizer"
+_ADMISSION = "admission in the router"
+
+
+class WhenMissed(StrEnum):
+    """What happens to a request whose targets cannot be met any more."""
+
+    QUEUE = "queue"
+    DEGRADE = "degrade"
+    SHED = "shed"
+
+
+class CacheScope(StrEnum):
+    """Who may reuse the KV cache of a tenant's prompts."""
+
+    TENANT = "tenant"
+    SHARED = "shared"
+
+
+class Connector(StrEnum):
+    """What moves the KV cache from one engine to the other."""
+
+    NIXL = "nixl"
+    BATON = "baton"
+
+
+MEANINGS: Mapping[type[StrEnum], Mapping[str, str]] = {
+    WhenMissed: {
+        "queue": "it waits its turn and is served late.",
+        "degrade": "it is served by the targets of another class, `degrade_to`.",
+        "shed": "it is refused at once with 429 and `Retry-After`.",
+    },
+    CacheScope: {"tenant": "its own only.", "shared": "everybody's with `shared`."},
+    Connector: {"nixl": "vLLM's own NixlConnector.", "baton": "ours, built on it."},
+}
+"""The choices, one sentence each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How many GPUs one instance spans, and how they share the work: `tp` × `pp` × `dp` of them."""
+
+    tp: int = field(
+        default=1,
+        metadata=about(
+            text="Tensor parallelism: GPUs that compute each layer together.",
+            why="one GPU needs no network between GPUs",
+            at_least=1,
+            at_most=1024,
+            aka=("tensor_parallel_size", "tensor_parallel", "gpus"),
+        ),
+    )
+    dp: int = field(
+        default=1,
+        metadata=about(
+            text="Data parallelism: copies of the attention layers behind one address.",
+            why="more instances do the same and fail one by one",
+            at_least=1,
+            at_most=1024,
+            aka=("data_parallel_size", "data_parallel"),
+        ),
+    )
+    ep: int = field(
+        default=1,
+        metadata=about(
+            text="Expert parallelism: ranks that a mixture's experts are spread over; 1, or `tp` × `dp`.",
+            why="only models with experts have a use for it",
+            at_least=1,
+            at_most=1024,
+            aka=("expert_parallel_size", "expert_parallel"),
+        ),
+    )
+    pp: int = field(
+        default=1,
+        metadata=about(
+            text="Pipeline parallelism: stages of layers. vLLM's NixlConnector refuses more than 1 on decode.",
+            why="stages add latency to every token",
+            at_least=1,
+            at_most=1024,
+            aka=("pipeline_parallel_size", "pipeline_parallel"),
+        ),
+    )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one instance."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The instances of one role: how many there may be and what each is."""
+
+    min: int = field(
+        default=1,
+        metadata=about(
+            text="Fewest instances.",
+            why="a pool that is empty makes the next request wait for an engine's start, which takes minutes",
+            at_least=0,
+            at_most=POOL_MAX,
+            aka=("min_replicas", "minimum", "at_least"),
+            coming=_OPTIMIZER,
+        ),
+    )
+    max: int | None = field(
+        default=None,
+        metadata=about(
+            text="Most instances. Left out: as many as at the start.",
+            why="GPUs cost money: nothing grows until you say how far",
+            at_least=1,
+            at_most=POOL_MAX,
+            aka=("max_replicas", "maximum", "at_most"),
+            coming=_OPTIMIZER,
+        ),
+    )
+    start: int | None = field(
+        default=None,
+        metadata=about(
+            text="Instances at the start. Left out: `min`.",
+            why="what is not needed yet is not paid for",
+            at_least=0,
+            at_most=POOL_MAX,
+            aka=("replicas", "count", "instances", "size", "initial", "num"),
+        ),
+    )
+    shape: Shape = field(
+        default=Shape(),
+        metadata=about(text="The GPUs of one instance.", why="one GPU each", aka=("parallelism", "parallel")),
+    )
+    gpu: str | None = field(
+        default=None,
+        metadata=about(
+            text="Type of GPU, by its name under `hardware`. Left out: whatever is found.",
+            why="most clusters have one type",
+            aka=("gpu_type", "device", "accelerator"),
+        ),
+    )
+    engine_args: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata=about(
+            text="Flags of vLLM, without the leading dashes, verbatim. `true` gives `--flag`, `false` gives "
+            "`--no-flag`, a list several words, a mapping JSON.",
+            why="vLLM's own defaults",
+            aka=("args", "extra_args", "vllm_args", "engine_arguments", "flags", "vllm"),
+        ),
+    )
+    env: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=about(
+            text="Environment of the engine, verbatim. Secrets belong into the environment of `baton up`, which the "
+            "engines inherit.",
+            why="the environment of `baton up`",
+            keys=ENV_NAME,
+            aka=("environment", "envs", "env_vars"),
+        ),
+    )
+
+    @property
+    def at_start(self) -> int:
+        """Instances at the start."""
+        return self.min if self.start is None else self.start
+
+    @property
+    def at_most(self) -> int:
+        """Most instances."""
+        return max(self.min, self.at_start) if self.max is None else self.max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """The pools of a model, one a role. A role that is not named has no pool."""
+
+    prefill: Pool | None = field(
+        default=None,
+        metadata=about(text="Computes prompts and hands their KV cache over.", why="no pool unless named"),
+    )
+    decode: Pool | None = field(
+        default=None,
+        metadata=about(text="Takes the KV cache and generates.", why="no pool unless named"),
+    )
+    both: Pool | None = field(
+        default=None,
+        metadata=about(
+            text="Runs either leg, and whole requests; can take over for both.",
+            why="no pool unless named",
+            aka=("mixed", "aggregated"),
+        ),
+    )
+
+    def named(self) -> Mapping[Role, Pool]:
+        """The pools there are, by role."""
+        pools = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}
+        return {role: pool for role, pool in pools.items() if pool is not None}
+
+    def can_hand_over(self) -> bool:
+        """Whether there may be an instance to compute a prompt and another one to generate."""
+        both = self.both.at_most if self.both else 0
+        return bool(both >= 2 or (self.prefill and (self.decode or both)) or (self.decode and both))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One model and the pools that serve it."""
+
+    name: str = field(
+        metadata=about(
+            text="Hugging Face name, or a folder.",
+            why="required: nothing else says what to serve",
+            aka=("model", "id", "path", "model_name", "model_id"),
+        ),
+    )
+    served_name: str | None = field(
+        default=None,
+        metadata=about(
+            text="Name in the API, what clients send as `model`. Left out: `name`.",
+            why="clients know the model by its own name",
+            aka=("served_model_name", "alias"),
+        ),
+    )
+    pools: Pools = field(
+        default=Pools(prefill=Pool(), decode=Pool()),
+        metadata=about(
+            text="Who computes prompts and who generates.",
+            why="one prefill and one decode instance: the smallest fleet that hands over",
+            aka=("roles",),
+        ),
+    )
+
+    @property
+    def api_name(self) -> str:
+        """What clients send as `model`."""
+        return self.served_name or self.name
+
+
+def _target(text: str, *aka: str) -> dict[str, Any]:
+    return about(text=text, why="no promise unless named", above=0, aka=aka, coming=_ADMISSION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloClass:
+    """What one class of requests is promised. At least one target is needed."""
+
+    ttft_ms: float | None = field(
+        default=None,
+        metadata=_target("Time to the first token, from the arrival.", "first_token_ms", "time_to_first_token_ms"),
+    )
+    tt2t_ms: float | None = field(
+        default=None,
+        metadata=_target("From the first token to the second: the handoff lies in between.", "second_token_ms"),
+    )
+    tpot_ms: float | None = field(
+        default=None,
+        metadata=_target(
+            "Mean time per output token after the first.", "itl_ms", "tbt_ms", "time_per_output_token_ms", "token_ms"
+        ),
+    )
+    e2e_ms: float | None = field(
+        default=None,
+        metadata=_target(
+            "From the arrival to the last token, whatever the length of the answer.", "latency_ms", "total_ms"
+        ),
+    )
+    attainment: float = field(
+        default=0.95,
+        metadata=about(
+            text="Share of all arrivals that must meet every target, 0 to 1. Refused ones count as missed.",
+            why="one request in twenty may be late: a stricter promise is kept with GPUs that idle most of the time",
+            above=0,
+            at_most=1,
+            aka=("percentile", "target", "goal", "p", "quantile"),
+            coming=_ADMISSION,
+        ),
+    )
+    when_missed: WhenMissed = field(
+        default=WhenMissed.QUEUE,
+        metadata=about(
+            text="What happens to a request whose targets cannot be met.",
+            why="late is better than refused unless you say otherwise",
+            aka=("on_miss", "if_missed", "when_late", "policy", "action"),
+            coming=_ADMISSION,
+        ),
+    )
+    degrade_to: str | None = field(
+        default=None,
+        metadata=about(
+            text="The class whose targets apply instead; needed with `when_missed: degrade`, and only there.",
+            why="only you know which looser promise is still worth keeping",
+            aka=("fallback", "degraded"),
+            coming=_ADMISSION,
+        ),
+    )
+
+    def targets(self) -> Mapping[str, float]:
+        """The targets that are set, in milliseconds."""
+        named = {name: getattr(self, name) for name in ("ttft_ms", "tt2t_ms", "tpot_ms", "e2e_ms")}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """One client organisation: its key, its share and what it may ask for."""
+
+    key_file: str | None = field(
+        default=None,
+        metadata=about(
+            text="File of SHA-256 lines of this tenant's keys, relative to the cluster file. Left out: `keys/NAME`.",
+            why="where `baton key new NAME` writes it",
+            aka=("key", "keys", "api_key", "api_keys", "keyfile", "api_key_file", "token"),
+        ),
+    )
+    share: float = field(
+        default=1.0,
+        metadata=about(
+            text="Weight of this tenant beside the others while requests queue.",
+            why="equal shares",
+            above=0,
+            at_most=1e6,
+            aka=("weight", "priority", "shares"),
+        ),
+    )
+    classes: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            text="Classes under `slo` that its requests may name, the usual one first. Left out: all of them.",
+            why="a class is a promise, not a privilege, unless you make it one",
+            aka=("slo", "slos", "slo_classes", "class"),
+        ),
+    )
+    default_class: str | None = field(
+        default=None,
+        metadata=about(
+            text="Class of a request that names none. Left out: the first of `classes`; without those, best effort.",
+            why="the list has the usual one first",
+            aka=("default", "default_slo"),
+        ),
+    )
+    cache_scope: CacheScope = field(
+        default=CacheScope.TENANT,
+        metadata=about(
+            text="Whose requests may reuse the KV cache of its prompts.",
+            why="a prefix hit is fast, so a shared cache tells others what was asked",
+            aka=("cache", "prefix_cache", "cache_sharing"),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """How the KV cache gets from prefill to decode."""
+
+    connector: Connector = field(
+        default=Connector.NIXL,
+        metadata=about(
+            text="What moves it.",
+            why="vLLM's own, until ours measures better",
+            aka=("kv_connector", "backend", "type"),
+            coming="our connector (`baton`)",
+        ),
+    )
+    lease_s: int | None = field(
+        default=None,
+        metadata=about(
+            text="How long a prefill engine keeps blocks that nobody pulls. Left out: 30 on GPUs, 120 on CPU.",
+            why="vLLM's own 30 s; a busy engine on CPU may take longer to get to a pull",
+            at_least=1,
+            at_most=86400,
+            aka=("kv_lease_duration", "timeout_s", "hold_s", "ttl_s"),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registry:
+    """Where the fleet meets: a Redis that agents and routers share."""
+
+    url: str | None = field(
+        default=None,
+        metadata=about(
+            text="`redis://HOST:PORT`, or `rediss://` for TLS. Left out: one is started with the cluster.",
+            why="one machine needs no service of its own for this",
+            aka=("redis", "redis_url", "address", "host", "endpoint"),
+        ),
+    )
+    password_file: str | None = field(
+        default=None,
+        metadata=about(
+            text="File with its password, relative to the cluster file. Left out: no password.",
+            why="a Redis that listens on one machine alone has none",
+            aka=("password", "auth", "passwd"),
+        ),
+    )
+    ca_file: str | None = field(
+        default=None,
+        metadata=about(
+            text="Certificates that `rediss://` is checked against, relative to the cluster file. Left out: the "
+            "system's.",
+            why="a public certificate needs none",
+            aka=("ca", "ca_cert", "tls_ca", "ca_certs"),
+        ),
+    )
+    cluster: str = field(
+        default="default",
+        metadata=about(
+            text="Name of this cluster in it.",
+            why="a Redis of its own needs no other; several clusters in one are apart by it",
+            form=NAME,
+            aka=("namespace", "prefix", "cluster_name", "name"),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the router allows before it cuts something off."""
+
+    body_bytes_max: int = field(
+        default=32 << 20,
+        metadata=about(
+            text="Largest request body.",
+            why="holds a two-million-token prompt with room to spare",
+            at_least=1024,
+            aka=("max_body", "body_size_max", "max_body_size", "body_max"),
+        ),
+    )
+    body_timeout_s: float = field(
+        default=30.0,
+        metadata=about(
+            text="Time for a body that was announced to arrive.",
+            why="a client that does not send holds a place until then",
+            above=0,
+        ),
+    )
+    head_timeout_s: float = field(
+        default=15.0,
+        metadata=about(
+            text="Time for a request's head to arrive.",
+            why="an open connection that says nothing holds a place until then",
+            above=0,
+        ),
+    )
+    first_token_s: float = field(
+        default=300.0,
+        metadata=about(
+            text="Deadline of the first token, for every request.",
+            why="generous: without targets nothing better is known",
+            above=0,
+            aka=("timeout_s", "deadline_s", "request_timeout_s"),
+        ),
+    )
+    stall_s: float = field(
+        default=120.0,
+        metadata=about(
+            text="Longest silence between two pieces of a stream.",
+            why="a decode engine may recompute a long prompt in between",
+            above=0,
+            aka=("idle_timeout_s", "stream_timeout_s", "stall_timeout_s"),
+        ),
+    )
+    drain_s: float = field(
+        default=30.0,
+        metadata=about(
+            text="Time open requests have to end once a stop was asked for.",
+            why="as long as Kubernetes waits before it kills",
+            at_least=0,
+            aka=("grace_s", "shutdown_timeout_s", "grace_period_s"),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """One type of GPU that the fleet may use."""
+
+    count: int | None = field(
+        default=None,
+        metadata=about(
+            text="GPUs of this type there are. Left out: no bound.",
+            why="pools have a `max` of their own",
+            at_least=1,
+            aka=("gpus", "number", "available", "quantity", "max"),
+            coming=_OPTIMIZER,
+        ),
+    )
+    price_per_hour: float | None = field(
+        default=None,
+        metadata=about(
+            text="Price of one GPU for an hour, in one currency of yours for all types.",
+            why="without prices plans are compared by GPU-hours",
+            at_least=0,
+            aka=("price", "cost", "cost_per_hour", "price_hour", "hourly_price", "usd_per_hour"),
+            coming=_OPTIMIZER,
+        ),
+    )
+    power_w: float | None = field(
+        default=None,
+        metadata=about(
+            text="Power of one GPU under load.",
+            why="without it plans say nothing about energy",
+            above=0,
+            aka=("tdp_w", "tdp", "watt"),
+            coming=_OPTIMIZER,
+        ),
+    )
+    memory_gib: float | None = field(
+        default=None,
+        metadata=about(
+            text="Memory of one GPU. Left out: what the GPU says.",
+            why="a machine that has the GPU knows; a plan for one that is not there needs the number",
+            above=0,
+            aka=("vram_gib", "vram", "mem_gib", "hbm_gib"),
+            coming=_OPTIMIZER,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """The front door."""
+
+    host: str = field(
+        default="127.0.0.1",
+        metadata=about(
+            text="Address it listens on.",
+            why="nobody outside this machine gets in before you say so",
+            aka=("address", "bind", "listen"),
+        ),
+    )
+    port: int = field(
+        default=8000,
+        metadata=about(
+            text="Port for clients, 0 for a free one.",
+            why="where vLLM's own server listens, so clients need no change",
+            at_least=0,
+            at_most=65535,
+        ),
+    )
+    admin_host: str = field(
+        default="127.0.0.1",
+        metadata=about(text="Address of the admin side: metrics, readiness.", why="metrics are nobody else's business"),
+    )
+    admin_port: int = field(
+        default=8001,
+        metadata=about(
+            text="Port of the admin side, 0 for a free one.",
+            why="the next one",
+            at_least=0,
+            at_most=65535,
+            aka=("metrics_port",),
+        ),
+    )
+    policy: str = field(
+        default="least_load",
+        metadata=about(
+            text="How instances are chosen; `baton router --help` lists the policies.",
+            why="right without any knowledge of the workload",
+            aka=("routing", "strategy", "routing_policy", "load_balancing"),
+        ),
+    )
+    processes: int = field(
+        default=1,
+        metadata=about(
+            text="Router processes that share the port.",
+            why="one is enough until you measure that it is not",
+            at_least=1,
+            at_most=256,
+            aka=("replicas", "count", "threads", "procs"),
+            coming="router replicas",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A cluster, whole."""
+
+    models: tuple[Model, ...] = field(
+        metadata=about(
+            text="What is served, and by which pools.",
+            why="required: nothing else says what to serve",
+            aka=("model",),
+        ),
+    )
+    slo: Mapping[str, SloClass] = field(
+        default_factory=dict,
+        metadata=about(
+            text="Classes of requests, by name, and what each is promised.",
+            why="best effort: nothing is promised and nothing is ever refused",
+            keys=NAME,
+            aka=("slos", "sla", "slas", "classes", "slo_classes", "targets", "objectives"),
+            coming=_ADMISSION,
+        ),
+    )
+    tenants: Mapping[str, Tenant] = field(
+        default_factory=dict,
+        metadata=about(
+            text="Who may use it, by name.",
+            why="no keys: everybody who reaches the router may use it, and all are one tenant",
+            keys=NAME,
+            aka=("tenant", "users", "clients", "customers", "keys"),
+            coming="keys in the router",
+        ),
+    )
+    transfer: Transfer = field(
+        default=Transfer(),
+        metadata=about(
+            text="How the KV cache gets from prefill to decode.",
+            why="vLLM's own way",
+            aka=("kv_transfer", "handoff", "kv"),
+        ),
+    )
+    registry: Registry = field(
+        default=Registry(),
+        metadata=about(
+            text="Where the fleet meets.", why="one is started with the cluster", aka=("redis", "discovery", "store")
+        ),
+    )
+    limits: Limits = field(
+        default=Limits(),
+        metadata=about(
+            text="What the router allows before it cuts something off.",
+            why="each bound is far from what a healthy request needs",
+            aka=("timeouts", "limit", "bounds"),
+        ),
+    )
+    hardware: Mapping[str, Hardware] = field(
+        default_factory=dict,
+        metadata=about(
+            text="Types of GPU the fleet may use, by name.",
+            why="whatever is found, without prices",
+            keys=NAME,
+            aka=("gpus", "gpu_types", "gpu", "nodes", "machines"),
+            coming=_OPTIMIZER,
+        ),
+    )
+    router: Router = field(
+        default=Router(),
+        metadata=about(
+            text="The front door.", why="this machine alone, port 8000", aka=("frontend", "gateway", "server")
+        ),
+    )
+
+    def key_file(self, tenant: str) -> str:
+        """The file of a tenant's keys, as the cluster file names it."""
+        return self.tenants[tenant].key_file or f"keys/{tenant}"
+
+    def default_class(self, tenant: str) -> str | None:
+        """The class of a tenant's request that names none; None for best effort."""
+        said = self.tenants[tenant]
+        return said.default_class or (said.classes[0] if said.classes else None)

@@ -1,0 +1,246 @@
+"""An agent with a registry and an engine that obeys at once: what the fleet sees of it from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from support.fake_engine import FakeEngine
+from support.fleet import eventually
+
+from cluster.errors import EngineFailed, UsageError
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.registry.membership import Heartbeat, State
+from cluster.registry.memory import MemoryRegistry
+from decode.rules import DecodeRules
+from engine.agent.agent import Agent, AgentConfig
+from engine.vllm.child import Change, EngineProcess
+from engine.vllm.spec import EngineSpec
+from engine.vllm.supervise import State as Process
+from prefill.rules import PrefillRules
+
+
+class Puppet:
+    """In the place of an `EngineProcess`: changes state at a test's word."""
+
+    log_path = Path("engine.log")
+    model = "fake"
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.agent: Agent | None = None
+        self.stopped = asyncio.Event()
+        self.failure: EngineFailed | None = None
+
+    def becomes(self, state: Process, epoch: int = 1, detail: str = "") -> None:
+        assert self.agent is not None
+        self.agent.engine_changed(Change(instance=self.spec.instance, state=state, detail=detail, epoch=epoch))
+
+    async def run(self) -> None:
+        await self.stopped.wait()
+        if self.failure is not None:
+            self.becomes(Process.FAILED, detail="died")
+            raise self.failure
+        self.becomes(Process.STOPPED)
+
+    def stop(self, *, at_once: bool = False) -> None:
+        assert at_once, "the agent drains itself"
+        self.stopped.set()
+
+
+@dataclass
+class Stage:
+    """One agent, its engine, the registry and what was said."""
+
+    agent: Agent
+    puppet: Puppet
+    engine: FakeEngine
+    registry: MemoryRegistry
+    running: asyncio.Task[int]
+    said: list[str] = field(default_factory=list)
+
+    async def seen(self) -> Heartbeat | None:
+        """The last heartbeat readers see."""
+        return next((beat for beat in await self.registry.read() if beat.id == self.agent.spec.instance), None)
+
+    async def sees(self, state: State) -> Heartbeat:
+        """Wait until readers see this state."""
+        async with asyncio.timeout(5):
+            while True:
+                beat = await self.seen()
+                if beat is not None and beat.state is state:
+                    return beat
+                await asyncio.sleep(0.01)
+
+
+class Starter:
+    """Puts agents on stage."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.stack = stack
+        self.registry = MemoryRegistry(clock=time.monotonic, ttl_s=0.4)
+
+    async def start(self, name: str = "i", role: Role = Role.DECODE, *, drain_s: float = 5.0) -> Stage:
+        engine = await self.stack.enter_async_context(FakeEngine(name))
+        port = int(engine.url.rpartition(":")[2])
+        spec = EngineSpec(
+            instance=InstanceId(name), role=role, model="m", python=sys.executable, device="cpu", port=port,
+            side_channel_port=1,
+        )  # fmt: skip
+        puppet = Puppet(spec)
+        said: list[str] = []
+        rules = PrefillRules() if role is Role.PREFILL else DecodeRules()
+        agent = Agent(
+            cast("EngineProcess", puppet),
+            rules,
+            AgentConfig(drain_s=drain_s),
+            self.registry,
+            lambda _: None,
+            said.append,
+        )
+        puppet.agent = agent
+        running = asyncio.ensure_future(agent.run())
+
+        async def end() -> None:
+            puppet.stopped.set()
+            await asyncio.wait({running})
+            if not running.cancelled():
+                running.exception()
+
+        self.stack.push_async_callback(end)
+        return Stage(agent, puppet, engine, self.registry, running, said)
+
+
+@pytest.fixture
+async def starter() -> AsyncIterator[Starter]:
+    async with AsyncExitStack() as stack:
+        yield Starter(stack)
+
+
+async def until_ready(stage: Stage, epoch: int = 1) -> Heartbeat:
+    stage.puppet.becomes(Process.STARTING, epoch)
+    stage.puppet.becomes(Process.READY, epoch)
+    return await stage.sees(State.READY)
+
+
+async def test_from_start_to_goodbye(starter: Starter) -> None:
+    stage = await starter.start()
+    beat = await stage.sees(State.STARTING)
+    assert beat.credits == 0
+    beat = await until_ready(stage)
+    assert beat.url == stage.engine.url
+    assert beat.model_names == ("fake",)
+    assert beat.credits > 0
+    assert beat.agent_url == stage.agent.url
+    stage.agent.ask_leave()
+    await stage.sees(State.DRAINING)
+    assert await stage.running == 0
+    gone = await stage.seen()
+    assert gone is None or gone.state is State.GONE
+
+
+async def test_every_start_has_an_epoch_of_its_own(starter: Starter) -> None:
+    stage = await starter.start()
+    first = (await until_ready(stage)).epoch
+    stage.puppet.becomes(Process.RESTARTING, 1, "exit code 137")
+    await stage.sees(State.RESTARTING)
+    assert (await until_ready(stage, epoch=2)).epoch > first
+
+
+async def test_prefill_drains_only_once_its_holds_are_gone(starter: Starter) -> None:
+    stage = await starter.start(role=Role.PREFILL)
+    await until_ready(stage)
+    stage.engine.holds["x"] = {}
+    await eventually(lambda: stage.agent.machine.load.kv_usage > 0, "the hold is seen")
+    stage.agent.ask_leave()
+    await asyncio.wait({stage.running}, timeout=2.5)  # longer than the quiet time
+    assert not stage.running.done(), "it waits for the hold"
+    stage.engine.holds.clear()
+    assert await stage.running == 0
+    assert any("stops: drained" in line for line in stage.said)
+
+
+async def test_past_its_deadline_it_says_what_was_cut(starter: Starter) -> None:
+    stage = await starter.start(role=Role.PREFILL, drain_s=0.3)
+    await until_ready(stage)
+    stage.engine.holds["x"] = {}
+    await eventually(lambda: stage.agent.machine.load.kv_usage > 0, "the hold is seen")
+    stage.agent.ask_leave()
+    assert await stage.running == 0
+    assert any("not drained within 0.3 s; cut off: holds of 10.0%" in line for line in stage.said)
+
+
+async def test_a_taken_name_is_refused_with_both_names(starter: Starter) -> None:
+    first = await starter.start("same")
+    await until_ready(first)
+    second = await starter.start("same")
+    with pytest.raises(UsageError, match=r"--name same: .*choose another name") as caught:
+        await second.running
+    assert "agent" in str(caught.value)
+    assert any("waiting for it to be free" in line for line in second.said)
+    assert (await first.sees(State.READY)).agent_url == first.agent.url
+
+
+async def test_the_name_of_an_agent_that_died_is_free_after_a_while(starter: Starter) -> None:
+    first = await starter.start("same")
+    await until_ready(first)
+    first.running.cancel()
+    starter.registry.down = True  # it dies without a goodbye
+    await asyncio.wait({first.running})
+    starter.registry.down = False
+    second = await starter.start("same")
+    await eventually(lambda: bool(second.agent.url), "it is up")
+    second.puppet.becomes(Process.STARTING)
+    second.puppet.becomes(Process.READY)
+    async with asyncio.timeout(5):
+        while (await second.sees(State.READY)).agent_url != second.agent.url:
+            await asyncio.sleep(0.01)
+    assert not second.running.done()
+
+
+async def test_it_serves_on_without_the_registry(starter: Starter) -> None:
+    stage = await starter.start()
+    await until_ready(stage)
+    starter.registry.down = True
+    async with aiohttp.ClientSession() as session, session.get(f"{stage.agent.url}/ready") as answer:
+        assert answer.status == 200
+    starter.registry.down = False
+    await stage.sees(State.READY)
+
+
+async def test_an_engine_that_fails_for_good_ends_its_agent(starter: Starter) -> None:
+    stage = await starter.start()
+    stage.puppet.failure = EngineFailed("died 5 times", ("last line",))
+    stage.puppet.stopped.set()
+    with pytest.raises(EngineFailed):
+        await stage.running
+
+
+async def test_told_to_leave_before_it_has_its_name(starter: Starter) -> None:
+    starter.registry.down = True
+    stage = await starter.start()
+    await eventually(lambda: bool(stage.agent.url), "it is up")
+    stage.agent.ask_leave()
+    assert await stage.running == 0
+
+
+async def test_state_over_http(starter: Starter) -> None:
+    stage = await starter.start()
+    await until_ready(stage)
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{stage.agent.url}/drain", json={"deadline_s": 9}) as answer:
+            told: dict[str, Any] = await answer.json()
+            assert (answer.status, told["state"]) == (202, "draining")
+        await eventually(lambda: stage.agent.machine.drained, "drained after the quiet time")
+        async with session.post(f"{stage.agent.url}/resume") as answer:
+            assert (await answer.json())["state"] == "ready"
+    await stage.sees(State.READY)

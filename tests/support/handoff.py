@@ -1,0 +1,451 @@
+"""Producers and consumers with their ledgers, real block contents between them, and a network that does its worst.
+
+Nothing here moves by itself: whoever drives it says which message arrives, is lost or comes twice, which transfer moves
+one block further, what time it is. Contents are stamps, so that a wrong byte is seen where it is used, whatever the
+ledgers believe; and every block has one owner at a time, so that a double free, a block given out twice and a write
+into somebody else's block fail at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cluster.ids import InstanceId, RequestId, TransferId
+from kvtransfer.events import (
+    Abort,
+    Allocated,
+    Claimed,
+    CutLink,
+    Effect,
+    Event,
+    Filled,
+    FreeBlocks,
+    LinkEnded,
+    OpenHold,
+    PeerLost,
+    PeerSeen,
+    PostRead,
+    PostWrite,
+    Proof,
+    ReadEnded,
+    ReadStarted,
+    Received,
+    Recompute,
+    Refused,
+    Registered,
+    ReservePull,
+    ReservePush,
+    Send,
+    Tick,
+    Use,
+    WritesEnded,
+)
+from kvtransfer.ledger import Ledger
+from kvtransfer.messages import Blocks, Claim, Message, Peer, Register
+from kvtransfer.table import Side
+from kvtransfer.terms import Terms
+
+Stamp = tuple[object, ...]
+Owner = tuple[object, ...]
+GARBAGE: Stamp = ("garbage",)
+TENANT = "acme"
+
+
+class Wrong(AssertionError):
+    """What must never happen has happened."""
+
+
+class Blockpool:
+    """The KV memory of one life of an instance."""
+
+    def __init__(self, size: int) -> None:
+        self.stamps: list[Stamp] = [GARBAGE] * size
+        self.owners: list[Owner | None] = [None] * size
+        self.dead = False
+
+    def take(self, count: int, owner: Owner) -> Blocks | None:
+        """Free blocks, the lowest first, so that they are soon used again; None if there are too few."""
+        free = [block for block, whose in enumerate(self.owners) if whose is None][:count]
+        if len(free) < count:
+            return None
+        for block in free:
+            self.owners[block] = owner
+        return tuple(free)
+
+    def hand_over(self, blocks: Blocks, old: Owner, new: Owner | None) -> None:
+        """Change the owner. Given up, a block's content is gone at once."""
+        for block in blocks:
+            if self.owners[block] != old:
+                raise Wrong(f"block {block} is {self.owners[block]}'s, not {old}'s to give away")
+            self.owners[block] = new
+            if new is None:
+                self.stamps[block] = GARBAGE
+
+    def owned(self, kind: str) -> int:
+        """How many blocks belong to owners of one kind."""
+        return sum(owner is not None and owner[0] == kind for owner in self.owners)
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A read or a write under way: moves one block at a time, in parts that end each on its own."""
+
+    order: PostRead | PostWrite
+    source: Blockpool
+    target: Blockpool
+    link: int
+    parts: list[list[tuple[int, int]]] = field(default_factory=list)
+    """What each part has still to move, as (source block, target block)."""
+    posted: bool = False
+    over: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Prefill:
+    """Leg 1 on a producer: its engine owns the blocks until it says `Filled`."""
+
+    id: TransferId
+    blocks: Blocks
+    computed: int = 0
+    held: bool = True
+
+
+@dataclass(slots=True)
+class Leg2:
+    """One accepted reservation and what became of it."""
+
+    id: TransferId
+    blocks: int
+    push: bool
+    outcome: str | None = None
+    aborted: bool = False
+    allocated: bool = False
+
+
+class Site:
+    """One life of an instance: its ledger, its memory, its transfers."""
+
+    def __init__(self, world: World, name: str, epoch: int, blocks: int) -> None:
+        self.world = world
+        self.me = Peer(InstanceId(name), epoch)
+        self.ledger = Ledger(epoch, world.terms)
+        self.pool = Blockpool(blocks)
+        self.prefills: dict[TransferId, Prefill] = {}
+        self.prompts: dict[TransferId, Blocks] = {}
+        """Where the engine computed each prompt."""
+        self.legs: dict[TransferId, Leg2] = {}
+        """The newest accepted reservation of each transfer."""
+        self.past: list[Leg2] = []
+        self.transfers: list[Transfer] = []
+        self.links: dict[InstanceId, int] = {}
+        self.cuts: list[InstanceId] = []
+        self.effects: list[Effect] = []
+
+    def tell(self, event: Event) -> tuple[Effect, ...]:
+        """Hand an event to the ledger and carry out what it wants."""
+        effects = self.ledger.handle(event, self.world.now)
+        for effect in effects:
+            self._carry_out(effect)
+        self.effects += effects
+        return effects
+
+    def link(self, peer: InstanceId) -> int:
+        """The present link with a peer: never the same number in two lives."""
+        return self.links.get(peer, self.me.epoch << 16)
+
+    # --- what the engine does ----------------------------------------------------------------------------------------
+
+    def open(self, id_: TransferId, count: int) -> None:
+        """Leg 1 comes: the engine takes blocks and computes."""
+        if id_ in self.prefills:
+            self.tell(OpenHold(id_, TENANT))  # a repeated leg; its answer is of no interest
+            return
+        blocks = self.pool.take(count, ("engine", id_))
+        if blocks is None:
+            return
+        prefill = self.prefills[id_] = Prefill(id_, blocks)
+        self.prompts[id_] = blocks
+        effects = self.tell(OpenHold(id_, TENANT))
+        prefill.held = not any(isinstance(effect, Refused) for effect in effects)
+
+    def compute(self, id_: TransferId) -> None:
+        """One more block of the prompt."""
+        prefill = self.prefills[id_]
+        if prefill.computed < len(prefill.blocks):
+            self.pool.stamps[prefill.blocks[prefill.computed]] = ("kv", id_, prefill.computed)
+            prefill.computed += 1
+
+    def fill(self, id_: TransferId) -> None:
+        """The prompt is computed; a prefill without a hold just gives its blocks back."""
+        while self.prefills[id_].computed < len(self.prefills[id_].blocks):
+            self.compute(id_)
+        prefill = self.prefills.pop(id_)
+        if not prefill.held:
+            self.pool.hand_over(prefill.blocks, ("engine", id_), None)
+            return
+        self.pool.hand_over(prefill.blocks, ("engine", id_), (Side.PRODUCER, id_))
+        self.tell(Filled(id_, prefill.blocks, tokens=len(prefill.blocks)))
+
+    def reserve(self, id_: TransferId, producer: InstanceId, remote: Blocks, *, push: bool) -> None:
+        """Leg 2 comes. A block is a token here."""
+        ticket = self.world.ticket()
+        event: ReservePull | ReservePush
+        if push:
+            live = id_ in self.legs and self.legs[id_].outcome is None
+            owner: Owner = ("offered", id_) if live else (Side.CONSUMER, id_)
+            blocks = self.pool.take(len(remote), owner)
+            if blocks is None or (blocks and owner[0] == "offered"):
+                return self.pool.hand_over(blocks or (), owner, None)
+            event = ReservePush(id_, producer, 0, blocks, len(remote), self.link(producer), ticket)
+        else:
+            event = ReservePull(id_, producer, remote, len(remote), ticket)
+        effects = self.tell(event)
+        if not any(isinstance(effect, Refused) and effect.side is Side.CONSUMER for effect in effects):
+            self.past.append(Leg2(id_, len(remote), push))
+            self.legs[id_] = self.past[-1]
+        return None
+
+    def allocate(self, id_: TransferId) -> None:
+        """The engine has found room for a pull, perhaps too late."""
+        leg = self.legs[id_]
+        if leg.push or leg.allocated:
+            return
+        blocks = self.pool.take(leg.blocks, (Side.CONSUMER, id_))
+        if blocks is not None:
+            leg.allocated = True
+            self.tell(Allocated(id_, blocks))
+
+    def abort(self, id_: TransferId) -> None:
+        """The request is given up here."""
+        if id_ in self.legs:
+            self.legs[id_].aborted = True
+        self.tell(Abort(id_, "the client left"))
+
+    # --- what the endpoint does --------------------------------------------------------------------------------------
+
+    def post(self, transfer: Transfer, parts: int) -> None:
+        """Put an ordered transfer on the wire."""
+        order = transfer.order
+        if isinstance(order, PostRead):
+            pairs = list(zip(order.remote, order.local, strict=True))
+        else:
+            source = order.local or self.prompts[order.id]
+            pairs = list(zip(source[order.first :], order.remote, strict=False))
+        parts = max(1, min(parts, len(pairs)))
+        transfer.parts = [pairs[part::parts] for part in range(parts)]
+        transfer.posted = True
+        if isinstance(order, PostRead):
+            self.tell(ReadStarted(order.id, order.serial, parts))
+
+    def step(self, transfer: Transfer, part: int, *, fail: bool = False) -> None:
+        """Move one block of one part, or end the part when there is none left, or let it fail."""
+        part %= len(transfer.parts)
+        if part in transfer.over:
+            return
+        todo = transfer.parts[part]
+        severed = not self._link_holds(transfer)
+        if todo and not fail and not severed:
+            if self._computed(transfer, todo[0][0]):
+                self._move(transfer, *todo.pop(0))
+            return
+        transfer.over.add(part)
+        self._part_ended(transfer, part, ok=not fail and not severed)
+
+    def _part_ended(self, transfer: Transfer, part: int, *, ok: bool) -> None:
+        done = len(transfer.over) == len(transfer.parts)
+        if done:
+            self.transfers.remove(transfer)
+        order = transfer.order
+        if isinstance(order, PostRead):
+            self.tell(ReadEnded(order.id, order.serial, part, ok))
+            return
+        if not ok:
+            transfer.link = -1  # a failed write fails as a whole
+        if done:
+            self.tell(WritesEnded(order.id, transfer.link >= 0))
+
+    def _link_holds(self, transfer: Transfer) -> bool:
+        """A write uses the consumer's memory keys: they die with the consumer's end of the link.
+
+        A read does not notice the death of what it reads: it may end well and bring garbage.
+        """
+        if isinstance(transfer.order, PostRead):
+            return True
+        consumer = self.world.sites[transfer.order.consumer]
+        return transfer.target is consumer.pool and consumer.link(self.me.instance) == transfer.link
+
+    def _computed(self, transfer: Transfer, block: int) -> bool:
+        prefill = self.prefills.get(transfer.order.id)
+        if isinstance(transfer.order, PostRead) or prefill is None:
+            return True
+        return block in prefill.blocks[: prefill.computed]
+
+    def _move(self, transfer: Transfer, source: int, target: int) -> None:
+        owner = transfer.target.owners[target]
+        if owner != (Side.CONSUMER, transfer.order.id):
+            raise Wrong(f"{transfer.order} wrote into block {target} of {owner}")
+        transfer.target.stamps[target] = transfer.source.stamps[source]
+
+    def cut(self, peer: InstanceId) -> None:
+        """Tear a link down on this side."""
+        self.cuts = [other for other in self.cuts if other != peer]
+        self.links[peer] = self.link(peer) + 1
+        self.transfers = [transfer for transfer in self.transfers if _far_side(transfer) != peer]
+        self.tell(LinkEnded(peer))
+
+    # --- what the ledger wants ---------------------------------------------------------------------------------------
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(to, message):
+                self.world.network.append((self.me, to, message))
+            case PostRead():
+                source = self.world.sites[effect.producer].pool
+                self.transfers.append(Transfer(effect, source, self.pool, 0))
+            case PostWrite():
+                target = self.world.sites[effect.consumer].pool
+                self.transfers.append(Transfer(effect, self.pool, target, effect.link))
+            case FreeBlocks(side, id_, blocks):
+                self.pool.hand_over(blocks, (side, id_), None)
+            case Use():
+                self._use(effect)
+            case Recompute(id_):
+                self._outcome(id_, "recompute")
+            case CutLink(instance):
+                if instance not in self.cuts:
+                    self.cuts.append(instance)
+
+    def _use(self, use: Use) -> None:
+        for place, block in enumerate(use.blocks):
+            stamp = self.pool.stamps[block]
+            if place < use.tokens and stamp != ("kv", use.id, place):
+                raise Wrong(f"{use.id} uses {stamp} as its block {place}")
+        self._outcome(use.id, "use")
+        self.pool.hand_over(use.blocks, (Side.CONSUMER, use.id), None)  # its answer is short
+
+    def _outcome(self, id_: TransferId, outcome: str) -> None:
+        leg = self.legs[id_]
+        if leg.outcome is not None or (leg.aborted and outcome == "use"):
+            raise Wrong(f"{id_} hears {outcome} after {leg.outcome or 'it was aborted'}")
+        leg.outcome = outcome
+
+
+def _far_side(transfer: Transfer) -> InstanceId:
+    order = transfer.order
+    return order.producer if isinstance(order, PostRead) else order.consumer
+
+
+class World:
+    """Sites by name, messages under way, and a clock."""
+
+    def __init__(self, names: Sequence[str] = ("p", "d"), *, terms: Terms | None = None, blocks: int = 6) -> None:
+        self.terms = terms or Terms()
+        self.now = 100.0
+        self.network: list[tuple[Peer, InstanceId, Message]] = []
+        self._blocks = blocks
+        self._requests = 0
+        self._tickets = 0
+        self.sites = {InstanceId(name): Site(self, name, 1, blocks) for name in names}
+
+    def site(self, name: str) -> Site:
+        """The present life of an instance."""
+        return self.sites[InstanceId(name)]
+
+    def new_id(self, producer: str) -> TransferId:
+        """A transfer that there never was."""
+        self._requests += 1
+        return TransferId(RequestId(f"r{self._requests}"), 1, self.site(producer).me.epoch)
+
+    def ticket(self) -> str:
+        """A ticket that was never used. Its signature is not this module's matter."""
+        self._tickets += 1
+        return f"ticket-{self._tickets}"
+
+    def deliver(self, index: int, *, keep: bool = False) -> None:
+        """Let a message arrive; `keep` leaves a copy under way."""
+        by, to, message = self.network[index] if keep else self.network.pop(index)
+        site = self.sites[to]
+        match message:
+            case Claim():
+                site.tell(Claimed(by, message, Proof(message.ticket, TENANT, left_s=60.0)))
+            case Register():
+                site.tell(Registered(by, message, Proof(message.ticket, TENANT, left_s=60.0)))
+            case _:
+                site.tell(Received(by, message))
+
+    def deliver_all(self, *, but: Callable[[Message], bool] = lambda _message: False) -> None:
+        """Let everything arrive in order, and what it causes; what `but` picks is lost."""
+        while self.network:
+            if but(self.network[0][2]):
+                self.network.pop(0)
+            else:
+                self.deliver(0)
+
+    def pass_time(self, seconds: float) -> None:
+        """Everybody's alarms ring on time, and links are cut when asked."""
+        end = self.now + seconds
+        while (when := self.next_wakeup()) is not None and when <= end:
+            self.now = max(self.now, when)
+            self.tick()
+        self.now = end
+
+    def tick(self) -> None:
+        """All alarms that are due ring."""
+        for site in tuple(self.sites.values()):
+            site.tell(Tick())
+            for peer in tuple(site.cuts):
+                site.cut(peer)
+
+    def next_wakeup(self) -> float | None:
+        """The earliest alarm of all."""
+        times = [when for site in self.sites.values() if (when := site.ledger.next_wakeup()) is not None]
+        return min(times, default=None)
+
+    def restart(self, name: str) -> None:
+        """An instance dies and comes back: its memory, its transfers and what it knew are gone."""
+        old = self.site(name)
+        old.pool.dead = True
+        old.pool.stamps = [GARBAGE] * len(old.pool.stamps)
+        self.sites[old.me.instance] = Site(self, name, old.me.epoch + 1, self._blocks)
+
+    def notice(self, name: str, of: str, *, lost: bool) -> None:
+        """One instance hears about another: that it does not answer, or which life of it does."""
+        self.site(name).tell(PeerLost(self.site(of).me.instance) if lost else PeerSeen(self.site(of).me))
+
+    def check(self, *, prompt: bool = True) -> None:
+        """Ledgers and memory agree about who owns what; where alarms rang on time, nothing has outlived its limit."""
+        for site in self.sites.values():
+            statistics = site.ledger.statistics(self.now)
+            owned = site.pool.owned(Side.PRODUCER) + site.pool.owned(Side.CONSUMER)
+            if statistics.blocks != owned:
+                raise Wrong(f"{site.me}: the ledger knows {statistics.blocks} blocks, {owned} are taken")
+            if prompt and statistics.leaked:
+                raise Wrong(f"{site.me}: {statistics.leaked} entries leaked")
+
+    def fall_silent(self) -> float:
+        """Nobody says anything any more and no transfer moves; links are cut where asked. Returns the seconds until all
+        is over, or fails if it never is.
+        """
+        self.network.clear()
+        began = self.now
+        self.tick()
+        for _ in range(2000):
+            when = self.next_wakeup()
+            if when is None:
+                break
+            self.now = max(self.now, when)
+            self.tick()
+        self.network.clear()
+        self._check_over()
+        return self.now - began
+
+    def _check_over(self) -> None:
+        for site in self.sites.values():
+            statistics = site.ledger.statistics(self.now)
+            taken = site.pool.owned(Side.PRODUCER) + site.pool.owned(Side.CONSUMER)
+            if not statistics.idle or taken:
+                raise Wrong(f"{site.me}: {statistics.states} and {taken} blocks are left")
+            forgotten = [leg for leg in site.past if leg.outcome is None and not leg.aborted]
+            if forgotten:
+                raise Wrong(f"{site.me}: {forgotten} never heard what became of them")
