@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import shlex
@@ -19,7 +18,7 @@ from baton.demo import QUESTION, ask
 from baton.local import Event, Program, baton_words, is_free
 from baton.output import announce_ready, emit
 from baton.plan import LOOPBACK, Planned
-from baton.registry_child import RegistryChild
+from baton.registry_child import RegistryElsewhere
 from baton.state import Running, log_folder, save
 from cluster.errors import BatonError
 
@@ -39,6 +38,31 @@ FINAL_CODES = (0, 1, 2)
 """Exit codes by which a program of ours says that starting it again would not help."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Front:
+    """What the router is told, and how this command behaves."""
+
+    title: str
+    host: str
+    port: int
+    admin_host: str
+    admin_port: int
+    policy: str | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+    demo: bool = False
+    as_json: bool = False
+
+    def words(self) -> list[str]:
+        """The `baton router` command, up to the registry's flags."""
+        words = ["router", "--host", self.host, "--port", str(self.port)]
+        words += ["--admin-host", self.admin_host, "--admin-port", str(self.admin_port)]
+        if self.policy is not None:
+            words += ["--policy", self.policy]
+        for name, value in self.limits.items():
+            words += [f"--{name.replace('_', '-')}", f"{value}"]
+        return words
+
+
 @dataclass(slots=True)
 class _Member:
     """One engine of this cluster."""
@@ -52,12 +76,10 @@ class _Member:
 class Fleet:
     """One cluster on this machine, from start to stop."""
 
-    def __init__(
-        self, args: argparse.Namespace, planned: list[Planned], running: Running, registry: RegistryChild
-    ) -> None:
-        self.args = args
+    def __init__(self, front: Front, planned: list[Planned], running: Running, registry: RegistryElsewhere) -> None:
+        self.front = front
         self.running = running
-        self.board = Board(f"baton up {args.model or 'baton-tiny'}", quiet=args.json)
+        self.board = Board(front.title, quiet=front.as_json)
         self.registry = registry
         logs = log_folder()
         words = self.registry.words()
@@ -73,8 +95,11 @@ class Fleet:
             )
             for each in planned
         ]
-        self.router = Program("router", baton_words(*self._router_words(), *words), self._on_event, logs / "router.log")
-        self.registry_program = Program("registry", self.registry.argv, self._on_event, logs / "registry.log")
+        self.router = Program("router", baton_words(*front.words(), *words), self._on_event, logs / "router.log")
+        argv = self.registry.argv
+        self.registry_program = (
+            None if argv is None else Program("registry", argv, self._on_event, logs / "registry.log")
+        )
         self.router_ready = asyncio.Event()
         self.endpoint = self.admin = ""
         self.stopping = asyncio.Event()
@@ -86,17 +111,6 @@ class Fleet:
         argv = baton_words(*planned.words(registry))
         return [*argv, "--", *planned.wanted.vllm_args] if planned.wanted.vllm_args else argv
 
-    def _router_words(self) -> list[str]:
-        return [
-            "router",
-            "--host",
-            self.args.host,
-            "--port",
-            str(self.args.port),
-            "--admin-port",
-            str(self.args.admin_port),
-        ]
-
     # -- running --
 
     async def run(self) -> int:
@@ -107,14 +121,17 @@ class Fleet:
         with self.board:
             self._fill_board()
             async with asyncio.TaskGroup() as group:
-                watched = [group.create_task(self._keep(self.registry_program), name="registry")]
+                if self.registry_program:
+                    group.create_task(self._keep(self.registry_program), name="registry")
                 await self._wait_for_registry()
                 later = [self.router, *(member.program for member in self.members)]
-                watched += [group.create_task(self._keep(program), name=program.name) for program in later]
+                watched = [group.create_task(self._keep(program), name=program.name) for program in later]
                 serving = group.create_task(self._serve(), name="serve")
-                await asyncio.wait(watched[1:])
+                await asyncio.wait(watched)
                 serving.cancel()
-                self.registry_program.stop()  # the last to leave is not missed any more
+                if self.registry_program:
+                    self.stopping.set()
+                    self.registry_program.stop()  # nobody is left who would miss it
         return self._verdict()
 
     async def _wait_for_registry(self) -> None:
@@ -128,7 +145,7 @@ class Fleet:
 
     def _fill_board(self) -> None:
         self.board.add("registry", self.registry.say)
-        self.board.add("router", f"{self.args.host}:{self.args.port}")
+        self.board.add("router", f"{self.front.host}:{self.front.port}")
         for member in self.members:
             self.board.add(member.planned.wanted.name, f"{member.planned.url} on {member.planned.placed}")
 
@@ -171,7 +188,7 @@ class Fleet:
         await self._wait_until_routable()
         self.board.settle()
         self._announce(self.members[0].model)
-        if self.args.demo:
+        if self.front.demo:
             await self._demo(self.members[0].model)
         self.board.say("\nServing. Ctrl-C stops everything.")
 
@@ -180,7 +197,7 @@ class Fleet:
             {"id": each.planned.wanted.name, "role": each.planned.wanted.role.value, "url": each.planned.url}
             for each in self.members
         ]
-        if self.args.json:
+        if self.front.as_json:
             announce_ready("baton", self.endpoint, as_json=True, admin=self.admin, model=model, instances=instances)
             return
         print(f"\nready baton {self.endpoint}\n", flush=True)
@@ -200,14 +217,14 @@ class Fleet:
     async def _demo(self, model: str) -> None:
         self.board.say(f"\n> {QUESTION}")
         pullers = [each.planned.url for each in self.members if each.planned.wanted.role.decodes]
-        show = (lambda _: None) if self.args.json else _show
+        show = (lambda _: None) if self.front.as_json else _show
         try:
             demo = await ask(self.endpoint, model, pullers, show)
         except (aiohttp.ClientError, ValueError) as error:
             self.failure = f"the first completion failed: {error}"
             self._stop()
             return
-        if self.args.json:
+        if self.front.as_json:
             emit({"event": "demo", "text": demo.text, "first_token_s": demo.first_s, "pulled_tokens": demo.pulled})
             return
         print(flush=True)
@@ -239,8 +256,8 @@ class Fleet:
         if event.get("event") != "ready":
             return
         self.endpoint, self.admin = str(event["endpoint"]), str(event["admin"])
-        self.args.port, self.args.admin_port = (int(url.rpartition(":")[2]) for url in (self.endpoint, self.admin))
-        self.router.argv = baton_words(*self._router_words(), *self.registry.words())  # the same ports after a restart
+        self.front.port, self.front.admin_port = (int(url.rpartition(":")[2]) for url in (self.endpoint, self.admin))
+        self.router.argv = baton_words(*self.front.words(), *self.registry.words())  # the same ports after a restart
         self.running.endpoint, self.running.admin = self.endpoint, self.admin
         save(self.running)
         self.board.update("router", "ready")
@@ -275,8 +292,10 @@ class Fleet:
             member.program.close()
 
     def _kill(self) -> None:
-        for program in (*self._programs(), self.registry_program):
+        for program in self._programs():
             program.kill()
+        if self.registry_program:
+            self.registry_program.kill()
 
     def _programs(self) -> list[Program]:
         return [self.router, *(member.program for member in self.members)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from baton.local import free_port
 from cluster.errors import UsageError
 from cluster.instance import Role
+from cluster.spec import Spec, instances
 from engine.vllm.hardware import Hardware
 from engine.vllm.placement import Share, share
 from engine.vllm.spec import value_of
@@ -16,6 +17,12 @@ AGENT_PORT = 8200
 SIDE_CHANNEL_PORT = 5600
 SIDE_CHANNEL_STEP = 32
 """vLLM adds its tensor-parallel rank to a side channel's port: leave room between two engines."""
+
+PARALLELISM = (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp"))
+"""vLLM's flags whose product is the number of GPUs an engine spans."""
+
+TINY_NAME = "baton-tiny"
+"""In a cluster file: the model that ships."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -31,12 +38,14 @@ class Wanted:
     served_name: str | None = None
     vllm_args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    kv_lease_s: int | None = None
+    """How long it keeps blocks nobody pulls; None: `baton engine`'s default."""
 
     @property
     def gpus(self) -> int:
-        """GPUs it spans: tensor times pipeline parallelism, as its vLLM flags say."""
+        """GPUs it spans: tensor times pipeline times data parallelism, as its vLLM flags say."""
         ranks = 1
-        for flag, short in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")):
+        for flag, short in PARALLELISM:
             said = value_of(self.vllm_args, flag, short)
             ranks *= int(said) if said is not None and said.isdecimal() and int(said) > 0 else 1
         return ranks
@@ -77,6 +86,8 @@ class Planned:
         words += ["--side-channel-port", str(self.side_channel_port), *self.placed.flags(), *registry]
         if wanted.served_name:
             words += ["--served-model-name", wanted.served_name]
+        if wanted.kv_lease_s is not None:
+            words += ["--kv-lease", str(wanted.kv_lease_s)]
         for name, value in wanted.env.items():
             words += ["--env", f"{name}={value}"]
         return words
@@ -97,6 +108,22 @@ def from_counts(counts: dict[Role, int], model: str | None, served: str | None, 
         Wanted(name=f"{role.value}-{number}", role=role, model=model, served_name=served, vllm_args=tuple(vllm_args))
         for role, count in counts.items()
         for number in range(count)
+    ]
+
+
+def from_file(spec: Spec, vllm_args: list[str]) -> list[Wanted]:
+    """The instances a cluster file starts with; words after ``--`` on the command line come last, so that they win."""
+    return [
+        Wanted(
+            name=each.name,
+            role=each.role,
+            model=None if each.model == TINY_NAME else each.model,
+            served_name=each.served_name,
+            vllm_args=(*each.vllm_args, *vllm_args),
+            env=dict(each.env),
+            kv_lease_s=each.kv_lease_s,
+        )
+        for each in instances(spec)
     ]
 
 

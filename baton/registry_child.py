@@ -20,28 +20,30 @@ READY_S = 20.0
 """Redis answers within a second, the stand-in within two; a machine that starts engines beside it may need more."""
 
 
-class RegistryChild:
-    """Where it is and how to start it. Use as a context: its password's file goes with it."""
+class RegistryElsewhere:
+    """A registry that runs already: where it is. Use as a context, as its sibling."""
 
-    def __init__(self, cluster: str) -> None:
+    argv: list[str] | None = None
+
+    def __init__(self, cluster: str, url: str, password_file: Path | None, ca_file: Path | None) -> None:
         self.cluster = cluster
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-registry-")
-        self._command = registry_command(Path(self._folder.name))
-        self.url = self._command.url
-        self.password_file = self._command.password_file
-        self.say = f"{self._command.server} at {self.url}"
-        # redis-server does not end with its parent: the engines' keeper sees to that.
-        self.argv = [sys.executable, "-I", "-S", str(KEEPER), *self._command.argv]
+        self.url = url
+        self.password_file = password_file
+        self.ca_file = ca_file
+        self.say = url.rpartition("@")[2]  # never a password
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._folder.cleanup()
+        return
 
     def words(self) -> list[str]:
         """Flags by which our other programs find it."""
-        return ["--registry", self.url, "--registry-password-file", str(self.password_file), "--cluster", self.cluster]
+        words = ["--registry", self.url, "--cluster", self.cluster]
+        if self.password_file is not None:
+            words += ["--registry-password-file", str(self.password_file)]
+        return [*words, "--registry-ca-file", str(self.ca_file)] if self.ca_file is not None else words
 
     async def wait_ready(self) -> None:
         """Until it answers.
@@ -49,7 +51,9 @@ class RegistryChild:
         Raises:
             BatonError: it does not.
         """
-        registry = RedisRegistry.open(self.url, cluster=self.cluster, password_file=self.password_file)
+        registry = RedisRegistry.open(
+            self.url, cluster=self.cluster, password_file=self.password_file, ca_file=self.ca_file
+        )
         deadline = time.monotonic() + READY_S
         try:
             while True:
@@ -63,3 +67,18 @@ class RegistryChild:
                     return
         finally:
             await registry.close()
+
+
+class RegistryChild(RegistryElsewhere):
+    """One of our own: where it is and how to start it. Its password's file goes with the context."""
+
+    def __init__(self, cluster: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-registry-")
+        self._command = registry_command(Path(self._folder.name))
+        super().__init__(cluster, self._command.url, self._command.password_file, None)
+        self.say = f"{self._command.server} at {self.url}"
+        # redis-server does not end with its parent: the engines' keeper sees to that.
+        self.argv = [sys.executable, "-I", "-S", str(KEEPER), *self._command.argv]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._folder.cleanup()

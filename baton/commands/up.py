@@ -1,11 +1,12 @@
 """A whole cluster on this machine: a registry, a router, prefill and decode engines, each engine a stock vLLM server.
 
-Without a model it serves the tiny one that ships with Baton (`baton-tiny`): no GPU and no download needed. Everything
-after `--` goes to every vLLM verbatim. A killed engine or agent is brought back. Ctrl-C finishes what is running and
-stops all of it; a second Ctrl-C stops it at once.
+Without a model it serves the tiny one that ships with Baton (`baton-tiny`): no GPU and no download needed. A cluster
+file (docs/cluster-file.md) says the same and more. Everything after `--` goes to every vLLM verbatim. A killed engine
+or agent is brought back. Ctrl-C finishes what is running and stops all of it; a second Ctrl-C stops it at once.
 
 examples:
   baton up
+  baton up baton.yaml
   baton up Qwen/Qwen3-0.6B --prefill 1 --decode 1 -- --max-model-len 8192
 """
 
@@ -14,30 +15,42 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from dataclasses import asdict
+from pathlib import Path
 
-from baton.fleet import Fleet
-from baton.plan import from_counts, place
-from baton.registry_child import RegistryChild
+from baton.clusterfile import beside, read
+from baton.fleet import Fleet, Front
+from baton.plan import Wanted, from_counts, from_file, place
+from baton.registry_child import RegistryChild, RegistryElsewhere
 from baton.state import Running, born, recorded
+from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.registry.registry import DEFAULT_CLUSTER
+from cluster.spec import Spec
 from engine.vllm.hardware import find_hardware
+
+FILE_ENDINGS = (".yaml", ".yml")
+
+FLAGS_OF_ROLES = ("prefill", "decode", "both")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton up`."""
     add = parser.add_argument
-    add("model", nargs="?", metavar="MODEL", help="Hugging Face name or folder (default: the bundled tiny model)")
-    add("--prefill", type=int, default=1, metavar="N", help="prefill instances (default %(default)s)")
-    add("--decode", type=int, default=1, metavar="N", help="decode instances (default %(default)s)")
-    add("--both", type=int, default=0, metavar="N", help="instances of both roles (default %(default)s)")
-    add("--host", default="127.0.0.1", help="address of the router (default %(default)s)")
-    add("--port", type=int, default=8000, help="port of the router, 0 = a free one (default %(default)s)")
-    add("--admin-port", type=int, default=8001, help="metrics and readiness, 0 = free (default %(default)s)")
-    add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
     add(
-        "--cluster", default=DEFAULT_CLUSTER, metavar="NAME", help="for `baton status` and `down` (default %(default)s)"
+        "model",
+        nargs="?",
+        metavar="MODEL|FILE",
+        help="Hugging Face name, folder, or cluster file ending in .yaml (default: the bundled tiny model)",
     )
+    add("--prefill", type=int, metavar="N", help="prefill instances (default 1)")
+    add("--decode", type=int, metavar="N", help="decode instances (default 1)")
+    add("--both", type=int, metavar="N", help="instances of both roles (default 0)")
+    add("--host", help="address of the router (default 127.0.0.1)")
+    add("--port", type=int, help="port of the router, 0 = a free one (default 8000)")
+    add("--admin-port", type=int, help="metrics and readiness, 0 = a free one (default 8001)")
+    add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
+    add("--cluster", metavar="NAME", help=f"for `baton status` and `down` (default {DEFAULT_CLUSTER})")
     add(
         "--demo",
         action=argparse.BooleanOptionalAction,
@@ -49,18 +62,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start everything, serve until Ctrl-C or SIGTERM; 0 when it ended as asked, 1 when a part failed for good."""
-    counts = {Role.PREFILL: args.prefill, Role.DECODE: args.decode, Role.BOTH: args.both}
-    planned = place(from_counts(counts, args.model, args.served_model_name, args.vllm_args), find_hardware())
-    if args.demo is None:
-        args.demo = args.model is None
-    running = Running(cluster=args.cluster, pid=os.getpid(), born=born(os.getpid()))
-    with RegistryChild(args.cluster) as registry:
+    spec = _spec(args)
+    wanted = _from_flags(args) if spec is None else from_file(spec, args.vllm_args)
+    front = _front(args, spec)
+    cluster = args.cluster or (spec.registry.cluster if spec is not None else DEFAULT_CLUSTER)
+    planned = place(wanted, find_hardware())
+    with _registry(args, spec, cluster) as registry:
         running = Running(
-            cluster=args.cluster,
+            cluster=cluster,
             pid=os.getpid(),
             born=born(os.getpid()),
             registry=registry.url,
-            registry_password_file=str(registry.password_file),
+            registry_password_file=str(registry.password_file or ""),
+            registry_ca_file=str(registry.ca_file or ""),
         )
         with recorded(running):
-            return asyncio.run(Fleet(args, planned, running, registry).run())
+            return asyncio.run(Fleet(front, planned, running, registry).run())
+
+
+def _spec(args: argparse.Namespace) -> Spec | None:
+    """The cluster file, if one was named.
+
+    Raises:
+        UsageError: the file has errors, or flags say what the file says.
+    """
+    if args.model is None or not args.model.endswith(FILE_ENDINGS):
+        return None
+    for name in (*FLAGS_OF_ROLES, "served_model_name"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} beside a cluster file: say it in {args.model}")
+    return read(args.model).usable()
+
+
+def _from_flags(args: argparse.Namespace) -> list[Wanted]:
+    given = {role: getattr(args, role.value) for role in Role}
+    defaults = {Role.PREFILL: 1, Role.DECODE: 1, Role.BOTH: 0}
+    counts = {role: defaults[role] if count is None else count for role, count in given.items()}
+    return from_counts(counts, args.model, args.served_model_name, args.vllm_args)
+
+
+def _front(args: argparse.Namespace, spec: Spec | None) -> Front:
+    """The router's settings: flags first, then the file, then the defaults."""
+    router = {} if spec is None else asdict(spec.router)
+    limits = {} if spec is None else asdict(spec.limits)
+    return Front(
+        title=f"baton up {args.model or 'baton-tiny'}",
+        host=args.host or router.get("host", "127.0.0.1"),
+        port=router.get("port", 8000) if args.port is None else args.port,
+        admin_host=router.get("admin_host", "127.0.0.1"),
+        admin_port=router.get("admin_port", 8001) if args.admin_port is None else args.admin_port,
+        policy=router.get("policy"),
+        limits=limits,
+        demo=args.model is None if args.demo is None else args.demo,
+        as_json=args.json,
+    )
+
+
+def _registry(args: argparse.Namespace, spec: Spec | None, cluster: str) -> RegistryChild | RegistryElsewhere:
+    """The registry the file names, else one of our own."""
+    if spec is None or spec.registry.url is None:
+        return RegistryChild(cluster)
+
+    def path(name: str | None) -> Path | None:
+        return None if name is None else beside(args.model, name)
+
+    return RegistryElsewhere(cluster, spec.registry.url, path(spec.registry.password_file), path(spec.registry.ca_file))
