@@ -1,12 +1,12 @@
-"""The registry in Redis (6.2 and newer, Valkey too): a shell that writes heartbeats, arbitrates names, reads everyone.
+"""The registry in Redis (tested with 7.0; no command newer than Redis 3): a shell that writes, arbitrates and reads.
 
-Keys, all under ``baton:CLUSTER:`` (what holds them expires by itself, nothing is ever scanned):
+Keys, all under ``baton:CLUSTER:``; each expires by itself, and nothing is ever scanned:
 
-    KIND:lock:NAME            string   id of the agent that owns the name                          ttl
-    KIND:beat:NAME:AGENT      string   that agent's last heartbeat, JSON                           ttl
-    KIND:members              set      ``NAME AGENT`` of all who wrote; readers remove the silent    1 day
-    KIND:changed              channel  a nudge for readers: something other than load is new
-    epoch:NAME                string   the last epoch given out                                    30 days
+    KIND:lock:NAME          string   id of the agent that owns the name                            ttl
+    KIND:beat:NAME:AGENT    string   that agent's last heartbeat, JSON                             ttl
+    KIND:members            set      ``NAME AGENT`` of all who wrote; readers remove the silent    1 day
+    KIND:changed            channel  a nudge for readers: something other than load is new         -
+    epoch:NAME              string   the last epoch given out                                      30 days
 
 One heartbeat is one MULTI, sent as one pipeline: take the lock if it is free, extend it, say whose it is, write the
 payload, be in the set. A reading is two round trips: the set, then all locks and payloads.
@@ -21,7 +21,8 @@ Why no script is needed, though the pipeline extends a lock before it knows whos
 - Two newcomers race on ``SET NX``, which is atomic. What they write lies under their own agent ids, so neither can
   overwrite the other's, and readers take only what the lock's owner wrote.
 - Goodbye frees a lock that must still be ours: a watched transaction, as it happens once in an agent's life.
-- After Redis lost its data the first of two that want a name gets it: usually who had it, as it beats every second.
+- After Redis lost its data the first of two that want a name gets it: who had it, if its heartbeat comes before the
+  other's next claim. The other one is told by its own next call, and readers keep the one they know until it is silent.
 
 A password stands in a file or in the URL; it is in no message, no repr and no log.
 """

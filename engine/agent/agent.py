@@ -250,7 +250,9 @@ class Agent:
         """Every start of the engine gets an epoch that this name never had: a reference from before must not match."""
         if change.epoch == self._local_epoch:
             return
-        self._local_epoch = change.epoch
+        first, self._local_epoch = self._local_epoch == 0, change.epoch
+        if first and self._epoch > 0:
+            return  # drawn with the name
         above, self._epoch = self._epoch, self._epoch + 1
         if self.registry is not None:
             with contextlib.suppress(RegistryDown):
@@ -306,6 +308,8 @@ class Agent:
         told = False
         while not ended.done():
             try:
+                # A name that was another agent's must come with an epoch it never had.
+                self.machine.epoch = self._epoch = await self.registry.next_epoch(self.spec.instance, self._epoch)
                 claimed = await self.registry.claim(self._heartbeat())
             except RegistryDown as down:
                 if time.monotonic() > deadline:

@@ -139,7 +139,7 @@ world = pytest.fixture(params=["memory", "stand-in", "redis-server"], name="worl
 redis_world = pytest.fixture(params=["stand-in", "redis-server"], name="redis_world")(make_world)
 
 
-async def until(attempt: Callable[[], Awaitable[bool]], world: World) -> None:
+async def expect_soon(attempt: Callable[[], Awaitable[bool]], world: World) -> None:
     """Try until it succeeds; time passes in between."""
     async with asyncio.timeout(SOON_S):
         while not await attempt():
@@ -207,8 +207,8 @@ async def test_a_silent_owner_loses_the_name_and_is_told(world) -> None:
         answer = await paused.beat(beat("alfa", epoch=3, seq=1))
         return isinstance(answer, Refused) and "agent bravo" in answer.because
 
-    await until(takes_over, world)
-    await until(told, world)
+    await expect_soon(takes_over, world)
+    await expect_soon(told, world)
     assert all(seen.agent == "bravo" for seen in await reader.read())
 
 
@@ -223,8 +223,8 @@ async def test_a_refused_agent_keeps_no_dead_owner_alive(world) -> None:
     async def freed() -> bool:
         return await other.beat(beat("bravo", seq=1)) == Beaten()
 
-    await until(owned, world)
-    await until(freed, world)
+    await expect_soon(owned, world)
+    await expect_soon(freed, world)
 
 
 async def test_goodbye_is_heard_and_frees_the_name(world) -> None:
@@ -353,7 +353,7 @@ async def test_the_silent_leave_nothing_behind(redis_world) -> None:
     async def gone() -> bool:
         return await reader.read() == () and not await agent._redis.exists(members)
 
-    await until(gone, redis_world)
+    await expect_soon(gone, redis_world)
 
 
 async def test_clusters_do_not_see_each_other(redis_world) -> None:
@@ -432,7 +432,7 @@ async def test_a_registry_that_hangs_is_down_in_time(redis_world) -> None:
         except RegistryDown:
             return False
 
-    await until(works, redis_world)
+    await expect_soon(works, redis_world)
     redis_world.server.pause()
     try:
         begun = time.monotonic()
@@ -441,7 +441,7 @@ async def test_a_registry_that_hangs_is_down_in_time(redis_world) -> None:
         assert time.monotonic() - begun < SOON_S / 4
     finally:
         redis_world.server.resume()
-    await until(works, redis_world)
+    await expect_soon(works, redis_world)
 
 
 async def test_a_call_cut_short_leaves_no_answer_for_the_next(redis_world, monkeypatch) -> None:

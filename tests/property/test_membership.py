@@ -88,6 +88,7 @@ def test_whatever_is_heard(script: list[tuple[float, list[Heartbeat] | None]]) -
     reader = Reader()
     for after_s, heard in script:
         reader.read(after_s, heard)
+    assert {member.id for member in reader.membership.snapshot()} == set(reader.there)
 
 
 @settings(max_examples=150, deadline=None)

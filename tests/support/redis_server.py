@@ -48,9 +48,10 @@ class RedisServer:
             self._process = None
 
     def pause(self) -> None:
-        """It stays connected and says nothing any more."""
+        """It stays connected and says nothing any more, not even on another core."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)
 
     def resume(self) -> None:
         """It goes on."""
