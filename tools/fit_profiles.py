@@ -379,6 +379,46 @@ def efficiency(gpu: Gpu, group: Sequence[Profile]) -> Efficiency:
     )
 
 
+# -- the table in docs/costs.md --
+
+DOCS = OUT.parent.parent / "docs" / "costs.md"
+TABLE_START, TABLE_END = "<!-- fits: made by tools/fit_profiles.py -->", "<!-- end of fits -->"
+
+
+def fits_table(profiles: Sequence[Profile]) -> str:
+    """Every shipped fit, its coefficients and errors, as Markdown."""
+    lines = [
+        "| profile | floor, start ms | µs/token | ns/token² | decode ms | ns/context | µs/request "
+        "| prefill | < 1k | decode |",
+        "| --- " * 10 + "|",
+    ]
+    for profile in profiles:
+        cost = profile.cost
+        per_request = f"{cost.request_ms * 1e3:.1f}"
+        if cost.crowd_ms:
+            per_request += f" (+{cost.crowd_ms * 1e3:.1f} > {cost.crowd_from:g})"
+        numbers = (
+            f"{cost.floor_ms:.1f}, {cost.start_ms:.1f}",
+            f"{cost.token_ms * 1e3:.2f}",
+            f"{cost.area_ms * 1e6:.3f}",
+            f"{cost.decode_ms:.2f}",
+            f"{cost.context_ms * 1e6:.1f}",
+            per_request,
+        )
+        errors = (profile.prefill_error, profile.small_error, profile.decode_error)
+        told = [f"{each.mean:.1%} / {each.max:.1%}" for each in errors]
+        lines.append(f"| {' | '.join((profile.name, *numbers, *told))} |")
+    return "\n".join(lines)
+
+
+def write_docs() -> None:
+    """Put the table where it stands in docs/costs.md."""
+    before, _, rest = DOCS.read_text().partition(TABLE_START)
+    _, _, after = rest.partition(TABLE_END)
+    table_ = fits_table(shipped.profiles())
+    DOCS.write_text(f"{before}{TABLE_START}\n\n{table_}\n\n{TABLE_END}{after}")
+
+
 FILES = {
     "aiconfigurator.json": aiconfigurator,
     "distserve.json": distserve,
@@ -405,6 +445,7 @@ def main() -> int:
     terms, error = power_terms(data)
     print(f"costs.power: {np.round(terms, 3)} ({error})")
     shipped.profiles.cache_clear()
+    write_docs()
     for gpu, reached in efficiencies(shipped.profiles()).items():
         print(f"costs.roofline: {gpu} {reached}")
     return 0

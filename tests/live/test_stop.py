@@ -27,7 +27,7 @@ def test_killed_up_leaves_no_orphan(tmp_path: Path, cluster: Cluster) -> None:
         other.process.wait(5)
 
 
-async def _stream(cluster: Cluster, tokens: int) -> str:
+async def _stream(cluster: Cluster, tokens: int, begun: asyncio.Event) -> str:
     body = {
         "model": cluster.model,
         "prompt": "Once upon a time",
@@ -40,17 +40,21 @@ async def _stream(cluster: Cluster, tokens: int) -> str:
         session.post(f"{cluster.endpoint}/v1/completions", json=body) as answer,
     ):
         assert answer.status == 200
-        return await answer.text()
+        first = await answer.content.readany()
+        begun.set()
+        return (first + await answer.read()).decode()
 
 
 @pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
 async def test_sigterm_drains_an_agent_without_losing_a_request(cluster: Cluster, name: str) -> None:
     """Open streams are finished, new ones go elsewhere, and the agent leaves the registry: zero failed requests."""
     pid = cluster.status()[name]["pid"]
-    early = [asyncio.ensure_future(_stream(cluster, 120)) for _ in range(4)]
-    await asyncio.to_thread(within, 20, lambda: sum(each["load"]["running"] for each in cluster.status().values()) >= 2)
+    begun = [asyncio.Event() for _ in range(4)]
+    early = [asyncio.ensure_future(_stream(cluster, 400, each)) for each in begun]
+    for each in begun:
+        await asyncio.wait_for(each.wait(), 60)
     os.kill(pid, signal.SIGTERM)
-    late = [asyncio.ensure_future(_stream(cluster, 20)) for _ in range(4)]
+    late = [asyncio.ensure_future(_stream(cluster, 20, asyncio.Event())) for _ in range(4)]
     texts = await asyncio.gather(*early, *late)
     assert all(text.endswith("data: [DONE]\n\n") and '"error"' not in text for text in texts)
     await asyncio.to_thread(within, 40, lambda: not alive({pid}))

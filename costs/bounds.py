@@ -1,0 +1,67 @@
+"""Below these times no engine can be, whatever its kernels: promises below them are mistakes (`baton lint`).
+
+Peaks of the hardware, nobody else there, no collectives, no overhead. A first token needs the prompt's arithmetic and
+one reading of the weights, whichever takes longer; so does every further token, with its context's KV read as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from costs.hardware import Dtype, Gpu
+from costs.memory import MEMORY_SHARE, kv_bytes_free
+from costs.model import ModelShape
+from costs.roofline import peaks
+from costs.shape import Shape, shown
+from costs.step import Work, decoding, prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """The least times of one model on one shape of one GPU type."""
+
+    ttft_ms: float
+    tpot_ms: float
+    because: str
+
+
+def least_step_ms(model: ModelShape, gpu: Gpu, shape: Shape, work: Work, *, kv_dtype: Dtype | None = None) -> float:
+    """A step's arithmetic or its reading at the hardware's peaks, whichever takes longer."""
+    peak = peaks(model, gpu, shape, kv_dtype=kv_dtype)
+    tokens = work.new_tokens + work.batch
+    if not tokens:
+        return 0.0
+    arithmetic = peak.token_ms * tokens + peak.area_ms * work.area
+    experts = peak.experts_ms * (1 - peak.expert_miss)  # all tokens could choose the same ones
+    return max(arithmetic, peak.weights_ms + experts + peak.context_ms * work.sum_context)
+
+
+def least(
+    model: ModelShape,
+    gpu: Gpu,
+    shape: Shape,
+    *,
+    prompt_tokens: int = 1,
+    context_tokens: int = 1,
+    kv_dtype: Dtype | None = None,
+) -> Least:
+    """The least time to first token of a prompt, and the least time per token after it, for one request alone."""
+    ttft = least_step_ms(model, gpu, shape, prompt(prompt_tokens), kv_dtype=kv_dtype)
+    tpot = least_step_ms(model, gpu, shape, decoding(1, context_tokens), kv_dtype=kv_dtype)
+    because = (
+        f"{prompt_tokens:,} tokens at {gpu.tflops(model.linear_dtype):,g} TFLOP/s and reading "
+        f"{model.weight_bytes_per_gpu(shape) / 1e9:.1f} GB of weights at {gpu.bandwidth_gb_s:,g} GB/s "
+        f"on {gpu.name} {shown(shape)}"
+    )
+    return Least(ttft_ms=ttft, tpot_ms=tpot, because=because)
+
+
+def does_not_fit(model: ModelShape, gpu: Gpu, shape: Shape, *, memory_share: float = MEMORY_SHARE) -> str | None:
+    """Why the model cannot run on this shape at all; None where its weights leave room for KV cache."""
+    if kv_bytes_free(model, gpu, shape, memory_share=memory_share):
+        return None
+    need, have = model.weight_bytes_per_gpu(shape) / (1 << 30), gpu.memory_gib
+    return (
+        f"{need:.1f} GiB of weights on each {gpu.name} ({shown(shape)}) leave no room for KV cache "
+        f"in {memory_share:.0%} of {have:.1f} GiB"
+    )

@@ -1,0 +1,243 @@
+"""A Hugging Face ``config.json``, read into a `ModelShape`. Pure: the caller parsed the JSON.
+
+Knows the spellings of the usual families: Llama, Mistral, Qwen 2/3, Gemma, Phi-3, OPT, BLOOM, Falcon, StarCoder 2
+(dense; multi-head, grouped or multi-query), Mixtral, Qwen-MoE, gpt-oss (mixtures), DeepSeek V2/V3 and Kimi K2 (latent
+attention). A family it does not know is read as Llama: fields it lacks have Llama's defaults, and sizes come out nearly
+right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.errors import UsageError
+from costs.hardware import Dtype
+from costs.model import Experts, Latent, ModelShape
+
+UNGATED = frozenset({"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "opt", "starcoder2"})
+"""Families whose MLP has two matrices."""
+
+TIED = frozenset(
+    {
+        "bloom",
+        "cohere",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "gpt2",
+        "gpt_bigcode",
+        "opt",
+        "starcoder2",
+    }
+)
+"""Families that share embedding and output layer when the file does not say (transformers' defaults)."""
+
+LAYERNORM = frozenset({"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcoder2"})
+"""Families whose norms have a bias beside the weight."""
+
+BIASED = frozenset({"bloom", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcoder2"})
+"""Families with a bias on every matrix."""
+
+NORMS_PER_LAYER = {"gemma2": 4, "gemma3": 4, "gemma3_text": 4, "falcon": 1}
+"""Norms of one layer where they are not two."""
+
+_DTYPES = {"float32": Dtype.FP32, "float16": Dtype.BF16, "bfloat16": Dtype.BF16, "auto": Dtype.BF16}
+"""fp16 counts as bf16: the same bytes and the same units."""
+
+
+def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
+    """The sizes of the model that this ``config.json`` describes.
+
+    Raises:
+        UsageError: a field without which nothing can be said is missing or is no positive whole number.
+    """
+    config = {**config, **config.get("text_config", {})} if "text_config" in config else config
+    family = str(config.get("model_type", "llama"))
+    layers = _whole(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    hidden = _whole(config, "hidden_size", "n_embd", "d_model")
+    heads = _whole(config, "num_attention_heads", "n_head", "n_heads")
+    head_dim = _maybe(config, "head_dim", "attention_head_dim") or hidden // heads
+    intermediate = _maybe(config, "intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner") or 4 * hidden
+    window, window_layers = _window(config, layers)
+    return ModelShape(
+        name=name or str(config.get("_name_or_path", "")),
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_kv_heads(config, family, heads),
+        head_dim=head_dim,
+        intermediate=intermediate,
+        vocab=_whole(config, "vocab_size"),
+        gated=family not in UNGATED,
+        tied=bool(config.get("tie_word_embeddings", family in TIED)),
+        latent=_latent(config),
+        experts=_experts(config, layers),
+        window_tokens=window,
+        window_layers=window_layers,
+        small_params=_small_params(config, family, layers, hidden, heads, head_dim, intermediate),
+        **_precision(config),
+    )
+
+
+def _value(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def _whole(config: Mapping[str, Any], *names: str) -> int:
+    value = _value(config, names)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        said = "is missing" if value is None else f"is {value!r}, which is no positive whole number"
+        raise UsageError(f"config.json: {names[0]} {said}.")
+    return value
+
+
+def _maybe(config: Mapping[str, Any], *names: str) -> int:
+    """0 where the file does not say."""
+    return _whole(config, *names) if _value(config, names) is not None else 0
+
+
+def _kv_heads(config: Mapping[str, Any], family: str, heads: int) -> int:
+    if family == "falcon" and not config.get("new_decoder_architecture"):
+        return 1 if config.get("multi_query", True) else heads
+    if family == "gpt_bigcode":
+        return 1 if config.get("multi_query", True) else heads
+    return _maybe(config, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
+
+
+def _latent(config: Mapping[str, Any]) -> Latent | None:
+    rank = _maybe(config, "kv_lora_rank")
+    if not rank:
+        return None
+    return Latent(
+        kv_rank=rank,
+        q_rank=_maybe(config, "q_lora_rank"),
+        nope=_whole(config, "qk_nope_head_dim"),
+        rope=_whole(config, "qk_rope_head_dim"),
+        value=_whole(config, "v_head_dim"),
+    )
+
+
+def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
+    count = _maybe(config, "n_routed_experts", "num_local_experts", "num_experts")
+    if count < 2:
+        return None
+    width = _maybe(config, "moe_intermediate_size") or _whole(config, "intermediate_size")
+    shared = _maybe(config, "shared_expert_intermediate_size")
+    shared = shared or int(config.get("n_shared_experts") or 0) * width
+    sparse = layers - int(config.get("first_k_dense_replace") or 0)
+    step = int(config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1)
+    sparse = sparse // step - len(config.get("mlp_only_layers") or ())
+    return Experts(
+        count=count,
+        per_token=_whole(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk"),
+        intermediate=width,
+        shared_intermediate=shared,
+        layers=sparse,
+    )
+
+
+def _window(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """Tokens of the sliding window, and how many layers have it."""
+    tokens = _maybe(config, "sliding_window")
+    if not tokens or config.get("use_sliding_window") is False:
+        return 0, 0
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return tokens, sum(kind == "sliding_attention" for kind in kinds)
+    every = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 0)
+    if every:
+        return tokens, layers - layers // every
+    if config.get("model_type") in {"gemma2", "gpt_oss"}:
+        return tokens, -(-layers // 2)
+    return tokens, layers
+
+
+def _small_params(
+    config: Mapping[str, Any], family: str, layers: int, hidden: int, heads: int, head_dim: int, intermediate: int
+) -> int:
+    """Norms, biases, learned positions and the like."""
+    norm = hidden * (2 if family in LAYERNORM else 1)
+    params = layers * norm * NORMS_PER_LAYER.get(family, 2) + norm
+    kv_heads = _kv_heads(config, family, heads)
+    qkv, out = (heads + 2 * kv_heads) * head_dim, hidden
+    if family in BIASED:
+        params += layers * (qkv + out + intermediate + hidden)
+    elif config.get("attention_bias"):
+        params += layers * (qkv + (out if family in {"gpt_oss", "llama"} else 0))
+    elif family in {"qwen2", "qwen2_moe"}:
+        params += layers * qkv  # a bias on q, k and v that the file does not mention
+    if family.startswith("qwen3") or family in {"gemma3", "gemma3_text"}:
+        params += layers * 2 * head_dim  # norms of q and k
+    if family == "opt":
+        params += (_whole(config, "max_position_embeddings") + 2) * hidden
+    if family == "bloom":
+        params += norm  # after the embedding
+    return params + _small_latent(config, layers) + _small_experts(config, family, layers, hidden, heads)
+
+
+def _small_latent(config: Mapping[str, Any], layers: int) -> int:
+    """The norms inside latent attention."""
+    return layers * (_maybe(config, "kv_lora_rank") + _maybe(config, "q_lora_rank"))
+
+
+def _small_experts(config: Mapping[str, Any], family: str, layers: int, hidden: int, heads: int) -> int:
+    experts = _experts(config, layers)
+    if experts is None:
+        return 0
+    if family == "gpt_oss":  # biases of router and experts, and one attention sink per head
+        return layers * (heads + experts.count * (1 + 2 * experts.intermediate + hidden))
+    if config.get("topk_method") == "noaux_tc":  # DeepSeek V3's correction of its router
+        return experts.layers * experts.count
+    return 0
+
+
+def _precision(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the weights are stored in and computed with, as fields of `ModelShape`."""
+    plain = _DTYPES.get(str(config.get("torch_dtype") or config.get("dtype") or "auto").removeprefix("torch."))
+    plain = plain or Dtype.BF16
+    size = plain.size_bytes
+    same = {"linear_dtype": plain, "linear_bytes": size, "expert_dtype": plain, "expert_bytes": size}
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, Mapping):
+        return {**same, "rest_bytes": size}
+    dtype, stored = _quantised(quantised)
+    experts = {"expert_dtype": dtype, "expert_bytes": stored}
+    if quantised.get("quant_method") == "mxfp4":  # gpt-oss: the experts only
+        return {**same, **experts, "rest_bytes": size}
+    return {"linear_dtype": dtype, "linear_bytes": stored, **experts, "rest_bytes": size}
+
+
+def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
+    """What quantised matrices are computed in, and bytes per weight with their scales."""
+    method = str(config.get("quant_method", ""))
+    bits = int(config.get("bits") or config.get("w_bit") or 0)
+    if method == "mxfp4":
+        return Dtype.BF16, 0.5 + 1 / 32  # a byte of scale per 32 weights; before Blackwell computed in bf16
+    if "fp8" in method or "fp8" in str(config.get("quant_algo", "")).lower():
+        block = config.get("weight_block_size")
+        scale = 4 / (int(block[0]) * int(block[1])) if isinstance(block, list) and len(block) == 2 else 0.0
+        return Dtype.FP8, 1.0 + scale
+    if method == "compressed-tensors":
+        return _compressed(config)
+    if bits in {2, 3, 4, 8}:  # gptq, awq and kin: 16-bit arithmetic on unpacked weights
+        group = int(config.get("group_size") or config.get("q_group_size") or 128)
+        return Dtype.BF16, bits / 8 + (2.5 / group if group > 0 else 0.0)
+    if config.get("load_in_4bit"):
+        return Dtype.BF16, 0.5 + 4 / 64
+    return (Dtype.INT8, 1.0) if config.get("load_in_8bit") else (Dtype.BF16, 2.0)
+
+
+def _compressed(config: Mapping[str, Any]) -> tuple[Dtype, float]:
+    """llm-compressor's format: the first group speaks for all."""
+    groups = config.get("config_groups")
+    first: Mapping[str, Any] = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    weights, inputs = first.get("weights") or {}, first.get("input_activations")
+    bits = int(weights.get("num_bits") or 16)
+    dtype = Dtype.BF16
+    if inputs:  # weights and activations: computed in that format
+        dtype = {8: Dtype.FP8 if weights.get("type") == "float" else Dtype.INT8, 4: Dtype.FP4}.get(bits, Dtype.BF16)
+    group = int(weights.get("group_size") or 0)
+    return dtype, bits / 8 + (2 / group if group > 0 else 0.0)

@@ -1,0 +1,277 @@
+"""The one question everybody asks: how long would this take here?
+
+`costs_of` takes the best source there is for a model on a GPU type and shape:
+
+1. a fitted profile of just this model, GPU and shape;
+2. one of this model and GPU in another shape, carried over by how the roofline differs between the two;
+3. the roofline;
+
+and the answer says which (`because`). On top comes what was learned online (`Costs.corrected`). Times are those of one
+data-parallel rank's engine step; a step of a pipeline is the way through all its stages, `pp` are under way at once.
+
+A first token takes `prefill_ms` of the engine's time and `first_token_ms` more of a request's (CPU, not the GPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Self
+
+from costs import power
+from costs.bounds import Least, least
+from costs.correction import UNCORRECTED, Corrections
+from costs.hardware import Dtype, Gpu
+from costs.memory import MEMORY_SHARE, kv_capacity_tokens
+from costs.model import ModelShape
+from costs.profile import (
+    FIRST_TOKEN_MS_PER_LAYER,
+    KERNEL_STEP_FACTOR,
+    Profile,
+    carried_over,
+    exact,
+    matching,
+    nearest,
+)
+from costs.roofline import EFFICIENCY, Peaks, peaks, roofline
+from costs.shape import ONE_GPU, Shape, Spans, gpus, shown
+from costs.step import ByKind, Kind, StepCost, Work, decoding, kind_of, prompt
+from costs.ticks import Ticks
+from costs.transfer import Link, handoff, nic, whole_blocks
+
+
+class Source(StrEnum):
+    """What a cost rests on, in order of trust."""
+
+    PROFILE = "profile"
+    CARRIED = "profile of another shape"
+    ROOFLINE = "roofline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TicksByKind:
+    """`ByKind` in integer nanoseconds."""
+
+    prefill: Ticks
+    decode: Ticks
+    mixed: Ticks
+
+    @classmethod
+    def of(cls, costs: ByKind) -> Self:
+        """The coefficients, rounded."""
+        return cls(prefill=Ticks.of(costs.prefill), decode=Ticks.of(costs.decode), mixed=Ticks.of(costs.mixed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What one instance's steps cost. A value: learning makes a new one."""
+
+    model: ModelShape
+    gpu: Gpu
+    shape: Shape
+    source: Source
+    said: str
+    """Where the numbers come from, without what was learned since."""
+    plain: ByKind
+    """Uncorrected."""
+    now: ByKind
+    """With what was learned."""
+    ticks: TicksByKind
+    peak: Peaks
+    first_token_ms: float
+    """What a request's first token waits for beside its step: tokenising, scheduling, sampling, answering."""
+    kv_capacity_tokens: int
+    """Per data-parallel rank."""
+    kv_dtype: Dtype | None = None
+    corrections: Corrections = UNCORRECTED
+
+    @property
+    def because(self) -> str:
+        """Which source answers, how well it fits, and what was learned on top."""
+        learned = [f"{kind}: {self.corrections.of(kind)}" for kind in Kind if self.corrections.of(kind).samples]
+        return "; ".join([self.said, *learned])
+
+    # -- times in ms --
+
+    def prefill_ms(self, new_tokens: int, cached_tokens: int = 0) -> float:
+        """A step that computes `new_tokens` of one prompt after `cached_tokens` in the cache."""
+        return self.now.prefill.step_ms(prompt(new_tokens, cached_tokens))
+
+    def decode_step_ms(self, batch: int, sum_context: int) -> float:
+        """A step that makes one token for each of `batch` requests, whose contexts sum up to `sum_context`."""
+        return self.now.decode.step_ms(decoding(batch, sum_context))
+
+    def mixed_step_ms(self, new_tokens: int, cached_tokens: int, batch: int, sum_context: int) -> float:
+        """A step that does both (chunked prefill)."""
+        return self.step_ms(prompt(new_tokens, cached_tokens) + decoding(batch, sum_context))
+
+    def step_ms(self, work: Work) -> float:
+        """Any step: several prompts' chunks, several requests."""
+        return self.now.step_ms(work)
+
+    def transfer_ms(self, tokens: int, to: Costs, *, link: Link | None = None, sharers: int = 1) -> float:
+        """Moving a prompt's KV from here to another instance; by default over the network between two nodes."""
+        moved = handoff(self.model, tokens, self.shape, to.shape, kv_dtype=self.kv_dtype)
+        return moved.ms(link or nic(self.gpu, to.gpu), sharers=sharers)
+
+    def least(self, prompt_tokens: int = 1, context_tokens: int = 1) -> Least:
+        """What no engine can be faster than here."""
+        sizes = {"prompt_tokens": prompt_tokens, "context_tokens": context_tokens}
+        return least(self.model, self.gpu, self.shape, **sizes, kv_dtype=self.kv_dtype)
+
+    # -- times in ns, exact --
+
+    def step_ns(self, work: Work) -> int:
+        """`step_ms` as a whole number of nanoseconds, the same on every machine."""
+        kind = kind_of(work)
+        if kind is Kind.DECODE:
+            return self.ticks.decode.step_ns(work)
+        return (self.ticks.prefill if kind is Kind.PREFILL else self.ticks.mixed).step_ns(work)
+
+    def decode_step_ns(self, batch: int, sum_context: int) -> int:
+        """`decode_step_ms` in ns."""
+        return self.ticks.decode.decode_step_ns(batch, sum_context)
+
+    def decode_run_ns(self, batch: int, sum_context: int, steps: int) -> int:
+        """Exactly the sum of `steps` decode steps, each with `batch` more tokens of context than the one before."""
+        return self.ticks.decode.decode_run_ns(batch, sum_context, steps)
+
+    def decode_steps_for(self, batch: int, sum_context: int, duration_ns: int) -> int:
+        """The fewest decode steps in a row that take at least `duration_ns`."""
+        return self.ticks.decode.decode_steps_for(batch, sum_context, duration_ns)
+
+    # -- memory, power --
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV cache of one token, held once."""
+        return self.model.kv_bytes_per_token(self.kv_dtype)
+
+    def max_batch(self, context_tokens: int) -> int:
+        """Requests of this context that fit into one data-parallel rank at once."""
+        return self.kv_capacity_tokens // whole_blocks(max(1, context_tokens))
+
+    def power_w(self, work: Work) -> float:
+        """Watts of all GPUs of the instance during such a step; idle for none. A pipeline is taken to be full."""
+        compute, memory = power.utilisation(self.peak, work, self.step_ms(work))
+        return power.power_w(self.gpu, compute, memory) * gpus(self.shape)
+
+    def energy_j(self, work: Work) -> float:
+        """Joules of such a step; a pipeline's share of it, as `pp` steps are under way at once."""
+        return self.power_w(work) * self.step_ms(work) / 1000 / self.shape.pp
+
+    # -- learning --
+
+    def corrected(self, corrections: Corrections) -> Costs:
+        """With these corrections instead of those so far. Making one is not free: every few steps is often enough."""
+        now = corrections.apply(self.plain)
+        return replace(self, corrections=corrections, now=now, ticks=TicksByKind.of(now))
+
+    def observe(self, work: Work, observed_ms: float) -> Corrections:
+        """The corrections after one more observed step; `corrected` puts them into force."""
+        return self.corrections.observe(self.plain, work, observed_ms)
+
+
+def costs_of(
+    model: ModelShape,
+    gpu: Gpu,
+    shape: Shape = ONE_GPU,
+    *,
+    profiles: Iterable[Profile] = (),
+    only: Profile | None = None,
+    kv_dtype: Dtype | None = None,
+    memory_share: float = MEMORY_SHARE,
+    batched_tokens: int | None = None,
+    kv_tokens: int | None = None,
+) -> Costs:
+    """The costs of a model on one shape of a GPU type.
+
+    Args:
+        model: its sizes.
+        gpu: the type of its GPUs.
+        shape: how one instance spans them.
+        profiles: what fits there are; `costs.shipped.profiles()` are ours.
+        only: use this profile, whatever it is of (reproducing a paper's numbers).
+        kv_dtype: of the KV cache; None = as the activations. Profiles are of bf16; others are carried over.
+        memory_share: vLLM's ``gpu_memory_utilization``.
+        batched_tokens: vLLM's ``max_num_batched_tokens``; None = its default for this GPU.
+        kv_tokens: KV capacity, where an engine has said it; None = estimated.
+    """
+    found = _best(model, gpu, shape, list(profiles), only, kv_dtype)
+    plain = found.by_kind()
+    if kv_tokens is None:
+        kv_tokens = kv_capacity_tokens(
+            model, gpu, shape, kv_dtype=kv_dtype, memory_share=memory_share, batched_tokens=batched_tokens
+        )
+    return Costs(
+        model=model,
+        gpu=gpu,
+        shape=shape,
+        source=found.source,
+        said=found.said,
+        plain=plain,
+        now=plain,
+        ticks=TicksByKind.of(plain),
+        peak=peaks(model, gpu, shape, kv_dtype=kv_dtype),
+        first_token_ms=found.first_token_ms_per_layer * model.layers,
+        kv_capacity_tokens=kv_tokens,
+        kv_dtype=kv_dtype,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    source: Source
+    said: str
+    cost: StepCost
+    first_token_ms_per_layer: float
+    step_factor: float
+
+    def by_kind(self) -> ByKind:
+        """Kernel times become those of steps where requests decode; a prefill's overhead is its first token's."""
+        slower = self.cost.scaled(self.step_factor, self.step_factor)
+        return ByKind(prefill=self.cost, decode=slower, mixed=slower)
+
+
+def _best(
+    model: ModelShape,
+    gpu: Gpu,
+    shape: Shape,
+    profiles: list[Profile],
+    only: Profile | None,
+    kv_dtype: Dtype | None,
+) -> _Found:
+    """The most trusted source there is."""
+    if only is not None:
+        return _fitted(Source.PROFILE, str(only), only, only.cost)
+    here = roofline(model, gpu, shape, kv_dtype=kv_dtype)
+    candidates = matching(profiles, model, gpu)
+    same_kv = kv_dtype is None or kv_dtype.size_bytes == model.rest_bytes
+    if same_kv and (profile := exact(candidates, model, shape)):
+        return _fitted(Source.PROFILE, str(profile), profile, profile.cost)
+    if profile := nearest(candidates, shape):
+        there = roofline(model, gpu, Spans(tp=profile.tp))
+        said = f"{profile}, carried over to {shown(shape)} by the roofline"
+        return _fitted(Source.CARRIED, said, profile, carried_over(profile.cost, there, here))
+    reached = "efficiencies fitted on this GPU" if gpu.name in EFFICIENCY else "efficiencies typical of GPUs"
+    said = f"roofline of {model.name or model.fingerprint} on {gpu.name} {shown(shape)}: no profile; {reached}"
+    return _Found(
+        source=Source.ROOFLINE,
+        said=said,
+        cost=here,
+        # The roofline's efficiencies are fitted to kernel times.
+        first_token_ms_per_layer=FIRST_TOKEN_MS_PER_LAYER,
+        step_factor=KERNEL_STEP_FACTOR,
+    )
+
+
+def _fitted(source: Source, said: str, profile: Profile, cost: StepCost) -> _Found:
+    origin = profile.origin
+    return _Found(
+        source=source,
+        said=said,
+        cost=cost,
+        first_token_ms_per_layer=origin.first_token_ms_per_layer,
+        step_factor=origin.step_factor,
+    )

@@ -1,0 +1,203 @@
+"""Fitting the coefficients of `step` to rows of measurements. Pure: rows in, coefficients and their error out.
+
+Least squares on *relative* errors: a step of 5 ms and one of 500 ms count alike, as latency targets do. Slopes are kept
+at or above 0, so that no fit can say that more work takes less time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from costs.step import KNEE_TOKENS
+
+Array = npt.NDArray[np.float64]
+
+TERMS_MAX = 6
+"""Columns `fit_columns` takes: it tries every subset of them, 63 at most."""
+
+CROWDS = (0, 8, 16, 32, 48, 64, 96, 128)
+"""Where the decode line may bend upwards; 0 = nowhere."""
+
+BEND_GAIN = 0.8
+"""A bend is kept where it takes at least a fifth off the squared error: rows are few, and a bend always fits better."""
+
+
+EXACT = 1e-12
+"""A squared error that is nothing but rounding: there is no bend to look for."""
+
+
+TINY = 1e-100
+"""Smaller than any column of measurements; its square would underflow."""
+
+
+class PrefillRow(NamedTuple):
+    """One measured prefill step of `new_tokens` tokens over Σ(L² − p²) = `area` token pairs."""
+
+    new_tokens: float
+    area: float
+    ms: float
+
+
+class DecodeRow(NamedTuple):
+    """One measured decode step."""
+
+    batch: float
+    sum_context: float
+    ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitError:
+    """How far a fit is off, as parts of the measured times."""
+
+    rows: int
+    mean: float
+    max: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1%} mean, {self.max:.1%} max of {self.rows} rows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillFit:
+    """Prefill's coefficients; `small_error` is the error below the knee, where the floor was fitted."""
+
+    floor_ms: float
+    start_ms: float
+    token_ms: float
+    area_ms: float
+    error: FitError
+    small_error: FitError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeFit:
+    """Decode's coefficients."""
+
+    decode_ms: float
+    context_ms: float
+    request_ms: float
+    crowd_ms: float
+    crowd_from: float
+    error: FitError
+
+
+def fit_columns(columns: Array, measured: Array, *, free: Iterable[int] = ()) -> Array:
+    """The weights x that minimise Σ((columns·x − measured)/measured)², none negative but those in `free`.
+
+    `columns` is rows × terms. The optimum under x ≥ 0 is the unconstrained one of some subset of the terms; with few
+    terms all subsets are tried, which is exact and has no tolerance to choose.
+    """
+    terms = columns.shape[1]
+    assert 1 <= terms <= TERMS_MAX and columns.shape[0] == len(measured)
+    assert (measured > 0).all(), "a step takes time"
+    scaled = columns / measured[:, None]
+    norms = np.sqrt((scaled**2).sum(axis=0))
+    norms = np.where(norms > TINY, norms, np.inf)  # a column of zeros, or next to it, has no weight
+    scaled = scaled / norms  # terms differ by 10¹²: without this lstsq drops the small ones
+    best, best_loss = np.zeros(terms), float(len(measured))
+    unsigned = set(free)
+    for size in range(1, terms + 1):
+        for subset in itertools.combinations(range(terms), size):
+            found = np.linalg.lstsq(scaled[:, subset], np.ones(len(measured)), rcond=None)[0]
+            if any(value < 0 for value, term in zip(found, subset, strict=True) if term not in unsigned):
+                continue
+            loss = float(((scaled[:, subset] @ found - 1) ** 2).sum())
+            if loss < best_loss * (1 - 1e-9):
+                best, best_loss = np.zeros(terms), loss
+                best[list(subset)] = found
+    return np.asarray(best / norms)
+
+
+def error_of(predicted: Array, measured: Array) -> FitError:
+    """Mean and largest relative error."""
+    if not len(measured):
+        return FitError(rows=0, mean=0.0, max=0.0)
+    off = np.abs(predicted - measured) / measured
+    return FitError(rows=len(measured), mean=float(off.mean()), max=float(off.max()))
+
+
+def fit_prefill(rows: Sequence[PrefillRow], *, floor_ms: float) -> PrefillFit:
+    """Prefill's line from the rows at and beyond the knee, then the floor from those below it.
+
+    `floor_ms` is used where no row lies below the knee: the decode step's constant, which reads the same weights.
+    """
+    table = np.array(rows, dtype=np.float64)
+    tokens, area, measured = table.T
+    large = tokens >= KNEE_TOKENS
+    assert large.sum() >= 3, "three coefficients need three rows beyond the knee"
+    columns = np.stack([np.ones(len(rows)), tokens, area], axis=1)
+    # The line's start is an extrapolation, never a time of its own: the floor holds where it would matter.
+    start, token, per_area = fit_columns(columns[large], measured[large], free=[0])
+    predicted = columns @ np.array([start, token, per_area])
+    knee = start + token * KNEE_TOKENS
+    small = ~large
+    if small.any():
+        attention = per_area * area[small]
+
+        def below(floor: float) -> Array:
+            square = floor**2 + (knee**2 - floor**2) * (tokens[small] / KNEE_TOKENS) ** 2
+            return np.asarray(np.sqrt(square) + attention)
+
+        floor_ms = _least(lambda floor: float((((below(floor) / measured[small]) - 1) ** 2).sum()), 0.0, knee)
+        predicted[small] = below(floor_ms)
+    return PrefillFit(
+        floor_ms=floor_ms,
+        start_ms=float(start),
+        token_ms=float(token),
+        area_ms=float(per_area),
+        error=error_of(predicted[large], measured[large]),
+        small_error=error_of(predicted[small], measured[small]),
+    )
+
+
+def _least(loss: Callable[[float], float], low: float, high: float) -> float:
+    """Where `loss` is least: a scan of 1,000 points (it need not be convex), refined twice."""
+    for _ in range(3):
+        points = np.linspace(low, high, 1001)
+        at = int(np.argmin([loss(float(point)) for point in points]))
+        low, high = float(points[max(0, at - 1)]), float(points[min(1000, at + 1)])
+    return (low + high) / 2
+
+
+def fit_decode(rows: Sequence[DecodeRow]) -> DecodeFit:
+    """Decode's line, bent upwards at some batch size where that fits clearly better."""
+    batch, context, measured = np.array(rows, dtype=np.float64).T
+    assert len(rows) >= 3, "three coefficients need three rows"
+    chosen: tuple[float, int, Array] | None = None
+    for bend in CROWDS:
+        if bend and (bend >= batch.max() or len(rows) < 6 or (chosen and chosen[0] < EXACT)):
+            continue
+        columns = [np.ones(len(rows)), context, batch] + ([np.maximum(0.0, batch - bend)] if bend else [])
+        stacked = np.stack(columns, axis=1)
+        found = fit_columns(stacked, measured)
+        loss = float((((stacked @ found) / measured - 1) ** 2).sum())
+        if chosen is None or loss < chosen[0] * (BEND_GAIN if chosen[1] == 0 else 1):
+            chosen = loss, bend, found
+    assert chosen is not None
+    _, bend, found = chosen
+    decode, per_context, request, crowd = (*found, 0.0)[:4]
+    predicted = decode + per_context * context + request * batch + crowd * np.maximum(0.0, batch - bend)
+    return DecodeFit(
+        decode_ms=float(decode),
+        context_ms=float(per_context),
+        request_ms=float(request),
+        crowd_ms=float(crowd),
+        crowd_from=float(bend),
+        error=error_of(predicted, measured),
+    )
+
+
+def fit_link(sizes_bytes: Sequence[float], measured_ms: Sequence[float]) -> tuple[float, float, FitError]:
+    """Latency in ms and bandwidth in GB/s of a link, from messages of several sizes: ms = latency + bytes/bandwidth."""
+    sizes, measured = np.array(sizes_bytes, dtype=np.float64), np.array(measured_ms, dtype=np.float64)
+    columns = np.stack([np.ones(len(sizes)), sizes], axis=1)
+    latency, per_byte = fit_columns(columns, measured)
+    assert per_byte > 0, "larger messages take longer"
+    return float(latency), float(1e-6 / per_byte), error_of(columns @ np.array([latency, per_byte]), measured)

@@ -1,0 +1,218 @@
+"""A fitted profile: coefficients of `step` for one model on one GPU type and shape, and where they come from.
+
+Profiles ship in ``costs/profiles/*.json``, one file for each origin, made by ``tools/fit_profiles.py``. Raw tables do
+not ship. Times of *kernels* (computed from operator databases) lack what a CPU adds; their origin says how much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from costs.fit import DecodeRow, FitError, PrefillRow, fit_decode, fit_prefill
+from costs.hardware import Gpu
+from costs.model import ModelShape
+from costs.shape import Shape
+from costs.step import StepCost
+
+FIRST_TOKEN_MS_PER_LAYER = 0.8
+"""CPU time that a request's first token waits for beside the kernels, per layer of the model.
+
+Source: the fits of aiconfigurator's kernel times against measured vLLM (README of the profile data): latency of one
+request, not time that the GPU is taken. For origins of kernel times only."""
+
+KERNEL_STEP_FACTOR = 1.075
+"""Steps that decode take this much longer than their kernels: the middle of the 5 to 10 % measured on vLLM's
+inter-token latency (same source)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Who measured, under which licence, and how their times become those of an engine."""
+
+    name: str
+    source: str
+    licence: str
+    today: bool = True
+    """Whether the kernels are present engines'. 2023's are 2 to 4 times slower in decode: used only on request."""
+    first_token_ms_per_layer: float = 0.0
+    step_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One fit."""
+
+    origin: Origin
+    model: str
+    """The model measured, by its name on Hugging Face."""
+    fingerprint: str
+    """`ModelShape.fingerprint` of it: what a model is matched by."""
+    gpu: str
+    """A name of `hardware.GPUS`."""
+    tp: int
+    variant: str = ""
+    """What else was different, such as a power cap; profiles with one are used only by name."""
+    cost: StepCost
+    prefill_error: FitError
+    small_error: FitError
+    """Of prefills below the knee."""
+    decode_error: FitError
+
+    @property
+    def name(self) -> str:
+        """Unique among those shipped: ``aiconfigurator/Qwen/Qwen3-32B/H200/tp2``."""
+        variant = f"/{self.variant}" if self.variant else ""
+        return f"{self.origin.name}/{self.model}/{self.gpu}/tp{self.tp}{variant}"
+
+    def __str__(self) -> str:
+        prefill, decode = self.prefill_error, self.decode_error
+        worst = max(prefill.max, decode.max)
+        return f"profile {self.name} (fit error {max(prefill.mean, decode.mean):.1%} mean, {worst:.1%} max)"
+
+
+def fit_profile(
+    origin: Origin,
+    model: ModelShape,
+    gpu: Gpu,
+    tp: int,
+    prefills: Sequence[PrefillRow],
+    decodes: Sequence[DecodeRow],
+    *,
+    variant: str = "",
+) -> Profile:
+    """The profile of measured steps of one model on `tp` GPUs."""
+    decode = fit_decode(decodes)
+    prefill = fit_prefill(prefills, floor_ms=decode.decode_ms)
+    cost = StepCost(
+        floor_ms=_rounded(prefill.floor_ms),
+        start_ms=_rounded(prefill.start_ms),
+        token_ms=_rounded(prefill.token_ms),
+        area_ms=_rounded(prefill.area_ms),
+        decode_ms=_rounded(decode.decode_ms),
+        context_ms=_rounded(decode.context_ms),
+        request_ms=_rounded(decode.request_ms),
+        crowd_ms=_rounded(decode.crowd_ms),
+        crowd_from=_rounded(decode.crowd_from),
+    )
+    return Profile(
+        origin=origin,
+        model=model.name,
+        fingerprint=model.fingerprint,
+        gpu=gpu.name,
+        tp=tp,
+        variant=variant,
+        cost=cost,
+        prefill_error=prefill.error,
+        small_error=prefill.small_error,
+        decode_error=decode.error,
+    )
+
+
+DIGITS = 6
+"""Significant digits of a coefficient: far beyond the fits' errors, and the same on every machine."""
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+ERRORS = {"prefill": "prefill_error", "small_prefill": "small_error", "decode": "decode_error"}
+"""Names of the errors in a file, and here."""
+
+
+def write_profiles(origin: Origin, profiles: Iterable[Profile]) -> dict[str, Any]:
+    """A file's content, as `read_profiles` reads it: what is at its default is left out."""
+    return {"origin": _said(asdict(origin), Origin), "fits": [_written(profile) for profile in profiles]}
+
+
+def _written(profile: Profile) -> dict[str, Any]:
+    errors = {name: getattr(profile, field) for name, field in ERRORS.items()}
+    return {
+        "model": profile.model,
+        "fingerprint": profile.fingerprint,
+        "gpu": profile.gpu,
+        "tp": profile.tp,
+        **({"variant": profile.variant} if profile.variant else {}),
+        "cost": _said(asdict(profile.cost), StepCost),
+        "error": {
+            name: {"rows": each.rows, "mean": round(each.mean, 4), "max": round(each.max, 4)}
+            for name, each in errors.items()
+        },
+    }
+
+
+def _said(values: dict[str, Any], kind: type[Origin | StepCost]) -> dict[str, Any]:
+    defaults = {field.name: field.default for field in fields(kind)}
+    return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+def read_profiles(document: Mapping[str, Any]) -> tuple[Profile, ...]:
+    """The fits of one file. Our own files: a wrong one is a bug, so nothing is forgiven."""
+    origin = Origin(**document["origin"])
+    return tuple(_read(origin, fit) for fit in document["fits"])
+
+
+def _read(origin: Origin, fit: Mapping[str, Any]) -> Profile:
+    errors = {field: FitError(**fit["error"][name]) for name, field in ERRORS.items()}
+    return Profile(
+        origin=origin,
+        model=fit["model"],
+        fingerprint=fit["fingerprint"],
+        gpu=fit["gpu"],
+        tp=fit["tp"],
+        variant=fit.get("variant", ""),
+        cost=StepCost(**fit["cost"]),
+        **errors,
+    )
+
+
+def matching(profiles: Iterable[Profile], model: ModelShape, gpu: Gpu) -> list[Profile]:
+    """Profiles of present kernels for this model on this GPU, whatever their shape."""
+    return [
+        profile
+        for profile in profiles
+        if profile.origin.today
+        and not profile.variant
+        and profile.gpu == gpu.name
+        and profile.fingerprint == model.fingerprint
+    ]
+
+
+def exact(candidates: Iterable[Profile], model: ModelShape, shape: Shape) -> Profile | None:
+    """The one of just this shape. A data-parallel rank of a dense model steps like an instance of its own."""
+    if shape.pp > 1 or (model.experts and shape.dp > 1):
+        return None
+    return next((each for each in candidates if each.tp == shape.tp), None)
+
+
+def nearest(candidates: Iterable[Profile], shape: Shape) -> Profile | None:
+    """The one whose tensor parallelism is nearest, by factor; the smaller one of two equally near."""
+    ranked = {(max(each.tp, shape.tp) / min(each.tp, shape.tp), each.tp, each.name): each for each in candidates}
+    return ranked[min(ranked)] if ranked else None
+
+
+def carried_over(known: StepCost, there: StepCost, here: StepCost) -> StepCost:
+    """A fit for one shape, carried over to another by how the roofline differs between `there` and `here`.
+
+    Coefficient by coefficient: what the roofline lacks (0) is taken as it was fitted.
+    """
+
+    def by(fitted: float, from_: float, to: float) -> float:
+        return fitted * to / from_ if from_ > 0 else fitted
+
+    token = by(1.0, there.token_ms, here.token_ms)
+    return StepCost(
+        floor_ms=by(known.floor_ms, there.floor_ms, here.floor_ms),
+        start_ms=known.start_ms * token,
+        token_ms=known.token_ms * token,
+        area_ms=by(known.area_ms, there.area_ms, here.area_ms),
+        decode_ms=by(known.decode_ms, there.decode_ms, here.decode_ms),
+        context_ms=by(known.context_ms, there.context_ms, here.context_ms),
+        request_ms=known.request_ms * token,
+        crowd_ms=known.crowd_ms * token,
+        crowd_from=known.crowd_from,
+        experts_ms=by(known.experts_ms, there.experts_ms, here.experts_ms),
+        expert_miss=known.expert_miss if known.experts_ms else here.expert_miss,
+    )

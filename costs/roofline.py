@@ -1,0 +1,223 @@
+"""Costs from facts alone: a model's sizes against a GPU's peaks, and the part of each peak that is reached.
+
+    token   = 2·(parameters a token meets)/(tp·peak·compute) + all-reduce bytes/(link·reached)
+    area    = heads·(d_k + d_v)·layers/(tp·peak·attention)           causal: half of Σ(L² − p²) pairs
+    decode  = weights/(bandwidth·weights) + layers·layer_ms + collective hops
+    context = KV bytes of a token/(bandwidth·kv)                     latent attention: or its arithmetic
+
+The parts reached are fitted to the shipped profiles of each GPU (`EFFICIENCY`); these three lines then meet all 26 of
+aiconfigurator's combinations within a few percent (table in docs/costs.md). A pipeline's stages follow one another, so
+a step's time is that of all layers; `pp` steps are under way at once.
+
+Not modelled: uneven experts, overlap of collectives with arithmetic, quantised kernels that fall short of their peak.
+No profile of a mixture ships, so that mixtures' numbers are the least certain.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from costs.hardware import Dtype, Gpu
+from costs.model import ModelShape
+from costs.shape import Shape, Spans, expert_ranks
+from costs.step import StepCost
+
+WINDOW_TOKENS_MAX = 1024
+"""Layers whose sliding window is at most this wide are charged a full window for every token (exact once the context is
+longer); wider ones are charged as full attention, because Σ(L² − p²) does not say how much of it lies in the window."""
+
+REQUEST_SHARE = 0.5
+"""A decoding request costs this part of a prefill token beside reading its KV: median of the 28 present profiles (0.24
+to 0.8). Its one token's arithmetic hides behind the weights; what shows is the rest (sampling, small kernels)."""
+
+FLOOR_SHARE = 1.2
+"""Prefill of hardly any tokens, in decode steps of hardly any requests: median of the same profiles (1.1 to 1.8)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """The parts of its peaks that a GPU reaches, and what a layer costs beside them."""
+
+    compute: float
+    attention: float
+    weights: float
+    kv: float
+    link: float
+    layer_ms: float
+    """Starting a layer's kernels, one after the other: it shows where a layer's weights are few."""
+    hop_ms: float
+    """One all-reduce of hardly any bytes, for each doubling of the GPUs."""
+
+
+EFFICIENCY = {
+    # gpu: compute, attention, weights, kv, link, layer ms, hop ms. Fitted by `efficiencies` in tools/fit_profiles.py to
+    # the profiles of present kernels that ship; tests/unit/test_costs_roofline.py fits again and compares.
+    "A100-80G-SXM": Efficiency(
+        compute=0.80, attention=0.56, weights=0.72, kv=0.75, link=0.71, layer_ms=0.043, hop_ms=0.0046
+    ),
+    "H100-SXM": Efficiency(
+        compute=0.67, attention=0.70, weights=0.92, kv=0.89, link=0.75, layer_ms=0.046, hop_ms=0.0011
+    ),
+    "H200": Efficiency(compute=0.67, attention=0.66, weights=0.82, kv=0.90, link=0.79, layer_ms=0.040, hop_ms=0.0013),
+    "B200": Efficiency(compute=0.61, attention=0.53, weights=0.78, kv=0.92, link=0.61, layer_ms=0.031, hop_ms=0.0029),
+    "L40S": Efficiency(compute=0.52, attention=0.47, weights=0.86, kv=0.76, link=0.56, layer_ms=0.053, hop_ms=0.0),
+    # One profile each: layer and hop as `TYPICAL`.
+    "RTX-4090": Efficiency(
+        compute=0.95, attention=0.85, weights=0.96, kv=0.87, link=0.71, layer_ms=0.043, hop_ms=0.0013
+    ),
+    "RTX-PRO-6000": Efficiency(
+        compute=0.81, attention=0.60, weights=0.86, kv=0.83, link=0.71, layer_ms=0.043, hop_ms=0.0013
+    ),
+}
+
+TYPICAL = Efficiency(compute=0.67, attention=0.60, weights=0.86, kv=0.87, link=0.71, layer_ms=0.043, hop_ms=0.0013)
+"""For a GPU without a profile: the medians of those above."""
+
+
+def efficiency_of(gpu: Gpu) -> Efficiency:
+    """What this GPU is known, or else expected, to reach."""
+    return EFFICIENCY.get(gpu.name, TYPICAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """What the peaks of the hardware alone demand, in ms. No engine is faster."""
+
+    token_ms: float
+    """Arithmetic of one token's matrix products."""
+    area_ms: float
+    """Arithmetic of attention, per token² of Σ(L² − p²)."""
+    request_ms: float
+    """The output layer, and windows full of KV."""
+    weights_ms: float
+    """Reading the weights that every step reads."""
+    experts_ms: float
+    expert_miss: float
+    context_ms: float
+    collective_ms: float
+    """Bytes of one token between GPUs."""
+    hops: float
+    """Messages one after the other, in doublings of the GPUs that take part."""
+
+
+def peaks(model: ModelShape, gpu: Gpu, shape: Shape, *, kv_dtype: Dtype | None = None) -> Peaks:
+    """The model's sizes over the hardware's peaks."""
+    gb_per_ms = gpu.bandwidth_gb_s * 1e6
+    flat = Spans(tp=shape.tp, dp=shape.dp, ep=shape.ep)  # all stages, one after the other
+    experts_bytes = model.expert_params * model.expert_bytes / expert_ranks(flat)
+    embedding = 0 if model.tied else model.head_params / shape.tp * model.rest_bytes
+    weights_bytes = model.weight_bytes_per_gpu(flat) - experts_bytes - embedding
+    window_token_ms, window_request_ms = _windows(model, gpu, shape, kv_dtype)
+    collective_ms, hops = _collectives(model, gpu, shape)
+    miss = 1 - model.experts.per_token / model.experts.count if model.experts else 1.0
+    return Peaks(
+        token_ms=_token_ms(model, gpu, shape) + window_token_ms,
+        area_ms=_area_flops(model) * _full_layers(model) / shape.tp / _flops_per_ms(gpu, Dtype.BF16, model),
+        request_ms=2 * model.head_params / shape.tp / _flops_per_ms(gpu, Dtype.BF16, model) + window_request_ms,
+        weights_ms=weights_bytes / gb_per_ms,
+        experts_ms=experts_bytes / gb_per_ms,
+        expert_miss=miss**shape.dp,  # tokens of all data-parallel ranks visit the same experts
+        context_ms=_context_ms(model, gpu, shape, kv_dtype) * _full_layers(model) / model.layers,
+        collective_ms=collective_ms,
+        hops=hops,
+    )
+
+
+def _flops_per_ms(gpu: Gpu, dtype: Dtype, model: ModelShape) -> float:
+    """Operations per ms in `dtype`, or in fp32 for a model that is kept in it."""
+    return gpu.tflops(Dtype.FP32 if model.rest_bytes >= 4 else dtype) * 1e9
+
+
+def _token_ms(model: ModelShape, gpu: Gpu, shape: Shape) -> float:
+    linear = 2 * model.linear_params_per_rank(shape.tp) / _flops_per_ms(gpu, model.linear_dtype, model)
+    return linear + 2 * model.active_expert_params / shape.tp / _flops_per_ms(gpu, model.expert_dtype, model)
+
+
+def _area_flops(model: ModelShape) -> int:
+    """Operations of one layer's attention per token²: 2 for each of d_k and d_v, over the half below the diagonal."""
+    if model.latent:
+        return model.heads * (model.latent.nope + model.latent.rope + model.latent.value)
+    return model.heads * 2 * model.head_dim
+
+
+def _full_layers(model: ModelShape) -> int:
+    """Layers charged as full attention."""
+    return model.layers - (model.window_layers if model.window_tokens <= WINDOW_TOKENS_MAX else 0)
+
+
+def _windows(model: ModelShape, gpu: Gpu, shape: Shape, kv_dtype: Dtype | None) -> tuple[float, float]:
+    """ms per prefill token and per decoding request in layers with a narrow window."""
+    layers = model.layers - _full_layers(model)
+    if not layers:
+        return 0.0, 0.0
+    arithmetic = 2 * _area_flops(model) * model.window_tokens * layers / shape.tp
+    reading = _context_ms(model, gpu, shape, kv_dtype) * model.window_tokens * layers / model.layers
+    return arithmetic / _flops_per_ms(gpu, Dtype.BF16, model), reading
+
+
+def _context_ms(model: ModelShape, gpu: Gpu, shape: Shape, kv_dtype: Dtype | None) -> float:
+    """A decoding request's work on one token of its context, over all layers."""
+    flat = Spans(tp=shape.tp)
+    reading = model.kv_bytes_per_token_per_gpu(flat, kv_dtype) / (gpu.bandwidth_gb_s * 1e6)
+    if model.latent is None:
+        return reading
+    flops = 2 * model.heads * (2 * model.latent.kv_rank + model.latent.rope) * model.layers / shape.tp
+    return max(reading, flops / _flops_per_ms(gpu, Dtype.BF16, model))
+
+
+def _collectives(model: ModelShape, gpu: Gpu, shape: Shape) -> tuple[float, float]:
+    """ms per token at the link's peak, and hops, over all layers.
+
+    Two all-reduces of the residual stream per layer (a ring moves 2·(tp − 1)/tp of it); with several data-parallel
+    ranks a mixture's tokens also travel to their experts and back; a pipeline hands the residual stream on.
+    """
+    width = model.hidden * model.rest_bytes
+    size, hops = 0.0, 0.0
+    if shape.tp > 1:
+        size += 2 * model.layers * width * 2 * (shape.tp - 1) / shape.tp / _link_bytes_per_ms(gpu, shape.tp)
+        hops += 2 * model.layers * math.log2(shape.tp)
+    if model.experts and shape.dp > 1:
+        ranks = shape.tp * shape.dp
+        travels = 2 * model.experts.layers * model.experts.per_token * width / shape.tp * (ranks - 1) / ranks
+        size += travels / _link_bytes_per_ms(gpu, ranks)
+        hops += 2 * model.experts.layers * math.log2(ranks)
+    if shape.pp > 1:
+        size += (shape.pp - 1) * width / shape.tp / _link_bytes_per_ms(gpu, shape.tp * shape.pp)
+        hops += shape.pp - 1
+    return size, hops
+
+
+def _link_bytes_per_ms(gpu: Gpu, ranks: int) -> float:
+    """Inside a node, or over the network where the ranks need several."""
+    return (gpu.link_gb_s if ranks <= gpu.node_gpus else gpu.nic_gb_s) * 1e6
+
+
+def roofline(
+    model: ModelShape,
+    gpu: Gpu,
+    shape: Shape,
+    *,
+    efficiency: Efficiency | None = None,
+    kv_dtype: Dtype | None = None,
+) -> StepCost:
+    """The coefficients that the model's sizes and the hardware suggest."""
+    reached = efficiency or efficiency_of(gpu)
+    peak = peaks(model, gpu, shape, kv_dtype=kv_dtype)
+    token = peak.token_ms / reached.compute + peak.collective_ms / reached.link
+    weights, experts = peak.weights_ms / reached.weights, peak.experts_ms / reached.weights
+    decode = weights + model.layers * reached.layer_ms + peak.hops * reached.hop_ms
+    request = REQUEST_SHARE * token + peak.request_ms / reached.kv
+    return StepCost(
+        floor_ms=FLOOR_SHARE * decode,
+        start_ms=0.0,
+        token_ms=token,
+        area_ms=peak.area_ms / reached.attention,
+        decode_ms=decode,
+        context_ms=peak.context_ms / reached.kv,
+        request_ms=request,
+        crowd_ms=max(0.0, token - request),
+        crowd_from=(weights + experts) / token,
+        experts_ms=experts,
+        expert_miss=peak.expert_miss,
+    )

@@ -1,0 +1,180 @@
+"""The one form of a step's time. Every source of costs ends in these coefficients; nothing else computes times.
+
+A step works on `Work`: N new prompt tokens whose attention covers Σ(L² − p²) token pairs (L = a prompt's length after
+the step, p = what was cached before it), and B decoding requests whose contexts sum up to C.
+
+    G(T)    = start + token·T                                   for T ≥ 1,024 tokens
+            = √(floor² + (G(1024)² − floor²)·(T/1024)²)         below: flattens to `floor`
+              and never below floor + experts·(1 − miss^T)
+    D(B)    = decode + request·B + crowd·max(0, B − crowd_from) + experts·(1 − miss^B)
+
+    prefill = G(N) + area·Σ(L² − p²)                            B = 0
+    decode  = D(B) + context·C                                  N = 0
+    mixed   = max(D(B), G(N + B) + request·B) + area·Σ(L² − p²) + context·C
+
+Why this form: matrix products see N + B tokens at once, and cost the reading of the weights (`floor`, `decode`) until
+their arithmetic (`token`) costs more; attention runs per request on top of it. A mixture's step also reads the experts
+that its tokens visit: each of them is missed by one token with probability `miss` = 1 − k/E, so that the part read is
+1 − miss^T. docs/costs.md shows the measurements behind the mixed form and how far it is off.
+
+What always holds: every time grows (or stays) with N, with Σ(L² − p²), with B and with C. Decode time is linear in C.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+KNEE_TOKENS = 1024
+"""Below this many new tokens prefill flattens to a floor (data: aiconfigurator grid, 26 combinations)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one step of an engine does (one data-parallel rank of it)."""
+
+    new_tokens: int = 0
+    """Prompt tokens computed in this step, over all prompts."""
+    area: int = 0
+    """Σ(L² − p²) over these prompts, in tokens²."""
+    batch: int = 0
+    """Requests that decode one token."""
+    sum_context: int = 0
+    """Tokens whose KV these requests read, summed."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            new_tokens=self.new_tokens + other.new_tokens,
+            area=self.area + other.area,
+            batch=self.batch + other.batch,
+            sum_context=self.sum_context + other.sum_context,
+        )
+
+
+def prompt(new_tokens: int, cached_tokens: int = 0) -> Work:
+    """`new_tokens` of one prompt, a whole one or a chunk, after `cached_tokens` that are in the KV cache already."""
+    return Work(new_tokens=new_tokens, area=new_tokens * (new_tokens + 2 * cached_tokens))
+
+
+def decoding(batch: int, sum_context: int) -> Work:
+    """One token for each of `batch` requests."""
+    return Work(batch=batch, sum_context=sum_context)
+
+
+class Kind(StrEnum):
+    """What a step does: engines, and therefore corrections, differ between the three."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+def kind_of(work: Work) -> Kind:
+    """The kind of this step."""
+    if not work.batch:
+        return Kind.PREFILL
+    return Kind.MIXED if work.new_tokens else Kind.DECODE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """The coefficients, in milliseconds per what the name says. All but `start_ms` are at least 0."""
+
+    floor_ms: float
+    """Prefill of hardly any tokens."""
+    start_ms: float
+    """Prefill's line at 0 tokens, from beyond the knee; may be negative."""
+    token_ms: float
+    area_ms: float
+    """Per token² of Σ(L² − p²)."""
+    decode_ms: float
+    """Decode of hardly any requests with hardly any context."""
+    context_ms: float
+    """Per token of context, summed over the batch."""
+    request_ms: float
+    crowd_ms: float = 0.0
+    """Per request beyond `crowd_from`, where arithmetic begins to cost more than reading weights."""
+    crowd_from: float = 0.0
+    experts_ms: float = 0.0
+    """Reading every routed expert once."""
+    expert_miss: float = 1.0
+    """Chance that one token does not visit a given expert: 1 − k/E."""
+
+    def __post_init__(self) -> None:
+        fixed = (self.floor_ms, self.token_ms, self.area_ms, self.decode_ms, self.context_ms, self.request_ms)
+        rest = (self.crowd_ms, self.crowd_from, self.experts_ms, self.expert_miss)
+        assert all(value >= 0 and math.isfinite(value) for value in (*fixed, *rest)), f"negative or not finite: {self}"
+        assert self.expert_miss <= 1, f"a chance: {self}"
+
+    @property
+    def knee_ms(self) -> float:
+        """G at the knee; not below the floor, which a small model on much hardware would otherwise be."""
+        return max(self.floor_ms, self.start_ms + self.token_ms * KNEE_TOKENS)
+
+    def experts_read_ms(self, tokens: int) -> float:
+        """Reading the experts that `tokens` tokens visit."""
+        return self.experts_ms * (1 - self.expert_miss**tokens) if self.experts_ms else 0.0
+
+    def matrices_ms(self, tokens: int) -> float:
+        """G: the matrix products over `tokens` tokens."""
+        if tokens >= KNEE_TOKENS:
+            ms = max(self.knee_ms, self.start_ms + self.token_ms * tokens)
+        else:
+            floor, knee = self.floor_ms**2, self.knee_ms**2
+            ms = math.sqrt(floor + (knee - floor) * (tokens / KNEE_TOKENS) ** 2)
+        return max(ms, self.floor_ms + self.experts_read_ms(tokens)) if self.experts_ms else ms
+
+    def requests_ms(self, batch: int) -> float:
+        """D: a decode step without its attention."""
+        crowd = self.crowd_ms * max(0.0, batch - self.crowd_from)
+        return self.decode_ms + self.request_ms * batch + crowd + self.experts_read_ms(batch)
+
+    def parts(self, work: Work) -> tuple[float, float]:
+        """Matrix products and attention, whose sum is the step's time: what online correction scales apart."""
+        attention = self.area_ms * work.area + self.context_ms * work.sum_context
+        if not work.new_tokens:
+            return (self.requests_ms(work.batch) if work.batch else 0.0), attention
+        if not work.batch:
+            return self.matrices_ms(work.new_tokens), attention
+        shared = self.matrices_ms(work.new_tokens + work.batch) + self.request_ms * work.batch
+        return max(self.requests_ms(work.batch), shared), attention
+
+    def step_ms(self, work: Work) -> float:
+        """The time of one step; 0 where there is nothing to do."""
+        matrices, attention = self.parts(work)
+        return matrices + attention
+
+    def scaled(self, matrices: float, attention: float) -> StepCost:
+        """The same with its two parts times these factors."""
+        return replace(
+            self,
+            floor_ms=self.floor_ms * matrices,
+            start_ms=self.start_ms * matrices,
+            token_ms=self.token_ms * matrices,
+            area_ms=self.area_ms * attention,
+            decode_ms=self.decode_ms * matrices,
+            context_ms=self.context_ms * attention,
+            request_ms=self.request_ms * matrices,
+            crowd_ms=self.crowd_ms * matrices,
+            experts_ms=self.experts_ms * matrices,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByKind:
+    """The coefficients for each kind of step; equal but for factors on their parts."""
+
+    prefill: StepCost
+    decode: StepCost
+    mixed: StepCost
+
+    def of(self, kind: Kind) -> StepCost:
+        """Those of one kind."""
+        if kind is Kind.PREFILL:
+            return self.prefill
+        return self.decode if kind is Kind.DECODE else self.mixed
+
+    def step_ms(self, work: Work) -> float:
+        """The time of one step."""
+        return self.of(kind_of(work)).step_ms(work)

@@ -1,0 +1,227 @@
+"""Sizes of models: parameters as their checkpoints have them, bytes of weights and KV, per GPU."""
+
+from importlib import resources
+from typing import Any
+
+import msgspec
+import pytest
+
+from cluster.errors import UsageError
+from costs import shipped
+from costs.config import read_config
+from costs.hardware import Dtype
+from costs.model import ModelShape
+from costs.shape import ONE_GPU, Spans, gpus, shown
+
+FILES = sorted(file.name for file in (resources.files("costs") / "models").iterdir())
+LLAMA = shipped.model_named("meta-llama/Llama-3.1-8B")
+
+
+def document(file: str) -> dict[str, Any]:
+    read = msgspec.json.decode((resources.files("costs") / "models" / file).read_bytes())
+    assert isinstance(read, dict)
+    return read
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_parameters_are_those_of_the_checkpoint(file: str) -> None:
+    """`params` was counted by transformers 5.19 on such a model, not by us."""
+    told = document(file)
+    assert read_config(told["config"]).params == told["params"]
+    assert told["source"].startswith("huggingface.co/")
+
+
+def test_a_good_number_of_models_ships() -> None:
+    assert len(FILES) >= 15
+    names = [name for file in FILES for name in (document(file)["name"], *document(file)["also"])]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bytes"),
+    [
+        ("meta-llama/Llama-3.1-8B", 131_072),
+        ("Qwen/Qwen3-32B", 262_144),
+        ("meta-llama/Llama-3.1-70B", 327_680),
+        ("meta-llama/Llama-2-7b-hf", 524_288),  # multi-head
+        ("google/gemma-2b", 18_432),  # multi-query
+        ("deepseek-ai/DeepSeek-V3", 70_272),  # latent: (512 + 64) numbers a layer
+    ],
+)
+def test_kv_bytes_per_token(name: str, kv_bytes: int) -> None:
+    model = shipped.model_named(name)
+    assert model.kv_bytes_per_token() == kv_bytes
+    assert model.kv_bytes_per_token(Dtype.FP8) == kv_bytes // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("Qwen/Qwen3-30B-A3B", 3.35), ("mistralai/Mixtral-8x7B-v0.1", 12.9), ("deepseek-ai/DeepSeek-R1", 37.6)],
+)
+def test_one_token_meets_few_experts(name: str, billions: float) -> None:
+    assert shipped.model_named(name).active_params / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("meta-llama/Llama-3.1-8B", 16.06),
+        ("deepseek-ai/DeepSeek-V3", 673),  # fp8, embeddings in bf16
+        ("openai/gpt-oss-120b", 65.2),  # experts in mxfp4, the rest in bf16: the checkpoint's 65.3 GB
+        ("openai/gpt-oss-20b", 13.8),
+    ],
+)
+def test_weight_bytes(name: str, gigabytes: float) -> None:
+    assert shipped.model_named(name).weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "dtype", "stored"),
+    [
+        ({"quant_method": "fp8"}, Dtype.FP8, 1.0),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, Dtype.FP8, 1 + 4 / 128**2),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, Dtype.BF16, 0.5 + 2.5 / 128),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Dtype.BF16, 1.0),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, Dtype.BF16, 0.5625),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Dtype.INT8, 1.0),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {
+                        "weights": {"num_bits": 8, "type": "float"},
+                        "input_activations": {"num_bits": 8, "type": "float"},
+                    }
+                },
+            },
+            Dtype.FP8,
+            1.0,
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}},
+            },
+            Dtype.BF16,
+            0.5 + 2 / 128,
+        ),
+        ({"quant_method": "something-new"}, Dtype.BF16, 2.0),
+    ],
+)
+def test_quantised_weights(quantisation: dict[str, Any], dtype: Dtype, stored: float) -> None:
+    config = document("llama-3.1-8b.json")["config"]
+    model = read_config({**config, "quantization_config": quantisation})
+    assert (model.linear_dtype, model.linear_bytes) == (dtype, stored)
+    assert model.rest_bytes == 2, "embeddings and KV cache stay as they were"
+    assert model.kv_bytes_per_token() == 131_072
+
+
+def test_float32_is_twice_as_large() -> None:
+    model = read_config({**document("llama-3.1-8b.json")["config"], "torch_dtype": "float32"})
+    assert model.weight_bytes == 2 * LLAMA.weight_bytes
+    assert model.kv_bytes_per_token() == 2 * 131_072
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        ({"sliding_window": 4096}, (4096, 32)),
+        ({"sliding_window": 4096, "use_sliding_window": False}, (0, 0)),
+        ({"sliding_window": None}, (0, 0)),
+        ({"sliding_window": 128, "model_type": "gpt_oss"}, (128, 16)),
+        ({"sliding_window": 1024, "sliding_window_pattern": 6}, (1024, 27)),
+        ({"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"] * 16}, (9, 16)),
+    ],
+)
+def test_sliding_windows(config: dict[str, Any], window: tuple[int, int]) -> None:
+    model = read_config({**document("llama-3.1-8b.json")["config"], **config})
+    assert (model.window_tokens, model.window_layers) == window
+
+
+def test_a_multimodal_file_is_read_by_its_text_model() -> None:
+    inner = document("llama-3.1-8b.json")["config"]
+    assert read_config({"model_type": "some_vl", "text_config": inner}).params == LLAMA.params
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"num_attention_heads": True}, "num_attention_heads is True"),
+    ],
+)
+def test_what_cannot_be_read_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_config({**document("llama-3.1-8b.json")["config"], **change})
+
+
+def test_names_are_found_without_owner_and_in_any_case() -> None:
+    assert shipped.model_named("llama-3.1-8b-instruct") is shipped.model_named("meta-llama/Llama-3.1-8B-Instruct")
+    with pytest.raises(UsageError, match=r"do not ship.*llama-3.1-8b"):
+        shipped.model_named("meta-llama/Llama-3.9-8B")
+
+
+def test_a_fine_tune_has_its_base_models_fingerprint() -> None:
+    config = document("llama-3.1-8b.json")["config"]
+    assert read_config({**config, "vocab_size": 128_264}, "me/my-llama").fingerprint == LLAMA.fingerprint
+    for other in ({"quantization_config": {"quant_method": "fp8"}}, {"vocab_size": 32_000}, {"sliding_window": 4096}):
+        assert read_config({**config, **other}).fingerprint != LLAMA.fingerprint
+    prints = {model.fingerprint for model in shipped.models().values()}
+    assert len(prints) == len({model.name for model in shipped.models().values()})
+
+
+# -- per GPU --
+
+
+def test_one_gpu_holds_everything() -> None:
+    for model in shipped.models().values():
+        assert model.weight_bytes_per_gpu(ONE_GPU) == pytest.approx(model.weight_bytes, rel=1e-9)
+        assert model.kv_bytes_per_token_per_gpu(ONE_GPU) == model.kv_bytes_per_token()
+
+
+def test_heads_are_split_then_copied() -> None:
+    per_gpu = [LLAMA.kv_bytes_per_token_per_gpu(Spans(tp=tp)) for tp in (1, 2, 4, 8, 16)]
+    assert per_gpu == [131_072, 65_536, 32_768, 16_384, 16_384]
+    # 8 KV heads on 16 ranks: each rank holds a whole head's projection, twice its share.
+    copied = 16 * LLAMA.weight_bytes_per_gpu(Spans(tp=16)) - 8 * LLAMA.weight_bytes_per_gpu(Spans(tp=8))
+    assert copied > LLAMA.layers * LLAMA.hidden * LLAMA.head_dim * 2 * 8
+
+
+def test_latents_are_copied_to_every_rank() -> None:
+    model = shipped.model_named("deepseek-ai/DeepSeek-V3")
+    assert model.kv_bytes_per_token_per_gpu(Spans(tp=8)) == model.kv_bytes_per_token()
+
+
+def test_experts_are_split_over_all_ranks() -> None:
+    model = shipped.model_named("deepseek-ai/DeepSeek-V3")
+    eight, sixteen = Spans(tp=8), Spans(tp=8, dp=2, ep=16)
+    halved = model.weight_bytes_per_gpu(eight) - model.weight_bytes_per_gpu(sixteen)
+    assert halved == pytest.approx(model.expert_params * model.expert_bytes / 16, rel=1e-6)
+
+
+def test_stages_split_layers() -> None:
+    assert LLAMA.kv_bytes_per_token_per_gpu(Spans(pp=2)) == 65_536
+    assert LLAMA.kv_bytes_per_token_per_gpu(Spans(pp=3)) == 131_072 * 11 // 32
+    assert LLAMA.weight_bytes_per_gpu(Spans(pp=2)) < 0.6 * LLAMA.weight_bytes
+
+
+def test_spans() -> None:
+    assert gpus(Spans(tp=2, pp=3, dp=4)) == 24
+    assert shown(Spans(tp=8, dp=2, ep=16)) == "tp8 dp2 ep16"
+    assert shown(ONE_GPU) == "tp1"
+    with pytest.raises(AssertionError):
+        Spans(tp=4, ep=2)
+
+
+def test_any_four_numbers_are_a_shape() -> None:
+    class Theirs:
+        tp, pp, dp, ep = 2, 1, 1, 1
+
+    assert LLAMA.weight_bytes_per_gpu(Theirs()) == LLAMA.weight_bytes_per_gpu(Spans(tp=2))
+
+
+def test_an_invented_model_needs_no_file() -> None:
+    tiny = ModelShape(layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=10)
+    assert tiny.params == 2 * (8 * 4 * 2 * 3 + 3 * 8 * 16) + 2 * 80
