@@ -1,7 +1,8 @@
 """Train `baton-tiny` on its own corpus and save it as vLLM and transformers load it: `python -m engine.tiny.train`.
 
-The schedule follows the clock, not a step count: a slower machine trains less and still ends with a cooled-down
-model. For the same reason two runs do not give the same weights; the corpus and the tokenizer are the same each time.
+The schedule follows the processor's clock, not a step count: a slower machine trains less and still ends with a
+cooled-down model, a busy one only takes longer. For the same reason two runs do not give the same weights; the corpus
+and the tokenizer are the same each time.
 """
 
 import argparse
@@ -163,13 +164,13 @@ def warmth(progress: float) -> float:
 
 
 def train(model: LlamaForCausalLM, minutes: float, seed: int, report: Callable[[float, str], None]) -> None:
-    """Train the model in place until the time is over; `report` gets the share of time gone and a line."""
+    """Train the model in place for some minutes of processor time; `report` gets the share gone and a line."""
     source = batches(seed)
     half = half_is_faster(model, next(source))
     optimizers = build_optimizers(model)
-    start, mean, tokens = time.monotonic(), math.log(256), 0
+    start, mean, tokens = time.process_time(), math.log(256), 0
     for step, batch in enumerate(source):
-        progress = (time.monotonic() - start) / (60 * minutes)
+        progress = (time.process_time() - start) / torch.get_num_threads() / (60 * minutes)
         if progress >= 1:
             return
         for optimizer in optimizers:
@@ -278,7 +279,9 @@ def arguments() -> argparse.Namespace:
         epilog="example: python -m engine.tiny.train --out engine/tiny/model --minutes 12 --threads 1",
     )
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for weights, config and tokenizer")
-    parser.add_argument("--minutes", type=float, default=12.0, help="how long to train (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=12.0, help="processor time for each thread (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="processor cores to use (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the corpus and the weights (default: %(default)s)")
     return parser.parse_args()
