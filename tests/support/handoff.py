@@ -108,7 +108,6 @@ class Prefill:
     id: TransferId
     blocks: Blocks
     computed: int = 0
-    held: bool = True
 
 
 @dataclass(slots=True)
@@ -144,9 +143,11 @@ class Site:
 
     def tell(self, event: Event) -> tuple[Effect, ...]:
         """Hand an event to the ledger and carry out what it wants."""
+        self.world.broken = True
         effects = self.ledger.handle(event, self.world.now)
         for effect in effects:
             self._carry_out(effect)
+        self.world.broken = False
         self.effects += effects
         return effects
 
@@ -164,10 +165,12 @@ class Site:
         blocks = self.pool.take(count, ("engine", id_))
         if blocks is None:
             return
-        prefill = self.prefills[id_] = Prefill(id_, blocks)
-        self.prompts[id_] = blocks
         effects = self.tell(OpenHold(id_, TENANT))
-        prefill.held = not any(isinstance(effect, Refused) for effect in effects)
+        if any(isinstance(effect, Refused) and effect.side is Side.PRODUCER for effect in effects):
+            self.pool.hand_over(blocks, ("engine", id_), None)  # it runs without a hold, and is of no interest
+            return
+        self.prefills[id_] = Prefill(id_, blocks)
+        self.prompts[id_] = blocks
 
     def compute(self, id_: TransferId) -> None:
         """One more block of the prompt."""
@@ -177,13 +180,10 @@ class Site:
             prefill.computed += 1
 
     def fill(self, id_: TransferId) -> None:
-        """The prompt is computed; a prefill without a hold just gives its blocks back."""
+        """The prompt is computed."""
         while self.prefills[id_].computed < len(self.prefills[id_].blocks):
             self.compute(id_)
         prefill = self.prefills.pop(id_)
-        if not prefill.held:
-            self.pool.hand_over(prefill.blocks, ("engine", id_), None)
-            return
         self.pool.hand_over(prefill.blocks, ("engine", id_), (Side.PRODUCER, id_))
         self.tell(Filled(id_, prefill.blocks, tokens=len(prefill.blocks)))
 
@@ -342,6 +342,8 @@ class World:
     def __init__(self, names: Sequence[str] = ("p", "d"), *, terms: Terms | None = None, blocks: int = 6) -> None:
         self.terms = terms or Terms()
         self.now = 100.0
+        self.broken = False
+        """Something raised in the middle of an event: nothing that is found after it counts."""
         self.network: list[tuple[Peer, InstanceId, Message]] = []
         self._blocks = blocks
         self._requests = 0

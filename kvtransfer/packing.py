@@ -1,0 +1,139 @@
+"""Bytes for a few texts, numbers and block lists: short, with one spelling for each value, and read without surprises.
+
+A text is its length in one byte and its UTF-8. A number is a varint of seven bits a byte, the lowest first. A block
+list is its runs of consecutive ids, each as its distance from the run before and its length: a prompt that was
+computed on an empty engine takes a few bytes, a scattered one about four a block.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from kvtransfer.messages import Blocks
+
+NUMBER_MAX = (1 << 63) - 1
+_NUMBER_BYTES_MAX = 9
+
+
+class Malformed(ValueError):
+    """These bytes were not made by `Packer`."""
+
+
+class Packer:
+    """Appends values. Values that the format cannot hold raise `ValueError`."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def byte(self, value: int) -> Self:
+        self._data.append(value)
+        return self
+
+    def raw(self, value: bytes) -> Self:
+        self._data += value
+        return self
+
+    def text(self, value: str) -> Self:
+        data = value.encode()
+        if len(data) > 255:
+            raise ValueError(f"{value[:40]!r}… has {len(data)} bytes, at most 255 fit")
+        self._data.append(len(data))
+        self._data += data
+        return self
+
+    def number(self, value: int) -> Self:
+        if not 0 <= value <= NUMBER_MAX:
+            raise ValueError(f"{value} is not a number from 0 to {NUMBER_MAX}")
+        while value > 0x7F:
+            self._data.append(value & 0x7F | 0x80)
+            value >>= 7
+        self._data.append(value)
+        return self
+
+    def blocks(self, value: Blocks) -> Self:
+        runs = _runs(value)
+        self.number(len(runs))
+        after = 0
+        for start, length in runs:
+            step = start - after
+            self.number(2 * step if step >= 0 else -2 * step - 1).number(length)
+            after = start + length
+        return self
+
+    def done(self) -> bytes:
+        """All of it."""
+        return bytes(self._data)
+
+
+class Packed:
+    """Reads values in the order in which they were appended. Every method raises `Malformed` and nothing else."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def byte(self) -> int:
+        if self._at >= len(self._data):
+            raise Malformed("it ends too early")
+        self._at += 1
+        return self._data[self._at - 1]
+
+    def text(self) -> str:
+        length = self.byte()
+        data = self._data[self._at : self._at + length]
+        if len(data) < length:
+            raise Malformed("it ends too early")
+        self._at += length
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise Malformed("a text in it is not UTF-8") from None
+
+    def number(self) -> int:
+        value = 0
+        for place in range(_NUMBER_BYTES_MAX):
+            byte = self.byte()
+            value |= (byte & 0x7F) << 7 * place
+            if byte < 0x80:
+                if byte == 0 and place > 0:
+                    raise Malformed("a number in it is not in its shortest form")
+                return value
+        raise Malformed("a number in it is too large")
+
+    def blocks(self, count_max: int) -> Blocks:
+        """A list of at most `count_max` ids: a few bytes may stand for many."""
+        blocks: list[int] = []
+        after = 0
+        for _ in range(self.number()):
+            step = self.number()
+            start = after + (-(step + 1) // 2 if step & 1 else step // 2)
+            length = self.number()
+            if start < 0 or not 1 <= length <= count_max - len(blocks):
+                raise Malformed("a block list in it is impossible")
+            blocks += range(start, start + length)
+            after = start + length
+        return tuple(blocks)
+
+    def end(self) -> None:
+        """Nothing may follow."""
+        if self._at != len(self._data):
+            raise Malformed("it goes on after its end")
+
+
+def _runs(blocks: Blocks) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    start = length = 0
+    for block in blocks:
+        if length and block == start + length:
+            length += 1
+            continue
+        if length:
+            runs.append((start, length))
+        start, length = block, 1
+    if length:
+        runs.append((start, length))
+    return runs
