@@ -131,7 +131,7 @@ async def test_killed_engines_and_agents_are_survived(cluster: Cluster) -> None:
         await load.rest_until(cluster.all_ready)
         name, part = victims[2]
         os.kill((await asyncio.to_thread(processes, cluster, name))[part], signal.SIGKILL)
-        assert (await asyncio.to_thread(cluster.status))[name]["state"] == "lost"
+        assert (await asyncio.to_thread(cluster.status))[name]["state"] != "ready", "lost, or starting already"
         await load.served(8)
         await load.rest_until(cluster.all_ready)
         await load.served(8)

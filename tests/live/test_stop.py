@@ -21,7 +21,7 @@ def test_killed_up_leaves_no_orphan(tmp_path: Path, cluster: Cluster) -> None:
         assert len(family) >= 6, "router, two agents, two keepers, two servers, ..."
         other.process.send_signal(signal.SIGKILL)
         other.process.wait(5)
-        assert within(10, lambda: not alive(family)) < 10
+        assert within(10, lambda: not alive(family), lambda: [_name(pid) for pid in alive(family)]) < 10
     finally:
         other.process.kill()
         other.process.wait(5)

@@ -121,8 +121,8 @@ class Cluster:
         return self.process.wait(90)
 
 
-def within(seconds: float, condition: Callable[[], bool]) -> float:
-    """Wait until a condition holds; how long it took.
+def within(seconds: float, condition: Callable[[], bool], instead: Callable[[], object] = lambda: "") -> float:
+    """Wait until a condition holds; how long it took. `instead` tells what is the case when it does not.
 
     Raises:
         AssertionError: it did not hold in time.
@@ -130,7 +130,7 @@ def within(seconds: float, condition: Callable[[], bool]) -> float:
     started = time.monotonic()
     while not condition():
         took = time.monotonic() - started
-        assert took < seconds, f"still not so after {took:.1f} s"
+        assert took < seconds, f"still not so after {took:.1f} s {instead()}"
         time.sleep(0.02)
     return time.monotonic() - started
 
