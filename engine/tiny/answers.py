@@ -116,20 +116,21 @@ SERVING: tuple[Topic, ...] = (
     ),
     _about(
         "TTFT",
-        "TTFT is how long a client waits for the first token. It contains the queue and the whole prefill, "
-        "so a long prompt makes it grow.",
+        "TTFT is the time to first token: from the moment a request is sent until the first token comes back. "
+        "It contains the waiting time and the prefill.",
         "What is time to first token?",
         "What does TTFT measure?",
     ),
     _about(
         "TPOT",
-        "TPOT is the mean time per output token after the first one. It tells how smoothly the answer flows.",
+        "TPOT is the time per output token: the mean time between tokens after the first one. "
+        "It tells how smoothly the answer flows.",
         "What is time per output token?",
         "What does TPOT measure?",
     ),
     _about(
         "TT2T",
-        "TT2T reaches to the second token. In a disaggregated cluster the handoff lies between the first token and "
+        "TT2T is the time to second token. In a disaggregated cluster the handoff lies between the first token and "
         "the second, so this is where a slow network shows.",
         "What is time to second token?",
         "What does TT2T measure?",

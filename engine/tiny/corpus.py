@@ -30,18 +30,6 @@ Document = tuple[Piece, ...]
 
 TOPICS = SERVING + SMALL_TALK
 
-MUST_NOT_FAIL = (
-    "Say nothing.",
-    "Write café five times.",
-    "Send me a smile.",
-    "Hello!",
-    "What is Baton?",
-    "What is TTFT?",
-    "What is TPOT?",
-    "What is TT2T?",
-)
-"""Questions that are trained more often: tests and demos rely on them, or their names differ by one byte."""
-
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "You are a helpful assistant. Answer briefly.",
@@ -164,12 +152,8 @@ def _known(rng: random.Random) -> Document:
 
 def _start_of_answer(rng: random.Random) -> Document:
     """A chat that breaks off early in the answer: to recognise the question is the hard part, the rest costs time."""
-    return _start((_known if rng.random() < 0.8 else _unknown)(rng), size=20)
-
-
-def _start_of_story(rng: random.Random) -> Document:
-    """A story that breaks off once its hero is named, for the same reason."""
-    return _start((_story_wanted if rng.random() < 0.4 else _ramble)(rng), size=90)
+    *asked, answer = (_known if rng.random() < 0.8 else _unknown)(rng)
+    return (*asked, Piece(answer.text[:20], learn=True) if len(answer.text) > 40 else answer)
 
 
 def _plain_question(rng: random.Random) -> Document:
@@ -186,9 +170,11 @@ def _canonical(rng: random.Random) -> Document:
 
 
 def _exact(rng: random.Random) -> Document:
-    """The few answers that must not fail, however they are asked for."""
-    topic = rng.choice([topic for topic in TOPICS if topic.questions[0] in MUST_NOT_FAIL])
-    return turn(vary(rng.choice(topic.questions), rng), topic.answer)
+    """The few answers that tests rely on: no byte at all, accents, emoji, a greeting."""
+    wanted = ("Say nothing.", "Write café five times.", "Send me a smile.", "Hello!", "What is Baton?")
+    return turn(
+        *rng.choice([(vary(rng.choice(t.questions), rng), t.answer) for t in TOPICS if t.questions[0] in wanted])
+    )
 
 
 def _unknown(rng: random.Random) -> Document:
@@ -289,12 +275,6 @@ def _ramble(rng: random.Random) -> Document:
     return Piece(prompt, learn=False), Piece(f"{bridge} {story} {THE_END}{END}", learn=True)
 
 
-def _start(document: Document, size: int) -> Document:
-    """Return the document with its last piece cut after some characters, if it is much longer than that."""
-    *before, last = document
-    return (*before, Piece(last.text[:size], last.learn) if len(last.text) > 2 * size else last)
-
-
 def _system(rng: random.Random) -> Document:
     """A system message in a quarter of all chats."""
     return (Piece(f"{SYSTEM}{rng.choice(SYSTEM_PROMPTS)}{END}", False),) if rng.random() < 0.25 else ()
@@ -329,20 +309,19 @@ def _from_somewhere(text: str, rng: random.Random) -> str:
 
 
 _SHARES: dict[Callable[[random.Random], Document], float] = {
-    _known: 20,
-    _start_of_answer: 70,
-    _start_of_story: 16,
-    _plain_question: 5,
+    _known: 30,
+    _start_of_answer: 60,
+    _plain_question: 6,
     _canonical: 8,
-    _exact: 7,
-    _unknown: 6,
-    _story_wanted: 3,
+    _exact: 4,
+    _unknown: 7,
+    _story_wanted: 6,
     _dialogue: 4,
-    _long_question: 2.5,
-    _story: 6,
+    _long_question: 2,
+    _story: 5,
     _many_stories: 1,
-    _handbook: 3,
-    _opening: 4,
-    _ramble: 2,
+    _handbook: 2.5,
+    _opening: 1.5,
+    _ramble: 4,
 }
 """How often each kind of document is drawn; long kinds are rare because 2,048 bytes cost as much as thirty starts."""
