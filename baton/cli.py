@@ -20,6 +20,7 @@ COMMANDS = {
     "status": "who is in the fleet, and whether it answers",
     "logs": "what its programs say",
     "down": "stop what `baton up` started",
+    "load": "open-loop load on any OpenAI endpoint, and a report",
     "lint": "what is wrong in a cluster file, and what to write instead",
     "explain": "what a cluster file promises, in words",
     "key": "make a tenant's key",

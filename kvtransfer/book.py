@@ -151,8 +151,6 @@ class Book:
                 entry.deadline = turn.now + self.terms.lease_s
             elif isinstance(entry, Hold) and act is Act.EXTEND_LEASE:
                 entry.deadline = min(max(entry.deadline, turn.now + self.terms.extend_s), entry.last_end)
-            elif isinstance(entry, Hold) and act is Act.FORGET_READER:
-                entry.reader = None
             else:
                 effects.append(entry.effect(act, turn))
         return effects

@@ -171,8 +171,11 @@ class Producer:
         return [Send(by.instance, Confirmation(message.id, message.serial, alive=False, because=because))]
 
     def _for_consumer(self, hold: Hold, message: Heartbeat | Release | Withdraw, by: Peer, now: float) -> list[Effect]:
-        """A move for the hold's consumer to ask for; while it has none, for whoever was sent here by the router."""
-        if hold.reader is not None and (hold.reader, hold.serial) != (by, message.serial):
+        """A move for the hold's consumer to ask for; while it has none, for whoever was sent here by the router.
+
+        A later reservation of the same consumer, in this life or another, speaks for those before it: they are over.
+        """
+        if hold.reader is not None and (hold.reader.instance != by.instance or message.serial < hold.serial):
             return self._book.ignore(STRANGER)
         cause = _CAUSES[type(message)]
         return self._book.move(hold, cause, Turn(now, str(cause), by, message.serial))

@@ -150,7 +150,6 @@ class Act(StrEnum):
     # on the clock
     START_LEASE = "start lease"
     EXTEND_LEASE = "extend lease"
-    FORGET_READER = "forget reader"
     # orders to our own engine or endpoint
     OFFER = "offer"
     """Leg 1 may be answered with this hold."""
@@ -202,14 +201,12 @@ _PRODUCER = {
         Cause.TIME_UP: Row(State.RELEASED, (Act.REPORT,)),
     },
     State.READING: {
-        # A newer ticket: the router has sent the request to another consumer. Reads do no harm to what is read.
+        # A reader that is lost may be well: the lease decides. A newer ticket names another one; reads harm nobody.
         Cause.CLAIMED: Row(State.READING, (Act.EXTEND_LEASE,)),
         Cause.ASKED: Row(State.READING, (Act.EXTEND_LEASE, Act.SAY_ALIVE)),
         Cause.HEARTBEAT: Row(State.READING, (Act.EXTEND_LEASE,)),
         Cause.GIVEN_BACK: Row(State.RELEASED),
         Cause.ABORTED: Row(State.QUARANTINED, (Act.REPORT,)),
-        Cause.PEER_LOST: Row(State.OFFERED, (Act.FORGET_READER,)),
-        Cause.LINK_ENDED: Row(State.OFFERED, (Act.FORGET_READER,)),
         Cause.TIME_UP: Row(State.RELEASED, (Act.REPORT,)),
     },
     State.QUARANTINED: {  # its lease is not extended any more

@@ -50,7 +50,7 @@ class Terms:
         if self.hold_s_max < self.lease_s:
             raise ValueError("hold_s_max must be at least lease_s, or no lease ever runs its length")
         if self.extend_s < 2 * self.heartbeat_s:
-            raise ValueError("extend_s must cover two heartbeats, or one lost message ends a hold in use")
+            raise ValueError("extend_s must cover two heartbeat_s, or one lost message ends a hold in use")
         if self.remember_s < self.wait_s_max + self.read_s_max + self.confirm_s_max:
             raise ValueError("remember_s must cover the life of a pull: wait_s_max + read_s_max + confirm_s_max")
 

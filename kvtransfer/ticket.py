@@ -33,7 +33,7 @@ VERSION = 1
 SECRET_BYTES_MIN = 32
 """As long as the MAC: a shorter key would be the easier thing to guess."""
 TAG_BYTES = 32
-TEXT_CHARS_MAX = 600_000
+TEXT_CHARS_MAX = 400_000
 """Enough for `BLOCKS_MAX` scattered blocks; longer texts are refused before they are looked at."""
 BLOCKS_MAX = 65_536
 """A million tokens at 16 a block."""

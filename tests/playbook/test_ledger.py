@@ -5,8 +5,8 @@ behind two or more ledgers; it fails by itself where a wrong byte is used, a blo
 written while it is somebody else's.
 
 What is wrong in the bytes themselves is not the ledger's to see and has no test here: layouts that both sides read
-differently (vllm 52617), models whose state is more than KV blocks (vllm 52627, 57661), cache dtypes (vllm 42179), and
-buses that corrupt (dynamo 12463). The probes and digests of a pair are for those.
+differently (vllm 52617), what a model or a cache dtype makes of them (vllm 52627, 42179), buses that corrupt (dynamo
+12463). The probes and digests of a pair are for those.
 """
 
 from collections.abc import Callable
@@ -310,6 +310,25 @@ def test_a_newer_ticket_names_another_consumer() -> None:
             (Received(PEER_E, Release(ID, S1)), [freed(Side.PRODUCER, 5, 6)]),
         ],
     )
+
+
+def test_a_reader_that_seemed_lost_is_told_the_truth() -> None:
+    """Not answering is no proof of anything: the lease decides, and the hold has stood."""
+    ledger = Ledger(7)
+    play(ledger, [(OpenHold(ID, "acme"), []), (Filled(ID, (5, 6), 30), [Offer(ID, (5, 6), 30)])])
+    play(ledger, [(Claimed(PEER_D, CLAIM, PROOF), []), (PeerLost(D), []), (LinkEnded(D), [])])
+    play(ledger, [(Received(PEER_D, AskConfirm(ID, S1)), [to_d(ALIVE)])])
+    play(ledger, [(Received(PEER_D, Release(ID, S1)), [freed(Side.PRODUCER, 5, 6)])])
+
+
+def test_a_later_life_of_a_consumer_gives_back_what_the_former_claimed() -> None:
+    """And never the other way round: an earlier reservation's release may still be under way."""
+    ledger = Ledger(7)
+    later = (4 << 32) + 1
+    play(ledger, [(OpenHold(ID, "acme"), []), (Filled(ID, (5, 6), 30), [Offer(ID, (5, 6), 30)])])
+    play(ledger, [(Claimed(PEER_D, CLAIM, PROOF), []), (Received(PEER_D, Release(ID, S1 - 1)), [])])
+    play(ledger, [(Received(PEER_E, Release(ID, later)), [])])
+    play(ledger, [(Received(Peer(D, 4), Release(ID, later)), [freed(Side.PRODUCER, 5, 6)])])
 
 
 def test_a_release_before_the_hold_prevents_it() -> None:
@@ -1008,7 +1027,7 @@ def test_nothing_is_written_after_the_producer_said_so() -> None:
 
 
 def test_a_refused_registration_stays_refused() -> None:
-    """Another consumer has the hold; it dies; a copy of the refused registration comes: its blocks are long freed."""
+    """Another consumer has the hold, and dies; a copy of the refused registration comes: its blocks are long freed."""
     ledger = Ledger(7)
     second = replace(PROOF, tag="ticket-2")
     play(ledger, [(OpenHold(ID, "acme"), []), (Filled(ID, (5, 6), 30), [Offer(ID, (5, 6), 30)])])

@@ -8,6 +8,7 @@ into somebody else's block fail at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -387,6 +388,7 @@ class World:
     def pass_time(self, seconds: float) -> None:
         """Everybody's alarms ring on time, and links are cut when asked."""
         end = self.now + seconds
+        self.tick()
         while (when := self.next_wakeup()) is not None and when <= end:
             self.now = max(self.now, when)
             self.tick()
@@ -419,6 +421,9 @@ class World:
         """Ledgers and memory agree about who owns what; where alarms rang on time, nothing has outlived its limit."""
         for site in self.sites.values():
             statistics = site.ledger.statistics(self.now)
+            book = site.ledger._book
+            if not all(math.isfinite(entry.deadline) for entry in (*book.holds.values(), *book.reservations.values())):
+                raise Wrong(f"{site.me}: an entry would wait for ever")
             owned = site.pool.owned(Side.PRODUCER) + site.pool.owned(Side.CONSUMER)
             if statistics.blocks != owned:
                 raise Wrong(f"{site.me}: the ledger knows {statistics.blocks} blocks, {owned} are taken")

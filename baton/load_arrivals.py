@@ -1,0 +1,190 @@
+"""`baton load`: from flags to the list of arrivals. Opens trace files; the reading itself is `loadgen`'s."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, cast
+
+import numpy as np
+
+from cluster.errors import UsageError
+from loadgen import arrivals as processes
+from loadgen import lengths, servegen, traces
+from loadgen.arrival import Arrival, BadRow, Row
+from loadgen.made import made
+from loadgen.shaping import denser, faster, window
+
+REQUESTS = 100
+"""Made-up load ends here unless told otherwise."""
+
+ARRIVALS_MAX = 5_000_000
+"""About 1 GB of arrivals in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The load to send."""
+
+    arrivals: list[Arrival]
+    bad: tuple[str, ...] = ()
+    """Rows that --skip-bad left out."""
+    notes: tuple[str, ...] = ()
+
+
+def planned(args: argparse.Namespace) -> Planned:
+    """What the flags ask for. UsageError where they contradict each other or a trace has bad rows."""
+    rng = np.random.default_rng(args.seed)
+    if args.trace is None:
+        return Planned(_made(args, rng))
+    for name in ("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens"):
+        if getattr(args, name) is not None:
+            flag = name.replace("_", "-")
+            raise UsageError(
+                f"--{flag} makes load up, --trace replays one: give one (--speed and --rate-scale fit both)"
+            )
+    bad: list[str] = []
+    notes: list[str] = []
+    found: Iterable[Arrival] = _strict(_rows(Path(args.trace), args, rng, notes), args, bad)
+    if args.format != "servegen" and args.from_s:
+        found = window(found, args.from_s)
+    if args.rate_scale != 1:
+        found = denser(found, args.rate_scale, rng.spawn(1)[0])
+    return Planned(_shaped(found, args), tuple(bad), tuple(notes))
+
+
+def lengths_from(text: str, flag: str) -> lengths.Lengths:
+    """A length flag: a distribution, or `like:FILE` for the lengths of a trace."""
+    if not text.startswith("like:"):
+        try:
+            return lengths.parse(text)
+        except ValueError as error:
+            raise UsageError(f"{flag}: {error}") from None
+    path = Path(text.removeprefix("like:"))
+    field = "input_tokens" if flag == "--input-tokens" else "output_tokens"
+    found = []
+    for row in _reader(path, None)(_lines(path), np.random.default_rng(0), 0.0):
+        if isinstance(row, BadRow):
+            raise UsageError(f"{flag}: {path}: {row}")
+        found.append(getattr(row, field))
+    if not found:
+        raise UsageError(f"{flag}: {path} holds no request")
+    return lengths.empirical(found)
+
+
+def _made(args: argparse.Namespace, rng: np.random.Generator) -> list[Arrival]:
+    for name in ("format", "tick_ms", "from_s"):
+        if getattr(args, name) not in {None, 0.0} or (name == "tick_ms" and args.tick_ms is not None):
+            raise UsageError(f"--{name.replace('_', '-')} tells how to read a --trace, and there is none")
+    times = _times(args, rng)
+    prefix = args.prefix_tokens or 0
+    found = made(
+        times,
+        lengths_from(args.input_tokens or "512", "--input-tokens"),
+        lengths_from(args.output_tokens or "128", "--output-tokens"),
+        rng.spawn(1)[0],
+        prefix_tokens=prefix,
+        prefix_groups=args.prefix_groups,
+    )
+    if args.requests is None and args.duration_s is None:
+        args.requests = REQUESTS
+    if args.rate_scale != 1:
+        found = denser(found, args.rate_scale, rng.spawn(1)[0])
+    return _shaped(found, args)
+
+
+def _times(args: argparse.Namespace, rng: np.random.Generator) -> Iterator[float]:
+    rate, kind = args.rate or 1.0, args.arrivals or "poisson"
+    if args.cv is not None and kind not in {"gamma", "weibull"}:
+        raise UsageError(f"--cv shapes gamma and weibull arrivals; {kind} has its own")
+    cv = 2.0 if args.cv is None else args.cv
+    if kind == "weibull" and cv > processes.CV_MAX:
+        raise UsageError(f"--cv {cv:g}: weibull takes up to {processes.CV_MAX:g}; --arrivals gamma takes more")
+    if kind == "constant":
+        return processes.constant(rate)
+    if kind == "poisson":
+        return processes.poisson(rate, rng)
+    return processes.gamma(rate, cv, rng) if kind == "gamma" else processes.weibull(rate, cv, rng)
+
+
+def _shaped(found: Iterable[Arrival], args: argparse.Namespace) -> list[Arrival]:
+    """Speed, duration and number, in this order; then all of it in memory, so that sending only sends."""
+    if args.speed != 1:
+        found = faster(found, args.speed)
+    if args.duration_s is not None:
+        found = window(found, 0.0, args.duration_s)
+    limit = ARRIVALS_MAX + 1 if args.requests is None else args.requests
+    listed = list(islice(found, limit))
+    if len(listed) > ARRIVALS_MAX:
+        raise UsageError(f"more than {ARRIVALS_MAX:,} requests; take part of it with --requests or --duration-s")
+    return listed
+
+
+def _rows(path: Path, args: argparse.Namespace, rng: np.random.Generator, notes: list[str]) -> Iterator[Row]:
+    if path.is_dir():
+        if args.format not in {None, "servegen"}:
+            raise UsageError(f"--trace {path} is a folder, which is ServeGen's format, not --format {args.format}")
+        args.format = "servegen"
+        return _servegen(path, args, rng, notes)
+    if args.format == "servegen":
+        raise UsageError(f"--trace {path} is a file; ServeGen's format is a folder")
+    return _reader(path, args.format)(_lines(path), rng, None if args.tick_ms is None else args.tick_ms / 1000)
+
+
+def _servegen(path: Path, args: argparse.Namespace, rng: np.random.Generator, notes: list[str]) -> Iterator[Row]:
+    files = {each.name: list(_lines(each)) for each in sorted(path.iterdir()) if each.suffix in {".csv", ".json"}}
+    pool = servegen.read(files)
+    yield from pool.bad
+    if pool.silent:
+        notes.append(f"{len(pool.silent)} of the trace's clients have rate 0 throughout and send nothing")
+    yield from servegen.arrivals(pool, rng, args.from_s)
+
+
+def _reader(path: Path, wanted: str | None) -> traces.Reader:
+    found = wanted or traces.detect(islice(_lines(path), traces.LOOK_LINES))
+    if found is None:
+        known = ", ".join(traces.FORMATS)
+        raise UsageError(f"{path} is in no format known here; say --format ({known})")
+    return traces.FORMATS[found]
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Lines of a file, also of a compressed one; bytes that are not UTF-8 stay visible to the reader."""
+    try:
+        with _opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape") as text:
+            yield from text
+    except (OSError, EOFError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UsageError(f"{path}: {why}") from None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
+def _strict(rows: Iterator[Row], args: argparse.Namespace, bad: list[str]) -> Iterator[Arrival]:
+    """Arrivals alone: the first bad row ends it, or with --skip-bad is noted down."""
+    for row in rows:
+        if isinstance(row, Arrival):
+            yield row
+        elif args.skip_bad:
+            bad.append(str(row))
+        else:
+            raise UsageError(f"{args.trace}: {row} (--skip-bad leaves such rows out and lists them)")
+
+
+def finite(text: str) -> float:
+    """A flag's number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
+    return value

@@ -1,0 +1,165 @@
+"""Who waits, in which order, and who of them starts: the second half of vLLM's `Scheduler.schedule` (:900-1400).
+
+Requests that hold blocks already (their KV was pulled) go before all others. The first that does not fit ends the
+admission: nobody overtakes it. One whose KV is still under way is passed over.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import Final
+
+from engine.twin.batch import Batch, Entry, PullOrder
+from engine.twin.blocks import Pool
+from engine.twin.config import Config, Policy
+from engine.twin.request import Sequence, Status
+
+
+class Admission:
+    """The waiting requests of one life of an engine. Adds to `running`, which is its scheduler's."""
+
+    def __init__(self, config: Config, pool: Pool, running: list[Sequence]) -> None:
+        self._config: Final = config
+        self._pool: Final = pool
+        self._running: Final = running
+        self.waiting: list[Sequence] = []
+        self.holding: list[Sequence] = []
+        """Those with blocks: pulling, or pulled."""
+        self._passed: list[Sequence] = []
+        """Of `holding`, those that this admission has passed over."""
+
+    def add(self, sequence: Sequence) -> None:
+        """A new request, at the end of the line, or of those of its priority."""
+        self._insert(self.waiting, sequence, first=False)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """A preempted one, at the head of the line, or by its priority and arrival."""
+        self._insert(self.waiting, sequence, first=True)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget one."""
+        for queue in (self.waiting, self.holding):
+            if sequence in queue:
+                queue.remove(sequence)
+
+    def _insert(self, queue: list[Sequence], sequence: Sequence, *, first: bool) -> None:
+        if self._config.policy is Policy.PRIORITY:
+            insort(queue, sequence, key=lambda one: one.rank)
+        else:
+            queue.insert(0 if first else len(queue), sequence)
+
+    def admit(self, batch: Batch) -> None:
+        """Start whom there is room for."""
+        while batch.left > 0 and len(self._running) < self._config.max_num_seqs:
+            queue = self.holding or self.waiting
+            if not queue:
+                break
+            sequence = queue[0]
+            if sequence.status is Status.PULLING:
+                if not sequence.landed:
+                    self._passed.append(queue.pop(0))
+                    continue
+                self._promote(sequence)
+            if not self._start(sequence, batch):
+                batch.short = sequence
+                break
+            queue.pop(0)
+            if sequence.status is Status.PULLING:
+                self._passed.append(sequence)
+        if self._config.policy is Policy.PRIORITY:
+            for sequence in self._passed:
+                self._insert(self.holding, sequence, first=False)
+        else:
+            self.holding[:0] = self._passed
+        self._passed.clear()
+
+    def _promote(self, sequence: Sequence) -> None:
+        """The pulled KV is here (:3123). The last token is computed anew where nothing else is left to compute."""
+        sequence.status = Status.PREEMPTED if sequence.preemptions else Status.WAITING
+        if sequence.lost_pull:
+            blocks, sequence.blocks, sequence.cached_blocks = sequence.blocks, [], 0
+            self._pool.give_back(blocks)
+            sequence.computed = sequence.remote_tokens = 0
+            return
+        self.cache_to(sequence, sequence.computed)
+        sequence.unread = sequence.computed
+        if sequence.computed == sequence.known:
+            sequence.computed -= 1
+
+    def _start(self, sequence: Sequence, batch: Batch) -> bool:
+        """Give it blocks and work, or order its pull. False: there is no room, or the step is full."""
+        hits, remote = [], 0
+        if sequence.computed == 0:
+            if self._config.prefix_caching:  # the last token is always computed: its successor follows from it
+                hits = self._pool.hits(sequence.text, (sequence.known - 1) // self._config.block_size)
+            remote = self._to_pull(sequence, len(hits) * self._config.block_size)
+        computed = sequence.computed + len(hits) * self._config.block_size + remote
+        wanted = 0 if remote else sequence.known - computed
+        if wanted > batch.left and not self._config.chunked_prefill:
+            return False
+        count = min(wanted, batch.left)
+        if not self._room(sequence, hits, computed + count, pulls=remote > 0):
+            return False
+        self._count_first(sequence, hits, remote)
+        self._pool.touch(hits)
+        sequence.blocks += hits
+        sequence.cached_blocks = max(sequence.cached_blocks, len(hits))
+        sequence.blocks += self._pool.take(self._config.blocks_for(computed + count) - len(sequence.blocks))
+        sequence.unread = max(sequence.unread, len(hits) * self._config.block_size)
+        sequence.computed = computed
+        self._order(sequence, len(hits), remote, count, batch)
+        return True
+
+    def _count_first(self, sequence: Sequence, hits: list[int], remote: int) -> None:
+        """What a request had of its prompt when it was first admitted."""
+        if sequence.computed == 0 and not sequence.preemptions and not sequence.pulled:
+            sequence.local_tokens, sequence.remote_tokens = len(hits) * self._config.block_size, remote
+
+    def _order(self, sequence: Sequence, first: int, remote: int, count: int, batch: Batch) -> None:
+        source = sequence.request.pull
+        if source is not None and not sequence.pulled:  # one transfer for each request
+            sequence.pulled = True
+            if not remote:
+                batch.full_hits.append(source)
+        if remote and source is not None:
+            sequence.status = Status.PULLING
+            batch.pulls.append(PullOrder(sequence.request, source, first, tuple(sequence.blocks[first:])))
+            return
+        self.cache_to(sequence, min(sequence.computed + count, sequence.known))
+        sequence.status = Status.RUNNING
+        self._running.append(sequence)
+        batch.entries[sequence] = Entry(sequence, sequence.computed, count, sequence.blocks, sequence.preemptions)
+        batch.left -= count
+
+    def _to_pull(self, sequence: Sequence, local: int) -> int:
+        """Tokens that the producer has and we have not (nixl/pull_scheduler.py:86)."""
+        source = sequence.request.pull
+        if source is None or sequence.pulled:
+            return 0
+        return max(0, min(source.tokens, sequence.text.prompt_tokens) - local)
+
+    def _room(self, sequence: Sequence, hits: list[int], tokens: int, *, pulls: bool) -> bool:
+        """Whether there are blocks for its first step; and for all of it, where that is reserved (kv_cache_manager)."""
+        blocks_for, free = self._config.blocks_for, self._pool.free_blocks
+        here = len(sequence.blocks) + len(hits) - self._pool.unused(hits)
+        spare = self._config.watermark_blocks if self._running else 0
+        if self._config.version.reserve_full_prompt and blocks_for(sequence.known) - here + spare > free:
+            return False
+        # A pull holds its blocks without making progress: it must not take those that a started prompt counts on.
+        kept = self._promised() if pulls else 0
+        return blocks_for(tokens) - here + spare <= free - kept
+
+    def _promised(self) -> int:
+        """Blocks that started prompts still lack (:3088)."""
+        unfinished = [one for one in self._running if one.computed < one.known + one.sampling]
+        begun = (*unfinished, *self.holding, *self._passed)
+        return sum(max(0, self._config.blocks_for(one.known) - len(one.blocks)) for one in begun)
+
+    def cache_to(self, sequence: Sequence, tokens: int) -> None:
+        """Let the blocks that are full with a request's first tokens be found."""
+        if not self._config.prefix_caching:
+            return
+        full = tokens // self._config.block_size
+        for block in range(sequence.cached_blocks, full):
+            self._pool.cache(sequence.blocks[block], sequence.text.chain(block))
+        sequence.cached_blocks = max(sequence.cached_blocks, full)

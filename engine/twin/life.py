@@ -1,0 +1,280 @@
+"""One life of an engine, from its start to its death: requests, scheduler, holds, and what has come in meanwhile.
+
+It knows what happens at the edge of a step and in which order, not when those edges are: `machine.py` has the clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.ids import RequestId
+from cluster.instance import Load
+from engine.twin.batch import Batch, Entry
+from engine.twin.config import Config
+from engine.twin.events import (
+    Abort,
+    Effect,
+    Finished,
+    FromPeer,
+    GiveBack,
+    Hold,
+    KvArrived,
+    KvFailed,
+    Lost,
+    Preempted,
+    Refused,
+    Submit,
+    pull_effect,
+)
+from engine.twin.holds import Holds, Outcome
+from engine.twin.request import Request, Sequence, Status
+from engine.twin.schedule import Scheduler
+from engine.twin.tokens import Text, length
+
+
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    """A pull has ended, one way or the other."""
+
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Freed:
+    """The ledger has given these blocks back."""
+
+    blocks: tuple[int, ...]
+
+
+class Life:
+    """State of an engine that runs. Effects go to the list that its machine gave it."""
+
+    def __init__(self, config: Config, epoch: int, effects: list[Effect]) -> None:
+        self.config: Final = config
+        self.scheduler: Final = Scheduler(config, epoch)
+        self.holds: Final = Holds(epoch, config.lease_s)
+        self.batches: Final[deque[Batch]] = deque()
+        """Steps that are decided and not over; the first one runs."""
+        self._effects: Final = effects
+        self._requests: dict[RequestId, Sequence] = {}
+        self._aborts: list[RequestId] = []
+        self._inbox: list[Sequence | _Landed | _Freed] = []
+        self._arrivals = 0
+        self._external_tokens = 0
+
+    # --- what comes in -----------------------------------------------------------------------------------------------
+
+    def take(self, event: Submit | Abort | KvArrived | KvFailed | FromPeer, now_ns: int) -> None:
+        """Note an event. What it means for the scheduler is seen at the next edge."""
+        match event:
+            case Submit(request):
+                self._submit(request, now_ns)
+            case Abort(request_id):
+                self._aborts.append(request_id)
+            case KvArrived(request_id, contents):
+                self._arrived(request_id, contents, now_ns)
+            case KvFailed(request_id):
+                self._land(self._pulling(request_id), lost=True)
+            case FromPeer():
+                self.carry_out(self.holds.heard(event, now_ns))
+
+    def _submit(self, request: Request, now_ns: int) -> None:
+        prompt_tokens, longest = length(request.prompt), self.config.max_model_len
+        because = None
+        if request.id in self._requests:
+            because = "there is a request of this name"
+        elif prompt_tokens >= longest:
+            because = f"its prompt has {prompt_tokens} tokens, and {longest} are the most with its answer"
+        elif request.hold is not None and request.max_tokens != 1:
+            because = "a hold is of a prompt: max_tokens must be 1"
+        if because is not None:
+            self._effects.append(Refused(now_ns, request.id, because))
+            return
+        self._arrivals += 1
+        sequence = Sequence(
+            request=request,
+            order=self._arrivals,
+            text=Text(request.prompt, request.seed, self.config.block_size),
+            limit=min(request.max_tokens, longest - prompt_tokens),
+        )
+        sequence.holds = request.hold is not None and self.holds.expect(request.hold, request.tenant, now_ns)
+        self._requests[request.id] = sequence
+        self._inbox.append(sequence)
+
+    def _pulling(self, request_id: RequestId) -> Sequence | None:
+        """Who waits for this pull; None for what comes late, twice, or unasked."""
+        sequence = self._requests.get(request_id)
+        if sequence is None or not sequence.pull_blocks or sequence.landed:
+            return None
+        return sequence
+
+    def _arrived(self, request_id: RequestId, contents: tuple[int, ...], now_ns: int) -> None:
+        sequence = self._pulling(request_id)
+        if sequence is None or sequence.request.pull is None:
+            return
+        if len(contents) != len(sequence.pull_blocks):
+            self._land(sequence, lost=True)
+            return
+        for block, content in zip(sequence.pull_blocks, contents, strict=True):
+            self.scheduler.pool.contents[block] = content
+        self._effects.append(GiveBack(now_ns, sequence.request.pull))
+        self._external_tokens += sequence.remote_tokens
+        self._land(sequence, lost=False)
+
+    def _land(self, sequence: Sequence | None, *, lost: bool) -> None:
+        if sequence is not None:
+            sequence.lost_pull = lost
+            sequence.pull_blocks = ()
+            self._inbox.append(_Landed(sequence))
+
+    def carry_out(self, outcome: Outcome) -> None:
+        """What the ledger wants done: freed blocks are free at the next edge."""
+        self._effects.extend(outcome.tell)
+        self._inbox += [_Freed(blocks) for blocks in outcome.freed]
+
+    # --- the edge of a step ------------------------------------------------------------------------------------------
+
+    def edge(self, over: Batch | None, now_ns: int) -> None:
+        """A step is over, or none was running: look at what has come in, and decide as many steps as are due.
+
+        Aborts come before the step's tokens, as in vLLM's `step` (v1/engine/core.py), everything else after them.
+        """
+        aborts, self._aborts = self._aborts, []
+        for request_id in aborts:
+            if (sequence := self._requests.get(request_id)) is not None:
+                self._abort(sequence, now_ns)
+        if over is not None:
+            self._settle(over, now_ns)
+        inbox, self._inbox = self._inbox, []
+        for item in inbox:
+            self._look_at(item, now_ns)
+        while len(self.batches) < self.config.depth and self._decide(now_ns):
+            pass
+
+    def _decide(self, now_ns: int) -> bool:
+        batch = self.scheduler.schedule()
+        for sequence in batch.preempted:
+            self._effects.append(Preempted(now_ns, sequence.id, sequence.outputs))
+        self._effects.extend(GiveBack(now_ns, source) for source in batch.full_hits)
+        for order in batch.pulls:
+            self._requests[order.request.id].pull_blocks = order.blocks
+        if not batch.entries or not self.config.version.pull_after_forward:
+            self._start_pulls(batch, now_ns)
+        if batch.entries:
+            self.batches.append(batch)
+        # A preemption may leave nobody to run, and nobody is admitted in the same turn: the engine asks again.
+        return bool(batch.entries) or (bool(batch.preempted) and not self.batches)
+
+    def _start_pulls(self, batch: Batch, now_ns: int) -> None:
+        self._effects.extend(pull_effect(order, now_ns) for order in batch.pulls)
+        batch.pulls.clear()
+
+    def _look_at(self, item: Sequence | _Landed | _Freed, now_ns: int) -> None:
+        match item:
+            case Sequence():
+                if item.status is not Status.OVER:
+                    self.scheduler.admission.add(item)
+            case _Landed(sequence):
+                self._landed(sequence, now_ns)
+            case _Freed(blocks):
+                self.scheduler.pool.give_back(blocks)
+
+    def _landed(self, sequence: Sequence, now_ns: int) -> None:
+        sequence.landed = True
+        if sequence.status is Status.OVER:  # aborted while its pull was under way
+            self._forget(sequence)
+        elif sequence.lost_pull and not self.config.recompute_failed_pulls:
+            self._end(sequence, "error", now_ns)
+
+    def _settle(self, batch: Batch, now_ns: int) -> None:
+        """A step's tokens are there (scheduler.py:2026)."""
+        self.scheduler.over(batch)
+        self._start_pulls(batch, now_ns)
+        for entry in batch.entries.values():
+            self._count(entry, now_ns)
+
+    def _count(self, entry: Entry, now_ns: int) -> None:
+        sequence = entry.sequence
+        if entry.dead or not entry.samples or (entry.stale and self.config.drops_stale_output):
+            return
+        sequence.outputs += 1
+        if not entry.stale:
+            sequence.sampling -= 1
+            self.scheduler.cache_to(sequence, min(sequence.computed - sequence.sampling, sequence.known))
+        if sequence.outputs >= sequence.ends_after:
+            self._end(sequence, sequence.reason, now_ns)
+
+    # --- how requests end --------------------------------------------------------------------------------------------
+
+    def _abort(self, sequence: Sequence, now_ns: int) -> None:
+        if sequence.status is Status.OVER:
+            return
+        source = sequence.request.pull
+        if source is not None and not sequence.pulled:  # the producer would wait for us in vain
+            self._effects.append(GiveBack(now_ns, source))
+        self._end(sequence, "abort", now_ns)
+
+    def _end(self, sequence: Sequence, reason: str, now_ns: int) -> None:
+        under_way = sequence.status is Status.PULLING and not sequence.landed
+        self.scheduler.remove(sequence)
+        hold = self._hand_over(sequence, reason, now_ns)
+        if not under_way:  # else something may still write to its blocks
+            self._forget(sequence)
+        self._effects.append(
+            Finished(
+                at_ns=now_ns,
+                request=sequence.id,
+                reason=reason,
+                outputs=sequence.outputs,
+                hold=hold,
+                first_run_ns=sequence.first_run_ns,
+                local_tokens=sequence.local_tokens,
+                remote_tokens=sequence.remote_tokens,
+                preemptions=sequence.preemptions,
+            )
+        )
+
+    def _hand_over(self, sequence: Sequence, reason: str, now_ns: int) -> Hold | None:
+        """A hold takes the blocks of the prompt; an answer that did not come to its end leaves none."""
+        transfer = sequence.request.hold
+        if transfer is None or not sequence.holds:
+            return None
+        if reason not in {"stop", "length"}:
+            self.carry_out(self.holds.abort(transfer, now_ns))
+            return None
+        tokens = sequence.computed - sequence.sampling
+        kept = self.config.blocks_for(tokens)
+        blocks, sequence.blocks = tuple(sequence.blocks[:kept]), sequence.blocks[kept:]
+        outcome = self.holds.filled(transfer, blocks, tokens, now_ns)
+        self.carry_out(outcome)
+        return outcome.offered
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.scheduler.free(sequence)
+        del self._requests[sequence.id]
+
+    def die(self, now_ns: int) -> None:
+        """Every request is lost."""
+        alive = [sequence for sequence in self._requests.values() if sequence.status is not Status.OVER]
+        self._effects.extend(Lost(now_ns, sequence.id) for sequence in alive)
+
+    # --- what it says about itself -----------------------------------------------------------------------------------
+
+    def load(self) -> Load:
+        """As ``/metrics`` has it: requests that came during a step wait."""
+        admission, pool = self.scheduler.admission, self.scheduler.pool
+        coming = sum(isinstance(item, Sequence) for item in self._inbox)
+        return Load(
+            running=len(self.scheduler.running),
+            waiting=len(admission.waiting) + len(admission.holding) + coming,
+            kv_usage=1 - pool.free_blocks / self.config.num_blocks,
+            external_kv_tokens=self._external_tokens,
+        )
+
+    def contents(self, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
+        """What somebody reads who reads these blocks now."""
+        if any(not 0 <= block < self.config.num_blocks for block in blocks):
+            return None
+        return tuple(self.scheduler.pool.contents[block] for block in blocks)

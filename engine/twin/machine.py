@@ -1,0 +1,196 @@
+"""The twin: one vLLM instance as a machine (law 2), in whole nanoseconds.
+
+`handle(event, now_ns) -> effects`, `next_wakeup() -> int | None`. Time never runs backwards; a late call is no fault:
+what was due before is done first, each at its own time, and effects say when they were due.
+
+A step that runs is never interrupted. What comes in during it is looked at when it is over: aborts before its tokens
+are counted, everything else after. Steps in which nothing changes are made together (`runs.py`); an event cuts such a
+run at the end of the step that is under way. With `fast_forward=False` each step is made by itself, with the same
+outcome.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cluster.instance import Load
+from engine.twin.batch import Batch
+from engine.twin.config import Config, StepCosts
+from engine.twin.events import (
+    Contents,
+    Cut,
+    Die,
+    Effect,
+    Event,
+    LoadIs,
+    ReadBlocks,
+    ReadLoad,
+    Ready,
+    Refused,
+    Run,
+    Share,
+    Start,
+    Submit,
+    Tick,
+)
+from engine.twin.flight import Flight
+from engine.twin.life import Life
+from engine.twin.runs import execute, horizon, leap
+
+
+class Twin:
+    """One vLLM instance. Down until it is started; a request that comes while it is not ready is refused."""
+
+    def __init__(self, config: Config, costs: StepCosts, *, fast_forward: bool = True) -> None:
+        self.config: Final = config
+        self._costs: Final = costs
+        self._fast_forward: Final = fast_forward
+        self._life: Life | None = None
+        self._starting: tuple[int, int] | None = None
+        """When it will be ready, and under which epoch."""
+        self._flight: Flight | None = None
+        self._runs = 0
+        self._now_ns = 0
+        self._effects: list[Effect] = []
+
+    def next_wakeup(self) -> int | None:
+        """When something happens by itself: a step is over, a lease ends, the engine is ready."""
+        due = [] if self._starting is None else [self._starting[0]]
+        if self._flight is not None:
+            due.append(self._flight.end_ns(self._costs))
+        if self._life is not None and (lease := self._life.holds.next_wakeup()) is not None:
+            due.append(max(lease, self._now_ns))
+        return min(due, default=None)
+
+    def handle(self, event: Event, now_ns: int) -> tuple[Effect, ...]:
+        """Fold one event in, after all that was due by now."""
+        assert now_ns >= self._now_ns, "time does not run backwards"
+        while (due := self.next_wakeup()) is not None and due <= now_ns:
+            self._now_ns = due
+            self._pass(due)
+        self._now_ns = now_ns
+        self._take(event, now_ns)
+        effects = tuple(self._effects)
+        self._effects.clear()
+        return effects
+
+    # --- the clock ---------------------------------------------------------------------------------------------------
+
+    def _pass(self, now_ns: int) -> None:
+        """Do what is due at this very time: one thing, the end of a step first."""
+        if self._flight is not None and self._flight.end_ns(self._costs) <= now_ns:
+            self._land(now_ns)
+        elif self._starting is not None and self._starting[0] <= now_ns:
+            epoch, self._starting = self._starting[1], None
+            self._life = Life(self.config, epoch, self._effects)
+            self._effects.append(Ready(now_ns, epoch))
+        elif self._life is not None:
+            self._life.carry_out(self._life.holds.tick(now_ns))
+            self._disturb(self._life, now_ns)
+
+    def _take(self, event: Event, now_ns: int) -> None:
+        match event:
+            case Tick():
+                pass
+            case Start(epoch):
+                self._stop(now_ns)
+                self._starting = (now_ns + self.config.start_up_ns, epoch)
+                if not self.config.start_up_ns:
+                    self._pass(now_ns)
+            case Die():
+                self._stop(now_ns)
+            case _ if self._life is None:
+                self._answer_dead(event, now_ns)
+            case ReadLoad() | ReadBlocks():
+                self._cut(self._life, now_ns)
+                self._answer(self._life, event, now_ns)
+            case _:
+                self._life.take(event, now_ns)
+                self._disturb(self._life, now_ns)
+
+    def _answer(self, life: Life, event: ReadLoad | ReadBlocks, now_ns: int) -> None:
+        if isinstance(event, ReadLoad):
+            self._effects.append(LoadIs(now_ns, life.load()))
+        else:
+            self._effects.append(Contents(now_ns, life.contents(event.blocks)))
+
+    def _answer_dead(self, event: Event, now_ns: int) -> None:
+        """No engine runs: no connection. What peers and links report is about a life that is over."""
+        match event:
+            case Submit(request):
+                self._effects.append(Refused(now_ns, request.id, "the engine is not ready"))
+            case ReadLoad():
+                self._effects.append(LoadIs(now_ns, Load()))
+            case ReadBlocks():
+                self._effects.append(Contents(now_ns, None))
+
+    def _stop(self, now_ns: int) -> None:
+        if self._flight is not None and self._life is not None:
+            self._cut(self._life, now_ns)
+        if self._life is not None:
+            self._life.die(now_ns)
+        self._life = self._flight = self._starting = None
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _disturb(self, life: Life, now_ns: int) -> None:
+        """Something has come in: it is looked at when the step under way is over, or at once."""
+        if self._flight is not None:
+            self._cut(life, now_ns)
+        else:
+            life.edge(None, now_ns)
+            self._take_off(life, now_ns)
+
+    def _cut(self, life: Life, now_ns: int) -> None:
+        """Bring the books up to now, and let the run end with the step that is under way."""
+        flight = self._flight
+        if flight is None or flight.steps == flight.done + 1:
+            return
+        over = flight.steps_over(self._costs, now_ns)
+        leap(life.scheduler, life.batches, over - flight.done)
+        flight.done = over
+        if flight.steps > over + 1:
+            flight.steps = over + 1
+            self._effects.append(Cut(flight.number, now_ns, flight.end_ns(self._costs), flight.steps))
+
+    def _land(self, now_ns: int) -> None:
+        """The last step of a run is over."""
+        flight, life = self._flight, self._life
+        assert flight is not None and life is not None
+        leap(life.scheduler, life.batches, flight.steps - 1 - flight.done)
+        self._flight = None
+        life.edge(life.batches.popleft(), now_ns)
+        self._take_off(life, now_ns)
+
+    def _take_off(self, life: Life, now_ns: int) -> None:
+        """Begin the step that is decided, with as many like it as can be foreseen."""
+        if not life.batches:
+            return
+        batch = life.batches[0]
+        execute(life.scheduler, batch)
+        steps = 1 + (horizon(life.scheduler, life.batches) if self._fast_forward else 0)
+        self._runs += 1
+        flight = self._flight = Flight(self._runs, now_ns, batch.work, steps)
+        self._effects.append(
+            Run(
+                number=flight.number,
+                at_ns=now_ns,
+                end_ns=flight.end_ns(self._costs),
+                steps=steps,
+                batch=flight.work.batch,
+                sum_context=flight.work.sum_context,
+                prompt_tokens=flight.work.new_tokens,
+                shares=self._shares(batch, now_ns),
+            )
+        )
+
+    def _shares(self, batch: Batch, now_ns: int) -> tuple[Share, ...]:
+        shares: list[Share] = []
+        for entry in batch.entries.values():
+            sequence = entry.sequence
+            if sequence.first_run_ns is None:
+                sequence.first_run_ns = now_ns
+            unwanted = entry.dead or (entry.stale and self.config.drops_stale_output)
+            if entry.samples and not unwanted:
+                shares.append(Share(sequence.id, sequence.outputs, sequence.key))
+        return tuple(shares)

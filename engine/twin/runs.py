@@ -1,0 +1,124 @@
+"""Many decode steps at once: how far the scheduler's next decisions are known, and their outcome in closed form.
+
+While everybody decodes and nobody can start, each turn of the engine (settle a step, decide another) is trivial: one
+token more for each. `horizon` says for how many turns that holds, `leap` carries them out. The result is the same,
+block by block and in the same order, as if each had been made by `Scheduler.schedule`: tests/property/test_twin.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Row
+
+from engine.twin.batch import Batch, Entry
+from engine.twin.request import Sequence
+from engine.twin.schedule import Scheduler
+
+
+def horizon(scheduler: Scheduler, batches: Row[Batch]) -> int:
+    """Turns that will be trivial from here, given the steps that are decided and not over. No event may come in."""
+    if len(batches) < scheduler.config.depth or scheduler.defers:
+        return 0
+    running = scheduler.running
+    if any(not batch.decodes_only or list(batch.entries) != running for batch in batches):
+        return 0
+    turns = min(_own(sequence) for sequence in running)
+    last = batches[-1]
+    if last.short is not None:
+        turns = min([turns, *(_until_found(scheduler, sequence, last.short) for sequence in running)])
+    return _until_exhausted(scheduler, max(0, turns))
+
+
+def _own(sequence: Sequence) -> int:
+    """Turns before it ends, and before it has nothing more to compute."""
+    return min(sequence.ends_after - sequence.outputs - 1, sequence.limit - sequence.outputs - sequence.sampling)
+
+
+def _until_found(scheduler: Scheduler, sequence: Sequence, short: Sequence) -> int:
+    """Turns before it fills a block that the one who waits for blocks would find in the cache."""
+    block, block_size = sequence.cached_blocks, scheduler.config.block_size
+    looked_at = (short.known - 1) // block_size
+    if not scheduler.config.prefix_caching or short.computed or block >= looked_at:
+        return sequence.limit
+    if short.text.chain(block - 1) != sequence.text.chain(block - 1):
+        return sequence.limit
+    return (block + 1) * block_size - min(sequence.computed, sequence.known) - 1
+
+
+def _until_exhausted(scheduler: Scheduler, turns: int) -> int:
+    """The most turns up to these for which there are blocks."""
+
+    def lacking(turns: int) -> int:
+        blocks_for = scheduler.config.blocks_for
+        return sum(blocks_for(one.computed + turns) - len(one.blocks) for one in scheduler.running)
+
+    free, low, high = scheduler.pool.free_blocks, 0, turns
+    while low < high:
+        middle = (low + high + 1) // 2
+        if lacking(middle) <= free:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def leap(scheduler: Scheduler, batches: Row[Batch], turns: int) -> None:
+    """Make so many trivial turns."""
+    if not turns:
+        return
+    _allocate(scheduler, turns)
+    for sequence in scheduler.running:
+        sequence.outputs += turns
+        sequence.computed += turns
+    for batch in batches:
+        for entry in batch.entries.values():
+            entry.start += turns
+    for entry in batches[0].entries.values():
+        write(scheduler, entry, entry.start - turns, entry.start + 1)
+
+
+def _allocate(scheduler: Scheduler, turns: int) -> None:
+    """Take and cache blocks in the order in which the turns would have done it."""
+    block_size = scheduler.config.block_size
+    moves: list[tuple[int, int, bool]] = []
+    for place, sequence in enumerate(scheduler.running):
+        empty = len(sequence.blocks) * block_size - sequence.computed
+        moves += [(turn, place, False) for turn in range(empty + 1, turns + 1, block_size)]
+        left = block_size - min(sequence.computed, sequence.known) % block_size
+        moves += [(turn, place, True) for turn in range(left, turns + 1, block_size)]
+    for turn, place, full in sorted(moves):
+        sequence = scheduler.running[place]
+        if full:
+            scheduler.cache_to(sequence, min(sequence.computed, sequence.known) + turn)
+        else:
+            sequence.blocks += scheduler.pool.take(1)
+
+
+def execute(scheduler: Scheduler, batch: Batch) -> None:
+    """What a step does to memory: each request reads what it got from elsewhere, and writes what it computes.
+
+    In the order of the batch: what one writes, a later one may have found in the cache.
+    """
+    for entry in batch.entries.values():
+        if not entry.stale and not entry.dead and entry.sequence.unread:
+            _read(scheduler, entry)
+        write(scheduler, entry, entry.start, entry.start + entry.count)
+
+
+def _read(scheduler: Scheduler, entry: Entry) -> None:
+    """Compare what is there with what should be. Whoever reads something else goes wrong from there on."""
+    sequence, block_size = entry.sequence, scheduler.config.block_size
+    for block in range(scheduler.config.blocks_for(sequence.unread)):
+        found = scheduler.pool.contents[entry.table[block]]
+        right = sequence.text.digest(block, min(sequence.unread, (block + 1) * block_size))
+        if found != right:
+            sequence.taint = found | 1  # 0 stands for: all is well
+            break
+    sequence.unread = 0
+
+
+def write(scheduler: Scheduler, entry: Entry, start: int, end: int) -> None:
+    """The KV of the tokens from `start` to `end`."""
+    block_size = scheduler.config.block_size
+    for block in range(start // block_size, (end - 1) // block_size + 1):
+        content = entry.sequence.digest(block, min(end, (block + 1) * block_size))
+        scheduler.pool.contents[entry.table[block]] = content

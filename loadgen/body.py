@@ -1,0 +1,54 @@
+"""The request body that asks for one arrival. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from loadgen.arrival import Arrival
+from loadgen.prompts import Fit, prompt_ids, prompt_text
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How requests are put."""
+
+    model: str
+    chat: bool = False
+    fit: Fit = field(default_factory=Fit)
+    vocabulary: tuple[int, int] | None = None
+    """Send token ids of this range instead of text (completions only): exact lengths for any tokenizer."""
+    ignore_eos: bool = True
+    """vLLM's `ignore_eos`: answers are as long as the arrival says. Other servers may refuse the field."""
+    salt: str = ""
+    """Makes this run's own texts unlike another run's, so that no cache has seen them."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Put into every body last, over what stands there."""
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+
+def body_of(arrival: Arrival, asking: Asking, number: int) -> bytes:
+    """The JSON of request `number` of this run."""
+    salt = f"{asking.salt} {number}"
+    body: dict[str, Any] = {"model": asking.model}
+    if asking.chat:
+        body["messages"] = [{"role": "user", "content": prompt_text(arrival, asking.fit, salt)}]
+    elif asking.vocabulary is not None:
+        body["prompt"] = prompt_ids(arrival, asking.vocabulary, salt)
+    else:
+        body["prompt"] = prompt_text(arrival, asking.fit, salt)
+    body |= {
+        "max_tokens": max(1, arrival.output_tokens),
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if asking.ignore_eos:
+        body["ignore_eos"] = True
+    return msgspec.json.encode(body | dict(asking.extra))

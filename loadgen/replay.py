@@ -1,0 +1,354 @@
+"""The open-loop sender: each request at its moment, whatever the server does with the earlier ones.
+
+Never waits for an answer before it sends the next (unless `concurrency_max` is set, and then it counts what it held
+back). Keeps apart when a request was meant to be sent, when it was, and when bytes came. Ends by itself: after the last
+arrival it waits for open answers, each until its own deadline. `stop()` ends sending, `cut()` ends everything; what was
+measured is kept either way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import msgspec
+
+from loadgen.arrival import Arrival
+from loadgen.body import Asking, body_of
+from loadgen.http import Connection, Failed, Pool
+from loadgen.record import INTERRUPTED, Record, Timings, record_of
+from loadgen.stream import DETAIL_CHARS, Answered, Tally
+
+EARLY_S = 0.001
+"""Timers fire up to a millisecond late (epoll counts in them), so we wake that much earlier and yield till then."""
+
+SLICE_S = 0.2
+"""Sleeps are cut to this, so that stopping takes no longer."""
+
+TICK_S = 0.1
+"""How often deadlines are looked at and progress is told."""
+
+BURST = 8
+"""When late, yield after so many sends: answers must be read meanwhile."""
+
+ERROR_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How to send."""
+
+    asking: Asking
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0
+    """From sending to the end of the answer; then it is an error of kind `timeout`."""
+    drain_s: float = 10.0
+    """After `stop()`, open answers may take this long before they are cut as `interrupted`."""
+    concurrency_max: int | None = None
+    """Requests open at once; None = no limit, which is what open-loop means."""
+    token_times: bool = False
+
+
+@dataclass(slots=True)
+class Load:
+    """What was sent and what came of it, also while it runs."""
+
+    sent: int = 0
+    done: int = 0
+    failed: int = 0
+    held_back: int = 0
+    tokens: int = 0
+    elapsed_s: float = 0.0
+    cpu_s: float = 0.0
+    """Processor time of this whole process during the load."""
+    stopped: bool = False
+    records: list[Record] = field(default_factory=list)
+    gaps_s: array[float] = field(default_factory=lambda: array("f"))
+    """Time between the chunks of an answer, of all answers that came whole."""
+
+    @property
+    def open(self) -> int:
+        return self.sent - self.done
+
+
+class Replay:
+    """One load on one endpoint. `on_record` hears each record as it ends, `on_tick` the load ten times a second."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        sending: Sending,
+        on_record: Callable[[Record], None] | None = None,
+        on_tick: Callable[[Load], None] | None = None,
+    ) -> None:
+        self.load = Load()
+        self._pool = pool
+        self.sending = sending
+        self._on_record, self._on_tick = on_record, on_tick
+        self._open: dict[int, _Exchange] = {}
+        self._held: deque[tuple[int, Arrival, bytes]] = deque()
+        self._start = 0.0
+        self._stop_at: float | None = None
+        self._sent_all = False
+        self._group: asyncio.TaskGroup | None = None
+        lines = [f"POST {pool.base}{sending.asking.path} HTTP/1.1", f"Host: {pool.netloc}"]
+        lines += ["Content-Type: application/json", "Accept: text/event-stream", "User-Agent: baton-load"]
+        self._head = "\r\n".join(
+            [*lines, *(f"{name}: {value}" for name, value in sending.headers.items()), ""]
+        ).encode()
+
+    def stop(self) -> None:
+        """Send no more; what is open may still end, for `drain_s`."""
+        self.load.stopped = True
+        if self._stop_at is None:
+            self._stop_at = time.perf_counter() + self.sending.drain_s
+
+    def cut(self) -> None:
+        """End now: what is open is recorded as interrupted."""
+        self.stop()
+        self._stop_at = time.perf_counter()
+
+    async def run(self, arrivals: Iterable[Arrival]) -> Load:
+        """Send them all and wait for the answers."""
+        _allow_many_files()
+        thresholds = gc.get_threshold()
+        gc.freeze()  # what was there before needs no looking through, and what a load makes has no cycles worth a pause
+        gc.set_threshold(100_000, 50, 1000)
+        cpu_s = time.process_time()
+        self._start = time.perf_counter()
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                group.create_task(self._send_all(arrivals))
+                await self._watch()
+        finally:
+            self.load.elapsed_s = time.perf_counter() - self._start
+            self.load.cpu_s = time.process_time() - cpu_s
+            self._pool.close()
+            gc.set_threshold(*thresholds)
+            gc.unfreeze()
+        return self.load
+
+    # sending
+
+    async def _send_all(self, arrivals: Iterable[Arrival]) -> None:
+        for number, arrival in enumerate(arrivals):
+            if self._stop_at is not None:
+                break
+            body = body_of(arrival, self.sending.asking, number)  # made ahead of its time, while there is some
+            if not await self._until(self._start + arrival.at_s, number):
+                break
+            limit = self.sending.concurrency_max
+            if limit is not None and len(self._open) >= limit:
+                self.load.held_back += 1
+                self._held.append((number, arrival, body))
+            else:
+                self._send(_Exchange(self, number, arrival, self._request(arrival, body)))
+        self._sent_all = True
+
+    async def _until(self, due: float, number: int) -> bool:
+        """Wait for the moment; False if there is none any more, as we were told to stop."""
+        left = due - time.perf_counter()
+        if left <= 0:
+            if number % BURST == 0:
+                await asyncio.sleep(0)
+            return self._stop_at is None
+        while left > 2 * EARLY_S:
+            await asyncio.sleep(min(left - EARLY_S, SLICE_S))
+            if self._stop_at is not None:
+                return False
+            left = due - time.perf_counter()
+            if left <= 2 * EARLY_S:
+                while time.perf_counter() < due:  # noqa: ASYNC110 - waits for a moment, which is no event
+                    await asyncio.sleep(0)
+                return self._stop_at is None
+        await asyncio.sleep(left)
+        return self._stop_at is None
+
+    def _request(self, arrival: Arrival, body: bytes) -> bytes:
+        named = f"x-slo-class: {arrival.slo_class}\r\n".encode() if arrival.slo_class else b""
+        return b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, named, len(body), body)
+
+    def _send(self, exchange: _Exchange) -> None:
+        self._open[exchange.number] = exchange
+        self.load.sent += 1
+        exchange.sent = time.perf_counter()
+        self.send_on(self._pool.idle(), exchange)
+
+    def send_on(self, connection: Connection | None, exchange: _Exchange) -> None:
+        """On this connection, or on a new one."""
+        if connection is not None:
+            exchange.connection = connection
+            connection.send(exchange.request, exchange)
+            return
+        assert self._group is not None
+        exchange.connecting = self._group.create_task(self._connect(exchange))
+
+    async def _connect(self, exchange: _Exchange) -> None:
+        try:
+            connection = await self._pool.connect()
+        except Failed as failed:
+            exchange.connecting = None
+            exchange.give_up(failed.kind, str(failed))
+            return
+        exchange.connecting = None
+        exchange.connection = connection
+        connection.send(exchange.request, exchange)
+
+    # ends
+
+    async def _watch(self) -> None:
+        """Deadlines, progress and the end."""
+        while not (self._sent_all and not self._open and not self._held):
+            await asyncio.sleep(TICK_S)
+            now = time.perf_counter()
+            self.load.elapsed_s = now - self._start
+            if self._stop_at is not None:
+                self._drop_held()
+                if now >= self._stop_at:
+                    for exchange in list(self._open.values()):
+                        exchange.give_up(INTERRUPTED, "cut when the load was stopped")
+            self._expire(now)
+            if self._on_tick is not None:
+                self._on_tick(self.load)
+
+    def _expire(self, now: float) -> None:
+        """Everybody has the same deadline, so the one sent first is due first (held back ones, too)."""
+        while self._open:
+            oldest = next(iter(self._open.values()))
+            if now - oldest.sent < self.sending.timeout_s:
+                return
+            oldest.give_up("timeout", f"no complete answer within {self.sending.timeout_s:g} s")
+
+    def _drop_held(self) -> None:
+        """Those that waited for a place when we were told to stop were never sent."""
+        self._held.clear()
+
+    def ended(self, exchange: _Exchange, record: Record, token_s: array[float]) -> None:
+        """An exchange is over, well or not."""
+        del self._open[exchange.number]
+        load = self.load
+        load.done += 1
+        load.failed += record.error is not None
+        load.tokens += record.tokens
+        load.records.append(record)
+        if record.error is None:
+            load.gaps_s.extend([later - one for one, later in pairwise(token_s)])
+        if self._on_record is not None:
+            self._on_record(record)
+        if self._held and self._stop_at is None:
+            number, arrival, body = self._held.popleft()
+            self._send(_Exchange(self, number, arrival, self._request(arrival, body), held_back=True))
+
+    @property
+    def start(self) -> float:
+        return self._start
+
+
+class _Exchange:
+    """One request and its answer: hears the connection, ends in one record."""
+
+    __slots__ = (
+        "_arrival", "_error_body", "_first_byte", "_held_back", "_replay", "_resent", "_status", "_tally",
+        "connecting", "connection", "number", "over", "request", "sent",
+    )  # fmt: skip
+
+    def __init__(
+        self, replay: Replay, number: int, arrival: Arrival, request: bytes, *, held_back: bool = False
+    ) -> None:
+        self.number, self.request = number, request
+        self.sent = 0.0
+        self.connection: Connection | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self.over = False
+        self._replay, self._arrival, self._held_back = replay, arrival, held_back
+        self._resent = False
+        self._status: int | None = None
+        self._first_byte: float | None = None
+        self._tally = Tally()
+        self._error_body = b""
+
+    def piece(self, status: int, data: bytes, now: float) -> None:
+        if self._first_byte is None:
+            self._first_byte = now
+            self._status = status
+        if status == 200:
+            self._tally.feed(data, now)
+        elif len(self._error_body) < ERROR_BYTES:
+            self._error_body += data
+
+    def ended(self, status: int, now: float) -> None:
+        self._status = status
+        if status == 200:
+            self._end(self._tally.end(), now)
+        else:
+            kind = "shed" if status == 429 else f"http_{status}"
+            self._end(_nothing(kind, _said(self._error_body)), now)
+
+    def broke(self, why: str, now: float, *, stale: bool) -> None:
+        if stale and not self._resent:
+            self._resent = True
+            self._replay.send_on(None, self)
+            return
+        self._end(_broken(self._tally, "broken_off", why), now)
+
+    def give_up(self, kind: str, detail: str) -> None:
+        """It ends here, by our own decision or for want of a connection."""
+        if self.over:
+            return
+        if self.connecting is not None:
+            self.connecting.cancel()
+        if self.connection is not None:
+            self.connection.cut()
+        self._end(_broken(self._tally, kind, detail), time.perf_counter())
+
+    def _end(self, answered: Answered, now: float) -> None:
+        self.over = True
+        start = self._replay.start
+        token_s = array("d", [at - start for at in answered.token_s])
+        first = None if self._first_byte is None else self._first_byte - start
+        timings = Timings(self.sent - start, first, now - start, token_s)
+        record = record_of(self.number, self._arrival, timings, token_times=self._replay.sending.token_times)
+        record.status, record.error, record.detail = self._status, answered.error, answered.detail
+        record.prompt_tokens, record.completion_tokens = answered.prompt_tokens, answered.completion_tokens
+        record.held_back, record.resent = self._held_back, self._resent
+        self.connection = None
+        self._replay.ended(self, record, token_s)
+
+
+def _nothing(kind: str, detail: str) -> Answered:
+    return Answered(array("d"), None, None, kind, detail)
+
+
+def _broken(tally: Tally, kind: str, detail: str) -> Answered:
+    """What came before the end, under the error that ended it."""
+    if not tally.event_s:
+        return _nothing(kind, detail)
+    found = tally.end()
+    return Answered(found.token_s, found.prompt_tokens, found.completion_tokens, kind, detail)
+
+
+def _said(body: bytes) -> str:
+    """The message of an error answer, whatever its shape."""
+    with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+        found = msgspec.json.decode(body)
+        if isinstance(found, dict):
+            inner = found.get("error", found)
+            if isinstance(inner, dict) and "message" in inner:
+                return str(inner["message"])[:DETAIL_CHARS]
+    return body.decode(errors="replace").strip()[:DETAIL_CHARS]
+
+
+def _allow_many_files() -> None:
+    """An open-loop load may hold thousands of connections: take as many files as this user may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,251 @@
+"""What a load adds up to. Pure: records in, a value out; also for no records and for one.
+
+Times in milliseconds. Percentiles interpolate linearly (numpy's default, as `vllm bench serve` takes them). Latencies
+are those of answers that came whole; attainment is the share of **all** arrivals that met every target, so errors and
+shed ones are misses. Those that we cut ourselves are in neither, and are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from loadgen.record import INTERRUPTED, Record
+
+LATE_MS = 10.0
+"""Sent later than this at p99, the load was not the one asked for: ten times what timers cost an idle sender."""
+
+CPU_SHARE = 0.9
+"""Above this share of one core the sender itself may delay what it measures."""
+
+STARVED_SHARE = 0.5
+"""Late with less than this used, it was not the sender's own work that made it late."""
+
+ERRORS_SHOWN = 20
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """Promises in milliseconds; None = none. They mean what they mean in the cluster file."""
+
+    ttft_ms: float | None = None
+    tt2t_ms: float | None = None
+    """From the first token to the second."""
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+    @property
+    def any(self) -> bool:
+        return any(each is not None for each in (self.ttft_ms, self.tt2t_ms, self.tpot_ms, self.e2e_ms))
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """A quantity over many requests. None where there is nothing to say."""
+
+    count: int = 0
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+
+class ErrorKind(msgspec.Struct, frozen=True):
+    """One kind of error, how often, and what was said the first time."""
+
+    kind: str
+    count: int
+    example: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole of it, as `--json` prints it."""
+
+    planned: int | None
+    """Requests the load had; None where it ran for a time."""
+    sent: int
+    completed: int
+    failed: int
+    shed: int
+    """Answered 429; among `failed`."""
+    interrupted: int
+    elapsed_s: float
+    offered_rate: float | None
+    """Requests per second as they were meant to be sent."""
+    completed_rate: float | None
+    """Whole answers per second of the time from the first intended send to the last end."""
+    input_tokens: int
+    output_tokens: int
+    """Of whole answers, by `usage` where the server sends it."""
+    output_tokens_s: float | None
+    total_tokens_s: float | None
+    ttft_ms: Spread
+    """From the intended moment."""
+    ttft_sent_ms: Spread
+    """From the real moment of sending."""
+    tt2t_ms: Spread
+    tpot_ms: Spread
+    itl_ms: Spread
+    """Gaps between chunks, all of them together."""
+    e2e_ms: Spread
+    late_ms: Spread
+    """Real minus intended moment of sending: our own lateness."""
+    attained: int | None
+    attainment: float | None
+    """None without targets or arrivals."""
+    targets: Targets
+    errors: tuple[ErrorKind, ...]
+    prompt_tokens_off: float | None
+    """Mean of |prompt tokens by `usage` − asked| / asked: how well prompts have the wanted length."""
+    short_answers: int
+    """Whole answers with fewer tokens than asked for."""
+    cpu_share: float | None
+    notes: tuple[str, ...]
+    """What a reader must know before believing the rest."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about the load that are not in its records."""
+
+    planned: int | None = None
+    elapsed_s: float = 0.0
+    cpu_s: float = 0.0
+    held_back: int = 0
+    stopped: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def report_of(
+    records: Sequence[Record], run: Run, targets: Targets | None = None, gaps_s: Iterable[float] = ()
+) -> Report:
+    """Add it all up."""
+    targets = targets or Targets()
+    ours = [r for r in records if r.error != INTERRUPTED]
+    good = [r for r in ours if r.error is None]
+    span_s = max((r.end_s for r in ours), default=0.0) - min((r.at_s for r in ours), default=0.0)
+    prompt = sum(r.input_tokens if r.prompt_tokens is None else r.prompt_tokens for r in good)
+    output = sum(r.tokens for r in good)
+    attained = sum(met(r, targets) for r in ours) if targets.any else None
+    late = spread_ms(r.sent_s - r.at_s for r in records if not r.held_back)
+    cpu_share = run.cpu_s / run.elapsed_s if run.elapsed_s > 0 else None
+    return Report(
+        planned=run.planned,
+        sent=len(records),
+        completed=len(good),
+        failed=len(ours) - len(good),
+        shed=sum(r.error == "shed" for r in ours),
+        interrupted=len(records) - len(ours),
+        elapsed_s=run.elapsed_s,
+        offered_rate=_offered(records),
+        completed_rate=_per(len(good), span_s),
+        input_tokens=prompt,
+        output_tokens=output,
+        output_tokens_s=_per(output, span_s),
+        total_tokens_s=_per(output + prompt, span_s),
+        **{name: spread_ms(map(of, good)) for name, of in _LATENCIES.items()},
+        itl_ms=spread_ms(gaps_s),
+        late_ms=late,
+        attained=attained,
+        attainment=attained / len(ours) if attained is not None and ours else None,
+        targets=targets,
+        errors=_errors(ours),
+        prompt_tokens_off=_off(good),
+        short_answers=sum(r.tokens < max(1, r.output_tokens) for r in good),
+        cpu_share=cpu_share,
+        notes=(*run.notes, *_notes(run, late, cpu_share, records)),
+    )
+
+
+_LATENCIES: dict[str, Callable[[Record], float | None]] = {
+    "ttft_ms": lambda record: record.ttft_s,
+    "ttft_sent_ms": lambda record: record.ttft_sent_s,
+    "tt2t_ms": lambda record: record.tt2t_s,
+    "tpot_ms": lambda record: record.tpot_s,
+    "e2e_ms": lambda record: record.e2e_s,
+}
+
+
+def met(record: Record, targets: Targets) -> bool:
+    """Whether this request was served whole and within every target.
+
+    A time it does not have (the second token of an answer of one) is not missed; a whole answer without a token misses
+    its first.
+    """
+    if record.error is not None:
+        return False
+    for target, seconds in (
+        (targets.tt2t_ms, record.tt2t_s),
+        (targets.tpot_ms, record.tpot_s),
+        (targets.e2e_ms, record.e2e_s),
+    ):
+        if target is not None and seconds is not None and seconds * 1000 > target:
+            return False
+    return targets.ttft_ms is None or (record.ttft_s is not None and record.ttft_s * 1000 <= targets.ttft_ms)
+
+
+def spread_ms(seconds: Iterable[float | None]) -> Spread:
+    """Mean, percentiles and maximum in milliseconds, of those that are there."""
+    values = np.array([each for each in seconds if each is not None], dtype=np.float64) * 1000
+    if not len(values):
+        return Spread()
+    p50, p90, p99 = (round(float(each), 4) for each in np.percentile(values, (50, 90, 99)))
+    return Spread(len(values), round(float(values.mean()), 4), p50, p90, p99, round(float(values.max()), 4))
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as plain values."""
+    found: dict[str, Any] = msgspec.to_builtins(report)
+    return found
+
+
+def _per(amount: float, span_s: float) -> float | None:
+    return amount / span_s if span_s > 0 else None
+
+
+def _offered(records: Sequence[Record]) -> float | None:
+    """Intended requests per second: gaps over their time, so one request has no rate."""
+    if len(records) < 2:
+        return None
+    times = [record.at_s for record in records]
+    return _per(len(records) - 1, max(times) - min(times))
+
+
+def _errors(ours: Sequence[Record]) -> tuple[ErrorKind, ...]:
+    counted = Counter(record.error for record in ours if record.error is not None)
+    example = {record.error: record.detail for record in reversed(ours) if record.error is not None}
+    return tuple(ErrorKind(kind, count, example[kind]) for kind, count in counted.most_common(ERRORS_SHOWN))
+
+
+def _off(good: Sequence[Record]) -> float | None:
+    offs = [abs(r.prompt_tokens - r.input_tokens) / max(1, r.input_tokens) for r in good if r.prompt_tokens is not None]
+    return sum(offs) / len(offs) if offs else None
+
+
+def _starved(cpu_share: float | None) -> str:
+    if cpu_share is None or cpu_share > STARVED_SHARE:
+        return ""
+    return f" (it used {cpu_share:.0%} of a core: other programs had the processor, or it was asleep)"
+
+
+def _notes(run: Run, late: Spread, cpu_share: float | None, records: Sequence[Record]) -> Iterable[str]:
+    if late.p99 is not None and late.p99 > LATE_MS:
+        yield (
+            f"the sender, not the server, is the limit: requests left {late.p99:.0f} ms late at p99; "
+            f"use a faster or idle machine, or a lower rate{_starved(cpu_share)}"
+        )
+    if cpu_share is not None and cpu_share > CPU_SHARE:
+        yield f"the sender used {cpu_share:.0%} of a core: its own delays may be inside the latencies"
+    if run.held_back:
+        yield (
+            f"{run.held_back} requests were held back by --max-concurrency: the load was not the one asked for; "
+            "latencies count from the intended moment"
+        )
+    own = sum(record.error == "own_limit" for record in records)
+    if own:
+        yield f"{own} requests failed for want of a file or port on this machine (ulimit -n, ip_local_port_range)"
+    if run.stopped:
+        planned = "" if run.planned is None else f" of {run.planned}"
+        yield f"stopped before its end: {len(records)}{planned} requests were sent"

@@ -1,0 +1,66 @@
+"""The same load faster, denser, or a part of it. Arrivals sorted by time come in, and go out. Pure."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import numpy as np
+
+from loadgen.arrival import Arrival
+
+COPY_ID = 1 << 48
+"""Added to a copy's block ids, so that copies share prefixes among themselves as the originals do, not with them."""
+
+
+def faster(arrivals: Iterable[Arrival], speed: float) -> Iterator[Arrival]:
+    """Time runs `speed` times faster: rate × speed, duration ÷ speed, the shape of bursts kept."""
+    assert speed > 0
+    for arrival in arrivals:
+        yield msgspec.structs.replace(arrival, at_s=arrival.at_s / speed)
+
+
+def denser(
+    arrivals: Iterable[Arrival], factor: float, rng: np.random.Generator, spread_s: float = 1.0
+) -> Iterator[Arrival]:
+    """The mean rate times `factor` over the same time: copies of arrivals above 1, a random share of them below.
+
+    A copy comes uniformly up to `spread_s` seconds after its original and has prefixes and a session of its own:
+    the load looks like more users of the same kind. On average `factor` arrivals come of each.
+    """
+    assert factor >= 0
+    whole = math.floor(factor)
+    waiting: list[tuple[float, int, Arrival]] = []
+    order = 0
+    for arrival in arrivals:
+        while waiting and waiting[0][0] <= arrival.at_s:
+            yield heapq.heappop(waiting)[2]
+        number = whole + (1 if rng.random() < factor - whole else 0)
+        if number:
+            yield arrival
+        for copy in range(1, number):
+            order += 1
+            later = _copy(arrival, copy, arrival.at_s + float(rng.random()) * spread_s)
+            heapq.heappush(waiting, (later.at_s, order, later))
+    while waiting:
+        yield heapq.heappop(waiting)[2]
+
+
+def _copy(arrival: Arrival, copy: int, at_s: float) -> Arrival:
+    return msgspec.structs.replace(
+        arrival,
+        at_s=at_s,
+        prefix=tuple(each + copy * COPY_ID for each in arrival.prefix),
+        session=None if arrival.session is None else f"{arrival.session}#{copy}",
+    )
+
+
+def window(arrivals: Iterable[Arrival], from_s: float = 0.0, until_s: float = math.inf) -> Iterator[Arrival]:
+    """Those from second `from_s` on and before `until_s`, with `from_s` as the new second 0."""
+    for arrival in arrivals:
+        if arrival.at_s >= until_s:
+            return
+        if arrival.at_s >= from_s:
+            yield msgspec.structs.replace(arrival, at_s=arrival.at_s - from_s)

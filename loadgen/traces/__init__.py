@@ -1,0 +1,66 @@
+"""Readers of real traces: text lines in, arrivals in order of time out. Pure, streaming and total.
+
+A reader gives for every row either an `Arrival` or a `BadRow` with line and fault: nothing is dropped, and no input
+makes it raise. Files are opened by the caller. ServeGen's folders, which describe clients rather than list requests,
+are read by `loadgen.servegen`.
+
+Adding a format is one module with `read(lines, rng, tick_s)`, one line in `FORMATS` and one in `detect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from loadgen.arrival import Row
+from loadgen.traces import azure, bailian, burstgpt, mooncake, own
+from loadgen.traces.fields import Fault, cells, json_row, numbered
+
+Reader = Callable[[Iterable[str], np.random.Generator, float | None], Iterator[Row]]
+
+FORMATS: dict[str, Reader] = {
+    "mooncake": mooncake.read,
+    "azure": azure.read,
+    "burstgpt": burstgpt.read,
+    "bailian": bailian.read,
+    "baton": own.read,
+}
+"""Formats of one file by the name used on the command line."""
+
+LOOK_LINES = 20
+
+
+def detect(head: Iterable[str]) -> str | None:
+    """The format these first lines are in, by what is in them; None where no line of the first 20 tells."""
+    for at, (_, line) in enumerate(numbered(head)):
+        if at >= LOOK_LINES:
+            return None
+        found = _csv(cells(line)) if not line.startswith("{") else _jsonl(line)
+        if found:
+            return found
+    return None
+
+
+def _csv(found: list[str]) -> str | None:
+    if set(burstgpt.NEEDED) <= set(found):
+        return "burstgpt"
+    if found[: len(azure.HEADER)] == list(azure.HEADER):
+        return "azure"
+    try:
+        azure.seconds(found[0])
+    except Fault:
+        return None
+    return "azure"
+
+
+def _jsonl(line: str) -> str | None:
+    try:
+        keys = set(json_row(line))
+    except Fault:
+        return None
+    if {"at_s", "input_tokens"} <= keys:
+        return "baton"
+    if {"timestamp", "input_length"} <= keys:
+        return "bailian" if "chat_id" in keys else "mooncake"
+    return None

@@ -1,0 +1,56 @@
+"""Our own JSONL: what `baton load --out` writes, or lines made by hand with `at_s`, `input_tokens`, `output_tokens`.
+
+Optional: `prefix` with `block_tokens`, `session`, `turn`, `tenant`, `kind`, `slo_class`. Other keys (the
+measurements of a record) are passed over. Records stand in the order in which requests *ended*, so this reader alone
+sorts; it reads all lines before it gives the first arrival. Ties keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from loadgen.arrival import Arrival, BadRow, Row
+from loadgen.traces.fields import Fault, blocks, count, json_row, number, numbered, text
+from loadgen.traces.ordered import spread
+
+
+def read(lines: Iterable[str], rng: np.random.Generator, tick_s: float | None = None) -> Iterator[Row]:
+    """Arrivals of our own record, bad rows first. Times stay as written: a record's zero is the start of its load."""
+    good: list[Arrival] = []
+    for at, line in numbered(lines):
+        try:
+            good.append(_parse(line))
+        except Fault as fault:
+            yield BadRow(at, str(fault))
+    good.sort(key=lambda arrival: arrival.at_s)
+    yield from spread(good, tick_s or 0.0, rng)
+
+
+def _parse(line: str) -> Arrival:
+    row = json_row(line)
+    tokens = count(row.get("input_tokens"), "input_tokens")
+    prefix, block_tokens = _prefix(row.get("prefix"), row.get("block_tokens"), tokens)
+    return Arrival(
+        at_s=number(row.get("at_s"), "at_s"),
+        input_tokens=tokens,
+        output_tokens=count(row.get("output_tokens"), "output_tokens"),
+        prefix=prefix,
+        block_tokens=block_tokens,
+        session=text(row.get("session"), "session"),
+        turn=None if row.get("turn") is None else count(row["turn"], "turn"),
+        tenant=text(row.get("tenant"), "tenant"),
+        kind=text(row.get("kind"), "kind"),
+        slo_class=text(row.get("slo_class"), "slo_class"),
+    )
+
+
+def _prefix(found: Any, width: Any, tokens: int) -> tuple[tuple[int, ...], int]:
+    if not found:
+        return (), 0
+    block_tokens = count(width, "block_tokens")
+    if not block_tokens:
+        raise Fault("block_tokens 0: `prefix` needs to know how many tokens stand behind an id")
+    return blocks(found, "prefix", tokens, block_tokens), block_tokens

@@ -1,0 +1,49 @@
+"""Digests of blocks, and what they name."""
+
+import pytest
+
+from engine.twin.tokens import Segment, Text, answer_key, mix, prompt_of, token
+
+PROMPT = (Segment(1, 10), Segment(2, 7))
+
+
+def test_numbers_are_the_same_on_every_machine() -> None:
+    assert mix(1, 2, 3) == mix(1, 2, 3) < 1 << 64
+    assert len({mix(1, 2), mix(2, 1), mix(1), mix(1, 2, 0), mix()}) == 5
+    assert [token(mix(1), index) for index in range(3)] == [28268, 22292, 6668]
+
+
+def test_equal_beginnings_have_equal_blocks() -> None:
+    one, other = Text(PROMPT, 0, 4), Text((Segment(1, 10), Segment(3, 7)), 0, 4)
+    assert [one.chain(block) == other.chain(block) for block in range(4)] == [True, True, False, False]
+    assert one.chain(-1) == other.chain(-1)
+
+
+def test_a_block_depends_on_all_before_it() -> None:
+    one, other = Text(PROMPT, 0, 4), Text((Segment(9, 4), Segment(1, 6, first=4), Segment(2, 7)), 0, 4)
+    assert all(one.chain(block) != other.chain(block) for block in range(4))
+
+
+def test_a_partly_filled_block_is_another() -> None:
+    one = Text(PROMPT, 0, 4)
+    assert len({one.digest(4, end) for end in (17, 18, 19, 20)}) == 4
+    assert one.digest(4, 20) == one.digest(4, 99) == one.chain(4)
+
+
+def test_an_answer_can_be_part_of_the_next_prompt() -> None:
+    first = Text(PROMPT, 5, 4)
+    second = Text((*PROMPT, Segment(answer_key(PROMPT, 5), 8), Segment(4, 3)), 0, 4)
+    assert [first.chain(block) == second.chain(block) for block in range(7)] == [True] * 6 + [False]
+
+
+@pytest.mark.parametrize("other", [(Segment(1, 10), Segment(2, 8)), (Segment(1, 17),), (Segment(2, 7), Segment(1, 10))])
+def test_other_prompts_have_other_answers(other: tuple[Segment, ...]) -> None:
+    assert answer_key(PROMPT) != answer_key(other)
+    assert answer_key(PROMPT, 1) != answer_key(PROMPT)
+
+
+def test_a_prompt_of_token_ids() -> None:
+    one, other = prompt_of([1, 2, 3, 4, 5, 6, 7], 4), prompt_of([1, 2, 3, 4, 5, 6], 4)
+    assert one[0] == other[0]
+    assert one[1] != other[1]
+    assert Text(one, 0, 4).prompt_tokens == 7
