@@ -95,6 +95,8 @@ class Router:
 
     async def close(self) -> None:
         """Stop probing, let what still releases holds finish for a moment, and close every connection."""
+        if self.watch is not None:
+            self.watch.stop()
         ending = {task for task in self._tasks if not task.get_name().startswith("probe-")}
         if ending:
             await asyncio.wait(ending, timeout=2.0)

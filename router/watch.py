@@ -50,6 +50,7 @@ class Watch:
         self._seq = 0
         self.heard = False
         """Whether the last reading succeeded."""
+        self._closed = False
 
     def snapshot(self) -> Snapshot:
         """The fleet as last read."""
@@ -57,7 +58,7 @@ class Watch:
 
     async def read_forever(self) -> None:
         """Read, fold, report; again when something changed, or after a while."""
-        while True:
+        while not self._closed:  # not by cancellation alone: a library may swallow one
             await self.read()
             await self._registry.wait_changed(READ_EVERY_S)
 
@@ -89,7 +90,7 @@ class Watch:
 
     async def announce_forever(self, url: str, admin_url: str) -> None:
         """Tell the others that this router shares the fleet's credits."""
-        while True:
+        while not self._closed:
             self._seq += 1
             beat = Heartbeat(
                 id=InstanceId(f"router-{self._id[:8]}"),
@@ -105,6 +106,10 @@ class Watch:
             with contextlib.suppress(RegistryDown):
                 await self._registry.beat(beat)
             await asyncio.sleep(BEAT_EVERY_S)
+
+    def stop(self) -> None:
+        """Let the loops end at their next turn."""
+        self._closed = True
 
     async def close(self) -> None:
         """Say goodbye."""

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from baton.lifeline import watch_lifeline
 from baton.output import announce_ready, emit, say
 from baton.registry import add_registry_arguments, open_registry
 from cluster.errors import EngineFailed, UsageError
@@ -125,7 +126,7 @@ class _Instance:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.agent.ask_leave)
         if self.args.lifeline:
-            _watch_lifeline(loop, self.agent)
+            watch_lifeline(self.agent.ask_stop)
         try:
             return await self.agent.run()
         except EngineFailed as failure:
@@ -149,18 +150,6 @@ class _Instance:
         say(f"last lines of {self.process.log_path}:")
         for line in failure.log_tail:
             say(f"  {line}")
-
-
-def _watch_lifeline(loop: asyncio.AbstractEventLoop, agent: Agent) -> None:
-    def readable() -> None:
-        if not os.read(0, 4096):
-            loop.remove_reader(0)
-            agent.ask_stop()
-
-    try:
-        loop.add_reader(0, readable)
-    except OSError as error:
-        raise UsageError("--lifeline: standard input must be a pipe that the parent holds") from error
 
 
 # -- from flags to a spec --

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from baton.lifeline import watch_lifeline
 from baton.output import announce_ready
 from baton.registry import add_registry_arguments, open_registry
 from cluster.errors import UsageError
@@ -129,7 +130,7 @@ async def _serve(config: RouterConfig, registry: Registry | None, *, as_json: bo
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if lifeline:
-        loop.add_reader(0, lambda: stop.set() if not os.read(0, 4096) else None)
+        watch_lifeline(stop.set)
 
     def announce(endpoint: str, admin: str) -> None:
         listed = [{"id": each.id, "role": each.role.value, "url": each.url} for each in config.instances]

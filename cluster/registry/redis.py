@@ -255,9 +255,12 @@ class RedisRegistry:
         until = asyncio.get_running_loop().time() + timeout_s
         if not self._listening:
             self._listening = True
+            cancelled = _cancelled()
             try:
                 return await self._nudged(until)
             except (RedisError, OSError, RegistryDown):  # whoever reads next hears why
+                if _cancelled() > cancelled:
+                    raise asyncio.CancelledError from None  # see `_asking`
                 await self._stop_listening()
             finally:
                 self._listening = False
@@ -428,10 +431,15 @@ class RedisRegistry:
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
         """Around every call: a time limit, and one kind of failure."""
+        cancelled = _cancelled()
         try:
             async with asyncio.timeout(self._timeout_s):
                 yield
         except (RedisError, OSError) as error:  # OSError: asyncio's TimeoutError too
+            if _cancelled() > cancelled:
+                # The library cleans up after a cancellation, and a failure of that takes its place: seen live, as a
+                # reader that outlived its router.
+                raise asyncio.CancelledError from None
             self._down(error)
 
     def _down(self, error: Exception) -> NoReturn:
@@ -472,6 +480,12 @@ def _connect(place: Place, timeout_s: float) -> Redis:
         **tls,
     )
     return Redis(connection_pool=pool)
+
+
+def _cancelled() -> int:
+    """How often the running task has been asked to end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 async def _close(nudges: PubSub) -> None:

@@ -89,6 +89,7 @@ class Agent:
         self._news: asyncio.Queue[Change] = asyncio.Queue()
         self._engine_running = False
         self._local_epoch = 0
+        self._over = False
 
     # -- running --
 
@@ -124,6 +125,7 @@ class Agent:
             while not self._news.empty():
                 await self._engine_changed(self._news.get_nowait())
         finally:
+            self._over = True
             for task in tasks:
                 task.cancel()
             self._disarm()
@@ -268,7 +270,7 @@ class Agent:
 
     async def _watch_load(self) -> None:
         async with self._probe() as probe:
-            while True:
+            while not self._over:
                 if self.machine.state in {State.READY, State.DRAINING}:
                     with contextlib.suppress(Unwell):
                         self._feed(LoadRead(await probe.load()))
@@ -329,7 +331,7 @@ class Agent:
     async def _beat_forever(self) -> None:
         assert self.registry is not None
         down = False
-        while True:
+        while not self._over:  # not by cancellation alone: a library may swallow one
             try:
                 answer = await self.registry.beat(self._heartbeat())
             except RegistryDown as reason:

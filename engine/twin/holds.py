@@ -44,6 +44,7 @@ class Holds:
         """A request with a hold has come. False: the ledger takes none under this id."""
         effects = self._ledger.handle(said.OpenHold(transfer, tenant), now_ns / NS)
         self._look()
+        assert not _sorted(effects, now_ns).freed, "what was due is ticked before a request comes"
         return not any(isinstance(effect, said.Refused) for effect in effects)
 
     def filled(self, transfer: TransferId, blocks: tuple[int, ...], tokens: int, now_ns: int) -> Outcome:

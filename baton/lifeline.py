@@ -1,0 +1,37 @@
+"""A child's lifeline: its standard input, a pipe that its parent holds. When it ends, the parent is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+
+from cluster.errors import UsageError
+
+END_S = 7.0
+"""What an orderly end may take once nobody is there any more. Then the process ends without one: a killed `baton up`
+leaves nothing behind after 10 s, whatever any library does with a cancelled task."""
+
+
+def watch_lifeline(on_end: Callable[[], None]) -> None:
+    """Call `on_end` when the parent is gone, and see to it that this process does not outlive it for long.
+
+    Raises:
+        UsageError: standard input is not a pipe.
+    """
+    loop = asyncio.get_running_loop()
+
+    def readable() -> None:
+        if os.read(0, 4096):
+            return
+        loop.remove_reader(0)  # else it stays readable, and the loop spins
+        timer = threading.Timer(END_S, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+        on_end()
+
+    try:
+        loop.add_reader(0, readable)
+    except OSError as error:
+        raise UsageError("--lifeline: standard input must be a pipe that the parent holds") from error
