@@ -321,6 +321,6 @@ def _how_to_use(endpoint: str, model: str) -> str:
     curl = f"curl -N {endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     python = (
         f'OpenAI(base_url="{endpoint}/v1", api_key="none").chat.completions.create('
-        f'model="{model}", messages=[{{"role": "user", "content": "{QUESTION}"}}])'
+        f'model="{model}", messages=[{{"role": "user", "content": "{QUESTION}"}}]).choices[0].message.content'
     )
     return f"  {curl}\n\n  from openai import OpenAI; print({python})"
