@@ -22,9 +22,10 @@ def read(name: str) -> Parsed:
     Raises:
         UsageError: the file cannot be read at all.
     """
+    from baton.floor import floor_of
     from router.policy import POLICIES
 
-    parsed = parse(_text(name), name)
+    parsed = parse(_text(name), name, floor_of=floor_of)
     return check_outside(
         parsed,
         exists=lambda path: Path(path).exists(),

@@ -1,0 +1,39 @@
+"""The least times that hardware allows, for `baton lint`: joins the cluster file's pools with the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cluster.instance import Role
+from cluster.spec import Floor, Model, Pool, Spec
+from costs.bounds import Least, least
+from costs.hardware import find_gpu
+from costs.shipped import find_model
+
+
+def floor_of(_: Spec, model: Model) -> Floor | None:
+    """What the model's pools could do at best, each target on the pool that is fastest at it.
+
+    A bound for a prompt of one token on an otherwise idle instance, so that a target below it is a mistake whatever the
+    load. None where the model's config does not ship, or a pool's GPU is not named or not known: then nothing is said.
+    """
+    pools = model.pools.named()
+    first = _fastest(model, (pool for role, pool in pools.items() if role is not Role.DECODE), "ttft_ms")
+    further = _fastest(model, (pool for role, pool in pools.items() if role is not Role.PREFILL), "tpot_ms")
+    if first is None or further is None:
+        return None
+    targets = {"ttft_ms": first.ttft_ms, "tpot_ms": further.tpot_ms, "tt2t_ms": further.tpot_ms}
+    return Floor(because=f"first token: {first.because}; further ones: {further.because}", targets=targets)
+
+
+def _fastest(model: Model, pools: Iterable[Pool], target: str) -> Least | None:
+    shape = find_model(model.name)
+    if shape is None:
+        return None
+    found = []
+    for pool in pools:
+        gpu = find_gpu(pool.gpu) if pool.gpu is not None else None
+        if gpu is None:
+            return None
+        found.append(least(shape, gpu, pool.shape))
+    return min(found, key=lambda each: float(getattr(each, target)), default=None)
