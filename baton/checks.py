@@ -86,6 +86,9 @@ def check_cpu(hardware: Hardware) -> Finding:
     flags = _cpu_flags()
     best = next((name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in flags), "")
     found = f"{len(hardware.cores)} usable cores{f', {best}' if best else ''}"
+    if not hardware.gpus and shutil.which("lscpu") is None:
+        # vLLM's CPU worker asks it for the cores: without it an engine dies half a minute into its start.
+        return missing("CPU", f"{found}, but no `lscpu` on PATH", "install it: apt install util-linux")
     if hardware.gpus or best or platform.machine() == "aarch64":
         return ok("CPU", found)
     return missing("CPU", found, "without a GPU, vLLM needs a processor with AVX2")
