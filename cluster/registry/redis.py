@@ -418,7 +418,7 @@ class RedisRegistry:
         try:
             async with self._asking():
                 await nudges.subscribe(*(self._key(kind, "changed") for kind in Kind))
-        except BaseException:
+        except BaseException:  # a cancellation too: the connection is ours alone until it is returned
             await _close(nudges)
             raise
         return nudges
@@ -437,8 +437,8 @@ class RedisRegistry:
                 yield
         except (RedisError, OSError) as error:  # OSError: asyncio's TimeoutError too
             if _cancelled() > cancelled:
-                # The library cleans up after a cancellation, and a failure of that takes its place: seen live, as a
-                # reader that outlived its router.
+                # Seen live: a reader, cancelled twice, that read on and kept its router alive. Where the cancellation
+                # was lost was not seen; the library's clean-up failing in its place is our guess. This holds either way.
                 raise asyncio.CancelledError from None
             self._down(error)
 

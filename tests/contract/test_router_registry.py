@@ -212,7 +212,7 @@ async def test_waiting_in_line_ends_with_the_deadline(cast: Cast) -> None:
 
 
 class Stubborn(MemoryRegistry):
-    """Swallows cancellations, as a library may whose clean-up fails: seen live in a router that outlived its parent."""
+    """Swallows cancellations: a reader that went on after two was seen live, in a router that outlived its parent."""
 
     async def wait_changed(self, timeout_s: float) -> bool:
         try:
