@@ -438,7 +438,7 @@ class RedisRegistry:
         except (RedisError, OSError) as error:  # OSError: asyncio's TimeoutError too
             if _cancelled() > cancelled:
                 # Seen live: a reader, cancelled twice, that read on and kept its router alive. Where the cancellation
-                # was lost was not seen; the library's clean-up failing in its place is our guess. This holds either way.
+                # was lost was not seen; our guess is the library's clean-up failing in its place. Right in either case.
                 raise asyncio.CancelledError from None
             self._down(error)
 
