@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--side-channel-host", metavar="HOST", help="address for NIXL handshakes (default: --host)")
     add("--side-channel-port", type=int, default=0, metavar="PORT", help="their port, 0 = a free one (default 0)")
     add("--cores", metavar="LIST", help="CPU engines: cores to bind to, such as 0,1 or 0-3 (default: vLLM's choice)")
+    add("--threads", type=int, default=0, metavar="N", help="instead of --cores: N threads, bound to no core")
     add("--gpu", metavar="LIST", help="GPUs to use, such as 0,1 (default: all visible ones)")
     add("--gpu-memory-share", type=float, metavar="S", help="part of each GPU's memory, 0 to 1 (default: vLLM's)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
@@ -177,6 +178,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         side_channel_host=side_channel_host,
         side_channel_port=_port(side_channel_host, side_channel_port, "--side-channel-port"),
         cores=parse_cores(args.cores) if args.cores else (),
+        unbound_threads=_threads(args),
         gpus=gpus,
         gpu_memory_share=args.gpu_memory_share,
         dtype=None if args.model else "float32",
@@ -203,6 +205,15 @@ def _folder_or_name(model: str) -> str:
         what = "holds no config.json" if folder.is_dir() else "does not exist"
         raise UsageError(f"MODEL {model}: the folder {what}; give a Hugging Face name or a model's folder")
     return str(folder.resolve())
+
+
+def _threads(args: argparse.Namespace) -> int:
+    threads: int = args.threads
+    if threads < 0:
+        raise UsageError(f"--threads is {threads}: it must be 1 or more")
+    if threads and args.cores:
+        raise UsageError("--cores and --threads were both given: threads are bound to cores, or to none")
+    return threads
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

@@ -98,8 +98,12 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
     ranks = _ranks(spec.extra_args)
     if spec.cores:
         env["OMP_NUM_THREADS"] = str(max(1, len(spec.cores) // ranks))
+    elif spec.unbound_threads:
+        env["OMP_NUM_THREADS"] = str(spec.unbound_threads)
     env = {name: base_env.get(name, value) for name, value in env.items()}
-    if spec.cores:
+    if spec.unbound_threads:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    elif spec.cores:
         env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, part)) for part in split(spec.cores, ranks))
     return env
 

@@ -26,6 +26,8 @@ class Share:
 
     cores: tuple[int, ...] = ()
     """CPU ids to bind to; empty where the engine runs on a GPU (vLLM and the kernel place those threads well)."""
+    threads: int = 0
+    """Instead of `cores`, where there are fewer cores than engines: threads that are bound nowhere."""
     gpus: tuple[str, ...] = ()
     gpu_memory_share: float | None = None
     """Part of each GPU's memory, 0 to 1; None = vLLM's own default, where the engine has the GPU for itself."""
@@ -35,6 +37,8 @@ class Share:
         flags = []
         if self.cores:
             flags += ["--cores", ",".join(map(str, self.cores))]
+        if self.threads:
+            flags += ["--threads", str(self.threads)]
         if self.gpus:
             flags += ["--gpu", ",".join(self.gpus)]
         if self.gpu_memory_share is not None:
@@ -46,6 +50,8 @@ class Share:
             whose = "its" if len(self.gpus) == 1 else "their"
             part = "" if self.gpu_memory_share is None else f" ({self.gpu_memory_share:.0%} of {whose} memory)"
             return _named("GPU", self.gpus) + part
+        if self.threads:
+            return "shared cores"
         return _named("core", tuple(map(str, self.cores))) if self.cores else "any core"
 
 
@@ -53,7 +59,7 @@ def share(engines: int, gpus: Sequence[Gpu], cores: Sequence[int], *, gpus_each:
     """Split a machine between `engines` engines of `gpus_each` GPUs each; without a GPU, split the cores.
 
     GPUs go round: where there are too few, engines share them and their memory. Cores are split into contiguous parts
-    whose sizes differ by one at most; more engines than cores go round too.
+    whose sizes differ by one at most. More engines than cores are bound to none, with one thread each.
     """
     if gpus:
         return _share_gpus(engines, [gpu.id for gpu in gpus], gpus_each)
@@ -73,7 +79,15 @@ def _share_gpus(engines: int, ids: list[str], gpus_each: int) -> tuple[Share, ..
 
 
 def _share_cores(engines: int, cores: Sequence[int]) -> tuple[Share, ...]:
-    return tuple(Share(cores=part) for part in split(cores, engines)) if cores else (Share(),) * engines
+    if not cores:
+        return (Share(),) * engines
+    if engines > len(cores):
+        # Bound, vLLM pins *all* threads of a worker, NIXL's progress thread too, and that one spins while a peer's
+        # connection is being set up. Two engines pinned to one core starved each other by it: in 6 of 8 cold starts of
+        # three engines on two cores the first hand-overs took 5 to 24 s, with every other thread of that core, the
+        # kernel's own network thread included, waiting for seconds at a time. Unbound they took 0.1 to 0.6 s.
+        return (Share(threads=1),) * engines
+    return tuple(Share(cores=part) for part in split(cores, engines))
 
 
 def split(cores: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:

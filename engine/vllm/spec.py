@@ -43,6 +43,8 @@ class EngineSpec:
     side_channel_port: int
     cores: tuple[int, ...] = ()
     """CPU engines: the cores of its threads. Without them vLLM chooses, and two engines choose the same ones."""
+    unbound_threads: int = 0
+    """CPU engines that share their cores with others: so many OpenMP threads, bound to no core. 0: see `cores`."""
     gpus: tuple[str, ...] = ()
     """GPU engines: what becomes CUDA_VISIBLE_DEVICES."""
     gpu_memory_share: float | None = None

@@ -208,6 +208,11 @@ def test_without_cores_vllm_binds_as_it_likes() -> None:
     assert env({"VLLM_CPU_OMP_THREADS_BIND": "0-3"})["VLLM_CPU_OMP_THREADS_BIND"] == "0-3"
 
 
+def test_threads_that_share_cores_are_bound_to_none() -> None:
+    made = env(unbound_threads=1)
+    assert (made["VLLM_CPU_OMP_THREADS_BIND"], made["OMP_NUM_THREADS"]) == ("nobind", "1")
+
+
 def test_the_users_environment_wins_over_everything() -> None:
     made = env(cores=(0,), extra_env={"VLLM_CPU_OMP_THREADS_BIND": "5", "VLLM_NIXL_SIDE_CHANNEL_PORT": "7"})
     assert (made["VLLM_CPU_OMP_THREADS_BIND"], made["VLLM_NIXL_SIDE_CHANNEL_PORT"]) == ("5", "7")
