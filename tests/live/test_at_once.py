@@ -12,8 +12,8 @@ from support.cluster import Cluster
 REQUESTS = 16
 APART_S = 0.3
 SLOWEST_S = 10.0
-"""What no first token may take. The handshakes of the three pairs take 0.1 to 0.6 s; when two engines were pinned to one
-core (`engine.vllm.placement`) they took 5 to 24 s in six of eight starts, and every request to that pair waited."""
+"""What no first token may take. The handshakes of the three pairs take 0.1 to 0.6 s; when two engines were pinned to
+one core (`engine.vllm.placement`) they took 5 to 24 s in six of eight starts, and every request to that pair waited."""
 
 
 @pytest.mark.timeout(120)
