@@ -33,7 +33,7 @@ BAD: dict[str, tuple[bytes | dict[str, Any], str | None, int]] = {
 def send(url: str, raw: bytes, content_type: str | None) -> tuple[int, Any]:
     request = urllib.request.Request(url, raw, {"Content-Type": content_type or ""})
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())

@@ -22,7 +22,7 @@ LENGTHS = [2, 3, 5, 16, 31, 64, 100, 126, 127, 128, 129, 130, 200, 254, 255, 256
 """Fifty prompt lengths in tokens (one byte each); the CPU engine's blocks hold 128."""
 
 
-def post(url: str, body: dict[str, Any], *, timeout: float = 120) -> tuple[int, Any]:
+def post(url: str, body: dict[str, Any], *, timeout: float = 60) -> tuple[int, Any]:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
@@ -37,7 +37,7 @@ def stream(url: str, body: dict[str, Any]) -> tuple[str, str | None, list[int]]:
         url, json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
     )
     text, reason, ids = "", None, []
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         events = answer.read().decode().strip().split("\n\n")
     assert events[-1] == "data: [DONE]"
     for event in events[:-1]:
@@ -122,7 +122,7 @@ def test_usage_in_a_stream(cluster: Cluster) -> None:
     request = urllib.request.Request(
         f"{cluster.endpoint}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         last = answer.read().decode().strip().split("\n\n")[-2]
     usage = json.loads(last.removeprefix("data: "))["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (16, 5)

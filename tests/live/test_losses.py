@@ -91,7 +91,7 @@ class Load:
     async def served(self, more: int) -> None:
         """Until so many more requests have been answered."""
         until = len(self.outcomes) + more
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(60):
             while len(self.outcomes) < until:
                 await asyncio.sleep(0.05)
 
@@ -111,7 +111,7 @@ def processes(cluster: Cluster, instance: str) -> dict[str, int]:
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         told: dict[str, Any] = json.loads(answer.read())
     return told
 

@@ -52,7 +52,7 @@ async def test_sigterm_drains_an_agent_without_losing_a_request(cluster: Cluster
     begun = [asyncio.Event() for _ in range(4)]
     early = [asyncio.ensure_future(_stream(cluster, 400, each)) for each in begun]
     for each in begun:
-        await asyncio.wait_for(each.wait(), 120)
+        await asyncio.wait_for(each.wait(), 60)
     os.kill(pid, signal.SIGTERM)
     late = [asyncio.ensure_future(_stream(cluster, 20, asyncio.Event())) for _ in range(4)]
     texts = await asyncio.gather(*early, *late)
