@@ -29,12 +29,13 @@ from costs.profile import (
     FIRST_TOKEN_MS_PER_LAYER,
     KERNEL_STEP_FACTOR,
     Profile,
+    by_kind,
     carried_over,
     exact,
     matching,
     nearest,
 )
-from costs.roofline import EFFICIENCY, Peaks, peaks, roofline
+from costs.roofline import EFFICIENCY, Peaks, efficiency_of, peaks, roofline
 from costs.shape import ONE_GPU, Shape, Spans, gpus, shown
 from costs.step import ByKind, Kind, StepCost, Work, decoding, kind_of, prompt
 from costs.ticks import Ticks
@@ -199,7 +200,7 @@ def costs_of(
         kv_tokens: KV capacity, where an engine has said it; None = estimated.
     """
     found = _best(model, gpu, shape, list(profiles), only, kv_dtype)
-    plain = found.by_kind()
+    plain = by_kind(found.cost, step_factor=found.step_factor, mixed_context=found.mixed_context)
     if kv_tokens is None:
         kv_tokens = kv_capacity_tokens(
             model, gpu, shape, kv_dtype=kv_dtype, memory_share=memory_share, batched_tokens=batched_tokens
@@ -227,11 +228,7 @@ class _Found:
     cost: StepCost
     first_token_ms_per_layer: float
     step_factor: float
-
-    def by_kind(self) -> ByKind:
-        """Kernel times become those of steps where requests decode; a prefill's overhead is its first token's."""
-        slower = self.cost.scaled(self.step_factor, self.step_factor)
-        return ByKind(prefill=self.cost, decode=slower, mixed=slower)
+    mixed_context: float
 
 
 def _best(
@@ -263,6 +260,7 @@ def _best(
         # The roofline's efficiencies are fitted to kernel times.
         first_token_ms_per_layer=FIRST_TOKEN_MS_PER_LAYER,
         step_factor=KERNEL_STEP_FACTOR,
+        mixed_context=efficiency_of(gpu).mixed_context,
     )
 
 
@@ -274,4 +272,5 @@ def _fitted(source: Source, said: str, profile: Profile, cost: StepCost) -> _Fou
         cost=cost,
         first_token_ms_per_layer=origin.first_token_ms_per_layer,
         step_factor=origin.step_factor,
+        mixed_context=profile.mixed_context,
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from costs.step import KNEE_TOKENS
+from costs.step import KNEE_TOKENS, StepCost, Work
 
 Array = npt.NDArray[np.float64]
 
@@ -49,6 +49,13 @@ class DecodeRow(NamedTuple):
 
     batch: float
     sum_context: float
+    ms: float
+
+
+class MixedRow(NamedTuple):
+    """One measured step that computes prompts and makes tokens for others."""
+
+    work: Work
     ms: float
 
 
@@ -192,6 +199,20 @@ def fit_decode(rows: Sequence[DecodeRow]) -> DecodeFit:
         crowd_from=float(bend),
         error=error_of(predicted, measured),
     )
+
+
+def fit_mixed(rows: Sequence[MixedRow], cost: StepCost) -> tuple[float, FitError]:
+    """How many times longer reading the decoding requests' KV takes beside prompts than in a step of its own.
+
+    One unknown, by least squares on relative errors, everything else as in `cost`; never below 1.
+    """
+    measured = np.array([row.ms for row in rows], dtype=np.float64)
+    reading = np.array([cost.context_ms * row.work.sum_context for row in rows], dtype=np.float64)
+    rest = np.array([cost.step_ms(row.work) for row in rows], dtype=np.float64) - reading
+    part, left = reading / measured, 1 - rest / measured
+    square = float((part**2).sum())
+    factor = max(1.0, float((part * left).sum()) / square) if square else 1.0
+    return factor, error_of(rest + factor * reading, measured)
 
 
 def fit_link(sizes_bytes: Sequence[float], measured_ms: Sequence[float]) -> tuple[float, float, FitError]:

@@ -7,14 +7,14 @@ not ship. Times of *kernels* (computed from operator databases) lack what a CPU 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from costs.fit import DecodeRow, FitError, PrefillRow, fit_decode, fit_prefill
+from costs.fit import DecodeRow, FitError, MixedRow, PrefillRow, fit_decode, fit_mixed, fit_prefill
 from costs.hardware import Gpu
 from costs.model import ModelShape
 from costs.shape import Shape
-from costs.step import StepCost
+from costs.step import ByKind, StepCost
 
 FIRST_TOKEN_MS_PER_LAYER = 0.8
 """CPU time that a request's first token waits for beside the kernels, per layer of the model.
@@ -40,6 +40,10 @@ class Origin:
     step_factor: float = 1.0
 
 
+UNMEASURED = FitError(rows=0, mean=0.0, max=0.0)
+"""Of a kind of step that there were no rows of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One fit."""
@@ -59,6 +63,9 @@ class Profile:
     small_error: FitError
     """Of prefills below the knee."""
     decode_error: FitError
+    mixed_context: float = 1.0
+    """Beside prompts, reading the context of decoding requests takes so many times longer (`by_kind`)."""
+    mixed_error: FitError = UNMEASURED
 
     @property
     def name(self) -> str:
@@ -72,6 +79,20 @@ class Profile:
         return f"profile {self.name} (fit error {max(prefill.mean, decode.mean):.1%} mean, {worst:.1%} max)"
 
 
+def by_kind(cost: StepCost, *, step_factor: float = 1.0, mixed_context: float = 1.0) -> ByKind:
+    """The coefficients for each kind of step.
+
+    Args:
+        cost: as fitted to steps of one kind, or to kernels.
+        step_factor: steps that decode take so many times longer than their kernels; a prefill's overhead is its first
+            token's.
+        mixed_context: attention kernels read decoding requests' KV so many times slower beside prompts, where they give
+            up what they do for single queries (splitting long contexts, packing the heads that share K and V).
+    """
+    slower = cost.scaled(step_factor, step_factor)
+    return ByKind(prefill=cost, decode=slower, mixed=replace(slower, context_ms=slower.context_ms * mixed_context))
+
+
 def fit_profile(
     origin: Origin,
     model: ModelShape,
@@ -80,9 +101,10 @@ def fit_profile(
     prefills: Sequence[PrefillRow],
     decodes: Sequence[DecodeRow],
     *,
+    mixed: Sequence[MixedRow] = (),
     variant: str = "",
 ) -> Profile:
-    """The profile of measured steps of one model on `tp` GPUs."""
+    """The profile of measured steps of one model on `tp` GPUs; without `mixed` rows these are the other two, added."""
     decode = fit_decode(decodes)
     prefill = fit_prefill(prefills, floor_ms=decode.decode_ms)
     cost = StepCost(
@@ -96,6 +118,7 @@ def fit_profile(
         crowd_ms=_rounded(decode.crowd_ms),
         crowd_from=_rounded(decode.crowd_from),
     )
+    mixed_context, mixed_error = fit_mixed(mixed, cost)
     return Profile(
         origin=origin,
         model=model.name,
@@ -107,6 +130,8 @@ def fit_profile(
         prefill_error=prefill.error,
         small_error=prefill.small_error,
         decode_error=decode.error,
+        mixed_context=_rounded(mixed_context),
+        mixed_error=mixed_error,
     )
 
 
@@ -118,7 +143,12 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-ERRORS = {"prefill": "prefill_error", "small_prefill": "small_error", "decode": "decode_error"}
+ERRORS = {
+    "prefill": "prefill_error",
+    "small_prefill": "small_error",
+    "decode": "decode_error",
+    "mixed": "mixed_error",
+}
 """Names of the errors in a file, and here."""
 
 
@@ -128,7 +158,7 @@ def write_profiles(origin: Origin, profiles: Iterable[Profile]) -> dict[str, Any
 
 
 def _written(profile: Profile) -> dict[str, Any]:
-    errors = {name: getattr(profile, field) for name, field in ERRORS.items()}
+    errors = {name: error for name, field in ERRORS.items() if (error := getattr(profile, field)).rows}
     return {
         "model": profile.model,
         "fingerprint": profile.fingerprint,
@@ -136,6 +166,7 @@ def _written(profile: Profile) -> dict[str, Any]:
         "tp": profile.tp,
         **({"variant": profile.variant} if profile.variant else {}),
         "cost": _said(asdict(profile.cost), StepCost),
+        **({"mixed_context": profile.mixed_context} if profile.mixed_context != 1 else {}),
         "error": {
             name: {"rows": each.rows, "mean": round(each.mean, 4), "max": round(each.max, 4)}
             for name, each in errors.items()
@@ -155,7 +186,9 @@ def read_profiles(document: Mapping[str, Any]) -> tuple[Profile, ...]:
 
 
 def _read(origin: Origin, fit: Mapping[str, Any]) -> Profile:
-    errors = {field: FitError(**fit["error"][name]) for name, field in ERRORS.items()}
+    errors = {
+        field: FitError(**fit["error"][name]) if name in fit["error"] else UNMEASURED for name, field in ERRORS.items()
+    }
     return Profile(
         origin=origin,
         model=fit["model"],
@@ -164,6 +197,7 @@ def _read(origin: Origin, fit: Mapping[str, Any]) -> Profile:
         tp=fit["tp"],
         variant=fit.get("variant", ""),
         cost=StepCost(**fit["cost"]),
+        mixed_context=fit.get("mixed_context", 1.0),
         **errors,
     )
 

@@ -48,6 +48,8 @@ class Efficiency:
     """Starting a layer's kernels, one after the other: it shows where a layer's weights are few."""
     hop_ms: float
     """One all-reduce of hardly any bytes, for each doubling of the GPUs."""
+    mixed_context: float = 1.0
+    """`Profile.mixed_context`; 1 where no mixed steps were measured."""
 
 
 EFFICIENCY = {
@@ -64,10 +66,24 @@ EFFICIENCY = {
     "L40S": Efficiency(compute=0.52, attention=0.47, weights=0.86, kv=0.76, link=0.56, layer_ms=0.053, hop_ms=0.0),
     # One profile each: layer and hop as `TYPICAL`.
     "RTX-4090": Efficiency(
-        compute=0.95, attention=0.85, weights=0.96, kv=0.87, link=0.71, layer_ms=0.043, hop_ms=0.0013
+        compute=0.95,
+        attention=0.85,
+        weights=0.96,
+        kv=0.87,
+        link=0.71,
+        layer_ms=0.043,
+        hop_ms=0.0013,
+        mixed_context=2.32,
     ),
     "RTX-PRO-6000": Efficiency(
-        compute=0.81, attention=0.60, weights=0.86, kv=0.83, link=0.71, layer_ms=0.043, hop_ms=0.0013
+        compute=0.81,
+        attention=0.60,
+        weights=0.86,
+        kv=0.83,
+        link=0.71,
+        layer_ms=0.043,
+        hop_ms=0.0013,
+        mixed_context=1.78,
     ),
 }
 

@@ -12,6 +12,8 @@ the step, p = what was cached before it), and B decoding requests whose contexts
     decode  = D(B) + context·C                                  N = 0
     mixed   = max(D(B), G(N + B) + request·B) + area·Σ(L² − p²) + context·C
 
+with coefficients of their own for each kind of step (`ByKind`): `context` may be larger in mixed ones (`profile`).
+
 Why this form: matrix products see N + B tokens at once, and cost the reading of the weights (`floor`, `decode`) until
 their arithmetic (`token`) costs more; attention runs per request on top of it. A mixture's step also reads the experts
 that its tokens visit: each of them is missed by one token with probability `miss` = 1 − k/E, so that the part read is

@@ -96,6 +96,8 @@ class Ticks:
         if not batch:
             return 0
         first = self._requests(batch) + self.context * sum_context
+        if steps == 1:
+            return max(1, first >> SHIFT)
         if first < 1 << SHIFT:  # a step takes time: never faster than 1 ns, which no real cost comes near
             return sum(max(1, (first + self.context * batch * at) >> SHIFT) for at in range(steps))
         return floor_sum(steps, 1 << SHIFT, self.context * batch, first)

@@ -30,7 +30,8 @@ class Book:
         self.terms = terms
         self.holds: dict[TransferId, Hold] = {}
         self.reservations: dict[TransferId, Reservation] = {}
-        self._ended: list[TransferId] = []
+        self.ended: list[TransferId] = []
+        """Holds that ended since `take_ended` was last called."""
         self._alarms: Alarms[tuple[Side, TransferId]] = Alarms()
         self._reserved: set[int] = set()
         self._counts: Counter[str] = Counter()
@@ -121,7 +122,7 @@ class Book:
 
     def take_ended(self) -> list[TransferId]:
         """Holds that ended since this was last called."""
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return ended
 
     def free(self, side: Side, id_: TransferId, blocks: Blocks, because: str) -> list[Effect]:
@@ -170,7 +171,7 @@ class Book:
         blocks, entry.blocks = entry.blocks, ()
         if isinstance(entry, Hold):
             del self.holds[entry.id]
-            self._ended.append(entry.id)
+            self.ended.append(entry.id)
         else:
             del self.reservations[entry.id]
             self._reserved.difference_update(blocks)

@@ -81,11 +81,15 @@ class Ledger:
         Raises:
             ImpossibleMove: our own engine or endpoint reported what cannot be.
         """
-        self._owed += self._book.due(now)  # an event that raises must not swallow what time has brought about
-        self._producer.remember_ended(now)
+        due = self._book.next_wakeup()
+        if due is not None and due <= now:
+            self._owed += self._book.due(now)  # an event that raises must not swallow what time has brought about
+        if self._book.ended:
+            self._producer.remember_ended(now)
         effects = [*self._owed, *self._handlers[type(event)](event, now)]
         self._owed.clear()
-        self._producer.remember_ended(now)
+        if self._book.ended:
+            self._producer.remember_ended(now)
         return tuple(effects)
 
     def next_wakeup(self) -> float | None:

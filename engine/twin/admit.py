@@ -12,21 +12,24 @@ from typing import Final
 from engine.twin.batch import Batch, Entry, PullOrder
 from engine.twin.blocks import Pool
 from engine.twin.config import Config, Policy
+from engine.twin.crew import Crew
 from engine.twin.request import Sequence, Status
 
 
 class Admission:
     """The waiting requests of one life of an engine. Adds to `running`, which is its scheduler's."""
 
-    def __init__(self, config: Config, pool: Pool, running: list[Sequence]) -> None:
+    def __init__(self, config: Config, pool: Pool, crew: Crew, running: list[Sequence]) -> None:
         self._config: Final = config
         self._pool: Final = pool
+        self._crew: Final = crew
         self._running: Final = running
         self.waiting: list[Sequence] = []
         self.holding: list[Sequence] = []
         """Those with blocks: pulling, or pulled."""
         self._passed: list[Sequence] = []
         """Of `holding`, those that this admission has passed over."""
+        self._places = 0
 
     def add(self, sequence: Sequence) -> None:
         """A new request, at the end of the line, or of those of its priority."""
@@ -50,6 +53,8 @@ class Admission:
 
     def admit(self, batch: Batch) -> None:
         """Start whom there is room for."""
+        if not (self.holding or self.waiting):
+            return
         while batch.left > 0 and len(self._running) < self._config.max_num_seqs:
             queue = self.holding or self.waiting
             if not queue:
@@ -66,6 +71,8 @@ class Admission:
             queue.pop(0)
             if sequence.status is Status.PULLING:
                 self._passed.append(sequence)
+        if not self._passed:
+            return
         if self._config.policy is Policy.PRIORITY:
             for sequence in self._passed:
                 self._insert(self.holding, sequence, first=False)
@@ -120,16 +127,29 @@ class Admission:
         if source is not None and not sequence.pulled:  # one transfer for each request
             sequence.pulled = True
             if not remote:
-                batch.full_hits.append(source)
+                batch.full_hits += (source,)
         if remote and source is not None:
             sequence.status = Status.PULLING
-            batch.pulls.append(PullOrder(sequence.request, source, first, tuple(sequence.blocks[first:])))
+            batch.pulls += (PullOrder(sequence.request, source, first, tuple(sequence.blocks[first:])),)
             return
         self.cache_to(sequence, min(sequence.computed + count, sequence.known))
         sequence.status = Status.RUNNING
         self._running.append(sequence)
-        batch.entries[sequence] = Entry(sequence, sequence.computed, count, sequence.blocks, sequence.preemptions)
+        self._places += 1
+        sequence.place = self._places
         batch.left -= count
+        self.put_into(batch, sequence, count)
+
+    def put_into(self, batch: Batch, sequence: Sequence, count: int) -> None:
+        """Its part in a batch: its own, or the same as that of all who decode."""
+        decodes = count == 1 and sequence.computed + 1 == sequence.known + sequence.sampling
+        if decodes and not self._config.contents:
+            self._crew.join(sequence, batch.number)
+            batch.joined += (sequence,)
+        else:
+            batch.entries[sequence] = Entry(
+                sequence, sequence.computed, count, sequence.blocks, sequence.preemptions, sequence.place
+            )
 
     def _to_pull(self, sequence: Sequence, local: int) -> int:
         """Tokens that the producer has and we have not (nixl/pull_scheduler.py:86)."""
@@ -151,15 +171,19 @@ class Admission:
 
     def _promised(self) -> int:
         """Blocks that started prompts still lack (:3088)."""
-        unfinished = [one for one in self._running if one.computed < one.known + one.sampling]
-        begun = (*unfinished, *self.holding, *self._passed)
+        begun = [*self.holding, *self._passed]
+        if self._crew.size < len(self._running):  # who decodes has all blocks for what is known
+            begun += [one for one in self._running if not one.together and one.computed < one.known + one.sampling]
         return sum(max(0, self._config.blocks_for(one.known) - len(one.blocks)) for one in begun)
 
     def cache_to(self, sequence: Sequence, tokens: int) -> None:
         """Let the blocks that are full with a request's first tokens be found."""
         if not self._config.prefix_caching:
             return
-        full = tokens // self._config.block_size
-        for block in range(sequence.cached_blocks, full):
-            self._pool.cache(sequence.blocks[block], sequence.text.chain(block))
-        sequence.cached_blocks = max(sequence.cached_blocks, full)
+        full, cached = tokens // self._config.block_size, sequence.cached_blocks
+        if full == cached + 1:
+            self._pool.cache(sequence.blocks[cached], sequence.text.chain(cached))
+            sequence.cached_blocks = full
+        elif full > cached:
+            self._pool.cache_row(sequence.blocks[cached:full], sequence.text.chains(cached, full))
+            sequence.cached_blocks = full

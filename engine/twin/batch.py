@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from costs.step import Work, decoding, prompt
 from engine.twin.request import Request, Sequence, Source, Status
 
 
@@ -19,6 +18,8 @@ class Entry:
     """Its blocks; the same list as the request has, as long as it has them."""
     life: int
     """Its preemptions so far: what a step brings that was decided before another one is stale."""
+    place: int
+    """Where it stands among the entries."""
     samples: bool = False
     """Whether the step makes a token for it: it computes the last one there is."""
 
@@ -31,10 +32,6 @@ class Entry:
     def dead(self) -> bool:
         """Nobody will see what it makes."""
         return self.sequence.status is Status.OVER
-
-    @property
-    def work(self) -> Work:
-        return decoding(1, self.start + 1) if self.count == 1 else prompt(self.count, self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +53,53 @@ class Batch:
     left: int
     """Tokens of the budget that nobody has yet."""
     entries: dict[Sequence, Entry] = field(default_factory=dict)
-    pulls: list[PullOrder] = field(default_factory=list)
-    full_hits: list[Source] = field(default_factory=list)
+    """What it does for each request by itself; what it does for those who decode together is counted below."""
+    joined: tuple[Sequence, ...] = ()
+    """Who decodes together with the others from this batch on."""
+    changes: int = 0
+    """The crew's count when it was decided: the same count, the same members."""
+    decodes: int = 0
+    """Requests that get a token and compute one, by themselves or together."""
+    sum_context: int = 0
+    """Tokens that they read."""
+    new_tokens: int = 0
+    """Of prompts."""
+    area: int = 0
+    """Token pairs of prompts (`costs.step.Work`)."""
+    pulls: tuple[PullOrder, ...] = ()
+    full_hits: tuple[Source, ...] = ()
     """Holds that need not be pulled: all of it is here."""
-    preempted: list[Sequence] = field(default_factory=list)
+    preempted: tuple[Sequence, ...] = ()
     short: Sequence | None = None
     """The request that could not be admitted for want of blocks."""
 
     @property
-    def work(self) -> Work:
-        return sum((entry.work for entry in self.entries.values()), Work())
+    def empty(self) -> bool:
+        """It computes nothing."""
+        return not (self.decodes or self.new_tokens)
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but entries and members."""
+        return not (self.pulls or self.full_hits or self.preempted)
 
     @property
     def decodes_only(self) -> bool:
-        """One token in, one token out, for everyone."""
-        plain = all(
-            entry.count == 1 and entry.samples and not entry.stale and not entry.dead for entry in self.entries.values()
-        )
-        return plain and not (self.pulls or self.full_hits or self.preempted)
+        """One token in, one token out, for everyone who has an entry."""
+        if self.new_tokens:
+            return False
+        return all(entry.samples and not entry.stale and not entry.dead for entry in self.entries.values())
+
+    def decide(self, crew_size: int, crew_context: int, changes: int) -> None:
+        """It is complete: sum its work up."""
+        decodes, context, new, area = crew_size, crew_context, 0, 0
+        for entry in self.entries.values():
+            start, count = entry.start, entry.count
+            if count == 1:
+                decodes += 1
+                context += start + 1
+            else:
+                new += count
+                area += count * (count + 2 * start)
+        self.decodes, self.sum_context, self.new_tokens, self.area = decodes, context, new, area
+        self.changes = changes

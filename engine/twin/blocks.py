@@ -4,92 +4,238 @@ As vLLM's `BlockPool`: free blocks stand in a queue; cached ones join it at the 
 uncached ones are reused first. A free block that is cached can be had back until it is given out anew. Two blocks may
 hold the same content; the one cached first is found.
 
+The queue has three parts: uncached blocks that came back (a stack), blocks that nobody has had yet (a count), cached
+ones. Each is handed out in slices, and nothing is kept for a block that nobody has had.
+
 What always holds: a block is either free or used by somebody, and the counts say by how many.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from array import array
+from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Final
 
 from engine.twin.tokens import Text, mix
+
+
+@cache
+def _ids(num_blocks: int) -> tuple[int, ...]:
+    """All blocks of a pool of this size; one row of numbers for all pools."""
+    return tuple(range(num_blocks))
 
 
 class Pool:
     """All blocks of one life of an engine. `life` makes what lies in fresh memory different in each."""
 
     def __init__(self, num_blocks: int, life: int) -> None:
-        self.contents = [mix(life, block, 0xDEAD) for block in range(num_blocks)]
-        """The digest of what was last written to each block."""
-        self.users = [0] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._cached: dict[int, dict[int, None]] = {}
-        self._names: dict[int, int] = {}
+        self.num_blocks: Final = num_blocks
+        self.free_blocks = num_blocks
+        """Blocks that can be given out."""
+        self._life: Final = life
+        self._front: list[int] = []
+        """Uncached ones; the last is the first to go."""
+        self._fresh = 0
+        """This one and those after it were never given out; they go after `_front`."""
+        self._tail: deque[int] = deque()
+        """Cached ones, and places that blocks had which were had back (`_stale`)."""
+        self._stale: dict[int, int] = {}
+        """How many of a block's places in `_tail`, the first ones, are not its own any more."""
+        self._extra: dict[int, int] = {}
+        """Users beyond the first."""
+        self._names = array("Q")
+        """By block; 0 for none. Empty until something is cached, as `_idle`."""
+        self._idle = bytearray()
+        """1 for a block that is cached and free."""
+        self._cached: dict[int, int] = {}
+        """The block to be found under a name."""
+        self._same: dict[int, list[int]] = {}
+        """Others of the same name, in the order in which they were cached."""
+        self._written: dict[int, int] = {}
+
+    # --- what is in them ---------------------------------------------------------------------------------------------
 
     @property
-    def free_blocks(self) -> int:
-        """Blocks that can be given out."""
-        return len(self._free)
+    def contents(self) -> list[int]:
+        """The digest of what was last written to each block."""
+        return [self.read(block) for block in range(self.num_blocks)]
 
-    def hits(self, text: Text, blocks_max: int) -> list[int]:
-        """The blocks that hold the beginning of a text, as far as all of it is cached."""
-        found: list[int] = []
-        while len(found) < blocks_max and (same := self._cached.get(text.chain(len(found)))):
-            found.append(next(iter(same)))
-        return found
+    def read(self, block: int) -> int:
+        """The digest of what was last written to a block."""
+        content = self._written.get(block)
+        return mix(self._life, block, 0xDEAD) if content is None else content
 
-    def unused(self, blocks: Iterable[int]) -> int:
-        """How many of these are free: having them back takes as much of the pool as new ones."""
-        return sum(not self.users[block] for block in blocks)
+    def write(self, blocks: Iterable[int], contents: Iterable[int]) -> None:
+        """Something is written to these blocks."""
+        self._written.update(zip(blocks, contents, strict=True))
 
-    def touch(self, blocks: Iterable[int]) -> None:
-        """One more user for these cached blocks."""
-        for block in blocks:
-            if not self.users[block]:
-                del self._free[block]
-            self.users[block] += 1
+    # --- who has them ------------------------------------------------------------------------------------------------
 
     def take(self, count: int) -> list[int]:
         """Blocks for one user; what was cached in them is forgotten, what they contain stays until written over."""
-        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
-        for block in taken:
-            assert not self.users[block]
-            self.forget(block)
-            self.users[block] = 1
+        assert count <= self.free_blocks
+        self.free_blocks -= count
+        taken: list[int] = []
+        if self._front and count:
+            taken = self._front[-count:]
+            taken.reverse()
+            del self._front[-count:]
+            count -= len(taken)
+        if count and self._fresh < self.num_blocks:
+            fresh = _ids(self.num_blocks)[self._fresh : self._fresh + count]
+            taken += fresh
+            self._fresh += len(fresh)
+            count -= len(fresh)
+        if count:
+            self._take_cached(count, taken)
         return taken
+
+    def _take_cached(self, count: int, taken: list[int]) -> None:
+        """Those that were used longest ago."""
+        tail, stale, idle, names = self._tail, self._stale, self._idle, self._names
+        while count:
+            block = tail.popleft()
+            if block in stale:
+                stale[block] -= 1
+                if not stale[block]:
+                    del stale[block]
+                continue
+            idle[block] = 0
+            if self._cached[name := names[block]] == block and name not in self._same:
+                del self._cached[name]
+                names[block] = 0
+            else:
+                self.forget(block)
+            taken.append(block)
+            count -= 1
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """One user less for a row of blocks; its tail will be reused first."""
+        extra, names, idle = self._extra, self._names, self._idle
+        if not names:
+            assert self.free_blocks + len(blocks) <= self.num_blocks, "a block is given back once"
+            self._front += blocks
+            self.free_blocks += len(blocks)
+            return
         first: list[int] = []
         for block in reversed(blocks):
-            assert self.users[block] > 0, "a block is given back once"
-            self.users[block] -= 1
-            if self.users[block]:
-                continue
-            if block in self._names:
-                self._free[block] = None
+            if block in extra:
+                extra[block] -= 1
+                if not extra[block]:
+                    del extra[block]
+            elif names[block]:
+                assert not idle[block], "a block is given back once"
+                idle[block] = 1
+                self._tail.append(block)
+                self.free_blocks += 1
             else:
                 first.append(block)
-        for block in reversed(first):
-            self._free[block] = None
-            self._free.move_to_end(block, last=False)
+        assert self.free_blocks + len(first) <= self.num_blocks, "a block is given back once"
+        self.free_blocks += len(first)
+        first.reverse()
+        self._front += first
+
+    # --- the prefix cache --------------------------------------------------------------------------------------------
+
+    def hits(self, text: Text, blocks_max: int) -> list[int]:
+        """The blocks that hold the beginning of a text, as far as all of it is cached."""
+        cached, step = self._cached, 1  # mostly nothing is found: one digest says so
+        found: list[int] = []
+        while cached and len(found) < blocks_max:
+            names = text.chains(len(found), min(blocks_max, len(found) + step))
+            for block in map(cached.get, names):
+                if block is None:
+                    return found
+                found.append(block)
+            step *= 8
+        return found
+
+    def unused(self, blocks: Sequence[int]) -> int:
+        """How many of these are free: having them back takes as much of the pool as new ones."""
+        return sum(map(self._idle.__getitem__, blocks)) if blocks else 0
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """One more user for these cached blocks."""
+        idle, stale, extra = self._idle, self._stale, self._extra
+        for block in blocks:
+            if idle[block]:
+                idle[block] = 0
+                stale[block] = stale.get(block, 0) + 1
+                self.free_blocks -= 1
+            else:
+                extra[block] = extra.get(block, 0) + 1
 
     def cache(self, block: int, name: int) -> None:
         """Let a full block be found under its digest."""
-        if block not in self._names:
-            self._names[block] = name
-            self._cached.setdefault(name, {})[block] = None
+        names = self._names or self._begin()
+        if not names[block]:
+            names[block] = name
+            if self._cached.setdefault(name, block) != block:
+                self._same.setdefault(name, []).append(block)
+
+    def cache_row(self, blocks: Sequence[int], names: Sequence[int]) -> None:
+        """The same for the blocks of one text."""
+        known = self._names or self._begin()
+        if self._cached.keys().isdisjoint(names) and not any(map(known.__getitem__, blocks)):
+            self._cached.update(zip(names, blocks, strict=True))
+            for block, name in zip(blocks, names, strict=True):
+                known[block] = name
+        else:
+            for block, name in zip(blocks, names, strict=True):
+                self.cache(block, name)
+
+    def _begin(self) -> array[int]:
+        """Something is cached for the first time."""
+        self._names = array("Q", bytes(8 * self.num_blocks))
+        self._idle = bytearray(self.num_blocks)
+        return self._names
 
     def forget(self, block: int) -> None:
         """Let a block not be found any more."""
-        name = self._names.pop(block, None)
-        if name is not None:
-            same = self._cached[name]
-            del same[block]
-            if not same:
-                del self._cached[name]
+        name = self._names[block] if self._names else 0
+        if not name:
+            return
+        self._names[block] = 0
+        same = self._same.get(name)
+        if same is None:
+            del self._cached[name]
+            return
+        if self._cached[name] == block:
+            self._cached[name] = same.pop(0)
+        else:
+            same.remove(block)
+        if not same:
+            del self._same[name]
+
+    # --- for tests ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _free(self) -> list[int]:
+        """The free queue, first to go first."""
+        stale, tail = dict(self._stale), []
+        for block in self._tail:
+            if stale.get(block):
+                stale[block] -= 1
+            else:
+                tail.append(block)
+        return [*reversed(self._front), *range(self._fresh, self.num_blocks), *tail]
+
+    @property
+    def users(self) -> list[int]:
+        """By how many each block is used."""
+        free = set(self._free)
+        return [0 if block in free else 1 + self._extra.get(block, 0) for block in range(self.num_blocks)]
 
     def check(self) -> None:
         """Assert what always holds."""
-        assert all(bool(users) != (block in self._free) for block, users in enumerate(self.users))
-        assert sum(len(same) for same in self._cached.values()) == len(self._names)
+        row, free = self._free, set(self._free)
+        assert len(row) == len(free) == self.free_blocks
+        named = {block for block, name in enumerate(self._names) if name}
+        idle = {block for block, flag in enumerate(self._idle) if flag}
+        assert idle == free & set(self._tail) == free & named
+        assert all(users > 0 and block not in free for block, users in self._extra.items())
+        others = [block for same in self._same.values() for block in same]
+        assert sorted([*self._cached.values(), *others]) == sorted(named)
+        assert all(same for same in self._same.values())

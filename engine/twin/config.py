@@ -69,6 +69,11 @@ class Config:
     """Kept free when a request is admitted beside others. vLLM's ``watermark`` times its blocks."""
     recompute_failed_pulls: bool = True
     """``kv_load_failure_policy``: recompute, as our launcher sets it; else fail, which is vLLM's default."""
+    contents: bool = True
+    """Keep what each block contains, and compare what is read with what should be there. Without it nothing is kept
+    and all reads are taken to be right; all else is the same, and a decode step costs the same however many decode."""
+    every_share: bool = True
+    """`Run.shares` names everyone for whom the run makes a token; without it, those for whom it makes the first."""
     start_up_ns: int = 0
     lease_s: float = 30.0
     """``kv_lease_duration``."""

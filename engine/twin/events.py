@@ -1,8 +1,11 @@
-"""What happens to a twin, and what it says: its events and its effects. All times are nanoseconds on one clock."""
+"""What happens to a twin, and what it says: its events and its effects. All times are nanoseconds on one clock.
+
+They are msgspec's structs: a tenth of a dataclass' time to make, and a simulation makes a dozen for each leg.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.instance import Load
@@ -14,68 +17,58 @@ from kvtransfer.messages import Message, Peer, Release
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """The process is started, under an epoch that it never had before. A life before this one ends, as by `Die`."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Die:
+class Die(Struct, frozen=True):
     """The process is gone, with all it had."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(Struct, frozen=True):
     """A request has come."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Struct, frozen=True):
     """Nobody wants the answer any more. Takes effect when the step that runs is over. Unknown requests: no-op."""
 
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class KvArrived:
+class KvArrived(Struct, frozen=True):
     """A pull has ended well: what the producer's blocks contained as they were read, one for each of ours."""
 
     request: RequestId
     contents: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KvFailed:
+class KvFailed(Struct, frozen=True):
     """A pull has ended badly; nothing writes to our blocks any more."""
 
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class FromPeer:
+class FromPeer(Struct, frozen=True):
     """Something that the ledger of our holds is to know: a release, a heartbeat, a claim, a lost link."""
 
     event: Received | Claimed | PeerLost | PeerSeen | LinkEnded
 
 
-@dataclass(frozen=True, slots=True)
-class ReadLoad:
+class ReadLoad(Struct, frozen=True):
     """Answer with `LoadIs`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBlocks:
+class ReadBlocks(Struct, frozen=True):
     """Somebody reads our memory, whether he may or not. Answer with `Contents`."""
 
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """The time `next_wakeup` asked for has come."""
 
 
@@ -90,8 +83,7 @@ def released(transfer: TransferId, by: InstanceId) -> FromPeer:
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """What a run makes for one request: in its first step token `first` of the answer, then one more in each step.
 
     `engine.twin.tokens.token(key, index)` is the token.
@@ -102,8 +94,7 @@ class Share:
     key: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """Steps have begun: `steps` in a row that do the same for the same requests. `Cut` may make it fewer.
 
     Tokens are there at each step's end. Those of a request that is over at or before that time, with fewer `outputs`,
@@ -123,8 +114,7 @@ class Run:
     shares: tuple[Share, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """Something has happened: a run ends with the step that is under way, the `steps`-th."""
 
     number: int
@@ -133,8 +123,7 @@ class Cut:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Struct, frozen=True):
     """Blocks kept for another instance."""
 
     transfer: TransferId
@@ -142,8 +131,7 @@ class Hold:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """A request is over. `reason` is vLLM's: stop, length, abort, or error (a failed pull that is not recomputed)."""
 
     at_ns: int
@@ -159,8 +147,7 @@ class Finished:
     preemptions: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """A request is not taken; 4xx, or no connection."""
 
     at_ns: int
@@ -168,16 +155,14 @@ class Refused:
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """A request went down with the engine."""
 
     at_ns: int
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class Preempted:
+class Preempted(Struct, frozen=True):
     """A request has lost its blocks to others and will be computed anew. `outputs` are its tokens so far."""
 
     at_ns: int
@@ -185,8 +170,7 @@ class Preempted:
     outputs: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(Struct, frozen=True):
     """Read the producer's blocks from the prompt's block `first` on. Answer with `KvArrived` or `KvFailed`, always."""
 
     at_ns: int
@@ -196,16 +180,14 @@ class Pull:
     """The producer's blocks."""
 
 
-@dataclass(frozen=True, slots=True)
-class GiveBack:
+class GiveBack(Struct, frozen=True):
     """Tell the producer that its hold is not wanted any more (see `released`)."""
 
     at_ns: int
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(Struct, frozen=True):
     """The ledger of our holds has something to say to a peer."""
 
     at_ns: int
@@ -213,24 +195,21 @@ class Tell:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """The engine takes requests."""
 
     at_ns: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadIs:
+class LoadIs(Struct, frozen=True):
     """How busy it is."""
 
     at_ns: int
     load: Load
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(Struct, frozen=True):
     """What blocks contain; None where no engine runs, or where there is no such block."""
 
     at_ns: int

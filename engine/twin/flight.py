@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from costs.step import Work
+from engine.twin.batch import Batch
 from engine.twin.config import StepCosts
 
 
@@ -12,23 +13,41 @@ from engine.twin.config import StepCosts
 class Flight:
     """One run. All but its last step are trivial (see `runs.py`); `done` of them are in the books already."""
 
+    costs: StepCosts
     number: int
     start_ns: int
-    work: Work
-    """Of the first step."""
+    batch: int
+    """Requests that decode."""
+    sum_context: int
+    """In the first step."""
+    new_tokens: int
+    area: int
     steps: int
     done: int = 0
+    end_ns: int = field(init=False)
+    """When the last step is over."""
 
-    def end_ns(self, costs: StepCosts) -> int:
-        """When the last step is over."""
-        if self.work.new_tokens:
-            return self.start_ns + max(1, costs.step_ns(self.work))
-        return self.start_ns + costs.decode_run_ns(self.work.batch, self.work.sum_context, self.steps)
+    @classmethod
+    def of(cls, batch: Batch, costs: StepCosts, number: int, start_ns: int, steps: int) -> Flight:
+        """The steps that begin with this batch."""
+        return cls(costs, number, start_ns, batch.decodes, batch.sum_context, batch.new_tokens, batch.area, steps)
 
-    def steps_over(self, costs: StepCosts, now_ns: int) -> int:
+    def __post_init__(self) -> None:
+        if not self.new_tokens:
+            self.end_ns = self.start_ns + self.costs.decode_run_ns(self.batch, self.sum_context, self.steps)
+            return
+        work = Work(new_tokens=self.new_tokens, area=self.area, batch=self.batch, sum_context=self.sum_context)
+        self.end_ns = self.start_ns + max(1, self.costs.step_ns(work))
+
+    def cut(self, steps: int) -> None:
+        """It is to end after so many steps."""
+        self.steps = steps
+        self.end_ns = self.start_ns + self.costs.decode_run_ns(self.batch, self.sum_context, steps)
+
+    def steps_over(self, now_ns: int) -> int:
         """How many steps are over at a time before the end."""
         if self.steps == 1:
             return 0
-        batch, sum_context, gone_ns = self.work.batch, self.work.sum_context, now_ns - self.start_ns
-        begun = costs.decode_steps_for(batch, sum_context, gone_ns)
-        return begun if costs.decode_run_ns(batch, sum_context, begun) <= gone_ns else begun - 1
+        gone_ns = now_ns - self.start_ns
+        begun = self.costs.decode_steps_for(self.batch, self.sum_context, gone_ns)
+        return begun if self.costs.decode_run_ns(self.batch, self.sum_context, begun) <= gone_ns else begun - 1

@@ -5,7 +5,6 @@ It knows what happens at the edge of a step and in which order, not when those e
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,8 +54,7 @@ class Life:
         self.config: Final = config
         self.scheduler: Final = Scheduler(config, epoch)
         self.holds: Final = Holds(epoch, config.lease_s)
-        self.batches: Final[deque[Batch]] = deque()
-        """Steps that are decided and not over; the first one runs."""
+        self.batches: Final = self.scheduler.batches
         self._effects: Final = effects
         self._requests: dict[RequestId, Sequence] = {}
         self._aborts: list[RequestId] = []
@@ -114,11 +112,11 @@ class Life:
         sequence = self._pulling(request_id)
         if sequence is None or sequence.request.pull is None:
             return
-        if len(contents) != len(sequence.pull_blocks):
-            self._land(sequence, lost=True)
-            return
-        for block, content in zip(sequence.pull_blocks, contents, strict=True):
-            self.scheduler.pool.contents[block] = content
+        if self.config.contents:
+            if len(contents) != len(sequence.pull_blocks):
+                self._land(sequence, lost=True)
+                return
+            self.scheduler.pool.write(sequence.pull_blocks, contents)
         self._effects.append(GiveBack(now_ns, sequence.request.pull))
         self._external_tokens += sequence.remote_tokens
         self._land(sequence, lost=False)
@@ -155,21 +153,21 @@ class Life:
 
     def _decide(self, now_ns: int) -> bool:
         batch = self.scheduler.schedule()
-        for sequence in batch.preempted:
-            self._effects.append(Preempted(now_ns, sequence.id, sequence.outputs))
-        self._effects.extend(GiveBack(now_ns, source) for source in batch.full_hits)
-        for order in batch.pulls:
-            self._requests[order.request.id].pull_blocks = order.blocks
-        if not batch.entries or not self.config.version.pull_after_forward:
-            self._start_pulls(batch, now_ns)
-        if batch.entries:
-            self.batches.append(batch)
+        if not batch.plain:
+            for sequence in batch.preempted:
+                self._effects.append(Preempted(now_ns, sequence.id, sequence.outputs))
+            self._effects.extend([GiveBack(now_ns, source) for source in batch.full_hits])
+            for order in batch.pulls:
+                self._requests[order.request.id].pull_blocks = order.blocks
+            if batch.empty or not self.config.version.pull_after_forward:
+                self._start_pulls(batch, now_ns)
         # A preemption may leave nobody to run, and nobody is admitted in the same turn: the engine asks again.
-        return bool(batch.entries) or (bool(batch.preempted) and not self.batches)
+        return not batch.empty or (bool(batch.preempted) and not self.batches)
 
     def _start_pulls(self, batch: Batch, now_ns: int) -> None:
-        self._effects.extend(pull_effect(order, now_ns) for order in batch.pulls)
-        batch.pulls.clear()
+        if batch.pulls:
+            self._effects.extend([pull_effect(order, now_ns) for order in batch.pulls])
+            batch.pulls = ()
 
     def _look_at(self, item: Sequence | _Landed | _Freed, now_ns: int) -> None:
         match item:
@@ -192,19 +190,33 @@ class Life:
         """A step's tokens are there (scheduler.py:2026)."""
         self.scheduler.over(batch)
         self._start_pulls(batch, now_ns)
-        for entry in batch.entries.values():
-            self._count(entry, now_ns)
+        ending = self.scheduler.crew.settle()
+        if not ending:
+            for entry in batch.entries.values():
+                self._count(entry, now_ns)
+            return
+        rows: list[tuple[int, Entry | Sequence]] = [(entry.place, entry) for entry in batch.entries.values()]
+        rows += [(sequence.place, sequence) for sequence in ending]
+        for _, row in sorted(rows, key=lambda row: row[0]):
+            if isinstance(row, Entry):
+                self._count(row, now_ns)
+            else:
+                self._name_blocks(row)
+                self._end(row, row.reason, now_ns)
 
     def _count(self, entry: Entry, now_ns: int) -> None:
-        sequence = entry.sequence
-        if entry.dead or not entry.samples or (entry.stale and self.config.drops_stale_output):
+        sequence, stale = entry.sequence, entry.stale
+        if not entry.samples or entry.dead or (stale and self.config.drops_stale_output):
             return
         sequence.outputs += 1
-        if not entry.stale:
+        if not stale:
             sequence.sampling -= 1
-            self.scheduler.cache_to(sequence, min(sequence.computed - sequence.sampling, sequence.known))
+            self._name_blocks(sequence)
         if sequence.outputs >= sequence.ends_after:
             self._end(sequence, sequence.reason, now_ns)
+
+    def _name_blocks(self, sequence: Sequence) -> None:
+        self.scheduler.cache_to(sequence, min(sequence.computed - sequence.sampling, sequence.known))
 
     # --- how requests end --------------------------------------------------------------------------------------------
 
@@ -277,4 +289,6 @@ class Life:
         """What somebody reads who reads these blocks now."""
         if any(not 0 <= block < self.config.num_blocks for block in blocks):
             return None
-        return tuple(self.scheduler.pool.contents[block] for block in blocks)
+        if not self.config.contents:
+            return (0,) * len(blocks)
+        return tuple(map(self.scheduler.pool.read, blocks))

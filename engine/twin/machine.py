@@ -35,6 +35,7 @@ from engine.twin.events import (
 )
 from engine.twin.flight import Flight
 from engine.twin.life import Life
+from engine.twin.request import Sequence, Status
 from engine.twin.runs import execute, horizon, leap
 
 
@@ -51,25 +52,35 @@ class Twin:
         self._flight: Flight | None = None
         self._runs = 0
         self._now_ns = 0
+        self._due_ns: int | None = None
         self._effects: list[Effect] = []
 
     def next_wakeup(self) -> int | None:
         """When something happens by itself: a step is over, a lease ends, the engine is ready."""
-        due = [] if self._starting is None else [self._starting[0]]
-        if self._flight is not None:
-            due.append(self._flight.end_ns(self._costs))
+        return self._due_ns
+
+    def _look(self) -> int | None:
+        due = None if self._starting is None else self._starting[0]
+        if self._flight is not None and (due is None or self._flight.end_ns < due):
+            due = self._flight.end_ns
         if self._life is not None and (lease := self._life.holds.next_wakeup()) is not None:
-            due.append(max(lease, self._now_ns))
-        return min(due, default=None)
+            lease = max(lease, self._now_ns)
+            due = lease if due is None or lease < due else due
+        self._due_ns = due
+        return due
 
     def handle(self, event: Event, now_ns: int) -> tuple[Effect, ...]:
         """Fold one event in, after all that was due by now."""
         assert now_ns >= self._now_ns, "time does not run backwards"
-        while (due := self.next_wakeup()) is not None and due <= now_ns:
+        due = self._due_ns
+        while due is not None and due <= now_ns:
             self._now_ns = due
             self._pass(due)
+            due = self._look()
         self._now_ns = now_ns
-        self._take(event, now_ns)
+        if type(event) is not Tick:
+            self._take(event, now_ns)
+            self._look()
         effects = tuple(self._effects)
         self._effects.clear()
         return effects
@@ -78,7 +89,7 @@ class Twin:
 
     def _pass(self, now_ns: int) -> None:
         """Do what is due at this very time: one thing, the end of a step first."""
-        if self._flight is not None and self._flight.end_ns(self._costs) <= now_ns:
+        if self._flight is not None and self._flight.end_ns <= now_ns:
             self._land(now_ns)
         elif self._starting is not None and self._starting[0] <= now_ns:
             epoch, self._starting = self._starting[1], None
@@ -90,8 +101,6 @@ class Twin:
 
     def _take(self, event: Event, now_ns: int) -> None:
         match event:
-            case Tick():
-                pass
             case Start(epoch):
                 self._stop(now_ns)
                 self._starting = (now_ns + self.config.start_up_ns, epoch)
@@ -99,6 +108,8 @@ class Twin:
                     self._pass(now_ns)
             case Die():
                 self._stop(now_ns)
+            case Tick():
+                pass
             case _ if self._life is None:
                 self._answer_dead(event, now_ns)
             case ReadLoad() | ReadBlocks():
@@ -146,12 +157,12 @@ class Twin:
         flight = self._flight
         if flight is None or flight.steps == flight.done + 1:
             return
-        over = flight.steps_over(self._costs, now_ns)
+        over = flight.steps_over(now_ns)
         leap(life.scheduler, life.batches, over - flight.done)
         flight.done = over
         if flight.steps > over + 1:
-            flight.steps = over + 1
-            self._effects.append(Cut(flight.number, now_ns, flight.end_ns(self._costs), flight.steps))
+            flight.cut(over + 1)
+            self._effects.append(Cut(flight.number, now_ns, flight.end_ns, flight.steps))
 
     def _land(self, now_ns: int) -> None:
         """The last step of a run is over."""
@@ -167,30 +178,43 @@ class Twin:
         if not life.batches:
             return
         batch = life.batches[0]
-        execute(life.scheduler, batch)
+        if self.config.contents:
+            execute(life.scheduler, batch)
         steps = 1 + (horizon(life.scheduler, life.batches) if self._fast_forward else 0)
         self._runs += 1
-        flight = self._flight = Flight(self._runs, now_ns, batch.work, steps)
+        flight = self._flight = Flight.of(batch, self._costs, self._runs, now_ns, steps)
         self._effects.append(
             Run(
                 number=flight.number,
                 at_ns=now_ns,
-                end_ns=flight.end_ns(self._costs),
+                end_ns=flight.end_ns,
                 steps=steps,
-                batch=flight.work.batch,
-                sum_context=flight.work.sum_context,
-                prompt_tokens=flight.work.new_tokens,
-                shares=self._shares(batch, now_ns),
+                batch=flight.batch,
+                sum_context=flight.sum_context,
+                prompt_tokens=flight.new_tokens,
+                shares=self._shares(life, batch, now_ns),
             )
         )
 
-    def _shares(self, batch: Batch, now_ns: int) -> tuple[Share, ...]:
-        shares: list[Share] = []
+    def _shares(self, life: Life, batch: Batch, now_ns: int) -> tuple[Share, ...]:
+        every, crew = self.config.every_share, life.scheduler.crew
+        rows: list[tuple[int, Sequence, int]] = []
         for entry in batch.entries.values():
             sequence = entry.sequence
             if sequence.first_run_ns is None:
                 sequence.first_run_ns = now_ns
             unwanted = entry.dead or (entry.stale and self.config.drops_stale_output)
-            if entry.samples and not unwanted:
-                shares.append(Share(sequence.id, sequence.outputs, sequence.key))
-        return tuple(shares)
+            if entry.samples and not unwanted and (every or not sequence.outputs):
+                rows.append((entry.place, sequence, sequence.outputs))
+        for sequence in batch.joined:
+            if sequence.first_run_ns is None:
+                sequence.first_run_ns = now_ns
+        together = life.scheduler.running if every and not self.config.contents else batch.joined
+        for sequence in together:
+            if sequence.first <= batch.number <= sequence.last and sequence.status is Status.RUNNING:
+                outputs = crew.outputs(sequence)
+                if every or not outputs:
+                    rows.append((sequence.place, sequence, outputs))
+        if len(rows) > 1:
+            rows.sort(key=lambda row: row[0])
+        return tuple([Share(sequence.request.id, outputs, sequence.key) for _, sequence, outputs in rows])

@@ -69,6 +69,9 @@ class Sequence:
     text: Final[Text]
     limit: Final[int]
     """Tokens of the answer at most."""
+    prompt_tokens: int = field(init=False)
+    ends_after: int = field(init=False)
+    """With how many tokens the answer ends."""
     status: Status = Status.WAITING
     outputs: int = 0
     """Tokens of the answer that are there."""
@@ -100,6 +103,23 @@ class Sequence:
     remote_tokens: int = 0
     """Of the prompt, ordered from the producer."""
     first_run_ns: int | None = None
+    place: int = 0
+    """Counts admissions: in running order."""
+
+    # While `together` (`crew.py`), `outputs`, `computed`, `sampling` and `last_batch` are those of when it joined.
+    together: bool = False
+    first: int = 0
+    """Number of the first batch that does for it what it does for all."""
+    last: int = 0
+    """And of the last one, if its answer becomes as long as it may."""
+    ends_with: int = 0
+    """With which its answer does end."""
+    brink: int = 0
+
+    def __post_init__(self) -> None:
+        stop = self.request.stop_after
+        self.prompt_tokens = self.text.prompt_tokens
+        self.ends_after = self.limit if stop is None else min(stop, self.limit)
 
     @property
     def id(self) -> RequestId:
@@ -108,18 +128,12 @@ class Sequence:
     @property
     def known(self) -> int:
         """Tokens of prompt and answer that are there."""
-        return self.text.prompt_tokens + self.outputs
+        return self.prompt_tokens + self.outputs
 
     @property
     def rank(self) -> tuple[int, int]:
         """Who goes first under the priority policy; the highest is preempted first."""
         return (self.request.priority, self.order)
-
-    @property
-    def ends_after(self) -> int:
-        """With how many tokens the answer ends."""
-        stop = self.request.stop_after
-        return self.limit if stop is None else min(stop, self.limit)
 
     @property
     def reason(self) -> str:
@@ -136,3 +150,8 @@ class Sequence:
         """What a step writes into its block when it has computed up to `end`."""
         right = self.text.digest(block, end)
         return mix(right, self.taint) if self.taint else right
+
+    def digests(self, first: int, last: int) -> list[int]:
+        """The same for the full blocks from `first` up to `last`, without `last`."""
+        right = self.text.chains(first, last)
+        return [mix(digest, self.taint) for digest in right] if self.taint else right

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Row
 
 from engine.twin.batch import Batch, Entry
+from engine.twin.crew import Crew
 from engine.twin.request import Sequence
 from engine.twin.schedule import Scheduler
 
@@ -18,13 +19,21 @@ def horizon(scheduler: Scheduler, batches: Row[Batch]) -> int:
     """Turns that will be trivial from here, given the steps that are decided and not over. No event may come in."""
     if len(batches) < scheduler.config.depth or scheduler.defers:
         return 0
-    running = scheduler.running
-    if any(not batch.decodes_only or list(batch.entries) != running for batch in batches):
-        return 0
-    turns = min(_own(sequence) for sequence in running)
-    last = batches[-1]
+    running, crew, last = scheduler.running, scheduler.crew, batches[-1]
+    if scheduler.config.contents:
+        if any(not (batch.plain and batch.decodes_only and list(batch.entries) == running) for batch in batches):
+            return 0
+        turns = min(_own(sequence) for sequence in running)
+    else:
+        if crew.size != len(running):
+            return 0
+        if any(batch.entries or batch.changes != crew.changes or not batch.plain for batch in batches):
+            return 0
+        turns = crew.turns()
     if last.short is not None:
         turns = min([turns, *(_until_found(scheduler, sequence, last.short) for sequence in running)])
+    if crew.size:
+        return crew.until_exhausted(turns, scheduler.pool.free_blocks)
     return _until_exhausted(scheduler, max(0, turns))
 
 
@@ -41,7 +50,8 @@ def _until_found(scheduler: Scheduler, sequence: Sequence, short: Sequence) -> i
         return sequence.limit
     if short.text.chain(block - 1) != sequence.text.chain(block - 1):
         return sequence.limit
-    return (block + 1) * block_size - min(sequence.computed, sequence.known) - 1
+    crew = scheduler.crew
+    return (block + 1) * block_size - min(crew.computed(sequence), crew.known(sequence)) - 1
 
 
 def _until_exhausted(scheduler: Scheduler, turns: int) -> int:
@@ -65,6 +75,13 @@ def leap(scheduler: Scheduler, batches: Row[Batch], turns: int) -> None:
     """Make so many trivial turns."""
     if not turns:
         return
+    for batch in batches:
+        batch.sum_context += turns * batch.decodes
+    if not scheduler.config.contents:
+        _leap_together(scheduler, scheduler.crew, turns)
+        for batch in batches:
+            batch.number += turns
+        return
     _allocate(scheduler, turns)
     for sequence in scheduler.running:
         sequence.outputs += turns
@@ -74,6 +91,19 @@ def leap(scheduler: Scheduler, batches: Row[Batch], turns: int) -> None:
             entry.start += turns
     for entry in batches[0].entries.values():
         write(scheduler, entry, entry.start - turns, entry.start + 1)
+
+
+def _leap_together(scheduler: Scheduler, crew: Crew, turns: int) -> None:
+    """Blocks for all who decode, and names for those that they fill, turn by turn."""
+    caches = scheduler.config.prefix_caching
+    for _ in range(turns):
+        crew.over += 1
+        crew.decided += 1
+        if due := crew.due(crew.decided):
+            crew.hand_out(scheduler.pool.take(len(due)), crew.decided)
+        if caches:
+            for sequence in crew.filled():
+                scheduler.cache_to(sequence, crew.known(sequence))
 
 
 def _allocate(scheduler: Scheduler, turns: int) -> None:
@@ -108,7 +138,7 @@ def _read(scheduler: Scheduler, entry: Entry) -> None:
     """Compare what is there with what should be. Whoever reads something else goes wrong from there on."""
     sequence, block_size = entry.sequence, scheduler.config.block_size
     for block in range(scheduler.config.blocks_for(sequence.unread)):
-        found = scheduler.pool.contents[entry.table[block]]
+        found = scheduler.pool.read(entry.table[block])
         right = sequence.text.digest(block, min(sequence.unread, (block + 1) * block_size))
         if found != right:
             sequence.taint = found | 1  # 0 stands for: all is well
@@ -119,6 +149,11 @@ def _read(scheduler: Scheduler, entry: Entry) -> None:
 def write(scheduler: Scheduler, entry: Entry, start: int, end: int) -> None:
     """The KV of the tokens from `start` to `end`."""
     block_size = scheduler.config.block_size
-    for block in range(start // block_size, (end - 1) // block_size + 1):
-        content = entry.sequence.digest(block, min(end, (block + 1) * block_size))
-        scheduler.pool.contents[entry.table[block]] = content
+    first, full = start // block_size, end // block_size
+    if end - start == 1:
+        scheduler.pool.write((entry.table[first],), (entry.sequence.digest(first, end),))
+        return
+    contents = entry.sequence.digests(first, full)
+    if end % block_size:
+        contents.append(entry.sequence.digest(full, end))
+    scheduler.pool.write(entry.table[first : first + len(contents)], contents)

@@ -8,12 +8,14 @@ It knows requests, blocks and budgets, no times. Line numbers are those of vLLM 
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from engine.twin.admit import Admission
 from engine.twin.batch import Batch, Entry
 from engine.twin.blocks import Pool
 from engine.twin.config import Config, Policy
+from engine.twin.crew import Crew
 from engine.twin.request import Sequence, Status
 
 
@@ -23,10 +25,11 @@ class Scheduler:
     def __init__(self, config: Config, life: int) -> None:
         self.config: Final = config
         self.pool: Final = Pool(config.num_blocks, life)
+        self.crew: Final = Crew(config)
         self.running: list[Sequence] = []
-        self.admission: Final = Admission(config, self.pool, self.running)
-        self._number = 0
-        self._over = 0
+        self.batches: Final[deque[Batch]] = deque()
+        """Steps that are decided and not over; the first one runs."""
+        self.admission: Final = Admission(config, self.pool, self.crew, self.running)
         self._deferred: list[tuple[int, list[int]]] = []
 
     @property
@@ -36,21 +39,27 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Decide a step. An empty one may still order pulls."""
-        batch = Batch(self._number + 1, self.config.max_num_batched_tokens)
-        self._go_on(batch)
+        crew = self.crew
+        batch = Batch(crew.decided + 1, self.config.max_num_batched_tokens)
+        if self.running:
+            self._go_on(batch)
         if not batch.preempted:
             self.admission.admit(batch)
-        if batch.entries:
-            self._number = batch.number
+        batch.decide(crew.size, crew.context(batch.number), crew.changes)
+        if not batch.empty:
+            crew.decided = batch.number
+            self.batches.append(batch)
         for entry in batch.entries.values():
             self._advance(entry, batch.number)
         return batch
 
     def over(self, batch: Batch) -> None:
         """A step is over: what it might have written to is free."""
-        self._over = max(self._over, batch.number)
-        due = [blocks for number, blocks in self._deferred if number <= self._over]
-        self._deferred = [(number, blocks) for number, blocks in self._deferred if number > self._over]
+        self.crew.over = batch.number
+        if not self._deferred:
+            return
+        due = [blocks for number, blocks in self._deferred if number <= batch.number]
+        self._deferred = [(number, blocks) for number, blocks in self._deferred if number > batch.number]
         for blocks in due:
             self.pool.give_back(blocks)
 
@@ -65,6 +74,8 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Forget a request, wherever it stands; its blocks stay."""
         if sequence.status is Status.RUNNING:
+            if sequence.together:
+                self.crew.leave(sequence)
             self.running.remove(sequence)
         else:
             self.admission.remove(sequence)
@@ -77,25 +88,94 @@ class Scheduler:
     # --- running requests (:659-890) ---------------------------------------------------------------------------------
 
     def _go_on(self, batch: Batch) -> None:
+        if self.config.contents:
+            self._one_by_one(batch)
+        elif not self._together(batch):
+            self.crew.dissolve(self.batches)
+            self._one_by_one(batch)
+
+    def _together(self, batch: Batch) -> bool:
+        """Go on with all who decode at once. False, and nothing was done: somebody has to be preempted, or to wait."""
+        crew = self.crew
+        crew.retire(batch.number - 1)
+        due, filled = crew.due(batch.number), crew.filled() if self.config.prefix_caching else []
+        left, needed = batch.left - crew.size, len(due)
+        others: dict[Sequence, int] = {}
+        if crew.size < len(self.running):
+            lacking = False
+            for sequence in self.running:
+                if sequence.together:
+                    if lacking:  # what it gets was due to one that stands before it
+                        return False
+                    continue
+                wanted = self._wanted(sequence)
+                count = min(wanted, left)
+                lacking = lacking or count < wanted
+                if count > 0:
+                    others[sequence] = count
+                    needed += self._missing(sequence, count)
+                    left -= count
+        if left < 0 or needed > self.pool.free_blocks:
+            return False
+        batch.left = left
+        if others:
+            self._beside(batch, others)
+        else:
+            crew.hand_out(self.pool.take(len(due)), batch.number) if due else None
+            for sequence in filled:
+                self.cache_to(sequence, crew.known(sequence))
+        return True
+
+    def _beside(self, batch: Batch, others: dict[Sequence, int]) -> None:
+        """Those who compute so much of a prompt, and the crew: in running order."""
+        crew = self.crew
+        due = frozenset(crew.due(batch.number))
+        filled = frozenset(crew.filled() if self.config.prefix_caching else ())
+        for sequence in sorted({*due, *filled, *others}, key=lambda one: one.place):
+            if sequence in due:
+                sequence.blocks += self.pool.take(1)
+            if sequence in filled:
+                self.cache_to(sequence, crew.known(sequence))
+            if sequence in others:
+                self._compute(sequence, others[sequence], batch)
+
+    def _wanted(self, sequence: Sequence) -> int:
+        """How many tokens it has to compute; none is wanted where its answer ends with a step under way."""
+        if sequence.sampling > 0 and sequence.outputs + sequence.sampling >= sequence.limit:
+            return 0
+        return sequence.known + sequence.sampling - sequence.computed
+
+    def _compute(self, sequence: Sequence, count: int, batch: Batch) -> None:
+        """Blocks for its next tokens, and its part in the batch."""
+        sequence.blocks += self.pool.take(self._missing(sequence, count))
+        self.cache_to(sequence, min(sequence.computed + count, sequence.known))
+        self.admission.put_into(batch, sequence, count)
+
+    def _one_by_one(self, batch: Batch) -> None:
         at = 0
         while at < len(self.running) and batch.left > 0:
             sequence = self.running[at]
-            count = min(sequence.known + sequence.sampling - sequence.computed, batch.left)
-            nothing_left = sequence.sampling > 0 and sequence.outputs + sequence.sampling >= sequence.limit
-            if count == 0 or nothing_left:
+            count = min(self._wanted(sequence), batch.left)
+            if count == 0:
                 at += 1
                 continue
-            if not self._make_room(sequence, count, batch):
-                break
-            at = self.running.index(sequence)  # a preempted one may have stood before it
-            sequence.blocks += self.pool.take(self._missing(sequence, count))
+            if missing := self._missing(sequence, count):
+                if not self._make_room(sequence, count, batch):
+                    break
+                if batch.preempted:
+                    at = self.running.index(sequence)  # a preempted one may have stood before it
+                sequence.blocks += self.pool.take(missing)
             self.cache_to(sequence, min(sequence.computed + count, sequence.known))
-            batch.entries[sequence] = Entry(sequence, sequence.computed, count, sequence.blocks, sequence.preemptions)
+            batch.entries[sequence] = Entry(
+                sequence, sequence.computed, count, sequence.blocks, sequence.preemptions, sequence.place
+            )
             batch.left -= count
             at += 1
 
     def _missing(self, sequence: Sequence, count: int) -> int:
-        return max(0, self.config.blocks_for(sequence.computed + count) - len(sequence.blocks))
+        tokens, block_size = sequence.computed + count, self.config.block_size
+        more = tokens - len(sequence.blocks) * block_size
+        return -(-more // block_size) if more > 0 else 0
 
     def _make_room(self, sequence: Sequence, count: int, batch: Batch) -> bool:
         """Preempt until there are blocks enough. False: it is preempted itself, or has to wait."""
@@ -126,10 +206,10 @@ class Scheduler:
         sequence.computed = sequence.sampling = sequence.unread = 0
         sequence.preemptions += 1
         self.admission.put_back(sequence)
-        batch.preempted.append(sequence)
+        batch.preempted += (sequence,)
 
     def _must_defer(self, sequence: Sequence) -> bool:
-        return self.config.defers_frees and sequence.last_batch > self._over
+        return self.config.defers_frees and sequence.last_batch > self.crew.over
 
     def _advance(self, entry: Entry, number: int) -> None:
         """What is decided counts as computed (:1616)."""

@@ -9,13 +9,15 @@ All numbers are 64 bits wide and the same on every machine.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 _MASK: Final = (1 << 64) - 1
 _ROOT: Final = 0x243F6A8885A308D3
 """What comes before the first block."""
+_STRIDE: Final = 0xD1342543DE82EF95
+"""From one token of a segment to the next, the digest grows by this (odd: no two are the same within 2⁶⁴ tokens)."""
 VOCABULARY: Final = 32_000
 """How many different tokens there are, unless said otherwise."""
 
@@ -62,43 +64,76 @@ def token(key: int, index: int, vocabulary: int = VOCABULARY) -> int:
 
 
 class Text:
-    """A prompt and its answer, however long that becomes, in blocks of `block_size` tokens."""
+    """A prompt and its answer, however long that becomes, in blocks of `block_size` tokens.
+
+    A digest is that of all text before its segment, mixed with the segment's name, plus a stride for each token: that
+    of any block is there at once, and a row of them costs no more than the numbers themselves.
+    """
+
+    __slots__ = ("_bases", "_ends", "_key", "_prompt", "_seed", "_starts", "block_size", "prompt_tokens")
 
     def __init__(self, prompt: Prompt, seed: int, block_size: int) -> None:
-        self.key: Final = answer_key(prompt, seed)
         self.block_size: Final = block_size
         self.prompt_tokens: Final = length(prompt)
-        self._segments = [segment for segment in prompt if segment.tokens]
+        self._prompt, self._seed = prompt, seed
+        self._key: int | None = None
         self._starts: list[int] = []
-        at = 0
-        for segment in self._segments:
-            self._starts.append(at)
-            at += segment.tokens
-        self._starts.append(at)
-        self._chain: list[int] = []
+        self._ends: list[int] = []
+        self._bases: list[int] = []
+
+    @property
+    def key(self) -> int:
+        """What the right answer follows from."""
+        if self._key is None:
+            self._key = answer_key(self._prompt, self._seed)
+        return self._key
 
     def chain(self, block: int) -> int:
         """The digest of a full block; that of block -1 is the same for all texts."""
-        if block < 0:
-            return _ROOT
-        while len(self._chain) <= block:
-            self._chain.append(self._digest(len(self._chain), (len(self._chain) + 1) * self.block_size))
-        return self._chain[block]
+        return self._at((block + 1) * self.block_size) if block >= 0 else _ROOT
+
+    def chains(self, first: int, last: int) -> list[int]:
+        """Those of the full blocks from `first` up to `last`, without `last`."""
+        size, found = self.block_size, []
+        while first < last:
+            start, end, base = self._segment((first + 1) * size)
+            until = last if end is None else min(last, end // size)
+            low = base + ((first + 1) * size - start) * _STRIDE
+            found += [value & _MASK for value in range(low, low + (until - first) * size * _STRIDE, size * _STRIDE)]
+            first = until
+        return found
 
     def digest(self, block: int, end: int) -> int:
         """The digest of a block that is filled up to the text's token `end`, or to its own end."""
-        return self.chain(block) if end >= (block + 1) * self.block_size else self._digest(block, end)
+        return self._at(min(end, (block + 1) * self.block_size))
 
-    def _digest(self, block: int, end: int) -> int:
-        state, at = self.chain(block - 1), block * self.block_size
-        while at < end:
-            number = bisect_right(self._starts, at) - 1
-            offset = at - self._starts[number]
-            if number == len(self._segments):
-                seed, taken, first = self.key, end - at, offset
-            else:
-                segment = self._segments[number]
-                seed, taken, first = segment.seed, min(end - at, segment.tokens - offset), segment.first + offset
-            state = mix(state, seed, first, taken)
-            at += taken
-        return state
+    def _at(self, end: int) -> int:
+        """The digest of the text up to its token `end`."""
+        if end > self.prompt_tokens and self._bases:
+            return (self._bases[-1] + (end - self.prompt_tokens) * _STRIDE) & _MASK
+        start, _, base = self._segment(end)
+        return (base + (end - start) * _STRIDE) & _MASK
+
+    def _segment(self, end: int) -> tuple[int, int | None, int]:
+        """Where the segment begins that has the last token before `end`, where it ends, and its base."""
+        if not self._bases:
+            self._join()
+        if end > self.prompt_tokens:
+            return self.prompt_tokens, None, self._bases[-1]
+        number = bisect_left(self._ends, end)
+        return self._starts[number], self._ends[number], self._bases[number]
+
+    def _join(self) -> None:
+        """Lay the segments end to end; one that goes on where the one before it stopped is the same segment."""
+        at, seed, first = 0, None, 0
+        for segment in (*self._prompt, Segment(self.key, 0)):
+            if segment.tokens and segment.seed == seed and segment.first == first + at - self._starts[-1]:
+                self._ends[-1] = at = at + segment.tokens
+            elif segment.tokens or segment.seed == self.key:
+                seed, first = segment.seed, segment.first
+                before = self._bases[-1] + (at - self._starts[-1]) * _STRIDE if self._bases else _ROOT
+                self._bases.append(mix(before & _MASK, seed, first))
+                self._starts.append(at)
+                at += segment.tokens
+                self._ends.append(at)
+        self._ends.pop()  # the answer's is open

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from support.twin import Linear, World, ask, check, hold_id, life, right_tokens
 
 from cluster.ids import InstanceId, RequestId
@@ -41,11 +42,11 @@ class Script:
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> Config:
+def configs(draw: st.DrawFn, *, roomy: bool = False) -> Config:
     block_size = draw(st.integers(1, 5))
-    num_blocks = draw(st.integers(4, 24))
+    num_blocks = draw(st.integers(30, 120) if roomy else st.integers(4, 24))
     chunked = draw(st.booleans())
-    model_len = draw(st.integers(2, num_blocks * block_size))
+    model_len = draw(st.integers(20 if roomy else 2, num_blocks * block_size))
     budget = draw(st.integers(1, 24))
     return Config(
         role=draw(st.sampled_from(Role)),
@@ -79,8 +80,8 @@ def prompts(draw: st.DrawFn) -> Prompt:
 
 
 @st.composite
-def scripts(draw: st.DrawFn, *, transfers: bool = True, disturbed: bool = True) -> Script:
-    config = draw(configs())
+def scripts(draw: st.DrawFn, *, transfers: bool = True, disturbed: bool = True, roomy: bool = False) -> Script:
+    config = draw(configs(roomy=roomy))
     events: list[tuple[int, ev.Event]] = []
     now = 0
     for number in range(draw(st.integers(1, 9))):
@@ -152,6 +153,45 @@ def test_fast_forward_is_step_by_step(script: Script) -> None:
     assert pools[0].contents == pools[1].contents
     assert list(pools[0]._free) == list(pools[1]._free)
     assert pools[0]._cached == pools[1]._cached
+
+
+def counted(script: Script, *, fast_forward: bool, checks: bool = False, **switches: bool) -> tuple[World, list]:
+    """A world, and all that it said but what follows from contents."""
+    world = play(replace(script, config=replace(script.config, **switches)), fast_forward=fast_forward, checks=checks)
+    return world, [_without_contents(effect) for effect in world.records["e"].said]
+
+
+def _without_contents(effect: ev.Effect) -> object:
+    if isinstance(effect, ev.Contents):
+        return effect.at_ns
+    if isinstance(effect, ev.Run):
+        return structs.replace(effect, shares=tuple((share.request, share.first) for share in effect.shares))
+    return effect
+
+
+@given(st.one_of(scripts(), scripts(roomy=True)), st.booleans())
+@settings(max_examples=250, deadline=None)
+def test_without_contents_all_else_is_the_same(script: Script, fast_forward: bool) -> None:
+    there, kept = counted(script, fast_forward=fast_forward)
+    here, not_kept = counted(script, fast_forward=fast_forward, checks=script.config.num_blocks < 25, contents=False)
+    assert not_kept == kept
+    pools = [life(world.twins["e"]).scheduler.pool for world in (here, there)]
+    assert pools[0]._free == pools[1]._free
+    assert (pools[0]._cached, pools[0]._same) == (pools[1]._cached, pools[1]._same)
+    assert not pools[0]._written
+
+
+@given(st.one_of(scripts(), scripts(roomy=True)), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_first_shares_are_those_of_all_that_are_first(script: Script, contents: bool, fast_forward: bool) -> None:
+    _, every = counted(script, fast_forward=fast_forward, contents=contents)
+    _, first = counted(script, fast_forward=fast_forward, contents=contents, every_share=False)
+    assert first == [
+        structs.replace(effect, shares=tuple(share for share in effect.shares if share[1] == 0))
+        if isinstance(effect, ev.Run)
+        else effect
+        for effect in every
+    ]
 
 
 @given(scripts())

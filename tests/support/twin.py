@@ -66,10 +66,14 @@ class Record:
     """What one twin said."""
 
     effects: list[ev.Effect] = field(default_factory=list)
+    """But those of steps."""
+    said: list[ev.Effect] = field(default_factory=list, compare=False)
+    """All of them."""
     runs: dict[int, tuple[ev.Run, int]] = field(default_factory=dict)
 
     def add(self, effects: Iterable[ev.Effect]) -> None:
         for effect in effects:
+            self.said.append(effect)
             if isinstance(effect, ev.Run):
                 self.runs[effect.number] = (effect, effect.steps)
             elif isinstance(effect, ev.Cut):
@@ -213,7 +217,8 @@ def check(twin: Twin) -> None:
     owned: Counter[int] = Counter()
     for sequence in twin._life._requests.values():
         owned.update(sequence.blocks)
-        assert len(sequence.blocks) <= twin.config.blocks_for(max(sequence.known + sequence.sampling, 1))
+        coming = scheduler.crew.computed(sequence) + 1 if sequence.together else sequence.known + sequence.sampling
+        assert len(sequence.blocks) <= twin.config.blocks_for(max(coming, 1))
     for _, blocks in scheduler._deferred:
         owned.update(blocks)
     for hold in twin._life.holds._ledger._book.holds.values():

@@ -91,6 +91,22 @@ def test_a_mixed_step_is_of_its_kind() -> None:
     assert costs.step_ms(Work()) == 0
 
 
+def test_attention_beside_prompts_is_slower_where_that_was_measured() -> None:
+    llama, rtx = shipped.model_named("meta-llama/Llama-3.1-8B"), gpu_named("RTX-4090")
+    costs = costs_of(llama, rtx, profiles=shipped.profiles())
+    plain = costs.plain.decode
+    work = prompt(256) + decoding(64, 64_000)
+    factor = 1 + (costs.step_ms(work) - plain.step_ms(work)) / (plain.context_ms * 64_000)
+    assert factor == pytest.approx(2.3, abs=0.1), "measured layers, docs/costs.md"
+    assert costs.step_ns(work) == pytest.approx(costs.step_ms(work) * 1e6, abs=3)
+    assert costs.decode_step_ms(64, 64_000) == plain.step_ms(decoding(64, 64_000)), "only beside prompts"
+    other = costs_of(shipped.model_named("Qwen/Qwen3-8B"), rtx, profiles=shipped.profiles())
+    assert other.source is Source.ROOFLINE
+    assert other.plain.mixed.context_ms == pytest.approx(2.3 * other.plain.decode.context_ms, rel=0.02), "of the GPU"
+    h100 = qwen().plain
+    assert h100.mixed.context_ms == h100.decode.context_ms, "not measured there"
+
+
 def test_nanoseconds_are_the_same_times() -> None:
     costs = qwen()
     for work in (prompt(100), prompt(4000, 900), decoding(31, 77_777), prompt(700) + decoding(5, 999)):

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from costs.fit import DecodeRow, PrefillRow, error_of, fit_columns, fit_decode, fit_link, fit_prefill
+from costs.fit import (
+    DecodeRow,
+    MixedRow,
+    PrefillRow,
+    error_of,
+    fit_columns,
+    fit_decode,
+    fit_link,
+    fit_mixed,
+    fit_prefill,
+)
 from costs.step import StepCost, decoding, prompt
 
 COST = StepCost(
@@ -51,6 +61,17 @@ def test_a_bend_is_found_where_there_is_one() -> None:
     bent = StepCost(**{**_values(COST), "crowd_ms": 0.1, "crowd_from": 64.0})
     fit = fit_decode(decode_rows(bent))
     assert (fit.crowd_ms, fit.crowd_from) == pytest.approx((0.1, 64), rel=1e-6)
+
+
+def test_slower_reading_beside_prompts_comes_back() -> None:
+    works = [prompt(new) + decoding(batch, batch * 900) for new in (64, 512, 1500) for batch in (4, 64)]
+    rows = [MixedRow(work, COST.step_ms(work) + 0.8 * COST.context_ms * work.sum_context) for work in works]
+    factor, error = fit_mixed(rows, COST)
+    assert factor == pytest.approx(1.8, rel=1e-9)
+    assert error.rows == 6 and error.max < 1e-9
+    faster = [MixedRow(work, 0.9 * COST.step_ms(work)) for work in works]
+    assert fit_mixed(faster, COST)[0] == 1, "never faster than by itself"
+    assert fit_mixed([], COST) == (1.0, error_of(np.array([]), np.array([])))
 
 
 def _values(cost: StepCost) -> dict[str, float]:

@@ -59,6 +59,37 @@ def test_a_block_is_given_back_once() -> None:
         pool.give_back(blocks)
 
 
+def test_a_fresh_pool_keeps_nothing_for_blocks_that_nobody_had() -> None:
+    pool = Pool(1_000_000, 1)
+    assert pool.take(3) == [0, 1, 2]
+    assert pool.free_blocks == 999_997
+    kept = (pool._front, pool._tail, pool._names, pool._idle, pool._extra, pool._written)
+    assert not any(kept)
+
+
+def test_a_row_is_cached_as_its_blocks_one_by_one() -> None:
+    row, single = Pool(9, 1), Pool(9, 1)
+    for _ in range(2):  # the second time there are equal ones already
+        blocks = row.take(3)
+        row.cache_row(blocks, TEXT.chains(0, 3))
+        assert blocks == filled(single, 3)
+    assert (row._cached, row._same, row._names) == (single._cached, single._same, single._names)
+    row.check()
+
+
+def test_a_block_that_was_had_back_has_one_place_in_the_queue() -> None:
+    pool = Pool(4, 1)
+    cached = filled(pool, 4)
+    pool.give_back(cached)
+    for _ in range(3):
+        pool.touch(cached[2:3])
+        pool.give_back(cached[2:3])
+        pool.check()
+    assert pool._free == [3, 1, 0, 2]
+    assert pool.take(4) == [3, 1, 0, 2]
+    assert not pool._stale
+
+
 def test_another_life_has_other_memory() -> None:
     assert not set(Pool(8, 1).contents) & set(Pool(8, 2).contents)
 

@@ -47,3 +47,16 @@ def test_a_prompt_of_token_ids() -> None:
     assert one[0] == other[0]
     assert one[1] != other[1]
     assert Text(one, 0, 4).prompt_tokens == 7
+
+
+def test_a_row_of_digests_is_each_of_them() -> None:
+    text = Text((Segment(1, 10), Segment(2, 3), Segment(3, 1), Segment(4, 30, first=2)), 7, 4)
+    assert text.chains(0, 20) == [text.chain(block) for block in range(20)]
+    assert text.chains(5, 9) == [text.digest(block, 99) for block in range(5, 9)]
+    assert len(set(text.chains(0, 20))) == 20
+
+
+def test_a_segment_may_be_cut_anywhere() -> None:
+    one, other = Text((Segment(1, 23),), 0, 4), Text((Segment(1, 9), Segment(1, 14, first=9)), 0, 4)
+    assert one.chains(0, 5) == other.chains(0, 5)
+    assert one.digest(5, 23) == other.digest(5, 23)

@@ -1,0 +1,254 @@
+"""Replay measured runs of real engines through the twin, and show what it predicts beside what was measured.
+
+PATH is a folder of one run (requests.jsonl, meta.json, timeseries.csv), a table of steady runs (a .csv), or a folder
+that holds some of these. Costs come from the shipped profiles; nothing is fitted to what is measured here.
+docs/validation.md says where such runs are to be had, and has the outcome.
+
+examples:
+  baton validate $BATON_DATA/measured
+  baton validate $BATON_DATA/measured/vllm-0.19-rtx4090-llama-3.1-8b --series series.csv
+  baton validate $BATON_DATA/measured/vllm-0.15-h100.csv --row 16 --seeds 3
+  baton validate runs/mine --profile costs/profiles/llmservingsim.json --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from baton.output import emit, say
+from cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from _csv import Writer
+
+    from costs.profile import Profile
+    from sim.validate.figures import Comparison
+    from sim.validate.stamped import Stamped
+
+Replay = Callable[[], "Comparison"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `baton validate`."""
+    parser.add_argument(
+        "paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, a table, or a folder of them"
+    )
+    parser.add_argument("--row", action="append", metavar="ID", help="only this row of a table (exp_id); repeatable")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="fits to use instead of the shipped ones, as in costs/profiles/"
+    )
+    parser.add_argument("--seeds", type=_whole, default=5, metavar="N", help="of a table's loads (default %(default)s)")
+    parser.add_argument(
+        "--share", type=_share, default=0.1, metavar="X", help="of the length of a table's loads (default %(default)s)"
+    )
+    parser.add_argument("--new-prompts", action="store_true", help="a table's loads never send the same question twice")
+    parser.add_argument("--first-token-ms", type=_ms, metavar="MS", help="CPU time of a first token, in a table's runs")
+    parser.add_argument("--series", type=Path, metavar="FILE", help="write the time series of both sides (CSV)")
+    parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay and compare; 0 whatever the errors are."""
+    if args.vllm_args:
+        raise UsageError("`baton validate` takes no vLLM flags")
+    replays = [replay for path in args.paths for replay in _replays(path, args)]
+    if not replays:
+        raise UsageError(f"no row {', '.join(args.row)} in {', '.join(map(str, args.paths))}")
+    with _out(args.series) as series:
+        found = list(_progress(replays))
+        _write_series(series, found)
+    if args.json:
+        _show_json(found)
+    elif args.markdown:
+        from sim.validate.tables import markdown
+
+        with contextlib.suppress(BrokenPipeError):
+            print("\n".join(markdown(found)).rstrip())
+    else:
+        from baton.validate_view import show
+
+        show(found)
+    return 0
+
+
+def _progress(replays: Sequence[tuple[str, Replay]]) -> Iterator[Comparison]:
+    """A live line on a terminal, plain lines in a log; on stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    with console.status("replaying") if sys.stderr.isatty() else contextlib.nullcontext() as status:
+        for number, (name, replay) in enumerate(replays, 1):
+            line = f"replaying {number} of {len(replays)}: {name}"
+            status.update(line) if status is not None else say(line)
+            yield replay()
+
+
+# -- what is there to replay --
+
+
+def _replays(path: Path, args: argparse.Namespace) -> list[tuple[str, Replay]]:
+    """Every run at a path, in order of name, read and ready."""
+    if path.is_file():
+        return _rows(path, args)
+    if (path / "requests.jsonl").is_file():
+        return [] if args.row else [_folder(path, args)]
+    if not path.is_dir():
+        raise UsageError(f"{path}: no such file or folder")
+    inside = sorted(each for each in path.iterdir() if each.suffix == ".csv" or (each / "requests.jsonl").is_file())
+    if not inside:
+        raise UsageError(f"{path}: neither a run (requests.jsonl, meta.json) nor a folder of runs and tables (.csv)")
+    return [replay for each in inside for replay in _replays(each, args)]
+
+
+def _rows(path: Path, args: argparse.Namespace) -> list[tuple[str, Replay]]:
+    from costs.shipped import model_named
+    from sim.validate.measured import read_steady
+    from sim.validate.steady import Load, replay_steady
+
+    load = Load(seeds=args.seeds, share=args.share, repeated=not args.new_prompts, first_token_ms=args.first_token_ms)
+    profiles = _profiles(args.profile)
+    rows = [row for row in read_steady(_text(path), str(path)) if not args.row or row.number in args.row]
+    must_fit = args.profile is not None
+    return [
+        (
+            f"{path.name} row {row.number}",
+            partial(replay_steady, row, model_named(row.model), profiles, load, must_fit=must_fit),
+        )
+        for row in rows
+    ]
+
+
+def _folder(path: Path, args: argparse.Namespace) -> tuple[str, Replay]:
+    from costs.shipped import model_named
+    from sim.validate.stamped import replay_stamped
+
+    read, profiles = _stamped(path), _profiles(args.profile)
+    model = model_named(read.settings.model)
+    return path.name, partial(replay_stamped, read, model, profiles, must_fit=args.profile is not None)
+
+
+def _stamped(path: Path) -> Stamped:
+    from sim.validate.measured import read_gpu, read_requests, read_series, read_settings
+    from sim.validate.stamped import Stamped
+
+    requests = read_requests(_text(path / "requests.jsonl"), str(path / "requests.jsonl"))
+    settings = read_settings(_text(path / "meta.json"), str(path / "meta.json"))
+    series, offset_s = path / "timeseries.csv", 0.0
+    with contextlib.suppress(ValueError):
+        offset_s = requests.began_unix_s - datetime.fromisoformat(settings.started_at).timestamp()
+    return Stamped(
+        name=path.name,
+        settings=settings,
+        requests=requests,
+        samples=read_series(_text(series), str(series)) if series.is_file() else [],
+        gpu=settings.gpu or read_gpu(_text(path / "config.json"), str(path / "config.json")),
+        offset_s=max(0.0, offset_s),
+    )
+
+
+def _profiles(path: Path | None) -> tuple[Profile, ...]:
+    from costs import shipped
+    from costs.profile import read_profiles
+
+    if path is None:
+        return shipped.profiles()
+    try:
+        return read_profiles(json.loads(_text(path)))
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise UsageError(f"--profile {path}: not a file of fits like those in costs/profiles/ ({error!r})") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except UnicodeError:
+        raise UsageError(f"{path}: not a text file") from None
+
+
+# -- what came of it --
+
+SERIES = (
+    "run",
+    "at_s",
+    "running",
+    "running_predicted",
+    "waiting",
+    "waiting_predicted",
+    "kv_percent",
+    "kv_percent_predicted",
+)
+
+
+@contextlib.contextmanager
+def _out(path: Path | None) -> Iterator[Writer | None]:
+    """The file of time series, opened before the work."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("w", newline="")
+    except OSError as error:
+        raise UsageError(f"--series {path}: {error.strerror}") from None
+    with file:
+        yield csv.writer(file)
+
+
+def _write_series(writer: Writer | None, found: Sequence[Comparison]) -> None:
+    if writer is None:
+        return
+    rows = [(comparison.name, *asdict(row).values()) for comparison in found for row in comparison.series]
+    writer.writerows([SERIES, *rows])
+
+
+def _show_json(found: Sequence[Comparison]) -> None:
+    from sim.validate.figures import totals
+
+    for comparison in found:
+        told = asdict(comparison)
+        for figure, as_told in zip(comparison.figures, told["figures"], strict=True):
+            as_told["error"] = figure.error
+        emit({"event": "run", **told})
+    emit({"event": "totals", "totals": [asdict(each) for each in totals(found)]})
+
+
+# -- flags' values --
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number from 1 to 1000")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    value = _float(text)
+    if not 0.02 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} must be from 0.02 to 1, like 0.1")
+    return value
+
+
+def _ms(text: str) -> float:
+    value = _float(text)
+    if not 0 <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text} must be milliseconds, 0 or more")
+    return value
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} must be a number") from None

@@ -1,0 +1,155 @@
+"""Predicted beside measured, and the error: what a comparison is made of."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from sim.validate.times import Array, Times
+
+AIMS: Final = {"TTFT mean": 0.25, "TPOT mean": 0.10, "E2E mean": 0.10}
+"""Median absolute error over all runs that we want to stay within."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One published number and our prediction of it."""
+
+    name: str
+    unit: str
+    measured: float
+    predicted: float
+    spread: float = 0.0
+    """Half of what lies between the lowest and the highest prediction, over several seeds."""
+
+    @property
+    def error(self) -> float | None:
+        """As a part of what was measured; None where that is 0."""
+        return self.predicted / self.measured - 1 if self.measured else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One run: what was replayed, on what costs, and what came of it."""
+
+    name: str
+    model: str
+    engine: str
+    """vLLM's version and settings that matter, for people."""
+    because: str
+    """Where the costs come from."""
+    figures: tuple[Figure, ...]
+    notes: tuple[str, ...] = ()
+    requests: int
+    preemptions: int
+    one_by_one: Mapping[str, float] = field(default_factory=dict)
+    """Median error of each request by itself, by quantity; stamped runs only."""
+    series: tuple[SeriesRow, ...] = ()
+
+    def figure(self, name: str) -> Figure | None:
+        """The figure of this name, where the run has it."""
+        return next((each for each in self.figures if each.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesRow:
+    """The engine at one time, measured and predicted. Not-recorded KV usage is None."""
+
+    at_s: float
+    running: int
+    running_predicted: int
+    waiting: int
+    waiting_predicted: int
+    kv_percent: float | None
+    kv_percent_predicted: float
+
+
+STATISTICS: Final[Mapping[str, Callable[[Array], float]]] = {
+    "mean": lambda values: float(values.mean()),
+    "p50": lambda values: float(np.percentile(values, 50)),
+    "p90": lambda values: float(np.percentile(values, 90)),
+    "p99": lambda values: float(np.percentile(values, 99)),
+}
+
+
+def statistics_of(name: str, unit: str, measured: Array, predicted: Array) -> Iterator[Figure]:
+    """Mean and percentiles of the same quantity, request by request measured and predicted."""
+    for word, statistic in STATISTICS.items():
+        yield Figure(f"{name} {word}", unit, statistic(measured), statistic(predicted))
+
+
+def times_figures(measured: Times, predicted: Times) -> Iterator[Figure]:
+    """Everything that stamps of both sides tell."""
+    yield from statistics_of("TTFT", "ms", measured.ttft, predicted.ttft)
+    yield from statistics_of("TPOT", "ms", measured.tpot, predicted.tpot)
+    yield from statistics_of("E2E", "ms", measured.e2e, predicted.e2e)
+    yield from statistics_of("queue", "ms", measured.queue, predicted.queue)
+    yield Figure("duration", "s", measured.duration_s, predicted.duration_s)
+
+
+def one_by_one(measured: Times, predicted: Times) -> dict[str, float]:
+    """Each request against itself: the median over requests of its own absolute error."""
+    both = {
+        "TTFT": (measured.ttft, predicted.ttft),
+        "TPOT": (measured.tpot, predicted.tpot),
+        "E2E": (measured.e2e, predicted.e2e),
+    }
+    return {name: float(np.median(np.abs(ours / theirs - 1))) for name, (theirs, ours) in both.items()}
+
+
+def over_seeds(name: str, unit: str, measured: float, predictions: Sequence[float]) -> Figure:
+    """A figure predicted several times: the mean, and how far the predictions lie apart."""
+    spread = (max(predictions) - min(predictions)) / 2
+    return Figure(name, unit, measured, statistics.fmean(predictions), spread)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """One figure's error over all runs that have it."""
+
+    name: str
+    runs: int
+    median: float
+    mean: float
+    worst: float
+    worst_run: str
+    aim: float | None
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.aim is None else self.median <= self.aim
+
+
+def totals(comparisons: Sequence[Comparison]) -> list[Total]:
+    """The errors of each figure that several runs have, in order of first appearance."""
+    found: dict[str, dict[str, float]] = {}
+    for comparison in comparisons:
+        for figure in comparison.figures:
+            if figure.error is not None and math.isfinite(figure.error):
+                found.setdefault(figure.name, {})[comparison.name] = abs(figure.error)
+    return [_total(name, errors) for name, errors in found.items()]
+
+
+def told(found: Sequence[Total]) -> list[Total]:
+    """Those that at least half of the runs have: the median of two is none."""
+    most = max((each.runs for each in found), default=0)
+    return [each for each in found if 2 * each.runs >= most]
+
+
+def _total(name: str, errors: Mapping[str, float]) -> Total:
+    worst = max(errors, key=lambda run: errors[run])
+    values = list(errors.values())
+    return Total(
+        name=name,
+        runs=len(values),
+        median=statistics.median(values),
+        mean=statistics.fmean(values),
+        worst=errors[worst],
+        worst_run=worst,
+        aim=AIMS.get(name),
+    )

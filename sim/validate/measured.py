@@ -1,0 +1,274 @@
+"""What was measured: the files of a run, read from their text. Wrong rows are told by file and line.
+
+A *stamped* run is a folder of LLMServingSim's ``bench/examples``: ``requests.jsonl`` (one request a line, with the
+engine's own stamps), ``meta.json`` (vLLM's settings) and ``timeseries.csv``. A *steady* run is one row of a table of
+means and percentiles (inference-sim's evaluation of vLLM 0.15.1).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.errors import UsageError
+from loadgen.traces.fields import cells
+
+
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """One request of a stamped run. Seconds since the first arrival, on the engine's clock."""
+
+    input_tokens: int
+    output_tokens: int
+    arrived_s: float
+    """When it came to the process: the wall clock's stamp, moved to the engine's clock (`read_requests`)."""
+    queued_s: float
+    scheduled_s: float
+    first_token_s: float
+    last_token_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """All requests of a stamped run, in order of arrival."""
+
+    rows: tuple[Stamps, ...]
+    began_unix_s: float
+    """The first arrival, on the wall clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the engine of a stamped run was set to, as its ``meta.json`` says."""
+
+    model: str
+    vllm: str
+    started_at: str
+    """When the benchmark began, ISO 8601; empty where the file does not say."""
+    gpu: str | None
+    """Name of the device; None where the file does not say."""
+    tp: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    memory_share: float
+    num_blocks: int | None
+    """Of 16 tokens, with the one that is never given out; None where the file does not say."""
+    block_size: int
+    prefix_caching: bool
+    async_scheduling: bool
+    reserve_full_prompt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of a stamped run's time series."""
+
+    at_s: float
+    """Since the benchmark's start, a little before the first arrival."""
+    running: int
+    waiting: int
+    kv_percent: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steady:
+    """One row of the table of steady runs. Times in ms."""
+
+    number: str
+    model: str
+    gpu: str
+    tp: int
+    workload: str
+    max_num_batched_tokens: int
+    offload: bool
+    """The table's ``cpu_offload``."""
+    e2e_mean: float
+    e2e_p90: float
+    e2e_p99: float
+    itl_mean: float
+    """Published as inter-token latency: whole latency over output tokens, as the client counted these."""
+    ttft_mean: float
+    ttft_p90: float
+    ttft_p99: float
+
+
+MEMORY_SHARE_THEN = 0.9
+"""Default of ``gpu_memory_utilization`` in vLLM 0.15 and 0.19: 0.19's resolved configuration shows it."""
+
+
+RESOLUTION_S = 1e-6
+"""What is left of a wall clock's stamp in a double."""
+
+
+def read_requests(text: str, file: str) -> Requests:
+    """The requests in order of arrival.
+
+    Arrivals are stamped by the wall clock, everything else by a monotonic one. The offset between the two is taken from
+    the request that reached the engine fastest, which counts as having taken no time.
+    """
+    rows = list(_json_lines(text, file))
+    if not rows:
+        raise UsageError(f"{file}: no requests")
+    names = ("arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+    stamps = [tuple(_number(row, name, where) for name in names) for where, row in rows]
+    offset = min(queued - arrived for arrived, queued, *_ in stamps)
+    origin = min(arrived for arrived, *_ in stamps) + offset
+    found = []
+    for (where, row), (arrived, *rest) in zip(rows, stamps, strict=True):
+        at = (arrived + offset, *rest)
+        if any(later < earlier - RESOLUTION_S for earlier, later in itertools.pairwise(at)):
+            raise UsageError(f"{where}: stamps run backwards: {', '.join(names)} must follow one another")
+        tokens = (_whole(row, "input_toks", where), _whole(row, "output_toks", where))
+        found.append(Stamps(*tokens, *(stamp - origin for stamp in at)))
+    return Requests(tuple(sorted(found, key=lambda one: one.arrived_s)), origin - offset)
+
+
+def read_settings(text: str, file: str) -> Settings:
+    """What ``meta.json`` says; vLLM's defaults where it does not."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{file}: no JSON ({error})") from None
+    if not isinstance(document, dict) or not isinstance(document.get("engine_kwargs"), dict):
+        raise UsageError(f"{file}: engine_kwargs is missing: this is not the meta.json of a measured run")
+    engine, kv = document["engine_kwargs"], document.get("kv_cache") or {}
+    scheduler = (document.get("resolved_config") or {}).get("scheduler_config") or {}
+    for field in ("model", "max_num_seqs", "max_num_batched_tokens"):
+        if not engine.get(field):
+            raise UsageError(f"{file}: engine_kwargs.{field} is missing")
+    return Settings(
+        model=str(engine["model"]),
+        vllm=str(document.get("vllm_version", "?")),
+        started_at=str(document.get("started_at") or ""),
+        gpu=(document.get("hardware") or {}).get("device_name"),
+        tp=_whole(engine, "tensor_parallel_size", file) if engine.get("tensor_parallel_size") else 1,
+        max_num_seqs=_whole(engine, "max_num_seqs", file),
+        max_num_batched_tokens=_whole(engine, "max_num_batched_tokens", file),
+        max_model_len=_whole(engine, "max_model_len", file) if engine.get("max_model_len") else None,
+        memory_share=float(kv.get("gpu_memory_utilization") or MEMORY_SHARE_THEN),
+        num_blocks=_whole(kv, "num_gpu_blocks", file) if kv.get("num_gpu_blocks") else None,
+        block_size=_whole(kv, "block_size", file) if kv.get("block_size") else 16,
+        prefix_caching=bool(kv.get("enable_prefix_caching", True)),
+        async_scheduling=bool(scheduler.get("async_scheduling", True)),  # default on GPUs since vLLM 0.14
+        reserve_full_prompt=bool(scheduler.get("scheduler_reserve_full_isl", True)),
+    )
+
+
+def read_gpu(text: str, file: str) -> str:
+    """The device's name in LLMServingSim's ``config.json``, for runs whose meta.json does not tell it."""
+    try:
+        return str(json.loads(text)["nodes"][0]["instances"][0]["hardware"])
+    except (ValueError, LookupError, TypeError):
+        raise UsageError(f"{file}: nodes[0].instances[0].hardware is missing") from None
+
+
+def read_series(text: str, file: str) -> list[Sample]:
+    """``timeseries.csv``: a line a second."""
+    rows = _table(text, file, ("t", "running", "waiting", "kv_cache_pct"))
+    return [
+        Sample(
+            _cell(row, "t", where),
+            round(_cell(row, "running", where)),
+            round(_cell(row, "waiting", where)),
+            _cell(row, "kv_cache_pct", where),
+        )
+        for where, row in rows
+    ]
+
+
+TIMES = ("e2e_mean", "e2e_p90", "e2e_p99", "itl_mean", "ttft_mean", "ttft_p90", "ttft_p99")
+SETTINGS = ("exp_id", "model", "hardware", "tp", "workload", "max_num_batched_tokens", "cpu_offload")
+
+
+def read_steady(text: str, file: str) -> list[Steady]:
+    """The rows of the table of steady runs."""
+    found = []
+    for where, row in _table(text, file, (*SETTINGS, *TIMES)):
+        times = {name: _cell(row, name, where) for name in TIMES}
+        wrong = next((name for name, value in times.items() if value <= 0), None)
+        if wrong:
+            raise UsageError(f"{where}: {wrong} is {row[wrong]}; a time in ms is more than 0")
+        found.append(
+            Steady(
+                number=f"{_cell(row, 'exp_id', where):g}",
+                model=row["model"],
+                gpu=row["hardware"],
+                tp=_positive(row, "tp", where),
+                workload=row["workload"],
+                max_num_batched_tokens=_positive(row, "max_num_batched_tokens", where),
+                offload=_cell(row, "cpu_offload", where) != 0,
+                **times,
+            )
+        )
+    if not found:
+        raise UsageError(f"{file}: no rows")
+    return found
+
+
+# -- fields --
+
+
+def _json_lines(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise UsageError(f"{file}:{number}: not a JSON object")
+        yield f"{file}:{number}", row
+
+
+def _number(row: Mapping[str, Any], name: str, where: str) -> float:
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"{where}: {name} is {value!r}; write a number")
+    return float(value)
+
+
+def _whole(row: Mapping[str, Any], name: str, where: str) -> int:
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{where}: {name} is {value!r}; write a whole number, 1 or more")
+    return value
+
+
+def _table(text: str, file: str, columns: tuple[str, ...]) -> list[tuple[str, dict[str, str]]]:
+    header, *rows = text.splitlines() or [""]
+    names = cells(header)
+    missing = [name for name in columns if name not in names]
+    if missing:
+        raise UsageError(f"{file}:1: no column {missing[0]!r}; there must be {', '.join(columns)}")
+    found = []
+    for number, line in enumerate(rows, 2):
+        values = cells(line)
+        if not line.strip():
+            continue
+        if len(values) != len(names):
+            raise UsageError(f"{file}:{number}: {len(values)} columns where the header has {len(names)}")
+        found.append((f"{file}:{number}", dict(zip(names, values, strict=True))))
+    return found
+
+
+def _cell(row: Mapping[str, str], name: str, where: str) -> float:
+    try:
+        value = float(row[name])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(f"{where}: {name} is {row[name]!r}; write a number")
+    return value
+
+
+def _positive(row: Mapping[str, str], name: str, where: str) -> int:
+    value = _cell(row, name, where)
+    if value < 1 or value != int(value):
+        raise UsageError(f"{where}: {name} is {row[name]}; write a whole number, 1 or more")
+    return int(value)

@@ -1,0 +1,372 @@
+"""`baton validate`: readers that say where a row is wrong, a case small enough to check by hand, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.twin import Linear
+
+from baton.cli import main
+from cluster.errors import UsageError
+from costs import shipped
+from engine.twin.config import Config, Version
+from engine.twin.tokens import Segment
+from sim.validate.drive import drive
+from sim.validate.figures import Comparison, Figure, over_seeds, totals
+from sim.validate.measured import read_gpu, read_requests, read_series, read_settings, read_steady
+from sim.validate.stamped import Stamped, replay_stamped
+from sim.validate.steady import Load, replay_steady
+from sim.validate.tables import markdown
+from sim.validate.workloads import WORKLOADS, Planned, steady, warm_up
+
+LLAMA = shipped.model_named("meta-llama/Llama-3.1-8B")
+REQUEST = {
+    "request_id": "bench-0",
+    "input_toks": 100,
+    "output_toks": 3,
+    "arrival_time": 1_700_000_000.0,
+    "queued_ts": 50.0,
+    "scheduled_ts": 50.25,
+    "first_token_ts": 50.5,
+    "last_token_ts": 51.5,
+}
+META = {
+    "vllm_version": "0.19.0",
+    "started_at": "2023-11-14T22:13:19.500000Z",
+    "engine_kwargs": {"model": "meta-llama/Llama-3.1-8B", "max_num_seqs": 4, "max_num_batched_tokens": 2048},
+    "kv_cache": {"num_gpu_blocks": 101, "block_size": 16, "gpu_memory_utilization": 0.9},
+    "hardware": {"device_name": "NVIDIA GeForce RTX 4090"},
+}
+HEADER = (
+    "exp_id,model,hardware,tp,precision,workload,max_num_batched_tokens,cpu_offload,"
+    "e2e_mean,e2e_p90,e2e_p99,itl_mean,ttft_mean,ttft_p90,ttft_p99"
+)
+ROW = "16.0,meta-llama/Llama-3.1-8B-Instruct,H100,1.0,FP16,general,2048.0,0.0,2000,2100,2200,8.1,40,50,90"
+SERIES = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n1.0,1,2,3,0,4.5\n2.0,1,2,0,0,0\n"
+
+
+def lines(*rows: dict) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+# -- readers --
+
+
+def test_two_clocks_become_one() -> None:
+    """The request that reached the engine fastest counts as having taken no time; rows come in order of arrival."""
+    late = {**REQUEST, "arrival_time": 1_700_000_001.0, "queued_ts": 51.5, "scheduled_ts": 52, "first_token_ts": 53}
+    read = read_requests(lines({**late, "last_token_ts": 54}, REQUEST), "r")
+    first, second = read.rows
+    assert (first.arrived_s, first.queued_s, first.scheduled_s) == pytest.approx((0, 0, 0.25))
+    assert (first.first_token_s, first.last_token_s) == pytest.approx((0.5, 1.5))
+    assert (second.arrived_s, second.queued_s) == pytest.approx((1.0, 1.5)), "half a second on the way to the engine"
+    assert read.began_unix_s == pytest.approx(1_700_000_000.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("{nonsense\n", "r:1: not a JSON object"),
+        ("\n[1]\n", "r:2: not a JSON object"),
+        ("", "r: no requests"),
+        (lines(REQUEST, {**REQUEST, "queued_ts": None}), "r:2: queued_ts is None"),
+        (lines({**REQUEST, "first_token_ts": "soon"}), "r:1: first_token_ts is 'soon'; write a number"),
+        (lines({**REQUEST, "last_token_ts": float("nan")}), "r:1: last_token_ts is nan"),
+        (lines({**REQUEST, "output_toks": 0}), "r:1: output_toks is 0; write a whole number, 1 or more"),
+        (lines({**REQUEST, "input_toks": True}), "r:1: input_toks is True"),
+        (lines({**REQUEST, "first_token_ts": 50.1}), "r:1: stamps run backwards"),
+    ],
+)
+def test_a_wrong_request_is_told_by_line(rows: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_requests(rows, "r")
+    assert str(error.value).startswith(said)
+
+
+def test_settings_are_those_recorded_and_else_the_defaults() -> None:
+    recorded = {"scheduler_config": {"async_scheduling": False, "scheduler_reserve_full_isl": False}}
+    settings = read_settings(json.dumps({**META, "resolved_config": recorded}), "m")
+    assert (settings.num_blocks, settings.memory_share, settings.max_num_seqs, settings.tp) == (101, 0.9, 4, 1)
+    assert not settings.async_scheduling and not settings.reserve_full_prompt
+    bare = read_settings(json.dumps({"engine_kwargs": META["engine_kwargs"]}), "m")
+    assert bare.async_scheduling and bare.reserve_full_prompt and bare.prefix_caching
+    assert (bare.num_blocks, bare.gpu, bare.max_model_len, bare.memory_share) == (None, None, None, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "m: no JSON"),
+        ("[]", "m: engine_kwargs is missing"),
+        ('{"engine_kwargs": {"model": "x", "max_num_seqs": 1}}', "m: engine_kwargs.max_num_batched_tokens is missing"),
+    ],
+)
+def test_wrong_settings_say_which(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_settings(text, "m")
+    assert str(error.value).startswith(said)
+
+
+def test_the_gpu_is_in_the_other_file_or_nowhere() -> None:
+    assert read_gpu('{"nodes": [{"instances": [{"hardware": "RTX4090"}]}]}', "c") == "RTX4090"
+    with pytest.raises(UsageError, match="hardware is missing"):
+        read_gpu('{"nodes": []}', "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEADER.replace("tp,", ""), "t:1: no column 'tp'"),
+        (HEADER, "t: no rows"),
+        (f"{HEADER}\n{ROW}\n{ROW.replace('2000', 'fast')}", "t:3: e2e_mean is 'fast'; write a number"),
+        (f"{HEADER}\n{ROW.replace('2000', '')}", "t:2: e2e_mean is ''"),
+        (f"{HEADER}\n{ROW.replace('8.1', '-1')}", "t:2: itl_mean is -1; a time in ms is more than 0"),
+        (f"{HEADER}\n{ROW.replace('H100,1.0', 'H100,1.5')}", "t:2: tp is 1.5; write a whole number"),
+        (f"{HEADER}\n16.0,x", "t:2: 2 columns where the header has 15"),
+    ],
+)
+def test_a_wrong_row_of_a_table_is_told_by_line(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_steady(text, "t")
+    assert str(error.value).startswith(said)
+
+
+def test_a_table_and_a_series_are_read() -> None:
+    (row,) = read_steady(f"{HEADER}\n{ROW}\n", "t")
+    assert (row.number, row.tp, row.workload, row.max_num_batched_tokens) == ("16", 1, "general", 2048)
+    assert (row.e2e_mean, row.ttft_p99, row.offload) == (2000, 90, False)
+    first, second = read_series(SERIES, "s")
+    assert (first.at_s, first.running, first.kv_percent) == (1, 3, 4.5)
+    assert second.at_s == 2
+    with pytest.raises(UsageError, match="s:2: running is 'x'"):
+        read_series(SERIES.replace(",3,0,4.5", ",x,0,4.5"), "s")
+
+
+# -- the load --
+
+
+def test_a_steady_load_is_what_its_description_says() -> None:
+    general = WORKLOADS["general"]
+    planned = steady(general, np.random.default_rng(7), share=0.1)
+    at = np.array([each.at_ns for each in planned]) / 1e9
+    assert warm_up(0.1) == 90 and warm_up(1.0) == 0
+    assert len(planned) == 90 + 60 * 8 + 60 * 20
+    assert (np.diff(at) >= 0).all()
+    warm_s = 90 / 8
+    assert at[89] == pytest.approx(warm_s), "the warm-up comes at the first stage's rate"
+    assert at[569] == pytest.approx(warm_s + 60) and at[-1] == pytest.approx(warm_s + 120)
+    gaps = np.diff(at[570:])
+    assert gaps.std() / gaps.mean() == pytest.approx(1, abs=0.1), "Poisson"
+    assert {sum(part.tokens for part in each.prompt) for each in planned} == {547}
+    assert {each.output_tokens for each in planned} == {248}
+    texts = [each.prompt for each in planned]
+    assert len(set(texts)) == 100 and texts[:100] == texts[100:200], "the same hundred, over and over"
+    assert len({prompt[0] for prompt in texts}) == 10, "system prompts"
+    whole = steady(WORKLOADS["roleplay"], np.random.default_rng(7))
+    assert len(whole) == 7200 and whole[-1].at_ns == 1200 * 10**9
+
+
+def test_the_same_seed_the_same_load_and_new_questions_on_request() -> None:
+    codegen = WORKLOADS["codegen"]
+    one, same, other = (steady(codegen, np.random.default_rng(seed), share=0.02) for seed in (1, 1, 2))
+    assert one == same != other
+    new = steady(codegen, np.random.default_rng(1), share=0.02, repeated=False)
+    assert [each.at_ns for each in new] == [each.at_ns for each in one]
+    assert len({each.prompt for each in new}) == len(new)
+    assert len({each.prompt[0] for each in new}) == 10
+
+
+# -- by hand --
+
+SMALL = Config(num_blocks=20, max_model_len=200, max_num_seqs=1, version=Version(pull_after_forward=False))
+
+
+def test_a_case_by_hand() -> None:
+    """Step 1000 ns, 10 a prompt token, 7 a decoding request, 3 a token of context.
+
+    The first: 40 prompt tokens in 1000 + 400 ns; then two steps of 1000 + 7 + 3·41 and 1000 + 7 + 3·42. The second
+    comes at 500, waits for its place until 3663, and needs 1000 + 160 and then 1000 + 7 + 3·17.
+    """
+    planned = [Planned(0, (Segment(1, 40),), 3), Planned(500, (Segment(2, 16),), 2)]
+    driven = drive(SMALL, Linear(), planned, [600, 5000])
+    times = driven.times
+    assert times.ttft.tolist() == pytest.approx([1400e-6, (3663 + 1160 - 500) / 1e6])
+    assert times.e2e.tolist() == pytest.approx([3663e-6, (3663 + 1160 + 1058 - 500) / 1e6])
+    assert times.queue.tolist() == pytest.approx([0, (3663 - 500) / 1e6])
+    assert times.tpot.tolist() == pytest.approx([(1130 + 1133) / 2e6, 1058e-6])
+    assert times.latency_per_token.tolist() == pytest.approx([1221e-6, 5381e-6 / 2])
+    assert driven.preemptions == 0
+    early, late = driven.loads
+    assert (early.running, early.waiting, early.kv_usage) == (1, 1, pytest.approx(3 / 20))
+    assert (late.running, late.waiting, late.kv_usage) == (1, 0, pytest.approx(2 / 20))
+
+
+def test_a_first_token_from_a_step_like_any_other() -> None:
+    """A prompt found in the cache but for its last token joins a run of decode steps, and speaks before its end."""
+    twice = [Planned(0, (Segment(1, 33),), 2), Planned(10_000, (Segment(1, 33),), 5)]
+    times = drive(SMALL, Linear(), twice).times
+    assert times.ttft[1] == pytest.approx((1000 + 7 + 3 * 33) / 1e6)
+    assert times.e2e[1] == pytest.approx(sum(1000 + 7 + 3 * context for context in range(33, 38)) / 1e6)
+
+
+# -- figures --
+
+
+def comparison(name: str, predicted: float) -> Comparison:
+    figures = (Figure("E2E mean", "ms", 100.0, predicted),)
+    return Comparison(name=name, model="m", engine="e", because="b", figures=figures, requests=1, preemptions=0)
+
+
+def test_errors_add_up_over_runs() -> None:
+    (total,) = totals([comparison("a", 90), comparison("b", 104), comparison("c", 130)])
+    assert (total.runs, total.worst_run) == (3, "c")
+    assert (total.median, total.mean, total.worst) == pytest.approx((0.1, 0.44 / 3, 0.3))
+    assert total.aim == 0.1 and total.met
+    assert not totals([comparison("a", 80)])[0].met
+    assert Figure("queue p50", "ms", 0.0, 1.0).error is None
+
+
+def test_spread_is_half_of_what_lies_between() -> None:
+    assert over_seeds("x", "ms", 10, [9, 12, 11]) == Figure("x", "ms", 10, pytest.approx(32 / 3), 1.5)
+
+
+# -- whole runs --
+
+
+def stamped(tmp_path: Path, *, rows: str = lines(REQUEST)) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir(exist_ok=True)
+    (folder / "requests.jsonl").write_text(rows)
+    (folder / "meta.json").write_text(json.dumps(META))
+    (folder / "timeseries.csv").write_text(SERIES)
+    return folder
+
+
+def test_a_run_that_went_as_predicted_has_no_error() -> None:
+    """Stamps taken from the prediction itself: every figure is met to the rounding of a stamp."""
+    settings = read_settings(json.dumps(META), "m")
+    requests = read_requests(lines(REQUEST, {**REQUEST, "arrival_time": 1_700_000_000.01, "queued_ts": 50.01}), "r")
+    once = replay_stamped(Stamped("x", settings, requests, (), "RTX-4090"), LLAMA, shipped.profiles())
+    seen = {each.name: each.predicted / 1000 for each in once.figures}
+    again = []
+    for at_s in (0.0, 0.01):
+        stamps = {
+            "arrival_time": 1_700_000_000.0 + at_s,
+            "queued_ts": 50 + at_s,
+            "scheduled_ts": 50 + at_s,
+            "first_token_ts": 50 + at_s + seen["TTFT p50"],
+            "last_token_ts": 50 + at_s + seen["E2E p50"],
+        }
+        again.append({**REQUEST, **stamps})
+    twice = replay_stamped(
+        Stamped("x", settings, read_requests(lines(*again), "r"), (), "RTX-4090"), LLAMA, shipped.profiles()
+    )
+    for name in ("TTFT mean", "TTFT p50", "E2E mean", "E2E p50"):
+        figure = twice.figure(name)
+        assert figure is not None and figure.error == pytest.approx(0, abs=1e-6), name
+    assert twice.requests == 2 and twice.one_by_one["E2E"] < 0.5
+    assert "1,600 tokens of KV" in twice.engine, "one block of 101 is never given out"
+
+
+def test_a_steady_run_is_seen_by_its_client() -> None:
+    (row,) = read_steady(f"{HEADER}\n{ROW}\n", "t")
+    usual = replay_steady(row, shipped.model_named(row.model), shipped.profiles(), Load(seeds=2, share=0.02))
+    bare = replay_steady(
+        row, shipped.model_named(row.model), shipped.profiles(), Load(seeds=2, share=0.02, first_token_ms=0.0)
+    )
+    for name in ("TTFT mean", "E2E p99"):
+        with_cpu, without = usual.figure(name), bare.figure(name)
+        assert with_cpu is not None and without is not None
+        assert with_cpu.predicted - without.predicted == pytest.approx(32 * 0.8), "0.8 ms for each of 32 layers"
+    tpot, same = usual.figure("TPOT mean"), bare.figure("TPOT mean")
+    assert tpot is not None and tpot.measured == pytest.approx((2000 - 40) / 247)
+    assert same is not None and tpot.predicted == pytest.approx(same.predicted, rel=1e-9)
+    assert usual.requests == 2 * (96 + 240), "without the warm-up"
+
+
+def test_an_unknown_workload_is_named() -> None:
+    (row,) = read_steady(f"{HEADER}\n{ROW.replace('general', 'poetry')}\n", "t")
+    with pytest.raises(UsageError, match="workload 'poetry' is not known; there are general"):
+        replay_steady(row, shipped.model_named(row.model), shipped.profiles())
+
+
+# -- the command --
+
+
+def test_the_command_for_people_and_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = stamped(tmp_path)
+    assert main(["validate", str(folder), "--series", str(tmp_path / "series.csv")]) == 0
+    shown = capsys.readouterr()
+    assert "TTFT mean, ms" in shown.out and "RTX-4090/tp1" in shown.out
+    assert shown.err == "replaying 1 of 1: run\n"
+    header, first, *_ = (tmp_path / "series.csv").read_text().splitlines()
+    assert header.startswith("run,at_s,running,running_predicted") and first.startswith("run,1.0,3,")
+    assert main(["validate", str(folder), "--json"]) == 0
+    run, total = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (run["event"], run["name"], run["requests"]) == ("run", "run", 1)
+    assert {"name", "unit", "measured", "predicted", "error", "spread"} == set(run["figures"][0])
+    assert total["event"] == "totals" and total["totals"][0]["runs"] == 1
+
+
+def test_a_table_and_a_folder_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stamped(tmp_path)
+    (tmp_path / "table.csv").write_text(f"{HEADER}\n{ROW}\n")
+    assert main(["validate", str(tmp_path), "--share", "0.02", "--seeds", "1", "--markdown"]) == 0
+    text = capsys.readouterr().out
+    assert "| h100-16: meta-llama/Llama-3.1-8B-Instruct tp1, general |" in text
+    assert "**run**: 1 requests" in text
+    assert "| this twin, 1 runs |" in text and "| aiconfigurator | 17.0% | 21.0% | 809.0% |" in text
+    assert "median" in text and "≤ 25%" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{tmp}/none"], "{tmp}/none: no such file or folder"),
+        (["{tmp}/empty"], "{tmp}/empty: neither a run (requests.jsonl, meta.json) nor a folder of runs and tables"),
+        (["{tmp}/run/meta.json"], "{tmp}/run/meta.json:1: no column 'exp_id'"),
+        (["{tmp}/table.csv", "--row", "99"], "no row 99 in {tmp}/table.csv"),
+        (["{tmp}/run", "--profile", "{tmp}/run/meta.json"], "--profile {tmp}/run/meta.json: not a file of fits"),
+        (["{tmp}/run", "--series", "{tmp}/none/x.csv"], "--series {tmp}/none/x.csv: No such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    stamped(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "table.csv").write_text(f"{HEADER}\n{ROW}\n")
+    assert main(["validate", *(word.format(tmp=tmp_path) for word in words)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("baton: " + said.format(tmp=tmp_path))
+
+
+def test_a_profile_of_ones_own_and_one_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = stamped(tmp_path)
+    files = Path(shipped.__file__).parent / "profiles"
+    assert main(["validate", str(folder), "--profile", str(files / "llmservingsim.json")]) == 0
+    capsys.readouterr()
+    assert main(["validate", str(folder), "--profile", str(files / "aiconfigurator.json")]) == 2
+    assert "no fit of meta-llama/Llama-3.1-8B on RTX-4090" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--seeds", "0"], ["--share", "2"], ["--share", "x"], ["--first-token-ms", "-1"]])
+def test_flags_say_what_they_take(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["validate", "somewhere", *words])
+    assert stopped.value.code == 2
+    assert "must be" in capsys.readouterr().err
+
+
+def test_a_series_is_shortened_for_a_page(tmp_path: Path) -> None:
+    samples = read_series("t,running,waiting,kv_cache_pct\n" + "".join(f"{at},1,0,0\n" for at in range(1, 100)), "s")
+    settings = read_settings(json.dumps(META), "m")
+    requests = read_requests(lines(REQUEST), "r")
+    found = replay_stamped(Stamped("x", settings, requests, samples, "RTX-4090"), LLAMA, shipped.profiles())
+    assert len(found.series) == 99
+    assert all(row.kv_percent is None for row in found.series), "zero throughout: not recorded"
+    shown = [line for line in markdown([found]) if " / " in line]
+    assert len(shown) == 15
