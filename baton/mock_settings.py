@@ -1,0 +1,191 @@
+"""From `baton mock`'s flags to what each mock is."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cluster.errors import UsageError
+from cluster.instance import Role
+from costs.cost import costs_of
+from costs.hardware import gpu_named
+from costs.memory import batched_tokens_default
+from costs.shape import Spans
+from costs.shipped import model_named, profiles
+from costs.transfer import NIC_LATENCY_MS, Link, copies, nic, paths
+from engine.mock.settings import MS, Ends, Settings, SimpleCosts
+from engine.twin.config import Config, StepCosts, Version
+
+INSTANCES_MAX = 1000
+LENGTH_DEFAULT = 32_768
+"""Tokens of a prompt and its answer where the model has no shorter limit: enough for any trace that ships."""
+
+SEQS = 256
+LARGE_GIB = 70
+"""vLLM 0.32's server takes 1,024 requests at once on GPUs this large, else 256 (`EngineArgs.get_batch_defaults`)."""
+
+SIMPLE_TOKENS = 1 << 18
+SIMPLE_BATCHED_TOKENS = 8192
+SIMPLE_LINK = Link(latency_ms=NIC_LATENCY_MS, gb_s=36.0)
+"""One 400 Gb/s NIC as NIXL reaches it (costs.transfer)."""
+
+SIMPLE_BYTES_PER_TOKEN = 131_072
+"""KV of one token of an 8B model (Llama 3.1: 2 × 32 layers × 8 heads × 128 × 2 bytes)."""
+
+_TERM = re.compile(r"(prefill|decode|both)=(\d+)")
+
+
+def read_instances(text: str) -> dict[Role, int]:
+    """``prefill=2,decode=2`` -> counts.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    counts: dict[Role, int] = {}
+    for term in text.split(","):
+        found = _TERM.fullmatch(term.strip())
+        if found is None or Role(found[1]) in counts:
+            raise UsageError(f"--instances {text}: write how many of each role, such as prefill=2,decode=2 or both=1")
+        counts[Role(found[1])] = int(found[2])
+    if not 0 < sum(counts.values()) <= INSTANCES_MAX:
+        raise UsageError(f"--instances {text}: 1 to {INSTANCES_MAX} in all")
+    return counts
+
+
+def read_ends(text: str | None) -> Ends | None:
+    """``200`` or ``50-400`` -> how answers end by themselves."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise UsageError(f"--output-tokens {text}: write a number of tokens, or the least and the most, such as 50-400")
+    return Ends(least, most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Engine:
+    """What an instance pretends to be."""
+
+    model: str
+    costs: StepCosts
+    transfer_ms: Callable[[int, int], float]
+    kv_bytes_per_token: int
+    first_token_ms: float
+    kv_tokens: int
+    batched_tokens: int
+    seqs: int
+
+
+def settings_of(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> list[Settings]:
+    """All instances that the flags ask for.
+
+    Raises:
+        UsageError: a flag has a value that does not do.
+    """
+    _check_numbers(args)
+    counts, ends = read_instances(args.instances), read_ends(args.output_tokens)
+    engine = _simple(args) if args.step_ms is not None or args.prefill_ms_per_1k is not None else _modelled(args)
+    return [
+        Settings(
+            name=args.name if args.name and sum(counts.values()) == 1 else f"{args.name or role.value}-{number}",
+            role=role,
+            model=args.served_model_name or engine.model,
+            config=_config(args, role, engine),
+            costs=engine.costs,
+            transfer_ms=engine.transfer_ms,
+            kv_bytes_per_token=engine.kv_bytes_per_token,
+            first_token_ms=engine.first_token_ms,
+            answers=ends,
+            tp=args.tp,
+            speed=args.speed,
+            seed=args.seed,
+            api_key=environ.get("VLLM_API_KEY") or None,
+        )
+        for role, count in counts.items()
+        for number in range(count)
+    ]
+
+
+_LEAST = {
+    "tp": 1, "kv_blocks": 1, "block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2,
+    "step_ms": 0.001, "prefill_ms_per_1k": 0, "lease_s": 0.001, "start_up_s": 0, "drain_s": 0, "speed": 0.001,
+    "link_gb_s": 0.001,
+}  # fmt: skip
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    for name, least in _LEAST.items():
+        value = getattr(args, name)
+        if value is not None and not (value >= least and math.isfinite(value)):
+            raise UsageError(f"--{name.replace('_', '-')} {value:g}: it must be at least {least:g}")
+    if not 0 <= args.port <= 65535:
+        raise UsageError(f"--port {args.port}: a port is a number from 0 to 65535")
+    count = sum(read_instances(args.instances).values())
+    if args.port and args.port + count - 1 > 65535:
+        raise UsageError(f"--port {args.port}: {count} instances need that many ports from there on, up to 65535")
+
+
+def _link(args: argparse.Namespace, otherwise: Link) -> Link:
+    if args.link_gb_s is None:
+        return otherwise
+    return Link(latency_ms=NIC_LATENCY_MS, gb_s=args.link_gb_s)
+
+
+def _simple(args: argparse.Namespace) -> _Engine:
+    """Steps that take what the flags say."""
+    step_ms = 10.0 if args.step_ms is None else args.step_ms
+    per_1k_ms = 0.0 if args.prefill_ms_per_1k is None else args.prefill_ms_per_1k
+    link = _link(args, SIMPLE_LINK)
+    return _Engine(
+        model=args.model,
+        costs=SimpleCosts(step_ms=step_ms, prefill_ms_per_1k=per_1k_ms),
+        transfer_ms=lambda size_bytes, sharers: link.ms(size_bytes, sharers=sharers),
+        kv_bytes_per_token=SIMPLE_BYTES_PER_TOKEN,
+        first_token_ms=0.0,
+        kv_tokens=SIMPLE_TOKENS,
+        batched_tokens=SIMPLE_BATCHED_TOKENS,
+        seqs=SEQS,
+    )
+
+
+def _modelled(args: argparse.Namespace) -> _Engine:
+    """Steps that take what they would on the hardware."""
+    model, gpu, shape = model_named(args.model), gpu_named(args.gpu), Spans(tp=args.tp)
+    costs = costs_of(model, gpu, shape, profiles=profiles(), batched_tokens=args.max_num_batched_tokens)
+    if costs.kv_capacity_tokens < 2:
+        raise UsageError(f"--model {args.model}: it does not fit on {args.tp} {gpu.name}; raise --tp, or another --gpu")
+    link, streams = _link(args, nic(gpu, gpu)), paths(model, shape, shape)
+    return _Engine(
+        model=args.model,
+        costs=costs,
+        transfer_ms=lambda size_bytes, sharers: link.ms(size_bytes, paths=streams, sharers=sharers),
+        kv_bytes_per_token=model.kv_bytes_per_token() * copies(model, shape),
+        first_token_ms=costs.first_token_ms,
+        kv_tokens=costs.kv_capacity_tokens,
+        batched_tokens=batched_tokens_default(gpu),
+        seqs=1024 if gpu.memory_gib >= LARGE_GIB else SEQS,
+    )
+
+
+def _config(args: argparse.Namespace, role: Role, engine: _Engine) -> Config:
+    blocks = args.kv_blocks or engine.kv_tokens // args.block_size
+    longest = args.max_model_len or min(LENGTH_DEFAULT, blocks * args.block_size)
+    if longest > blocks * args.block_size:
+        have = f"{blocks} blocks of {args.block_size}"
+        raise UsageError(f"--max-model-len {longest}: it does not fit into {have}; lower it, or raise --kv-blocks")
+    return Config(
+        role=role,
+        block_size=args.block_size,
+        num_blocks=blocks,
+        max_num_batched_tokens=args.max_num_batched_tokens or engine.batched_tokens,
+        max_num_seqs=args.max_num_seqs or engine.seqs,
+        max_model_len=longest,
+        start_up_ns=round(args.start_up_s * 1000 * MS * args.speed),
+        lease_s=args.lease_s * args.speed,
+        version=Version(async_scheduling=args.timing == "gpu", pull_after_forward=args.timing == "cpu"),
+    )

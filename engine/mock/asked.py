@@ -1,0 +1,267 @@
+"""A generation request, from its body: what vLLM would do with it, or vLLM's own refusal.
+
+The fields are those that change what a mock does. Others are accepted and do nothing, as with vLLM, except those whose
+answer a client would miss (`logprobs`, `echo`): these are refused, because a mock has no such numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from cluster.errors import ApiError, bad_request
+from engine.mock.prompts import Prompted, prompted
+from engine.mock.words import ALL_IDS, END, OTHER_ROLE, ROLES, TOOLS, Ids, tokenize
+
+COMPLETIONS: Final = "/v1/completions"
+CHAT: Final = "/v1/chat/completions"
+
+COMPLETION_TOKENS: Final = 16
+"""vLLM's default of ``max_tokens`` for completions; for chats it is what fits."""
+
+_PARTS_MAX: Final = 64
+"""Prompts times ``n`` of one request."""
+
+_NUMBERS: Final[Mapping[str, tuple[bool, float, float]]] = {
+    "max_tokens": (True, 1, float("inf")),
+    "max_completion_tokens": (True, 1, float("inf")),
+    "min_tokens": (True, 0, float("inf")),
+    "n": (True, 1, _PARTS_MAX),
+    "temperature": (False, 0, float("inf")),
+    "top_p": (False, 0, 1),
+    "seed": (True, -(2**63), 2**63 - 1),
+    "priority": (True, -(2**63), 2**63 - 1),
+}
+"""Whether it is a whole number, least and most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What of an instance a request is measured by."""
+
+    model: str
+    max_model_len: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request, fit to be run."""
+
+    chat: bool
+    prompts: tuple[Prompted, ...]
+    n: int
+    max_tokens: int | None
+    """None: what fits."""
+    min_tokens: int
+    ignore_eos: bool
+    stream: bool
+    usage: bool
+    """A last event with the usage."""
+    running_usage: bool
+    """The usage so far in every event."""
+    token_ids: bool
+    priority: int
+    transfer: Mapping[str, Any]
+    """``kv_transfer_params``."""
+
+
+def read_body(raw: bytes, content_type: str) -> dict[str, Any]:
+    """The JSON object of a request.
+
+    Raises:
+        ApiError: it is none, in vLLM's words.
+    """
+    if content_type.lower().partition(";")[0].strip() != "application/json":
+        raise ApiError(400, "Bad Request", "Unsupported Media Type: Only 'application/json' is allowed")
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ApiError(400, "Bad Request", f"1 validation error:\n  JSON decode error: {error}", "body") from None
+    if not isinstance(body, dict):
+        raise invalid("body", "Input should be a valid dictionary")
+    return body
+
+
+def invalid(field: str, because: str) -> ApiError:
+    """400, as vLLM answers what does not fit its types."""
+    where = field if field == "body" else f"body.{field}"
+    return ApiError(400, "Bad Request", f"1 validation error:\n  {{'loc': '{where}', 'msg': '{because}'}}", where)
+
+
+def read_asked(body: Mapping[str, Any], limits: Limits, *, chat: bool) -> Asked:
+    """What a body asks for.
+
+    Raises:
+        ApiError: vLLM would refuse it.
+    """
+    for name, (whole, least, most) in _NUMBERS.items():
+        _check_number(body, name, least, most, whole=whole)
+    fields = _object(body, "kv_transfer_params")
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise invalid("model", "Input should be a valid string")
+    sizes = _Sizes.of(body, chat=chat)
+    texts = [chat_pieces(body)] if chat else _texts(body)
+    if model is not None and model != limits.model:
+        raise ApiError(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
+    _refuse_what_is_not_there(body)
+    sizes.check(limits)
+    salt, seed = body.get("cache_salt"), body.get("seed")
+    prompts = tuple(_prompt(pieces, limits, salt if isinstance(salt, str) else "", seed) for pieces in texts)
+    if len(prompts) * sizes.n > _PARTS_MAX:
+        raise bad_request(f"A mock answers at most {_PARTS_MAX} choices at once.", "n")
+    options, stream = _object(body, "stream_options"), bool(body.get("stream"))
+    if options and not stream:
+        raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
+    return Asked(
+        chat=chat,
+        prompts=prompts,
+        n=sizes.n,
+        max_tokens=sizes.max_tokens,
+        min_tokens=sizes.min_tokens,
+        ignore_eos=bool(body.get("ignore_eos")),
+        stream=stream,
+        usage=stream and bool(options.get("include_usage")),
+        running_usage=stream and bool(options.get("include_usage") and options.get("continuous_usage_stats")),
+        token_ids=bool(body.get("return_token_ids")),
+        priority=body.get("priority") or 0,
+        transfer=fields,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    n: int
+    max_tokens: int | None
+    min_tokens: int
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], *, chat: bool) -> _Sizes:
+        longest = body.get("max_tokens")
+        if chat:
+            longest = body.get("max_completion_tokens") or longest
+        elif longest is None:
+            longest = COMPLETION_TOKENS
+        return cls(body.get("n") or 1, longest, body.get("min_tokens") or 0)
+
+    def check(self, limits: Limits) -> None:
+        if self.max_tokens is None:
+            return
+        if self.max_tokens > limits.max_model_len:
+            said = f"max_tokens={self.max_tokens} cannot be greater than max_model_len={limits.max_model_len}."
+            raise bad_request(said, "max_tokens")
+        if self.min_tokens > self.max_tokens:
+            said = f"min_tokens must be less than or equal to max_tokens={self.max_tokens}, got {self.min_tokens}."
+            raise bad_request(said, "min_tokens")
+
+
+def _check_number(body: Mapping[str, Any], name: str, least: float, most: float, *, whole: bool) -> None:
+    value = body.get(name)
+    if value is None:
+        return
+    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and not whole)):
+        raise invalid(name, f"Input should be a valid {'integer' if whole else 'number'}")
+    if value < least:
+        raise bad_request(f"{name} must be at least {least:g}, got {value}.", name)
+    if value > most:
+        raise bad_request(f"{name} must be at most {most:g}, got {value}.", name)
+
+
+def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise invalid(name, "Input should be a valid dictionary")
+    return value
+
+
+def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs", "echo", "use_beam_search"):
+        if body.get(name) not in {None, False}:
+            raise bad_request(f"A mock engine has no {name}.", name)
+
+
+def _prompt(pieces: list[Ids], limits: Limits, salt: str, seed: int | None) -> Prompted:
+    count = sum(len(piece) for piece in pieces)
+    if count >= limits.max_model_len:
+        said = (
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your prompt contains "
+            f"{count} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt."
+        )
+        raise bad_request(said, "input_tokens")
+    return prompted(pieces, limits.block_size, salt=salt, seed=seed)
+
+
+# -- completions --
+
+
+def _texts(body: Mapping[str, Any]) -> list[list[Ids]]:
+    """A text, ids, or a list of either."""
+    prompt = body.get("prompt")
+    if prompt is None:
+        raise invalid("prompt", "Field required")
+    many = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    found = [[_ids(one)] for one in (prompt if many else [prompt])]
+    if any(not len(ids) for (ids,) in found):
+        raise bad_request("The prompt cannot be empty.", "prompt")
+    return found
+
+
+def _ids(prompt: object) -> Ids:
+    if isinstance(prompt, str):
+        return tokenize(prompt)
+    if not isinstance(prompt, list) or not all(type(one) is int for one in prompt):
+        raise invalid("prompt", "Input should be a valid string or a list of token ids")
+    if any(not 0 <= one < ALL_IDS for one in prompt):
+        raise bad_request(f"Token id is out of vocabulary: ids are 0 to {ALL_IDS - 1}.", "prompt")
+    return np.array(prompt, np.uint32)
+
+
+# -- chats --
+
+
+def chat_pieces(body: Mapping[str, Any]) -> list[Ids]:
+    """Pieces of ids: text and what the assistant said in turn; in the order of a chat template, tools first."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+        raise invalid("messages", "Input should be a valid list of messages")
+    pieces: list[Ids] = []
+    text: list[Ids] = []
+    if body.get("tools"):
+        text += [_mark(TOOLS), tokenize(json.dumps(body["tools"])), _mark(END)]
+    for message in messages:
+        role, said = message.get("role"), tokenize(_content(message))
+        text.append(_mark(ROLES.get(str(role), OTHER_ROLE)))
+        if role == "assistant" and len(said):
+            pieces += [np.concatenate(text), said]
+            text = []
+        else:
+            text.append(said)
+        text.append(_mark(END))
+    if body.get("add_generation_prompt", True):
+        text.append(_mark(ROLES["assistant"]))
+    return [*pieces, np.concatenate(text)]
+
+
+def _mark(token: int) -> Ids:
+    return np.array([token], np.uint32)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    """The text of a message; whatever else is in it counts as its JSON."""
+    content = message.get("content")
+    parts = [content] if isinstance(content, str) else []
+    for part in content if isinstance(content, list) else []:
+        text = part.get("text") if isinstance(part, dict) else part
+        parts.append(text if isinstance(text, str) else json.dumps(part))
+    if calls := message.get("tool_calls"):
+        parts.append(json.dumps(calls))
+    return "".join(parts)

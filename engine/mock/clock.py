@@ -1,0 +1,169 @@
+"""Runs one twin on the wall clock. A shell: it owns one timer, and nothing else of the outside world.
+
+What the twin says of one moment is heard piece by piece (`made`, `told`), and then that it was all (`done`).
+
+Engine time is `speed` times real time. One timer wakes it, at the twin's own next moment or the next token, and at most
+once in `QUANTUM_S`: what has become due in between is done together, so that a machine that cannot keep up writes fewer
+and larger pieces instead of falling ever further behind. How late it wakes is counted (`lateness`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.mock.playback import Made, Playback
+from engine.twin.config import StepCosts
+from engine.twin.events import Contents, Effect, Event, LoadIs, ReadBlocks, ReadLoad, Tick
+from engine.twin.machine import Twin
+
+QUANTUM_S = 0.001
+"""Between two wakeups, in real seconds: below what a network adds, above what the wakeups of 50 instances cost."""
+
+NS = 1_000_000_000
+
+
+class Timers(Protocol):
+    """Real time."""
+
+    def time(self) -> float:
+        """Seconds, never backwards."""
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> asyncio.TimerHandle:
+        """Call once, so many seconds from now."""
+
+
+class WallTime:
+    """Real time of an event loop. uvloop reads its own clock but once a millisecond, too coarse for short steps."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.call_later = loop.call_later
+
+    def time(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
+
+class Lateness:
+    """How far behind its own time a clock has woken."""
+
+    def __init__(self) -> None:
+        self.wakeups = 0
+        self.sum_s = 0.0
+        self.worst_s = 0.0
+
+    def add(self, late_s: float) -> None:
+        """One wakeup."""
+        self.wakeups += 1
+        self.sum_s += late_s
+        self.worst_s = max(self.worst_s, late_s)
+
+    def as_json(self) -> dict[str, float]:
+        """In real milliseconds."""
+        mean_s = self.sum_s / self.wakeups if self.wakeups else 0.0
+        return {"wakeups": self.wakeups, "mean_ms": round(mean_s * 1000, 3), "worst_ms": round(self.worst_s * 1000, 3)}
+
+
+class Clock:
+    """One twin, its playback and its time. `made` hears of tokens, `told` of all else that the twin says."""
+
+    def __init__(
+        self,
+        twin: Twin,
+        costs: StepCosts,
+        made: Made,
+        told: Callable[[Effect], None],
+        done: Callable[[], None],
+        timers: Timers,
+        *,
+        speed: float = 1.0,
+    ) -> None:
+        self.lateness = Lateness()
+        self._twin = twin
+        self._playback = Playback(costs, made, told)
+        self._done = done
+        self._timers = timers
+        self._speed = speed
+        self._since_s, self._since_ns = timers.time(), 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self._woke_s = self._since_s - QUANTUM_S
+        self._pending: deque[Event] = deque()
+        self._busy = False
+
+    def now_ns(self) -> int:
+        """Engine time."""
+        return self._since_ns + round((self._timers.time() - self._since_s) * self._speed * NS)
+
+    def real_s(self, engine_ms: float) -> float:
+        """How long this takes in real time."""
+        return engine_ms / 1000 / self._speed
+
+    def set_speed(self, speed: float) -> None:
+        """Let engine time run faster or slower from now on."""
+        self._since_ns, self._since_s = self.now_ns(), self._timers.time()
+        self._speed = speed
+        self._arm()
+
+    def tell(self, event: Event) -> None:
+        """Tell the twin, now; or next, when it is told something just now."""
+        self._pending.append(event)
+        if not self._busy:
+            self._carry_out((), None)
+
+    def read(self, event: ReadLoad | ReadBlocks) -> LoadIs | Contents:
+        """Ask the twin. Not from within what it says."""
+        assert not self._busy, "a twin that is speaking answers no questions"
+        now_ns = self.now_ns()
+        effects = self._twin.handle(event, now_ns)
+        answer = next(effect for effect in effects if isinstance(effect, LoadIs | Contents))
+        self._carry_out(effects, now_ns)
+        return answer
+
+    def stop(self) -> None:
+        """No more wakeups."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _handle(self, event: Event) -> None:
+        now_ns = self.now_ns()
+        due_ns = self._twin.next_wakeup()
+        idle = isinstance(event, Tick) and (due_ns is None or due_ns > now_ns)
+        self._playback.take(() if idle else self._twin.handle(event, now_ns), now_ns)
+
+    def _carry_out(self, effects: tuple[Effect, ...], now_ns: int | None) -> None:
+        """These, and all that is to be told because of them."""
+        self._busy = True
+        try:
+            if now_ns is not None:
+                self._playback.take(effects, now_ns)
+            while self._pending:
+                self._handle(self._pending.popleft())
+        finally:
+            self._busy = False
+        self._done()
+        self._arm()
+
+    def _arm(self) -> None:
+        twin_ns, token_ns = self._twin.next_wakeup(), self._playback.next_due()
+        due_ns = twin_ns if token_ns is None else token_ns if twin_ns is None else min(twin_ns, token_ns)
+        if due_ns is None:
+            self.stop()
+            return
+        due_s = self._since_s + (due_ns - self._since_ns) / NS / self._speed
+        if self._timer is not None and due_s == self._due_s:
+            return
+        self.stop()
+        self._due_s = due_s
+        at_s = max(due_s, self._woke_s + QUANTUM_S)
+        self._timer = self._timers.call_later(max(0.0, at_s - self._timers.time()), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._woke_s = self._timers.time()
+        self.lateness.add(max(0.0, self._woke_s - self._due_s))
+        self.tell(Tick())

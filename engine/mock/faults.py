@@ -1,0 +1,252 @@
+"""What goes wrong on purpose: the faults that are set, whom they strike, and their form in JSON. Chance comes from a
+generator that the shell gives, so that a seed gives the same run again.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from cluster.errors import ApiError, bad_request
+
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+class Kind(StrEnum):
+    """What goes wrong."""
+
+    REFUSE = "refuse"
+    HANG = "hang"
+    BREAK = "break"
+    ERROR = "error"
+    SLOW = "slow"
+    UNWELL = "unwell"
+    CLOSE = "close"
+    DIE = "die"
+    CORRUPT = "corrupt"
+    STALE = "stale"
+    FAIL_PULL = "fail_pull"
+    DROP_NOTICE = "drop_notice"
+
+
+MEANS: Final[Mapping[Kind, str]] = {
+    Kind.REFUSE: "answers `status` at once",
+    Kind.HANG: "takes the request and falls silent, after `after_tokens` of its answer",
+    Kind.BREAK: "drops the connection, after `after_tokens` of the answer (in the middle of an event)",
+    Kind.ERROR: "ends the stream with an error event after `after_tokens`; HTTP 500 where it is not streamed",
+    Kind.SLOW: "the whole engine takes `factor` times as long",
+    Kind.UNWELL: "`/health` answers 503",
+    Kind.CLOSE: "nobody listens on its port, open connections go on",
+    Kind.DIE: "the engine dies with all it has; it comes back after `seconds` under a new epoch, or never",
+    Kind.CORRUPT: "a pulled block is not what was sent",
+    Kind.STALE: "a pulled block is another prompt's",
+    Kind.FAIL_PULL: "a pull fails; the prompt is computed again",
+    Kind.DROP_NOTICE: "the producer is not told that its hold was pulled",
+}
+
+ON_REQUESTS: Final = frozenset({Kind.REFUSE, Kind.HANG, Kind.BREAK, Kind.ERROR})
+"""Strike one request as it comes."""
+ON_PULLS: Final = frozenset({Kind.CORRUPT, Kind.STALE, Kind.FAIL_PULL, Kind.DROP_NOTICE})
+"""Strike one pull (on the instance that pulls)."""
+ON_INSTANCE: Final = frozenset(Kind) - ON_REQUESTS - ON_PULLS
+"""Strike the instance, at once and until they end."""
+
+
+class Leg(StrEnum):
+    """Which requests a fault is meant for."""
+
+    ANY = "any"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    WHOLE = "whole"
+    RELEASE = "release"
+    """A leg that is to be rejected, so that its producer hears of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault as it is asked for. A field that its kind does not use may not be given."""
+
+    fault: Kind
+    share: float = 1.0
+    """Of the requests (or pulls) that it is meant for, drawn."""
+    times: int | None = None
+    """It ends after so many strikes."""
+    leg: Leg = Leg.ANY
+    request: str = ""
+    """Only requests whose id contains this."""
+    after_tokens: int = 0
+    status: int = 503
+    factor: float = 2.0
+    seconds: float | None = None
+    """Until it ends (`die`: until the engine is started again); None: never by itself."""
+
+
+_USES: Final[Mapping[Kind, frozenset[str]]] = {
+    **dict.fromkeys(ON_REQUESTS | ON_PULLS, frozenset({"share", "times", "leg", "request"})),
+    **dict.fromkeys(ON_INSTANCE, frozenset({"seconds"})),
+}
+_MORE: Final[Mapping[Kind, frozenset[str]]] = {
+    Kind.REFUSE: frozenset({"status"}),
+    Kind.HANG: frozenset({"after_tokens"}),
+    Kind.BREAK: frozenset({"after_tokens"}),
+    Kind.ERROR: frozenset({"after_tokens"}),
+    Kind.SLOW: frozenset({"factor"}),
+}
+_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "share": (0, 1),
+    "times": (1, 2**31),
+    "after_tokens": (0, 2**31),
+    "status": (400, 599),
+    "factor": (0.01, 10_000),
+    "seconds": (0, 86_400),
+}
+_WHOLE: Final = {"times", "after_tokens", "status"}
+EXAMPLE: Final = '{"fault": "hang", "leg": "decode", "after_tokens": 5, "share": 0.1}'
+
+
+def read_faults(body: object) -> list[Fault]:
+    """One fault or a list of them.
+
+    Raises:
+        ApiError: it says which field, and what would do.
+    """
+    return [_read(each) for each in (body if isinstance(body, list) else [body])]
+
+
+def _read(body: object) -> Fault:
+    if not isinstance(body, dict):
+        raise bad_request(f"A fault is a JSON object such as {EXAMPLE}.")
+    kind = _word(body, "fault", Kind)
+    allowed = {"fault"} | _USES[kind] | _MORE.get(kind, frozenset())
+    for name in body:
+        if name not in allowed:
+            near = difflib.get_close_matches(str(name), allowed, 1)
+            hint = f" Did you mean `{near[0]}`?" if near else f" It takes: {', '.join(sorted(allowed - {'fault'}))}."
+            raise bad_request(f"The fault `{kind}` takes no `{name}`.{hint}", str(name))
+    values = {name: _number(name, value) for name, value in body.items() if name in _RANGES and value is not None}
+    leg = _word(body, "leg", Leg) if "leg" in body else Leg.ANY
+    request = body.get("request", "")
+    if not isinstance(request, str):
+        raise bad_request("`request` is a part of a request's id, a text.", "request")
+    return Fault(fault=kind, leg=leg, request=request, **values)  # type: ignore[arg-type]
+
+
+def _word(body: Mapping[str, Any], name: str, words: type[_Word]) -> _Word:
+    value = body.get(name)
+    if value not in set(words):
+        raise bad_request(f"`{name}` is {value!r}; it must be one of: {', '.join(words)}.", name)
+    return words(value)
+
+
+def _number(name: str, value: object) -> float:
+    least, most = _RANGES[name]
+    kinds = int if name in _WHOLE else (int, float)
+    if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value <= most:
+        whole = "a whole number" if name in _WHOLE else "a number"
+        raise bad_request(f"`{name}` is {value!r}; it must be {whole} from {least:g} to {most:g}.", name)
+    return value
+
+
+@dataclass(slots=True)
+class Active:
+    """A fault that is set."""
+
+    number: int
+    fault: Fault
+    struck: int = 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether it has struck as often as it should."""
+        return self.fault.times is not None and self.struck >= self.fault.times
+
+    def as_json(self) -> dict[str, Any]:
+        """Only what was asked for or differs from a default, and how often it struck."""
+        said = {each.name: getattr(self.fault, each.name) for each in fields(Fault)}
+        plain = {each.name: each.default for each in fields(Fault)}
+        shown = {name: value for name, value in said.items() if name == "fault" or value != plain[name]}
+        return {"number": self.number, **shown, "struck": self.struck}
+
+
+@dataclass(slots=True)
+class Faults:
+    """Those that are set on one instance, in order; the first that fits strikes."""
+
+    draw: Callable[[], float]
+    """A number from 0 to 1."""
+    active: list[Active] = field(default_factory=list)
+    _count: int = 0
+
+    def add(self, faults: Iterable[Fault]) -> list[Active]:
+        """Set them, behind those that are set already."""
+        added = []
+        for fault in faults:
+            self._count += 1
+            added.append(Active(self._count, fault))
+        self.active += added
+        return added
+
+    def clear(self) -> list[Active]:
+        """Take them all back; what is broken already stays broken."""
+        ended, self.active = self.active, []
+        return ended
+
+    def end(self, number: int) -> None:
+        """One of them is over."""
+        self.active = [each for each in self.active if each.number != number]
+
+    def strike(self, kinds: frozenset[Kind], leg: Leg, request: str) -> Fault | None:
+        """The fault that strikes this request or pull, if one does."""
+        for each in self.active:
+            fault = each.fault
+            if (
+                fault.fault in kinds
+                and not each.spent
+                and fault.leg in {Leg.ANY, leg}
+                and fault.request in request
+                and (fault.share >= 1 or self.draw() < fault.share)
+            ):
+                each.struck += 1
+                return fault
+        return None
+
+    def has(self, kind: Kind) -> bool:
+        """Whether one of this kind is set."""
+        return any(each.fault.fault is kind for each in self.active)
+
+    @property
+    def factor(self) -> float:
+        """How much slower the engine is."""
+        product = 1.0
+        for each in self.active:
+            if each.fault.fault is Kind.SLOW:
+                product *= each.fault.factor
+        return product
+
+    def as_json(self) -> dict[str, Any]:
+        """What `GET /mock/faults` answers."""
+        return {"faults": [each.as_json() for each in self.active], "kinds": dict(MEANS)}
+
+
+def spoil(kind: Kind, contents: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+    """What is read instead: one block with a changed bit, or (`stale`) blocks of another prompt.
+
+    `others` are the contents of an earlier pull, where there was one.
+    """
+    if not contents:
+        return contents
+    if kind is Kind.CORRUPT:
+        middle = len(contents) // 2
+        return (*contents[:middle], contents[middle] ^ 1 << 17, *contents[middle + 1 :])
+    if not others or others[0] == contents[0]:
+        others = tuple(content ^ (1 << 63) - 1 for content in contents)
+    return tuple(others[at % len(others)] for at in range(len(contents)))
+
+
+def injected() -> ApiError:
+    """The error of a stream that a fault ends."""
+    return ApiError(500, "InternalServerError", "Internal server error (a fault of the mock)")

@@ -1,0 +1,94 @@
+"""All mock instances of one process: opened together, closed in order. A shell.
+
+`async with MockFleet(...) as fleet` opens the ports and waits until every engine is ready; on the way out it stops
+accepting, lets answers end for `drain_s`, and closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from engine.mock.instance import Instance
+from engine.mock.peers import HttpPeers
+from engine.mock.settings import Settings
+
+LOOK_EVERY_S = 0.05
+"""How often a drain looks whether the last answer is out."""
+
+
+class MockFleet:
+    """Some mocks on one host, on ports from `port` on; 0 = free ones."""
+
+    def __init__(
+        self, settings: Sequence[Settings], *, host: str = "127.0.0.1", port: int = 0, drain_s: float = 0.0
+    ) -> None:
+        self._settings = settings
+        self._host = host
+        self._port = port
+        self._drain_s = drain_s
+        self._peers = HttpPeers()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._at_once = asyncio.Event()
+        self.instances: dict[str, Instance] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            for number, each in enumerate(self._settings):
+                port = self._port and self._port + number
+                self.instances[each.name] = Instance(each, self._host, port, self._peers, self._spawn, self.instances)
+            for instance in self.instances.values():
+                instance.begin()
+            for instance in self.instances.values():
+                await instance.ready.wait()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._drain()
+        finally:
+            await self._close()
+
+    def hurry(self) -> None:
+        """Do not wait for answers any longer."""
+        self._at_once.set()
+
+    async def _drain(self) -> None:
+        deadline = asyncio.get_running_loop().time() + self._drain_s
+        for instance in self.instances.values():
+            instance.listener.shut()
+        while any(instance.listener.answering for instance in self.instances.values()):
+            left_s = deadline - asyncio.get_running_loop().time()
+            if left_s <= 0 or self._at_once.is_set():
+                return
+            for instance in self.instances.values():
+                instance.listener.close_idle()
+            await asyncio.sleep(min(LOOK_EVERY_S, left_s))
+
+    async def _close(self) -> None:
+        for instance in self.instances.values():
+            instance.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._peers.close()
+        await asyncio.sleep(0)  # connections that were dropped learn of it
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """A task with an owner; its failure is a bug, and says so in the log."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler({"message": "a mock's task failed", "exception": error})

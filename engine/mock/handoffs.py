@@ -1,0 +1,213 @@
+"""Both sides of hand-overs between mocks: what is pulled from others, what is held for them. A shell: timers, peers.
+
+The consumer reads the producer's blocks when the transfer's time is over, whatever is in them by then (reads are
+one-sided: nobody asks whether the hold still stands, as on vLLM's stock path), tells the producer that it is done, and
+until then says every few seconds that it still wants the hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol
+
+from cluster.ids import InstanceId, RequestId, TransferId
+from engine.mock.clock import NS, Clock
+from engine.mock.faults import ON_PULLS, Faults, Kind, Leg, spoil
+from engine.mock.metrics import Metrics
+from engine.mock.settings import Settings
+from engine.mock.transfer import ATTEMPT, Producer, Reference
+from engine.twin.events import Contents, FromPeer, Hold, KvArrived, KvFailed, Pull, ReadBlocks, released
+from engine.twin.request import Source
+from kvtransfer.events import Received
+from kvtransfer.messages import Heartbeat, Peer
+from kvtransfer.terms import Terms
+
+PRODUCERS_MAX = 4096
+"""Addresses that are remembered."""
+
+CONSUMER = InstanceId("consumer")
+"""Who speaks about a hold: vLLM's notices do not say which consumer sent them, so that any may release."""
+
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+
+
+class Peers(Protocol):
+    """Other mocks, in this process or elsewhere. What cannot be reached answers None or False."""
+
+    async def read(self, producer: Producer, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
+        """What its blocks contain."""
+
+    async def notify(self, producer: Producer, what: str, request_ids: list[str]) -> bool:
+        """`what` is ``release`` or ``heartbeat``."""
+
+    def near(self, producer: Producer) -> Handoffs | None:
+        """The producer itself where it runs in this process."""
+
+
+class Handoffs:
+    """One instance's."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, faults: Faults, metrics: Metrics, peers: Peers, spawn: Spawn
+    ) -> None:
+        self.engine_id = ""
+        self.epoch = 0
+        self.on_failed_pull: Callable[[RequestId], None] = lambda _: None
+        self._settings = settings
+        self._clock = clock
+        self._faults = faults
+        self.metrics = metrics
+        self._peers = peers
+        self._spawn = spawn
+        self._loop = asyncio.get_running_loop()
+        self._producers: OrderedDict[str, Producer] = OrderedDict()
+        self._wanted: dict[TransferId, Producer] = {}
+        """Holds of others that requests here wait for."""
+        self._beating: asyncio.TimerHandle | None = None
+        self._under_way = 0
+        self._last: tuple[int, ...] = ()
+        """Contents of the last pull."""
+        self._holds: dict[str, int] = {}
+        """Ours, and when each one's lease ends."""
+
+    def begin_life(self, epoch: int, engine_id: str) -> None:
+        """The engine is started: nothing of a former life counts."""
+        self.epoch, self.engine_id = epoch, engine_id
+        self._wanted.clear()
+        self._holds.clear()
+
+    # -- as a consumer --
+
+    def want(self, reference: Reference) -> None:
+        """A request has come that is to pull this."""
+        producer = reference.producer
+        self._producers[producer.engine_id] = producer
+        self._producers.move_to_end(producer.engine_id)
+        if len(self._producers) > PRODUCERS_MAX:
+            self._producers.popitem(last=False)
+        self._wanted[reference.source.transfer] = producer
+        self._keep_beating()
+
+    def pull(self, order: Pull) -> None:
+        """The engine wants these blocks read."""
+        bytes_ = len(order.remote) * self._settings.config.block_size * self._settings.kv_bytes_per_token
+        self._under_way += 1
+        delay_s = self._clock.real_s(self._settings.transfer_ms(bytes_, self._under_way))
+        self.metrics.observe("nixl_bytes_transferred", bytes_)
+        self.metrics.observe("nixl_xfer_time_seconds", delay_s)
+        self._loop.call_later(delay_s, self._read, order)
+
+    def _read(self, order: Pull) -> None:
+        self._under_way -= 1
+        fault = self._faults.strike(ON_PULLS - {Kind.DROP_NOTICE}, Leg.DECODE, order.request)
+        kind = fault.fault if fault is not None else None
+        producer = self._producers.get(order.source.producer)
+        if producer is None or kind is Kind.FAIL_PULL:
+            self._landed(order, None, None)
+        elif (near := self._peers.near(producer)) is not None:
+            self._landed(order, near.contents(producer.engine_id, order.remote), kind)
+        else:
+            self._spawn(self._read_far(order, producer, kind))
+
+    async def _read_far(self, order: Pull, producer: Producer, kind: Kind | None) -> None:
+        self._landed(order, await self._peers.read(producer, order.remote), kind)
+
+    def _landed(self, order: Pull, contents: tuple[int, ...] | None, kind: Kind | None) -> None:
+        if contents is None:
+            self.metrics.counts["nixl_num_failed_transfers"] += 1
+            self._wanted.pop(order.source.transfer, None)
+            self.on_failed_pull(order.request)
+            self._clock.tell(KvFailed(order.request))
+            return
+        before, self._last = self._last, contents
+        self._clock.tell(KvArrived(order.request, contents if kind is None else spoil(kind, contents, before)))
+
+    def give_back(self, source: Source, leg: Leg = Leg.DECODE) -> None:
+        """Tell the producer that its hold is not wanted any more."""
+        self._wanted.pop(source.transfer, None)
+        request_id = source.transfer.request
+        if self._faults.strike(frozenset({Kind.DROP_NOTICE}), leg, request_id) is not None:
+            return
+        producer = self._producers.get(source.producer)
+        if producer is None:
+            return
+        if (near := self._peers.near(producer)) is not None:
+            near.heard("release", producer.engine_id, [request_id])
+        else:
+            self._spawn(self._notify(producer, "release", [request_id]))
+
+    async def _notify(self, producer: Producer, what: str, request_ids: list[str]) -> None:
+        if not await self._peers.notify(producer, what, request_ids):
+            self.metrics.counts["nixl_num_failed_notifications"] += 1
+
+    def _keep_beating(self) -> None:
+        if self._wanted and self._beating is None:
+            every_s = min(Terms().heartbeat_s, self._settings.config.lease_s / 4)
+            self._beating = self._loop.call_later(self._clock.real_s(every_s * 1000), self._beat)
+
+    def _beat(self) -> None:
+        self._beating = None
+        by_producer: dict[Producer, list[str]] = {}
+        for transfer, producer in self._wanted.items():
+            by_producer.setdefault(producer, []).append(transfer.request)
+        for producer, request_ids in by_producer.items():
+            if (near := self._peers.near(producer)) is not None:
+                near.heard("heartbeat", producer.engine_id, request_ids)
+            else:
+                self._spawn(self._notify(producer, "heartbeat", request_ids))
+        self._keep_beating()
+
+    def stop(self) -> None:
+        """No more heartbeats."""
+        if self._beating is not None:
+            self._beating.cancel()
+            self._beating = None
+
+    def forget(self, source: Source) -> None:
+        """The request is over; nobody waits for this any more."""
+        self._wanted.pop(source.transfer, None)
+
+    # -- as a producer --
+
+    def hold_id(self, request: RequestId) -> TransferId:
+        """Under which id a request's blocks are kept."""
+        return TransferId(request, ATTEMPT, self.epoch)
+
+    def held(self, hold: Hold, at_ns: int) -> None:
+        """Blocks are kept since then."""
+        self._holds[hold.transfer.request] = at_ns + round(self._settings.config.lease_s * NS)
+
+    def holds(self) -> int:
+        """How many there are; what has expired is counted and forgotten."""
+        now_ns = self._clock.now_ns()
+        expired = [request for request, until_ns in self._holds.items() if until_ns <= now_ns]
+        for request in expired:
+            del self._holds[request]
+        self.metrics.counts["nixl_num_kv_expired_reqs"] += len(expired)
+        return len(self._holds)
+
+    def contents(self, engine_id: str, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
+        """What is in these blocks now; None under the name of a former life."""
+        if engine_id != self.engine_id:
+            return None
+        answer = self._clock.read(ReadBlocks(blocks))
+        return answer.contents if isinstance(answer, Contents) else None
+
+    def heard(self, what: str, engine_id: str, request_ids: Iterable[str]) -> bool:
+        """A consumer says something about holds. False: it means a former life."""
+        if engine_id != self.engine_id:
+            return False
+        self.holds()
+        for request_id in request_ids:
+            transfer = self.hold_id(RequestId(request_id))
+            if what == "release":
+                if self._holds.pop(request_id, None) is None:
+                    self.metrics.counts["nixl_num_notifications_after_expiry"] += 1
+                self._clock.tell(released(transfer, CONSUMER))
+            elif request_id in self._holds:
+                until_ns = self._clock.now_ns() + round(Terms().extend_s * NS)
+                self._holds[request_id] = max(self._holds[request_id], until_ns)
+                self._clock.tell(FromPeer(Received(Peer(CONSUMER, 0), Heartbeat(transfer, 0))))
+        return True

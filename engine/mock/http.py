@@ -1,0 +1,242 @@
+"""The mock's HTTP/1.1: one connection as an asyncio protocol on httptools, with what clients of engines use. A shell.
+
+Made for thousands of open streams on one core: a token costs one `write` of bytes that are ready. Requests of one
+connection are answered one after the other. Silence of a client ends after `IDLE_S`, as in vLLM's own server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Protocol, cast
+
+import httptools
+
+from engine.mock.answers import LAST_CHUNK, encode
+
+logger = logging.getLogger("baton.mock")
+
+IDLE_S = 5.0
+"""A connection without a request is closed after this (uvicorn's ``timeout_keep_alive``, which vLLM leaves at 5 s)."""
+
+BODY_BYTES_MAX = 256 << 20
+HEAD_BYTES_MAX = 64 << 10
+
+_STREAM = (
+    b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+
+
+@dataclass(slots=True)
+class Request:
+    """One request, complete."""
+
+    method: str = ""
+    path: str = ""
+    """Without the query."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """By lower-case name."""
+    body: bytes = b""
+    keep_alive: bool = True
+
+
+class Handler(Protocol):
+    """Answers requests."""
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        """Answer now, or keep the exchange and answer later."""
+
+
+class Exchange:
+    """One request's answer: `respond`, or `begin`, any number of `write`s and `end`; `drop` at any time.
+
+    `on_lost` is called once if the client leaves before the end.
+    """
+
+    __slots__ = ("_connection", "_keep_alive", "on_lost", "over")
+
+    def __init__(self, connection: Connection, *, keep_alive: bool) -> None:
+        self._connection = connection
+        self._keep_alive = keep_alive
+        self.on_lost: Callable[[], None] | None = None
+        self.over = False
+
+    def respond(self, status: int, body: bytes = b"", content_type: str = "application/json") -> None:
+        """The whole answer."""
+        if self.over:
+            return
+        kind = f"content-type: {content_type}\r\n" if body else ""
+        close = "" if self._keep_alive else "connection: close\r\n"
+        status_line = f"HTTP/1.1 {status} {_phrase(status)}\r\nserver: uvicorn\r\n"
+        head = f"{status_line}content-length: {len(body)}\r\n{kind}{close}\r\n"
+        self._connection.write(head.encode() + body)
+        self._finish()
+
+    def begin(self) -> None:
+        """The head of a stream of events."""
+        if not self.over:
+            self._connection.write(_STREAM)
+
+    def write(self, data: bytes) -> None:
+        """Chunks, framed already."""
+        if not self.over:
+            self._connection.write(data)
+
+    def end(self, data: bytes = LAST_CHUNK) -> None:
+        """The last bytes of a stream, its last chunk among them."""
+        if not self.over:
+            self._connection.write(data)
+            self._finish()
+
+    def drop(self) -> None:
+        """Break the connection off."""
+        self.over, self.on_lost = True, None
+        self._connection.abort()
+
+    def _finish(self) -> None:
+        self.over, self.on_lost = True, None
+        self._connection.answered(keep_alive=self._keep_alive)
+
+    def lost(self) -> None:
+        """The client has left."""
+        if not self.over:
+            self.over = True
+            if self.on_lost is not None:
+                self.on_lost()
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection. The listener that made it keeps it in `open_ones`."""
+
+    def __init__(self, handler: Handler, open_ones: set[Connection]) -> None:
+        self._handler = handler
+        self._open = open_ones
+        self._parser = httptools.HttpRequestParser(self)
+        self._request = Request()
+        self._target = b""
+        self._body: list[bytes] = []
+        self._bytes = 0
+        self._waiting: deque[Request] = deque()
+        self._exchange: Exchange | None = None
+        self._transport: asyncio.Transport | None = None
+        self.idle_sweeps = 0
+        """How often the listener found it without a request."""
+
+    # -- asyncio --
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._open.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open.discard(self)
+        self._transport = None
+        self._waiting.clear()
+        if self._exchange is not None:
+            exchange, self._exchange = self._exchange, None
+            exchange.lost()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.abort()
+        except httptools.HttpParserError as error:
+            cause = error.__context__  # httptools wraps what its callbacks raise
+            status, said = (413, str(cause)) if isinstance(cause, _TooMuch) else (400, str(error))
+            body = {"error": {"message": said, "type": _phrase(status), "param": None, "code": status}}
+            Exchange(self, keep_alive=False).respond(status, encode(body))
+
+    # -- httptools --
+
+    def on_message_begin(self) -> None:
+        self._request, self._target, self._body, self._bytes = Request(), b"", [], 0
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+        self._count(len(url), HEAD_BYTES_MAX)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._request.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._count(len(name) + len(value), HEAD_BYTES_MAX)
+
+    def on_headers_complete(self) -> None:
+        self._bytes = 0
+        if self._request.headers.get("expect", "").lower() == "100-continue":
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+        self._count(len(body), BODY_BYTES_MAX)
+
+    def on_message_complete(self) -> None:
+        request = self._request
+        request.method = self._parser.get_method().decode("latin-1")
+        request.path = self._target.partition(b"?")[0].decode("latin-1")
+        request.keep_alive = self._parser.should_keep_alive()
+        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._waiting.append(request)
+        if self._exchange is None:
+            self._next()
+
+    def _count(self, size: int, most: int) -> None:
+        self._bytes += size
+        if self._bytes > most:
+            raise _TooMuch(f"more than {most} bytes")
+
+    # -- exchanges --
+
+    @property
+    def answering(self) -> bool:
+        """Whether an answer is under way."""
+        return self._exchange is not None
+
+    def _next(self) -> None:
+        while self._waiting and self._exchange is None and self._transport is not None:
+            request = self._waiting.popleft()
+            self.idle_sweeps = 0
+            exchange = self._exchange = Exchange(self, keep_alive=request.keep_alive)
+            try:
+                self._handler.handle(request, exchange)
+            except Exception:
+                logger.exception("%s %s", request.method, request.path)
+                self.abort()
+
+    def answered(self, *, keep_alive: bool) -> None:
+        """The answer is complete."""
+        self._exchange = None
+        if not keep_alive:
+            self.close()
+        elif self._waiting:
+            self._next()
+
+    def write(self, data: bytes) -> None:
+        """Bytes to the client."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Once all is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """At once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _TooMuch(Exception):
+    """A head or a body is over its limit."""
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Status"

@@ -1,0 +1,234 @@
+"""One mock instance: a twin, its clock, its port, its lives. A shell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from cluster.errors import bad_request
+from cluster.instance import Load
+from engine.mock.clock import Clock, WallTime
+from engine.mock.faults import ON_INSTANCE, Active, Faults, Kind, read_faults
+from engine.mock.handoffs import Handoffs, Spawn
+from engine.mock.listener import Listener
+from engine.mock.metrics import Metrics
+from engine.mock.peers import HttpPeers
+from engine.mock.routes import Routes
+from engine.mock.serving import Serving
+from engine.mock.settings import Settings
+from engine.mock.transfer import Producer
+from engine.twin.events import (
+    Die,
+    Effect,
+    Finished,
+    GiveBack,
+    LoadIs,
+    Lost,
+    Preempted,
+    Pull,
+    ReadLoad,
+    Ready,
+    Refused,
+    Start,
+)
+from engine.twin.machine import Twin
+
+logger = logging.getLogger("baton.mock")
+
+
+class Instance:
+    """One engine, as its clients see it. `begin` starts it; `ready` is set while it takes requests."""
+
+    def __init__(
+        self, settings: Settings, host: str, port: int, peers: HttpPeers, spawn: Spawn, siblings: Mapping[str, Instance]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.settings = settings
+        self.ready = asyncio.Event()
+        self.epoch = 0
+        self.metrics = Metrics(settings.model)
+        self.faults = Faults(random.Random(f"{settings.seed}/{settings.name}").random)
+        self.routes = Routes(self, siblings)
+        self.listener = Listener(host, port, self.routes)
+        self._spawn = spawn
+        self._loop = loop
+        self._peers = peers
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        twin = Twin(settings.config, settings.costs)
+        self.clock = Clock(
+            twin, settings.costs, self._made, self._told, self._moment_over, WallTime(loop), speed=settings.speed
+        )
+        self.handoffs = Handoffs(settings, self.clock, self.faults, self.metrics, peers, spawn)
+        here = Producer("", reachable(host), self.listener.port)
+        self.serving = Serving(settings, self.clock, self.handoffs, self.faults, self.metrics, here)
+        peers.add(here.host, here.port, self.handoffs)
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://{reachable(self.listener.host)}:{self.listener.port}"
+
+    def begin(self) -> None:
+        """Start the engine, under a new epoch."""
+        self.epoch += 1
+        engine_id = str(uuid.uuid4())
+        self.handoffs.begin_life(self.epoch, engine_id)
+        self.serving.replies.here = Producer(engine_id, self.serving.replies.here.host, self.serving.replies.here.port)
+        self.clock.tell(Start(self.epoch))
+
+    def die(self) -> None:
+        """The engine's process is gone, and with it all connections."""
+        self.ready.clear()
+        self.listener.shut()
+        self.clock.tell(Die())
+        self.handoffs.begin_life(self.epoch, "")
+        self.listener.drop_all()
+        self.metrics = self.metrics.anew()
+        self.handoffs.metrics = self.serving.metrics = self.metrics
+
+    def close(self) -> None:
+        """The end."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self.clock.stop()
+        self.handoffs.stop()
+        self._peers.remove(self.serving.replies.here.host, self.serving.replies.here.port)
+        self.listener.close()
+
+    # -- what the twin says --
+
+    def _made(self, request: Any, key: int, first: int, count: int) -> None:
+        self.serving.made(request, key, first, count)
+
+    def _moment_over(self) -> None:
+        self.serving.flush()
+
+    def _told(self, effect: Effect) -> None:
+        match effect:
+            case Finished():
+                self.serving.finished(effect)
+            case Pull():
+                self.handoffs.pull(effect)
+            case GiveBack(source=source):
+                self.handoffs.give_back(source)
+            case Refused(request=request, because=because):
+                self.serving.refused(request, because)
+            case Lost(request=request):
+                self.serving.lost(request)
+            case Preempted():
+                self.metrics.counts["num_preemptions"] += 1
+            case Ready():
+                self._spawn(self._open())
+            case _:
+                pass  # answers to questions, and what the ledger would tell consumers that vLLM tells nothing
+
+    async def _open(self) -> None:
+        if not self.faults.has(Kind.CLOSE):
+            await self.listener.open()
+        self.ready.set()
+        logger.info("%s: engine ready at %s, epoch %d", self.settings.name, self.url, self.epoch)
+
+    # -- what is asked of it --
+
+    def load(self) -> Load:
+        """How busy it is."""
+        answer = self.clock.read(ReadLoad())
+        assert isinstance(answer, LoadIs)
+        return answer.load
+
+    def state(self) -> dict[str, Any]:
+        """All about it."""
+        load = self.load()
+        return {
+            "instance": self.settings.name,
+            "role": self.settings.role.value,
+            "url": self.url,
+            "model": self.settings.model,
+            "epoch": self.epoch,
+            "engine_id": self.handoffs.engine_id,
+            "ready": self.ready.is_set(),
+            "speed": self.settings.speed,
+            "load": {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage},
+            "requests": self.serving.open_requests,
+            "holds": self.handoffs.holds(),
+            "lateness": self.clock.lateness.as_json(),
+            **self.faults.as_json(),
+        }
+
+    # -- faults --
+
+    def set_faults(self, raw: bytes) -> dict[str, Any]:
+        """Set faults from JSON.
+
+        Raises:
+            ApiError: they are none.
+        """
+        try:
+            body = msgspec.json.decode(raw)
+        except msgspec.DecodeError as error:
+            raise bad_request(f"This is not JSON: {error}") from None
+        for active in self.faults.add(read_faults(body)):
+            self._strike(active)
+        return self.faults.as_json()
+
+    def clear_faults(self) -> dict[str, Any]:
+        """Take all faults back. An engine that is dead stays dead until its time, or is started now if it had none."""
+        for active in self.faults.clear():
+            self._over(active)
+        return self.faults.as_json()
+
+    def _strike(self, active: Active) -> None:
+        """Faults of the whole instance begin now."""
+        fault = active.fault
+        if fault.fault not in ON_INSTANCE:
+            return
+        logger.info("%s: %s", self.settings.name, active.as_json())
+        active.struck += 1
+        if fault.fault is Kind.DIE:
+            self._loop.call_soon(self._die, active)  # whoever asked for it is answered first
+            return
+        if fault.fault is Kind.CLOSE:
+            self.listener.shut()
+        elif fault.fault is Kind.SLOW:
+            self._set_speed()
+        self._end_in_time(active)
+
+    def _die(self, active: Active) -> None:
+        self.die()
+        self._end_in_time(active)
+
+    def _end_in_time(self, active: Active) -> None:
+        seconds = active.fault.seconds
+        if seconds is not None:
+            self._timers[active.number] = self._loop.call_later(seconds, self._end, active)
+
+    def _end(self, active: Active) -> None:
+        self.faults.end(active.number)
+        self._over(active)
+
+    def _over(self, active: Active) -> None:
+        if timer := self._timers.pop(active.number, None):
+            timer.cancel()
+        match active.fault.fault:
+            case Kind.DIE if not self.faults.has(Kind.DIE):
+                self.begin()
+            case Kind.CLOSE if self.ready.is_set() and not self.faults.has(Kind.CLOSE):
+                self._spawn(self.listener.open())
+            case Kind.SLOW:
+                self._set_speed()
+            case _:
+                pass
+
+    def _set_speed(self) -> None:
+        self.clock.set_speed(self.settings.speed / self.faults.factor)
+
+
+def reachable(host: str) -> str:
+    """The address others use for a server that listens on `host`."""
+    return "127.0.0.1" if host in {"", "0.0.0.0", "::"} else host  # noqa: S104 - recognised, not listened on

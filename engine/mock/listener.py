@@ -1,0 +1,105 @@
+"""The port of one instance: taken at the start, open while an engine is ready, closed when it dies. A shell."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from cluster.errors import UsageError
+from engine.mock.http import IDLE_S, Connection, Handler
+
+BACKLOG = 4096
+_SWEEPS = 2
+"""An idle connection is closed at its second sweep: after between one and two times half of `IDLE_S` more."""
+
+
+class Listener:
+    """A port and its connections. Until it is opened, connections are refused, as while vLLM loads its model."""
+
+    def __init__(self, host: str, port: int, handler: Handler) -> None:
+        self.host = host
+        self._handler = handler
+        self._socket: socket.socket | None = _bound(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._server: asyncio.Server | None = None
+        self._open: set[Connection] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def listening(self) -> bool:
+        """Whether connections are accepted."""
+        return self._server is not None
+
+    @property
+    def answering(self) -> int:
+        """Requests whose answers are under way."""
+        return sum(connection.answering for connection in self._open)
+
+    async def open(self) -> None:
+        """Accept connections."""
+        if self._server is not None:
+            return
+        taken, self._socket = self._socket or _bound(self.host, self.port), None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self._handler, self._open), sock=taken, backlog=BACKLOG
+        )
+        self._sweep()
+
+    def shut(self) -> None:
+        """Accept no more; what is open goes on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def drop_all(self) -> None:
+        """Break every connection off."""
+        for connection in list(self._open):
+            connection.abort()
+
+    def close(self) -> None:
+        """The end."""
+        self.shut()
+        self.drop_all()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    def close_idle(self) -> None:
+        """End connections that wait for a next request."""
+        for connection in list(self._open):
+            if not connection.answering:
+                connection.close()
+
+    def _sweep(self) -> None:
+        """Close connections on which nothing is asked."""
+        for connection in list(self._open):
+            connection.idle_sweeps = 0 if connection.answering else connection.idle_sweeps + 1
+            if connection.idle_sweeps > _SWEEPS:
+                connection.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._sweeper = asyncio.get_running_loop().call_later(IDLE_S / _SWEEPS, self._sweep)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket with this address.
+
+    Raises:
+        UsageError: it is taken.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        said = (error.strerror or str(error)).lower()
+        raise UsageError(f"--port {port} on {host}: {said}; choose another port, or 0 for free ones") from None
+    return made

@@ -1,0 +1,146 @@
+"""`/metrics` of a mock: vLLM 0.32's names, labels and buckets, as far as a mock has something to count.
+
+What vLLM counts and a mock has no notion of is left out rather than shown as zero.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from cluster.instance import Load
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+REASONS: Final = ("stop", "length", "abort", "error")
+
+_FIRST_TOKEN_S: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+                         20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)  # fmt: skip
+_TOKEN_S: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+                   40.0, 80.0)  # fmt: skip
+_REQUEST_S: Final = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+                     480.0, 960.0, 1920.0, 7680.0)  # fmt: skip
+_TRANSFER_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
+_BYTES: Final = tuple(float(2**power) for power in range(11, 35, 2))
+
+_HISTOGRAMS: Final = {
+    "time_to_first_token_seconds": _FIRST_TOKEN_S,
+    "request_time_per_output_token_seconds": _TOKEN_S,
+    "e2e_request_latency_seconds": _REQUEST_S,
+    "request_queue_time_seconds": _REQUEST_S,
+    "request_prefill_time_seconds": _REQUEST_S,
+    "request_decode_time_seconds": _REQUEST_S,
+    "nixl_xfer_time_seconds": _TRANSFER_S,
+    "nixl_bytes_transferred": _BYTES,
+}
+_COUNTERS: Final = (
+    "prompt_tokens",
+    "generation_tokens",
+    "num_preemptions",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "external_prefix_cache_queries",
+    "external_prefix_cache_hits",
+    "nixl_num_failed_transfers",
+    "nixl_num_failed_notifications",
+    "nixl_num_kv_expired_reqs",
+    "nixl_num_notifications_after_expiry",
+)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """A Prometheus histogram."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        """Count one value; one on a bound belongs below it."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def lines(self, name: str, label: str) -> Iterable[str]:
+        """Its samples."""
+        below = 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            below += count
+            yield f'{name}_bucket{{{label},le="{bound}"}} {below}'
+        yield f"{name}_count{{{label}}} {below}"
+        yield f"{name}_sum{{{label}}} {self.total!r}"
+
+
+@dataclass(slots=True)
+class Metrics:
+    """One instance's counts since its engine's start."""
+
+    model: str
+    counts: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    """Requests by finish reason."""
+    local_compute: int = 0
+    local_cache_hit: int = 0
+    histograms: dict[str, Histogram] = field(
+        default_factory=lambda: {name: Histogram(bounds) for name, bounds in _HISTOGRAMS.items()}
+    )
+
+    def anew(self) -> Metrics:
+        """Those of the next life of the engine: counts begin at zero."""
+        return Metrics(self.model)
+
+    def prompt(self, tokens: int, local: int, remote: int) -> None:
+        """A prompt was computed: so much of it was in the cache here, so much came from another engine."""
+        self.counts["prompt_tokens"] += tokens
+        self.counts["prefix_cache_queries"] += tokens
+        self.counts["prefix_cache_hits"] += local
+        if remote:
+            self.counts["external_prefix_cache_queries"] += tokens - local
+            self.counts["external_prefix_cache_hits"] += remote
+        self.local_cache_hit += local
+        self.local_compute += tokens - local - remote
+
+    def observe(self, name: str, value: float) -> None:
+        """One value of a histogram."""
+        self.histograms[name].observe(value)
+
+    def text(self, load: Load) -> str:
+        """Prometheus' text."""
+        model = self.model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        label = f'engine="0",model_name="{model}"'
+        lines = [*_gauges(load, label), *self._counters(load, label)]
+        for name, histogram in self.histograms.items():
+            lines += [f"# TYPE vllm:{name} histogram", *histogram.lines(f"vllm:{name}", label)]
+        return "\n".join(lines) + "\n"
+
+    def _counters(self, load: Load, label: str) -> Iterable[str]:
+        for name in _COUNTERS:
+            yield f"# TYPE vllm:{name}_total counter"
+            yield f"vllm:{name}_total{{{label}}} {float(self.counts[name])}"
+        sources = {
+            "local_compute": self.local_compute,
+            "local_cache_hit": self.local_cache_hit,
+            "external_kv_transfer": load.external_kv_tokens,
+        }
+        yield "# TYPE vllm:prompt_tokens_by_source_total counter"
+        for source, tokens in sources.items():
+            yield f'vllm:prompt_tokens_by_source_total{{{label},source="{source}"}} {float(tokens)}'
+        yield "# TYPE vllm:request_success_total counter"
+        for reason in REASONS:
+            yield f'vllm:request_success_total{{{label},finished_reason="{reason}"}} {float(self.ended[reason])}'
+
+
+def _gauges(load: Load, label: str) -> Iterable[str]:
+    gauges = {
+        "num_requests_running": load.running,
+        "num_requests_waiting": load.waiting,
+        "kv_cache_usage_perc": load.kv_usage,
+    }
+    for name, value in gauges.items():
+        yield f"# TYPE vllm:{name} gauge"
+        yield f"vllm:{name}{{{label}}} {float(value)}"

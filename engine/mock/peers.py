@@ -1,0 +1,63 @@
+"""How a mock reaches the producers of holds: in this process directly, elsewhere over HTTP. A shell.
+
+The token and address of a producer come from transfer fields, as with a real engine: whoever can send these fields can
+make a mock call an address. Routers take them out of what clients send.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+
+from engine.mock.handoffs import Handoffs
+from engine.mock.transfer import Producer
+
+ANSWER_S = 5.0
+"""A producer that has not answered by then is taken for gone."""
+
+
+class HttpPeers:
+    """All producers that the instances of this process know of."""
+
+    def __init__(self) -> None:
+        self._near: dict[tuple[str, int], Handoffs] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    def add(self, host: str, port: int, handoffs: Handoffs) -> None:
+        """An instance of this process, and where it listens."""
+        self._near[host, port] = handoffs
+
+    def remove(self, host: str, port: int) -> None:
+        """It listens no more."""
+        self._near.pop((host, port), None)
+
+    def near(self, producer: Producer) -> Handoffs | None:
+        """The producer itself where it runs in this process."""
+        return self._near.get((producer.host, producer.port))
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def read(self, producer: Producer, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
+        """What its blocks contain; None where nobody answers, or not in that life of it."""
+        answer = await self._ask(producer, "read", {"blocks": blocks})
+        contents = answer.get("contents") if answer is not None else None
+        return tuple(contents) if isinstance(contents, list) else None
+
+    async def notify(self, producer: Producer, what: str, request_ids: list[str]) -> bool:
+        """Say something about holds; whether it was heard."""
+        return await self._ask(producer, what, {"request_ids": request_ids}) is not None
+
+    async def _ask(self, producer: Producer, what: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
+        url = f"http://{producer.host}:{producer.port}/mock/{what}"
+        try:
+            async with self._session.post(url, json={"engine_id": producer.engine_id, **body}) as response:
+                answer = await response.json() if response.status == 200 else None
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+            return None
+        return answer if isinstance(answer, dict) else None

@@ -1,0 +1,118 @@
+"""Which tokens of a twin's runs are there by now.
+
+A run is announced when it begins, and may be cut short. Its tokens exist at the ends of its steps, so they are given
+out then and not before; those of its last step only when the twin itself has passed that moment, because it may say in
+the same breath that a request ended there, or was aborted and never got this token.
+
+What always holds: the tokens of a request come in order, each once, and never one that a later effect would take back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from cluster.ids import RequestId
+from engine.twin.config import StepCosts
+from engine.twin.events import Cut, Effect, Finished, Lost, Refused, Run, Share
+
+Made = Callable[[RequestId, int, int, int], None]
+"""Hears of tokens: whose, under which key, the first one's index, how many."""
+
+
+@dataclass(slots=True)
+class _Playing:
+    """The run under way."""
+
+    run: Run
+    end_ns: int
+    steps: int
+    shares: list[Share]
+    done: int = 0
+    """Steps whose tokens are given out."""
+
+
+class Playback:
+    """Plays out one twin's runs. `made` is called for tokens, `told` for every other effect, in the right order."""
+
+    def __init__(self, costs: StepCosts, made: Made, told: Callable[[Effect], None]) -> None:
+        self._costs = costs
+        self._made = made
+        self._told = told
+        self._playing: _Playing | None = None
+        self._next: dict[RequestId, int] = {}
+        """The index of the next token of each request that has had one."""
+
+    def next_due(self) -> int | None:
+        """When the next token is there that the twin has nothing to say about."""
+        playing = self._playing
+        if playing is None or playing.done >= playing.steps - 1:
+            return None
+        return playing.run.at_ns + self._elapsed_ns(playing, playing.done + 1)
+
+    def take(self, effects: Iterable[Effect], now_ns: int) -> None:
+        """What the twin said when it was told the time `now_ns`, and the tokens there are by then."""
+        self._play(now_ns)
+        for effect in effects:
+            match effect:
+                case Run():
+                    self._complete()
+                    self._playing = _Playing(effect, effect.end_ns, effect.steps, list(effect.shares))
+                    self._play(now_ns)
+                case Cut(number=number, end_ns=end_ns, steps=steps):
+                    playing = self._playing
+                    assert playing is not None and playing.run.number == number and playing.done <= steps
+                    playing.steps, playing.end_ns = steps, end_ns
+                case Finished(request=request, outputs=outputs):
+                    self._end(request, outputs)
+                    self._told(effect)
+                case Lost(request=request) | Refused(request=request):
+                    self._end(request, 0)
+                    self._told(effect)
+                case _:
+                    self._told(effect)
+        if self._playing is not None and self._playing.end_ns <= now_ns:
+            self._complete()
+
+    def _elapsed_ns(self, playing: _Playing, steps: int) -> int:
+        return self._costs.decode_run_ns(playing.run.batch, playing.run.sum_context, steps)
+
+    def _play(self, now_ns: int) -> None:
+        """All but the last step's tokens are certain once their time has come."""
+        playing = self._playing
+        if playing is None or playing.done >= playing.steps - 1:
+            return
+        run, gone_ns = playing.run, now_ns - playing.run.at_ns
+        begun = self._costs.decode_steps_for(run.batch, run.sum_context, gone_ns)
+        over = begun if self._elapsed_ns(playing, begun) <= gone_ns else begun - 1
+        self._give(playing, min(over, playing.steps - 1))
+
+    def _complete(self) -> None:
+        """The twin has passed the end of the run: whoever is left in it has all of it."""
+        if self._playing is not None:
+            self._give(self._playing, self._playing.steps)
+            self._playing = None
+
+    def _give(self, playing: _Playing, upto: int) -> None:
+        if upto <= playing.done:
+            return
+        for share in playing.shares:
+            self._give_one(share, share.first + upto)
+        playing.done = upto
+
+    def _give_one(self, share: Share, upto: int) -> None:
+        first = self._next.get(share.request, 0)
+        if upto > first:
+            self._next[share.request] = upto
+            self._made(share.request, share.key, first, upto - first)
+
+    def _end(self, request: RequestId, outputs: int) -> None:
+        """A request is over and has so many tokens."""
+        playing = self._playing
+        if playing is not None:
+            for share in playing.shares:
+                if share.request == request:
+                    self._give_one(share, min(outputs, share.first + playing.steps))
+                    playing.shares.remove(share)
+                    break
+        self._next.pop(request, None)

@@ -1,0 +1,135 @@
+"""What goes back to a client: which bytes an answer's parts give, and when. A shell: it writes to connections."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.errors import ApiError
+from cluster.ids import RequestId
+from engine.mock.answers import DONE, Choice, Events, Head, encode, event, usage_event, usage_of, whole
+from engine.mock.asked import Asked
+from engine.mock.faults import Fault
+from engine.mock.http import Exchange
+from engine.mock.prompts import Prompted
+from engine.mock.settings import MS, Settings
+from engine.mock.transfer import Producer, Reference, cached_at_producer, hold_fields
+from engine.twin.events import Finished
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One client's request."""
+
+    asked: Asked
+    exchange: Exchange
+    head: Head
+    fault: Fault | None
+    arrived_ns: int
+    parts: list[Part] = field(default_factory=list)
+    begun: bool = False
+    """The head of the stream is sent."""
+    cut: bool = False
+    """A fault has ended it: nothing more is written."""
+
+    @property
+    def running(self) -> bool:
+        """Whether some part of it is not over."""
+        return any(part.over is None for part in self.parts)
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One request of the twin's."""
+
+    id: RequestId
+    name: str
+    """vLLM's id of it, by which it can be aborted."""
+    answer: Answer
+    prompt: Prompted
+    choice: Choice
+    events: Events | None
+    stop_after: int | None
+    reference: Reference | None
+    pinned: int | None = None
+    """The token it is to begin with."""
+    fresh: list[int] = field(default_factory=list)
+    """Tokens that are made and not written."""
+    made: int = 0
+    first_ns: int | None = None
+    over: Finished | None = None
+    pull_failed: bool = False
+    submitting: asyncio.TimerHandle | None = None
+    """Until the engine sees it."""
+
+
+class Replies:
+    """Writes one instance's answers."""
+
+    def __init__(self, settings: Settings, here: Producer) -> None:
+        self.here = here
+        self._settings = settings
+
+    def events(self, part: Part, fresh: list[int], over: Finished | None) -> None:
+        answer, events = part.answer, part.events
+        assert events is not None
+        data = b""
+        if not answer.begun:
+            answer.begun = True
+            answer.exchange.begin()
+            data = b"".join([each.events.opening() for each in answer.parts if each.events is not None])
+        if over is None:
+            answer.exchange.write(data + events.tokens(fresh))
+            return
+        data += events.closing(fresh, over.reason)
+        if answer.running:
+            answer.exchange.write(data)
+            return
+        if answer.asked.usage:
+            data += usage_event(answer.head, self._usage(answer), self._timing(answer))
+        answer.exchange.end(data + DONE)
+
+    def respond(self, answer: Answer) -> None:
+        if answer.running:
+            return
+        hold, transfer = answer.parts[0].over, None
+        if hold is not None and hold.hold is not None:
+            transfer = hold_fields(hold.hold, self.here, tp=self._settings.tp, cached_tokens=hold.local_tokens)
+        choices = [part.choice for part in answer.parts]
+        answer.exchange.respond(200, whole(answer.head, choices, self._usage(answer), transfer, self._timing(answer)))
+
+    def _usage(self, answer: Answer) -> dict[str, Any]:
+        cached = cached_at_producer(answer.asked.transfer)
+        over = [part.over for part in answer.parts if part.over is not None]
+        if cached is None:
+            cached = over[-1].local_tokens
+        prompt_tokens = sum(len(prompt.ids) for prompt in answer.asked.prompts)
+        return usage_of(prompt_tokens, sum(each.outputs for each in over), cached)
+
+    def _timing(self, answer: Answer) -> dict[str, Any] | None:
+        """``metrics``, with ``--enable-per-request-metrics``: in real time."""
+        part = answer.parts[0]
+        if len(answer.parts) > 1 or part.over is None or part.first_ns is None:
+            return None
+        over, real_ms = part.over, 1 / MS / self._settings.speed
+        decode_ms = max(0, over.at_ns - part.first_ns) * real_ms
+        queued_ns = max(0, (over.first_run_ns or part.first_ns) - answer.arrived_ns)
+        steps = over.outputs - 1
+        return {
+            "time_to_first_token_ms": (part.first_ns - answer.arrived_ns) * real_ms,
+            "generation_time_ms": decode_ms,
+            "queue_time_ms": queued_ns * real_ms,
+            "mean_itl_ms": decode_ms / steps if steps > 0 else None,
+            "tokens_per_second": steps / decode_ms * 1000 if steps > 0 and decode_ms else None,
+            "speculative_decoding": None,
+        }
+
+    def fail(self, answer: Answer, error: ApiError) -> None:
+        """As vLLM: an error event in a stream, a status otherwise."""
+        if not answer.asked.stream:
+            answer.exchange.respond(error.status, encode(error.body()))
+            return
+        if not answer.begun:
+            answer.exchange.begin()
+        answer.exchange.end(event(error.body()) + DONE)

@@ -1,0 +1,322 @@
+"""Generation requests on one instance, from their bodies to their last bytes. A shell: it writes to connections.
+
+One request has one or more parts (its prompts times ``n``), each a request of the twin's. What a moment brings for a
+part is gathered, and written at once when the moment is over: the last token's event also says why the answer ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.errors import ApiError, bad_request
+from cluster.ids import RequestId
+from cluster.wire import RELEASE_MODEL
+from engine.mock.answers import Choice, Events, Head, encode
+from engine.mock.asked import Asked, Limits, read_asked, read_body
+from engine.mock.clock import Clock
+from engine.mock.faults import ON_REQUESTS, Fault, Faults, Kind, Leg, injected
+from engine.mock.handoffs import Handoffs
+from engine.mock.http import Exchange, Request
+from engine.mock.metrics import Metrics
+from engine.mock.prompts import Prompted, said_tokens
+from engine.mock.replies import Answer, Part, Replies
+from engine.mock.settings import MS, Settings
+from engine.mock.transfer import Producer, Reference, pinned_token, read_reference, wants_hold
+from engine.mock.words import END
+from engine.twin.events import Abort, Finished, Submit
+from engine.twin.request import Request as TwinRequest
+
+
+class Serving:
+    """All requests that one instance has."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, handoffs: Handoffs, faults: Faults, metrics: Metrics, here: Producer
+    ) -> None:
+        self.replies = Replies(settings, here)
+        self._settings = settings
+        self._clock = clock
+        self._handoffs = handoffs
+        handoffs.on_failed_pull = self.pull_failed
+        self._faults = faults
+        self.metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        config = settings.config
+        self._limits = Limits(model=settings.model, max_model_len=config.max_model_len, block_size=config.block_size)
+        self._parts: dict[RequestId, Part] = {}
+        self._touched: dict[Part, None] = {}
+        self._count = 0
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that the engine has, or will have in a moment."""
+        return len(self._parts)
+
+    # -- a request comes --
+
+    def generate(self, request: Request, exchange: Exchange, *, chat: bool) -> None:
+        """Answer a request to one of OpenAI's two endpoints."""
+        fields: Mapping[str, Any] = {}
+        base = request.headers.get("x-request-id") or uuid.uuid4().hex
+        try:
+            body = read_body(request.body, request.headers.get("content-type", ""))
+            sent = body.get("kv_transfer_params")
+            fields = sent if isinstance(sent, dict) else {}
+            fault = self._faults.strike(ON_REQUESTS, leg_of(body, fields), base)
+            if fault is not None and self._strikes_at_once(fault, exchange):
+                return
+            asked = read_asked(body, self._limits, chat=chat)
+            reference = read_reference(fields)
+        except ApiError as error:
+            self._reject(fields)
+            exchange.respond(error.status, encode(error.body()))
+            return
+        self._start(asked, reference, exchange, f"{'chatcmpl' if chat else 'cmpl'}-{base}", fault)
+
+    def _strikes_at_once(self, fault: Fault, exchange: Exchange) -> bool:
+        """Faults that leave nothing for the engine to do."""
+        if fault.fault is Kind.REFUSE:
+            error = ApiError(fault.status, "ServiceUnavailableError", "Refused (a fault of the mock)")
+            exchange.respond(error.status, encode(error.body()))
+        elif fault.after_tokens or fault.fault is Kind.ERROR:
+            return False
+        elif fault.fault is Kind.BREAK:
+            exchange.drop()
+        return True  # a request that hangs keeps its connection until the client has had enough
+
+    def _reject(self, fields: Mapping[str, Any]) -> None:
+        """A leg that never reaches the engine: its producer is told (vLLM, entrypoints/generate/base/serving.py)."""
+        try:
+            reference = read_reference(fields)
+        except ApiError:
+            return
+        if reference is not None:
+            self._handoffs.want(reference)
+            self._handoffs.give_back(reference.source, Leg.RELEASE)
+
+    def _start(
+        self, asked: Asked, reference: Reference | None, exchange: Exchange, name: str, fault: Fault | None
+    ) -> None:
+        head = Head(
+            id=name,
+            model=self._settings.model,
+            created=int(time.time()),  # noqa: TID251 - told to the client
+            chat=asked.chat,
+            token_ids=asked.token_ids,
+            running_usage=asked.running_usage,
+        )
+        answer = Answer(asked, exchange, head, fault, self._clock.now_ns())
+        exchange.on_lost = lambda: self._left(answer)
+        single = len(asked.prompts) == asked.n == 1
+        if reference is not None and single:
+            self._handoffs.want(reference)
+        for number, prompt in enumerate(asked.prompts):
+            for copy in range(asked.n):
+                index = number * asked.n + copy
+                part = self._part(answer, prompt, index, name if asked.chat else f"{name}-{number}")
+                part.reference = reference if single else None
+                part.pinned = pinned_token(asked.transfer) if single else None
+                answer.parts.append(part)
+        delay_s = self._clock.real_s(self._settings.first_token_ms)
+        for copy, part in enumerate(answer.parts):
+            twin_request = self._twin_request(part, copy % asked.n)
+            if delay_s > 0:
+                part.submitting = self._loop.call_later(delay_s, self._submit, part, twin_request)
+            else:
+                self._submit(part, twin_request)
+
+    def _part(self, answer: Answer, prompt: Prompted, index: int, name: str) -> Part:
+        self._count += 1
+        asked = answer.asked
+        choice = Choice(index, prompt.ids.tolist() if asked.token_ids else range(len(prompt.ids)))
+        stop_after = None
+        if self._settings.answers is not None and not asked.ignore_eos:
+            stop_after = max(self._settings.answers.after(prompt), asked.min_tokens + 1)
+        part = Part(
+            id=RequestId(f"{name}-{self._count:08x}"),
+            name=name,
+            answer=answer,
+            prompt=prompt,
+            choice=choice,
+            events=Events(answer.head, choice) if asked.stream else None,
+            stop_after=stop_after,
+            reference=None,
+        )
+        self._parts[part.id] = part
+        return part
+
+    def _twin_request(self, part: Part, copy: int) -> TwinRequest:
+        asked = part.answer.asked
+        holds = wants_hold(asked.transfer) and len(part.answer.parts) == 1
+        return TwinRequest(
+            id=part.id,
+            prompt=part.prompt.segments,
+            max_tokens=asked.max_tokens or self._limits.max_model_len,
+            stop_after=part.stop_after,
+            seed=copy,
+            priority=asked.priority,
+            hold=self._handoffs.hold_id(part.id) if holds else None,
+            pull=part.reference.source if part.reference is not None else None,
+        )
+
+    def _submit(self, part: Part, request: TwinRequest) -> None:
+        part.submitting = None
+        self._clock.tell(Submit(request))
+
+    # -- what the twin says of it --
+
+    def made(self, request: RequestId, key: int, first: int, count: int) -> None:
+        """Tokens are there."""
+        part = self._parts.get(request)
+        if part is None or part.answer.exchange.over or part.answer.cut:
+            return
+        if part.first_ns is None:
+            part.first_ns = self._clock.now_ns()
+        ids = said_tokens(part.prompt, key, first, count, part.pinned)
+        part.made = first + count
+        if part.stop_after is not None and part.made >= part.stop_after:
+            ids[part.stop_after - first - 1] = END
+        part.fresh += ids
+        self._touched[part] = None
+
+    def finished(self, effect: Finished) -> None:
+        """A part is over."""
+        part = self._parts.pop(effect.request, None)
+        if part is None:
+            return
+        part.over = effect
+        if effect.hold is not None:
+            self._handoffs.held(effect.hold, effect.at_ns)
+        if part.reference is not None and effect.reason == "abort":
+            self._handoffs.forget(part.reference.source)
+        self._count_end(part, effect)
+        self._touched[part] = None
+
+    def refused(self, request: RequestId, because: str) -> None:
+        """The twin does not take it."""
+        part = self._parts.pop(request, None)
+        if part is None:
+            return
+        error = bad_request(f"The mock does not take this request: {because}.")
+        part.answer.exchange.respond(error.status, encode(error.body()))
+
+    def lost(self, request: RequestId) -> None:
+        """It went down with the engine."""
+        part = self._parts.pop(request, None)
+        if part is not None:
+            self._touched.pop(part, None)
+            part.answer.exchange.drop()
+
+    def pull_failed(self, request: RequestId) -> None:
+        """Its prompt will be computed here."""
+        if (part := self._parts.get(request)) is not None:
+            part.pull_failed = True
+
+    def _count_end(self, part: Part, effect: Finished) -> None:
+        metrics, now_ns = self.metrics, effect.at_ns
+        metrics.ended[effect.reason] += 1
+        metrics.counts["generation_tokens"] += effect.outputs
+        if effect.first_run_ns is None or part.first_ns is None:
+            return
+        remote = 0 if part.pull_failed else effect.remote_tokens
+        metrics.prompt(len(part.prompt.ids), effect.local_tokens, remote)
+        real_s = 1 / (1000 * MS) / self._settings.speed
+        arrived_ns = part.answer.arrived_ns
+        metrics.observe("time_to_first_token_seconds", (part.first_ns - arrived_ns) * real_s)
+        metrics.observe("request_queue_time_seconds", max(0, effect.first_run_ns - arrived_ns) * real_s)
+        metrics.observe("request_prefill_time_seconds", max(0, part.first_ns - effect.first_run_ns) * real_s)
+        decode_s = max(0, now_ns - part.first_ns) * real_s
+        metrics.observe("request_decode_time_seconds", decode_s)
+        metrics.observe("e2e_request_latency_seconds", (now_ns - arrived_ns) * real_s)
+        if effect.outputs > 1:
+            metrics.observe("request_time_per_output_token_seconds", decode_s / (effect.outputs - 1))
+
+    # -- what goes to the client --
+
+    def flush(self) -> None:
+        """The moment is over: write what it brought."""
+        while self._touched:
+            part, _ = self._touched.popitem()
+            fresh, part.fresh = part.fresh, []
+            if not part.answer.exchange.over and not part.answer.cut:
+                self._write(part, fresh)
+
+    def _write(self, part: Part, fresh: list[int]) -> None:
+        answer, fault = part.answer, part.answer.fault
+        if fault is not None and part.made >= fault.after_tokens:
+            self._break_off(part, fault, fresh)
+        elif part.over is not None and part.over.reason == "error":
+            self.replies.fail(answer, ApiError(500, "InternalServerError", "Internal server error"))
+        elif answer.asked.stream:
+            self.replies.events(part, fresh, part.over)
+        else:
+            part.choice.ids += fresh
+            if part.over is not None:
+                part.choice.reason = part.over.reason
+                self.replies.respond(answer)
+
+    # -- ends that nobody asked for --
+
+    def _break_off(self, part: Part, fault: Fault, fresh: list[int]) -> None:
+        """A fault ends an answer, after so many tokens."""
+        answer = part.answer
+        kept = fresh[: max(0, len(fresh) - (part.made - fault.after_tokens))]
+        if answer.asked.stream and kept:
+            self.replies.events(part, kept, None)
+        answer.cut = True
+        self._abort(answer)
+        if fault.fault is Kind.BREAK:
+            if answer.begun:
+                answer.exchange.write(b'18\r\ndata: {"id":"cmpl-')
+            answer.exchange.drop()
+        elif fault.fault is Kind.ERROR:
+            self.replies.fail(answer, injected())
+
+    def _left(self, answer: Answer) -> None:
+        """The client has gone."""
+        self._abort(answer)
+
+    def _abort(self, answer: Answer) -> None:
+        for part in answer.parts:
+            if part.over is None:
+                self._abort_part(part)
+
+    def _abort_part(self, part: Part) -> None:
+        if part.submitting is None:
+            self._clock.tell(Abort(part.id))
+            return
+        part.submitting.cancel()
+        part.submitting = None
+        if part.reference is not None:
+            self._handoffs.give_back(part.reference.source)
+        over = Finished(
+            at_ns=self._clock.now_ns(),
+            request=part.id,
+            reason="abort",
+            outputs=0,
+            hold=None,
+            first_run_ns=None,
+            local_tokens=0,
+            remote_tokens=0,
+            preemptions=0,
+        )
+        self.finished(over)
+        self.flush()
+
+    def abort_named(self, names: list[str]) -> None:
+        """vLLM's ``/inference/v1/abort_requests``: what has been said so far is the answer."""
+        for part in [part for part in self._parts.values() if part.name in names]:
+            self._abort_part(part)
+
+
+def leg_of(body: Mapping[str, Any], fields: Mapping[str, Any]) -> Leg:
+    """Which part of a hand-over a request is."""
+    if body.get("model") == RELEASE_MODEL:
+        return Leg.RELEASE
+    if wants_hold(fields):
+        return Leg.PREFILL
+    return Leg.DECODE if fields.get("do_remote_prefill") else Leg.WHOLE

@@ -1,0 +1,74 @@
+"""What one mock is: its twin's settings, what its steps and transfers cost, and how its answers end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.instance import Role
+from costs.step import Work
+from engine.mock.prompts import Prompted
+from engine.twin.config import Config, StepCosts
+from engine.twin.tokens import mix
+
+MS = 1_000_000
+"""Nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One instance."""
+
+    name: str
+    role: Role
+    model: str
+    """The name it is served under."""
+    config: Config
+    costs: StepCosts
+    transfer_ms: Callable[[int, int], float]
+    """(bytes, transfers at once) -> milliseconds."""
+    kv_bytes_per_token: int
+    first_token_ms: float = 0.0
+    """What a request waits for before the engine sees it: tokenising and the rest of the server's work."""
+    answers: Ends | None = None
+    """How answers end by themselves; None: they run to ``max_tokens``."""
+    tp: int = 1
+    speed: float = 1.0
+    """Engine time over real time."""
+    seed: int = 0
+    """Of the faults' chance."""
+    api_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """After how many tokens an answer stops, unless a client ignores that: drawn evenly, by what is asked."""
+
+    least: int
+    most: int
+
+    def after(self, prompt: Prompted) -> int:
+        """The same for the same prompt, on every instance."""
+        return self.least + mix(prompt.key, 0x0E05) % (self.most - self.least + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimpleCosts:
+    """Step times as straight as they can be, for tests that want to know them: milliseconds become nanoseconds."""
+
+    step_ms: float = 10.0
+    """Any step."""
+    prefill_ms_per_1k: float = 50.0
+    """On top, for each 1,000 tokens of prompts computed in it."""
+
+    def step_ns(self, work: Work) -> int:
+        """One step."""
+        return max(1, round(self.step_ms * MS + self.prefill_ms_per_1k * MS / 1000 * work.new_tokens))
+
+    def decode_run_ns(self, batch: int, sum_context: int, steps: int) -> int:
+        """Some decode steps."""
+        return steps * max(1, round(self.step_ms * MS))
+
+    def decode_steps_for(self, batch: int, sum_context: int, duration_ns: int) -> int:
+        """How many of them it takes."""
+        return max(0, -(-duration_ns // max(1, round(self.step_ms * MS))))

@@ -1,0 +1,108 @@
+"""The hand-over's fields as vLLM 0.32's NixlConnector (pull) has them, and what mocks say to each other about holds.
+
+Two mocks speak over HTTP, on the port where the producer also answers clients: it stands in ``remote_host`` and
+``remote_port``, where a real engine names its side channel. ``remote_engine_id`` is new at each life of an engine; who
+names a former one is told so, and nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cluster.ids import InstanceId, RequestId, TransferId
+from cluster.wire import FIRST_TOKEN
+from engine.mock.asked import invalid
+from engine.twin.events import Hold
+from engine.twin.request import Source
+from engine.twin.tokens import VOCABULARY
+
+ATTEMPT: Final = 1
+"""vLLM names a hold by its own id of the request, which it never has twice."""
+UNKNOWN_EPOCH: Final = 0
+"""A consumer does not know it: the producer's id stands for its life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """One life of the engine that holds the blocks, and where it is asked."""
+
+    engine_id: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A hold somewhere else, as a decode leg names it."""
+
+    producer: Producer
+    request_id: str
+    source: Source
+
+
+def hold_fields(hold: Hold, here: Producer, *, tp: int, cached_tokens: int) -> dict[str, Any]:
+    """``kv_transfer_params`` of a prefill leg's answer."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [list(hold.blocks)],
+        "remote_engine_id": here.engine_id,
+        "remote_request_id": hold.transfer.request,
+        "remote_host": here.host,
+        "remote_port": here.port,
+        "tp_size": tp,
+        "dcp_size": 1,
+        "pp_size": 1,
+        "remote_num_tokens": hold.tokens,
+        "remote_blocks_expiry_time": None,
+        "transfer_mode": "pull",
+        "remote_prefill_cached_tokens": cached_tokens,
+    }
+
+
+def wants_hold(fields: Mapping[str, Any]) -> bool:
+    """Whether the prompt's blocks are to be kept."""
+    return bool(fields.get("do_remote_decode"))
+
+
+def read_reference(fields: Mapping[str, Any]) -> Reference | None:
+    """The hold that a leg is to pull; None where it names none, and all is computed here.
+
+    Raises:
+        ApiError: the fields have types that would break an engine.
+    """
+    if not fields.get("do_remote_prefill") or not fields.get("remote_block_ids"):
+        return None
+    engine_id, request_id, host = (_text(fields, name) for name in ("engine_id", "request_id", "host"))
+    if not (engine_id and request_id and host):
+        return None  # vLLM warns, and computes the prompt itself
+    groups, port, tokens = fields["remote_block_ids"], fields.get("remote_port"), fields.get("remote_num_tokens") or 0
+    blocks = groups[0] if isinstance(groups, list) and isinstance(groups[0], list) else groups
+    if not isinstance(blocks, list) or any(type(block) is not int or block < 0 for block in blocks):
+        raise invalid("kv_transfer_params.remote_block_ids", "Input should be lists of block ids")
+    if type(port) is not int or not 0 < port < 1 << 16 or type(tokens) is not int or tokens < 0:
+        raise invalid("kv_transfer_params", "remote_port and remote_num_tokens should be whole numbers")
+    transfer = TransferId(RequestId(request_id), ATTEMPT, UNKNOWN_EPOCH)
+    source = Source(transfer, InstanceId(engine_id), tuple(blocks), tokens)
+    return Reference(Producer(engine_id, host, port), request_id, source)
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(f"remote_{name}")
+    if value is not None and not isinstance(value, str):
+        raise invalid(f"kv_transfer_params.remote_{name}", "Input should be a valid string")
+    return value or ""
+
+
+def pinned_token(fields: Mapping[str, Any]) -> int | None:
+    """The token that the answer must begin with (`engine.vllm.pin`); one that does not exist pins nothing."""
+    token = fields.get(FIRST_TOKEN)
+    return token if type(token) is int and 0 <= token < VOCABULARY else None
+
+
+def cached_at_producer(fields: Mapping[str, Any]) -> int | None:
+    """How much of the prompt the producer had in its cache: what the usage of both legs tells the client."""
+    cached = fields.get("remote_prefill_cached_tokens")
+    return cached if type(cached) is int else None

@@ -1,0 +1,410 @@
+"""The router in front of mock engines: whole hand-overs whose tokens can be checked, and every fault that a mock has.
+
+`test_router.py` scripts single answers of engines; here engines have time, memory, leases and lives of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from support.fleet import eventually
+from support.mock import mock_settings
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Role
+from engine.mock.fleet import MockFleet
+from engine.mock.settings import Ends
+from router.app import serve
+from router.config import RouterConfig
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+STORY = "Once upon a time a small robot found a bright red lantern near the river. " * 3
+
+
+@dataclass
+class Mocked:
+    """A running router, its mock engines and a client."""
+
+    endpoint: str
+    mocks: MockFleet
+    client: aiohttp.ClientSession
+    asked: int = 0
+
+    def body(self, **more: Any) -> dict[str, Any]:
+        """A request that nobody made before."""
+        self.asked += 1
+        return {"model": "fake", "prompt": f"[{self.asked}] {STORY}", "max_tokens": 12, **more}
+
+    async def ask(self, body: dict[str, Any], path: str = COMPLETIONS, at: str = "", **more: Any) -> tuple[int, Any]:
+        async with self.client.post((at or self.endpoint) + path, json=body, **more) as response:
+            return response.status, await response.json()
+
+    async def stream(self, body: dict[str, Any], path: str = COMPLETIONS) -> tuple[int, str, list[dict[str, Any]]]:
+        """Status, text and events of a stream, which ends with [DONE]."""
+        async with self.client.post(self.endpoint + path, json={**body, "stream": True}) as response:
+            raw = await response.text()
+        assert raw.endswith("data: [DONE]\n\n"), raw
+        events = [json.loads(event.removeprefix("data: ")) for event in raw.strip().split("\n\n")[:-1]]
+        choices = [event["choices"][0] for event in events if "choices" in event]
+        return response.status, "".join(each.get("text") or each["delta"]["content"] for each in choices), events
+
+    async def right(self, body: dict[str, Any], path: str = COMPLETIONS) -> Any:
+        """What one engine alone answers: an engine that nothing is wrong with."""
+        async with MockFleet([mock_settings("alone", Role.BOTH)]) as alone:
+            status, answer = await self.ask(body, path, at=alone.instances["alone"].url)
+            assert status == 200, answer
+            return _text(answer)
+
+    async def set_fault(self, name: str, fault: str, **more: Any) -> None:
+        anybody = next(iter(self.mocks.instances.values()))
+        url = f"{anybody.url}/mock/{name}/faults"
+        async with self.client.post(url, json={"fault": fault, **more}) as response:
+            assert response.status == 200, await response.text()
+
+    @property
+    def held(self) -> float:
+        """Blocks that somebody owns, as a share, summed."""
+        return sum(each.load().kv_usage for each in self.mocks.instances.values() if each.ready.is_set())
+
+    @property
+    def busy(self) -> int:
+        return sum(each.serving.open_requests for each in self.mocks.instances.values())
+
+    async def settled(self) -> None:
+        await eventually(lambda: self.busy == 0 and self.held == 0, "nothing runs and nothing is held")
+
+
+def _text(answer: dict[str, Any]) -> str:
+    choice = answer["choices"][0]
+    text: str = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text
+
+
+Start = Callable[..., Awaitable[Mocked]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """`await start(prefill=1, decode=1, mock={...}, **router settings)`: a router that has seen every mock."""
+    async with AsyncExitStack() as stack:
+
+        async def starter(
+            *, prefill: int = 1, decode: int = 1, mock: dict[str, Any] | None = None, pins: bool = False, **router: Any
+        ) -> Mocked:
+            counts = {Role.PREFILL: prefill, Role.DECODE: decode}
+            settings = [
+                mock_settings(f"{role.value}-{number}", role, **(mock or {}))
+                for role, count in counts.items()
+                for number in range(count)
+            ]
+            mocks = await stack.enter_async_context(MockFleet(settings))
+            instances = tuple(
+                Instance(id=InstanceId(name), role=each.settings.role, url=each.url, pins=pins)
+                for name, each in mocks.instances.items()
+            )
+            config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **router)
+            ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+            stop = asyncio.Event()
+            serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))
+
+            async def end() -> None:
+                stop.set()
+                await serving
+
+            stack.push_async_callback(end)
+            endpoint, _ = await ready
+            client = await stack.enter_async_context(aiohttp.ClientSession())
+            fleet = Mocked(endpoint, mocks, client)
+            await _all_up(fleet)
+            return fleet
+
+        yield starter
+
+
+async def _states(fleet: Mocked) -> list[str]:
+    async with fleet.client.get(fleet.endpoint + "/ready") as response:
+        return [each["state"] for each in (await response.json())["instances"]]
+
+
+async def _all_up(fleet: Mocked) -> None:
+    async with asyncio.timeout(5):
+        while set(await _states(fleet)) != {"up"}:
+            await asyncio.sleep(0.01)
+
+
+# -- nothing is wrong --
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("pins", [False, True], ids=["plain", "seeded"])
+async def test_a_handed_over_answer_is_one_engines(start: Start, path: str, streamed: bool, pins: bool) -> None:
+    fleet = await start(pins=pins)
+    body = fleet.body()
+    if path == CHAT:
+        body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+    expected = await fleet.right(body, path)
+    if streamed:
+        status, text, _ = await fleet.stream(body, path)
+    else:
+        status, answer = await fleet.ask(body, path)
+        text = _text(answer)
+    assert (status, text) == (200, expected)
+    assert fleet.mocks.instances["decode-0"].load().external_kv_tokens > 50, "the KV came from prefill"
+    await fleet.settled()
+
+
+async def test_one_token_is_prefills(start: Start) -> None:
+    fleet = await start()
+    body = fleet.body(max_tokens=1)
+    status, answer = await fleet.ask(body)
+    assert (status, _text(answer)) == (200, await fleet.right(body))
+    assert fleet.mocks.instances["decode-0"].load().external_kv_tokens == 0
+    await fleet.settled()
+
+
+async def test_an_answer_of_one_token_leaves_no_hold(start: Start) -> None:
+    """End of text at the first token: P has answered all there is, and holds blocks that nobody will pull."""
+    fleet = await start(mock={"answers": Ends(1, 1)})
+    status, answer = await fleet.ask(fleet.body())
+    assert (status, _text(answer)) == (200, "")
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["kv_transfer_params"] is None
+    await fleet.settled()
+
+
+async def test_sixty_four_at_once(start: Start) -> None:
+    fleet = await start(prefill=2, decode=2)
+    bodies = [fleet.body() for _ in range(64)]
+    expected = [await fleet.right(body) for body in bodies[:8]]
+    answers = await asyncio.gather(*(fleet.stream(body) for body in bodies))
+    assert [text for _, text, _ in answers[:8]] == expected
+    assert all(status == 200 and len(text) == 48 for status, text, _ in answers)
+    await fleet.settled()
+
+
+async def test_the_second_turn_finds_the_first_ones_blocks(start: Start) -> None:
+    fleet = await start()
+    told = [{"role": "user", "content": STORY}]
+    _, answer = await fleet.ask({"model": "fake", "messages": told, "max_tokens": 40}, CHAT)
+    told += [{"role": "assistant", "content": _text(answer)}, {"role": "user", "content": "Go on."}]
+    decode = fleet.mocks.instances["decode-0"].url
+    _, again = await fleet.ask({"model": "fake", "messages": told, "max_tokens": 4}, CHAT, at=decode)
+    first = answer["usage"]["prompt_tokens"]
+    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached > first, "the answer's own blocks are found where it was made, not only the prompt's"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("leaves_in", ["prefill", "decode"])
+async def test_a_client_that_leaves_takes_everything_along(start: Start, leaves_in: str, streamed: bool) -> None:
+    fleet = await start(mock={"step_ms": 20.0})
+    body = fleet.body(max_tokens=500, stream=streamed)
+    timeout = aiohttp.ClientTimeout(total=0.01 if leaves_in == "prefill" else 0.3)
+    with pytest.raises(TimeoutError):
+        async with fleet.client.post(fleet.endpoint + COMPLETIONS, json=body, timeout=timeout) as response:
+            await response.read()
+    await fleet.settled()
+
+
+# -- what goes wrong before the first byte goes elsewhere --
+
+ELSEWHERE: list[tuple[str, str, dict[str, Any]]] = [
+    ("prefill-0", "refuse", {"status": 500}),
+    ("prefill-0", "break", {}),
+    ("prefill-0", "close", {}),
+    ("prefill-0", "die", {}),
+    ("decode-0", "refuse", {"status": 503, "leg": "decode"}),
+    ("decode-0", "break", {}),
+    ("decode-0", "error", {}),
+    ("decode-0", "close", {}),
+    ("decode-0", "die", {}),
+    ("decode-0", "fail_pull", {}),
+    ("prefill-0", "slow", {"factor": 3}),
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("where", "fault", "more"), ELSEWHERE, ids=[f"{row[1]} {row[0]}" for row in ELSEWHERE])
+async def test_the_client_sees_nothing_of_it(
+    start: Start, where: str, fault: str, more: dict[str, Any], streamed: bool
+) -> None:
+    fleet = await start(prefill=2, decode=2, mock={"lease_s": 1.0})  # a failed pull leaves its hold to the lease
+    await fleet.set_fault(where, fault, **more)
+    for _ in range(3):
+        body = fleet.body()
+        expected = await fleet.right(body)
+        if streamed:
+            status, text, events = await fleet.stream(body)
+            assert not any("error" in event for event in events)
+        else:
+            status, answer = await fleet.ask(body)
+            text = _text(answer)
+        assert (status, text) == (200, expected)
+    await fleet.settled()
+
+
+async def test_an_unwell_engine_is_left_alone(start: Start) -> None:
+    fleet = await start(decode=2)
+    await fleet.set_fault("decode-0", "unwell")
+    async with asyncio.timeout(5):
+        while await _states(fleet) != ["up", "down", "up"]:
+            await asyncio.sleep(0.02)
+    assert (await fleet.ask(fleet.body()))[0] == 200
+    assert fleet.mocks.instances["decode-1"].metrics.ended["length"] == 1
+    fleet.mocks.instances["decode-0"].clear_faults()
+    await _all_up(fleet)
+
+
+async def test_a_prefill_engine_that_dies_under_a_leg_is_replaced(start: Start) -> None:
+    """The leg is lost with the engine, and runs on the other one; the dead one comes back as somebody else."""
+    fleet = await start(prefill=2, mock={"step_ms": 100.0})
+    first = fleet.mocks.instances["prefill-0"]
+    former = first.handoffs.engine_id
+    body = fleet.body(max_tokens=2)
+    asked = asyncio.ensure_future(fleet.ask(body))
+    await eventually(lambda: fleet.busy > 0, "a leg is under way")
+    busy = next(name for name, each in fleet.mocks.instances.items() if each.serving.open_requests)
+    await fleet.set_fault(busy, "die", seconds=0)
+    status, answer = await asked
+    assert (status, _text(answer)) == (200, await fleet.right(body))
+    again = fleet.mocks.instances[busy]
+    await eventually(again.ready.is_set, "it comes back")
+    assert again.epoch == 2
+    assert again.handoffs.engine_id not in {former, ""}
+    await fleet.settled()
+
+
+# -- what goes wrong after it ends in an error event --
+
+
+@pytest.mark.parametrize("fault", ["break", "hang", "error"])
+async def test_a_stream_that_breaks_says_so(start: Start, fault: str) -> None:
+    fleet = await start(stall_s=0.3)
+    await fleet.set_fault("decode-0", fault, after_tokens=5)
+    body = fleet.body()
+    expected = await fleet.right(body)
+    status, text, events = await fleet.stream(body)
+    assert status == 200
+    assert text == expected[: 5 * 4], "what was said is whole and right"
+    assert events[-1]["error"]["code"] >= 500
+    await fleet.settled()
+
+
+async def test_a_stream_on_an_engine_that_dies_says_so(start: Start) -> None:
+    fleet = await start(mock={"step_ms": 5.0})
+    decode = fleet.mocks.instances["decode-0"]
+    body = fleet.body(max_tokens=1000, stream=True)
+    async with fleet.client.post(fleet.endpoint + COMPLETIONS, json=body) as response:
+        await response.content.readuntil(b"\n\n")
+        await fleet.set_fault("decode-0", "die", seconds=0.05)
+        *_, error, done = (await response.text()).strip().split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == 502
+    assert done == "data: [DONE]"
+    await eventually(lambda: decode.epoch == 2 and decode.ready.is_set(), "it comes back under a new epoch")
+    await fleet.settled()
+
+
+async def test_a_leg_that_hangs_ends_at_the_deadline(start: Start) -> None:
+    fleet = await start(first_token_s=0.3)
+    await fleet.set_fault("prefill-0", "hang")
+    status, answer = await fleet.ask(fleet.body())
+    assert (status, answer["error"]["type"]) == (504, "DeadlineExceededError")
+    await fleet.settled()
+
+
+# -- what must be seen --
+
+
+@pytest.mark.parametrize("fault", ["corrupt", "stale"])
+async def test_wrong_blocks_are_wrong_words(start: Start, fault: str) -> None:
+    """What no router can see, a test on mocks does: D read something else than P wrote, and says something else."""
+    fleet = await start()
+    await fleet.ask(fleet.body())  # something to be stale with
+    await fleet.set_fault("decode-0", fault, times=1)
+    body = fleet.body()
+    status, answer = await fleet.ask(body)
+    assert (status, len(_text(answer))) == (200, 48)
+    assert _text(answer) != await fleet.right(body)
+    body = fleet.body()
+    assert _text((await fleet.ask(body))[1]) == await fleet.right(body), "once only"
+
+
+async def test_a_reused_block_is_wrong_words(start: Start) -> None:
+    """No fault at all: a hold whose lease has ended, whose blocks another prompt has by now, and a late pull."""
+    fleet = await start(mock={"lease_s": 0.05, "num_blocks": 64, "max_model_len": 1024, "prefix_caching": False})
+    from cluster import wire
+
+    prefill, decode = (fleet.mocks.instances[name] for name in ("prefill-0", "decode-0"))
+    body = fleet.body()
+    _, leg = await fleet.ask(wire.prefill_body(body), at=prefill.url)
+    transfer = wire.read_transfer(leg)
+    assert transfer is not None
+    await eventually(lambda: prefill.load().kv_usage == 0, "the lease ends")
+    for _ in range(6):
+        await fleet.ask(fleet.body(max_tokens=2), at=prefill.url)
+    _, late = await fleet.ask(wire.decode_body(body, transfer), at=decode.url)
+    assert _text(late) != await fleet.right(body)
+    assert prefill.metrics.counts["nixl_num_notifications_after_expiry"] == 1
+    assert prefill.metrics.counts["nixl_num_kv_expired_reqs"] == 1
+
+
+async def test_a_dropped_notice_holds_blocks_for_the_lease(start: Start) -> None:
+    fleet = await start(mock={"lease_s": 0.6})
+    await fleet.set_fault("decode-0", "drop_notice")
+    loop = asyncio.get_running_loop()
+    body, before = fleet.body(), loop.time()
+    assert _text((await fleet.ask(body))[1]) == await fleet.right(body)
+    prefill = fleet.mocks.instances["prefill-0"]
+    assert prefill.load().kv_usage > 0
+    await fleet.settled()
+    assert 0.5 < loop.time() - before < 5.0
+    assert prefill.handoffs.holds() == 0
+    assert prefill.metrics.counts["nixl_num_kv_expired_reqs"] == 1
+
+
+async def test_a_hold_of_a_former_life_is_not_pulled(start: Start) -> None:
+    fleet = await start()
+    from cluster import wire
+
+    prefill, decode = (fleet.mocks.instances[name] for name in ("prefill-0", "decode-0"))
+    body = fleet.body()
+    _, leg = await fleet.ask(wire.prefill_body(body), at=prefill.url)
+    transfer = wire.read_transfer(leg)
+    assert transfer is not None
+    prefill.set_faults(b'{"fault": "die", "seconds": 0}')
+    await eventually(lambda: prefill.epoch == 2 and prefill.ready.is_set(), "it starts anew")
+    _, answer = await fleet.ask(wire.decode_body(body, transfer), at=decode.url)
+    assert _text(answer) == await fleet.right(body), "computed on D"
+    assert decode.metrics.counts["nixl_num_failed_transfers"] == 1
+    await fleet.settled()
+
+
+async def test_a_lease_lives_as_long_as_somebody_waits_for_it(start: Start) -> None:
+    """D has the request and no room for it: its heartbeats keep P's blocks, past the lease."""
+    fleet = await start(mock={"lease_s": 0.4, "max_num_seqs": 1, "step_ms": 10.0})
+    from cluster import wire
+
+    prefill, decode = (fleet.mocks.instances[name] for name in ("prefill-0", "decode-0"))
+    long = asyncio.ensure_future(fleet.ask(fleet.body(max_tokens=100), at=decode.url))
+    await eventually(lambda: decode.load().running == 1, "D is full for a second")
+    body = fleet.body()
+    _, leg = await fleet.ask(wire.prefill_body(body), at=prefill.url)
+    transfer = wire.read_transfer(leg)
+    assert transfer is not None
+    waiting = asyncio.ensure_future(fleet.ask(wire.decode_body(body, transfer), at=decode.url))
+    while decode.load().external_kv_tokens == 0:
+        assert prefill.load().kv_usage > 0
+        assert not waiting.done()
+        await asyncio.sleep(0.02)
+    assert _text((await waiting)[1]) == await fleet.right(body)
+    assert (await long)[0] == 200
+    assert prefill.metrics.counts["nixl_num_kv_expired_reqs"] == 0
+    await fleet.settled()

@@ -1,0 +1,13 @@
+"""The engine contract on vLLM itself: the same checks that mocks pass in tests/contract/test_engine.py."""
+
+from __future__ import annotations
+
+import pytest
+from support.cluster import Cluster
+from support.engine_contract import CHECKS, Check
+from support.engine_pair import Pair
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_vllm_keeps_the_contract(cluster: Cluster, check: Check) -> None:
+    check(Pair(cluster.urls["prefill-0"], cluster.urls["decode-0"], cluster.model))

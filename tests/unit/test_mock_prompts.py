@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+
+from engine.mock.prompts import Prompted, prompted, said_tokens
+from engine.mock.words import Ids
+from engine.twin.tokens import Text, answer_key, length, mix, token
+
+BLOCK = 16
+
+
+def ids(*values: int) -> Ids:
+    return np.array(values, np.uint32)
+
+
+def digests(prompt: Prompted, tokens: int, seed: int = 0) -> list[int]:
+    """Of the first full blocks of a prompt and its answer."""
+    text = Text(prompt.segments, seed, BLOCK)
+    return [text.chain(block) for block in range(tokens // BLOCK)]
+
+
+def test_equal_beginnings_have_equal_blocks() -> None:
+    one = prompted([ids(*range(40))], BLOCK)
+    other = prompted([ids(*range(33), *range(100, 120))], BLOCK)
+    assert length(one.segments) == len(one.ids) == 40
+    assert digests(one, 32) == digests(other, 32)
+    assert digests(one, 48)[2:] != digests(other, 48)[2:]
+    assert one.key != other.key
+
+
+def test_salt_separates_blocks_and_changes_no_answer() -> None:
+    plain, salted = prompted([ids(*range(40))], BLOCK), prompted([ids(*range(40))], BLOCK, salt="mine")
+    assert digests(plain, 32) != digests(salted, 32)
+    assert said_tokens(plain, plain.right, 0, 9) == said_tokens(salted, salted.right, 0, 9)
+
+
+def test_blocks_size_changes_no_answer() -> None:
+    small, large = prompted([ids(*range(300))], BLOCK), prompted([ids(*range(300))], 128)
+    assert said_tokens(small, small.right, 0, 9) == said_tokens(large, large.right, 0, 9)
+
+
+def test_what_was_read_wrong_is_said_wrong() -> None:
+    prompt = prompted([ids(1, 2, 3)], BLOCK)
+    right = said_tokens(prompt, prompt.right, 0, 20)
+    assert said_tokens(prompt, mix(prompt.right, 77), 0, 20) != right
+    assert said_tokens(prompt, prompt.right, 5, 3) == right[5:8]
+
+
+def test_a_pinned_first_token_is_said_and_changes_what_follows() -> None:
+    prompt = prompted([ids(1, 2, 3)], BLOCK)
+    right = said_tokens(prompt, prompt.right, 0, 20)
+    assert said_tokens(prompt, prompt.right, 0, 20, right[0]) == right
+    other = said_tokens(prompt, prompt.right, 0, 20, 7)
+    assert other[0] == 7
+    assert other[1:] != right[1:]
+    assert said_tokens(prompt, prompt.right, 3, 5, 7) == other[3:8]
+    wrong = said_tokens(prompt, mix(prompt.right, 77), 0, 20, right[0])
+    assert wrong[0] == right[0]
+    assert wrong[1:] != right[1:]
+
+
+def test_other_seeds_are_other_answers() -> None:
+    plain, seeded = prompted([ids(1, 2)], BLOCK), prompted([ids(1, 2)], BLOCK, seed=1)
+    assert said_tokens(plain, plain.right, 0, 9) != said_tokens(seeded, seeded.right, 0, 9)
+    assert digests(plain, 2) == digests(seeded, 2)
+
+
+def test_the_twins_name_of_a_right_answer() -> None:
+    prompt = prompted([ids(*range(20))], BLOCK)
+    assert prompt.right == Text(prompt.segments, 0, BLOCK).key == answer_key(prompt.segments)
+
+
+def test_an_answer_that_comes_back_has_the_blocks_it_was_written_to() -> None:
+    first = ids(*range(27))
+    asked = prompted([first], BLOCK)
+    said = ids(*said_tokens(asked, asked.right, 0, 50))
+    again = prompted([first, said, ids(7, 8, 9)], BLOCK)
+    assert digests(again, 64) == digests(asked, 64), "prompt and answer, 77 tokens in all"
+    changed = said.copy()
+    changed[40] += 1
+    other = prompted([first, changed, ids(7, 8, 9)], BLOCK)
+    assert digests(other, 16) == digests(asked, 16)
+    assert digests(other, 64)[1:] != digests(asked, 64)[1:]
+    assert token(asked.key, 0) == said[0]
