@@ -38,6 +38,8 @@ class Wanted:
     served_name: str | None = None
     vllm_args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    engine: str = "vllm"
+    """What runs the model: ``vllm``, or ``mock`` for none at all."""
     kv_lease_s: int | None = None
     """How long it keeps blocks nobody pulls; None: `baton engine`'s default."""
 
@@ -84,6 +86,8 @@ class Planned:
         ]
         words += ["--port", str(self.port), "--agent-port", str(self.agent_port)]
         words += ["--side-channel-port", str(self.side_channel_port), *self.placed.flags(), *registry]
+        if wanted.engine != "vllm":
+            words += ["--engine", wanted.engine]
         if wanted.served_name:
             words += ["--served-model-name", wanted.served_name]
         if wanted.kv_lease_s is not None:

@@ -50,3 +50,5 @@ class Instance:
     """Base URL of the engine's HTTP server, no trailing slash."""
     epoch: int = 0
     """How often this instance's engine has been started; 0 when unknown (an engine we did not start)."""
+    pins: bool = False
+    """Whether its engine can be told its answer's first token (`engine.vllm.pin`)."""

@@ -31,6 +31,9 @@ FREE_FORM_KEYS = frozenset({"vllm_xargs", "extra_args"})
 DEPTH_MAX = 64
 """Deepest nesting of a body we look into. Real bodies stay under 20; deeper ones are refused, not passed unread."""
 
+FIRST_TOKEN = "baton_first_token"  # noqa: S105 - a field's name
+"""Our own key among the transfer fields: the token D's answer must begin with. `engine.vllm.pin` reads it in D."""
+
 RELEASE_MODEL = "baton-release"
 """A model name no engine serves: a decode leg for it is rejected, and D then tells P to free the blocks."""
 
@@ -74,8 +77,8 @@ class Transfer:
         return str(self.fields.get("remote_engine_id"))
 
 
-def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The prefill leg for a client's (already stripped) body.
+def prefill_body(body: Mapping[str, Any], *, token_ids: bool = False) -> dict[str, Any]:
+    """The prefill leg for a client's (already stripped) body. With `token_ids` P's answer says which token it chose.
 
     One token, not streamed. ``min_tokens`` above 1 would be a 400 there; a request with ``min_tokens`` may not end at
     its first token, so 1 is kept to make P forbid EOS just as D will.
@@ -85,6 +88,8 @@ def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
     }
     leg["max_tokens"] = 1
     leg["stream"] = False
+    if token_ids:
+        leg["return_token_ids"] = True
     if leg.get("min_tokens"):
         leg["min_tokens"] = 1
     leg["kv_transfer_params"] = {
@@ -98,9 +103,14 @@ def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
     return leg
 
 
-def decode_body(body: Mapping[str, Any], transfer: Transfer) -> dict[str, Any]:
-    """The decode leg: the client's (already stripped) body, and where its blocks are."""
-    return {**body, "kv_transfer_params": dict(transfer.fields)}
+def decode_body(
+    body: Mapping[str, Any], transfer: Transfer | None, first_token: int | None = None
+) -> Mapping[str, Any]:
+    """The decode leg: the client's (already stripped) body, where its blocks are, and the token it must begin with."""
+    fields = {} if transfer is None else dict(transfer.fields)
+    if first_token is not None:
+        fields[FIRST_TOKEN] = first_token
+    return {**body, "kv_transfer_params": fields} if fields else body
 
 
 def release_body(transfer: Transfer) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.errors import UsageError
@@ -32,8 +33,12 @@ class RouterConfig:
     """Deadline for the first token; generous, since without SLO classes nothing better is known."""
     stall_s: float = 120.0
     """Longest silence between two chunks of a stream."""
+    seeding: bool = True
+    """Give clients P's first token before the handoff, where that is exact and D's engine can be told."""
     drain_s: float = 30.0
     """How long open requests may take once SIGTERM has come."""
+    decision_log: Callable[[bytes], object] | None = None
+    """Gets a line for everything that choices depend on, and for each choice (`router.decisions`)."""
     engine_key: str | None = None
     """Key for probes of engines started with ``--api-key``; clients bring their own."""
 

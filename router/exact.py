@@ -1,86 +1,230 @@
-"""Which requests may be handed over at all (law 8: exact or not at all).
+"""Law 8, exact or not at all: what may be done to a request, parameter by parameter.
 
-A request that is not plainly an ordinary generation is sent whole to one engine, whose own validation and semantics
-then speak for it. This is the first form of the table: seeding and resuming add columns to it.
+Three ways to serve it: *seeded* (the client gets P's first token before the handoff), *plain* (handed over, D speaks
+all of it) and *aggregated* (whole on one engine, whose own validation and semantics then speak for it). And whether a
+stream that dies may be *resumed*: generated again elsewhere, with what the client already has swallowed.
+
+`RULES` is the table; the strictest rule that applies decides. Neutral values (None, False, 0, empty, ``n=1``) count as
+absent. docs/exactness.md is made from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 GENERATING_PATHS = frozenset({COMPLETIONS, CHAT})
 
-_WHOLE_WHEN_SET = {
-    "best_of": "several candidates per prompt",
-    "echo": "the prompt is part of the answer",
-    "prompt_embeds": "the prompt is not text",
-    "prompt_logprobs": "prompt logprobs need the whole prefill on one engine",
-    "suffix": "infilling",
-    "truncate_prompt_tokens": "the truncation depends on max_tokens, which differs between legs",
-    "use_beam_search": "beam search",
-}
-"""Parameters that send a request whole when they hold anything but None, False or 0."""
+Body = Mapping[str, Any]
 
 
-def whole_because(path: str, body: Mapping[str, Any]) -> str | None:
-    """Why this request must run on one engine; None when it may be handed over.
+class Way(StrEnum):
+    """How a request is served, the most that is exact for it."""
 
-    Neutral values (None, False, 0, ``n=1``) count as absent.
-    """
-    if path not in GENERATING_PATHS:
-        return "not a text generation endpoint"
-    for name, why in _WHOLE_WHEN_SET.items():
-        if body.get(name) and not (name == "best_of" and body[name] == 1):
-            return f"{name}: {why}"
-    if body.get("n", 1) not in (None, 1) or isinstance(body.get("n"), bool):
-        return "n: several answers to one prompt"
-    return _limits_because(body) or (_chat_because(body) if path == CHAT else _prompt_because(body.get("prompt")))
+    SEEDED = "seeded"
+    PLAIN = "plain"
+    WHOLE = "aggregated"
 
 
-def single_token(body: Mapping[str, Any]) -> bool:
+_STRICTNESS = (Way.SEEDED, Way.PLAIN, Way.WHOLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table."""
+
+    parameter: str
+    form: str
+    """When it applies, in words."""
+    way: Way
+    resumable: bool
+    why: str
+    applies: Callable[[str, Body], bool]
+    """Of path and body. Rules that only P's answer or the stream itself can tell are never true here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What may be done to one request."""
+
+    way: Way
+    because: str
+    """Which rule says so; empty for *seeded*."""
+    resumable: bool
+
+
+def verdict(path: str, body: Body) -> Verdict:
+    """The strictest of all rules that apply."""
+    way, because, resumable = Way.SEEDED, "", True
+    for rule in RULES:
+        if rule.applies(path, body):
+            resumable = resumable and rule.resumable
+            if _STRICTNESS.index(rule.way) > _STRICTNESS.index(way):
+                way, because = rule.way, f"{rule.parameter}: {rule.why}"
+            if way is Way.WHOLE:
+                break
+    return Verdict(way, because, resumable and way is not Way.WHOLE)
+
+
+def whole_because(path: str, body: Body) -> str | None:
+    """Why this request must run on one engine; None when it may be handed over."""
+    said = verdict(path, body)
+    return said.because if said.way is Way.WHOLE else None
+
+
+def single_token(body: Body) -> bool:
     """Whether the client asked for one token: P's own answer is then the whole answer."""
     limit = _token_limit(body)
     return isinstance(limit, int) and not isinstance(limit, bool) and limit == 1
 
 
-def _token_limit(body: Mapping[str, Any]) -> Any:
+# --- conditions -------------------------------------------------------------------------------------------------------
+
+
+def _token_limit(body: Body) -> Any:
     """The output limit as vLLM reads it: ``max_completion_tokens`` (chat) wins over ``max_tokens``; None = no limit."""
     limit = body.get("max_completion_tokens")
     return body.get("max_tokens") if limit is None else limit
 
 
-def _limits_because(body: Mapping[str, Any]) -> str | None:
-    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
-        value = body.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            return f"{name}: not a count, the engine shall say so"
+def _not_a_count(_: str, body: Body) -> bool:
+    values = (body.get(name) for name in ("max_tokens", "max_completion_tokens", "min_tokens"))
+    return any(
+        value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0) for value in values
+    )
+
+
+def _one_token_at_most(_: str, body: Body) -> bool:
     limit = _token_limit(body)
-    if limit is not None and limit < 2:
-        return "at most one token: nothing left to decode elsewhere"
-    minimum = body.get("min_tokens")
-    if minimum is not None and limit is not None and minimum > limit:
-        return "min_tokens above max_tokens: the engine shall say so"
-    return None
+    return isinstance(limit, int) and limit < 2
 
 
-def _prompt_because(prompt: Any) -> str | None:
+def _impossible_minimum(path: str, body: Body) -> bool:
+    minimum, limit = body.get("min_tokens"), _token_limit(body)
+    return not _not_a_count(path, body) and minimum is not None and limit is not None and minimum > limit
+
+
+def _several_answers(_: str, body: Body) -> bool:
+    count = body.get("n", 1)
+    return count not in (None, 1) or isinstance(count, bool)
+
+
+def _several_candidates(_: str, body: Body) -> bool:
+    count = body.get("best_of")
+    return bool(count) and (count != 1 or isinstance(count, bool))
+
+
+def _odd_prompt(path: str, body: Body) -> bool:
+    if path != COMPLETIONS:
+        return False
+    prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
-        return None
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return None
-    return "prompt: not one text or one list of token ids"
+    if isinstance(prompt, str):
+        return not prompt
+    return not (isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt))
 
 
-def _chat_because(body: Mapping[str, Any]) -> str | None:
+def _odd_messages(path: str, body: Body) -> bool:
     messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        return "messages: not a list of messages, the engine shall say so"
+    return path == CHAT and (not isinstance(messages, list) or not messages)
+
+
+def _forced_call(path: str, body: Body) -> bool:
     choice = body.get("tool_choice")
-    if choice == "required" or isinstance(choice, Mapping):
-        return "tool_choice: a forced call cannot be parsed from the prefill leg's single token"
-    return None
+    return path == CHAT and (choice == "required" or isinstance(choice, Mapping))
+
+
+def _tools(_: str, body: Body) -> bool:
+    return bool(body.get("tools")) and body.get("tool_choice") != "none"
+
+
+def _logprobs(_: str, body: Body) -> bool:
+    wanted = body.get("logprobs")  # completions: a count, where 0 asks for the chosen token's own
+    return wanted is not None and wanted is not False
+
+
+def _usage_in_every_chunk(_: str, body: Body) -> bool:
+    options = body.get("stream_options")
+    return isinstance(options, Mapping) and bool(options.get("continuous_usage_stats"))
+
+
+def _drawn_by_lot(_: str, body: Body) -> bool:
+    """Sampled, and not repeatable: vLLM's own default temperature is the model's, mostly above 0."""
+    return body.get("temperature") != 0 and not isinstance(body.get("seed"), int)
+
+
+def _set(name: str) -> Callable[[str, Body], bool]:
+    return lambda _, body: bool(body.get(name))
+
+
+def _never(_: str, __: Body) -> bool:
+    return False
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+_S, _P, _W = Way.SEEDED, Way.PLAIN, Way.WHOLE
+
+RULES: tuple[Rule, ...] = (
+    # whole on one engine
+    Rule("endpoint", "any other than completions and chat", _W, False, "not a text generation endpoint",
+         lambda path, _: path not in GENERATING_PATHS),
+    Rule("best_of", "above 1", _W, False, "several candidates per prompt", _several_candidates),
+    Rule("echo", "true", _W, False, "the prompt is part of the answer", _set("echo")),
+    Rule("prompt_embeds", "given", _W, False, "the prompt is not text", _set("prompt_embeds")),
+    Rule("prompt_logprobs", "given", _W, False, "prompt logprobs need the whole prefill on one engine",
+         _set("prompt_logprobs")),
+    Rule("suffix", "given", _W, False, "infilling", _set("suffix")),
+    Rule("truncate_prompt_tokens", "given", _W, False,
+         "the truncation depends on max_tokens, which differs between legs", _set("truncate_prompt_tokens")),
+    Rule("use_beam_search", "true", _W, False, "beam search", _set("use_beam_search")),
+    Rule("n", "above 1", _W, False, "several answers to one prompt", _several_answers),
+    Rule("max_tokens, max_completion_tokens, min_tokens", "not a count", _W, False,
+         "not a count, the engine shall say so", _not_a_count),
+    Rule("max_tokens", "0 or 1", _W, False, "at most one token: nothing left to decode elsewhere", _one_token_at_most),
+    Rule("min_tokens", "above max_tokens", _W, False, "above max_tokens: the engine shall say so", _impossible_minimum),
+    Rule("prompt", "several, or none", _W, False, "not one text or one list of token ids", _odd_prompt),
+    Rule("messages", "none", _W, False, "not a list of messages, the engine shall say so", _odd_messages),
+    Rule("tool_choice", "required or a function", _W, False,
+         "a forced call cannot be parsed from the prefill leg's single token", _forced_call),
+    # handed over, but D speaks first
+    Rule("stream", "false", _P, False, "the answer comes in one piece: there is nothing to say early, and until it is "
+         "there any instance may start anew", lambda _, body: body.get("stream") is not True),
+    Rule("logprobs, top_logprobs", "given", _P, False, "the first chunk carries numbers that D has not computed",
+         _logprobs),
+    Rule("return_token_ids", "true", _P, False, "vLLM adds the prompt's ids to the first chunk",
+         _set("return_token_ids")),
+    Rule("return_tokens_as_token_ids", "true", _P, False, "texts are replaced by ids",
+         _set("return_tokens_as_token_ids")),
+    Rule("stream_options.continuous_usage_stats", "true", _P, False, "every chunk counts tokens",
+         _usage_in_every_chunk),
+    Rule("tools", "given, tool_choice not none", _P, False, "a parser stands between tokens and text", _tools),
+    # seen only in P's answer
+    Rule("first token", "ends inside a character, or has no text", _P, True,
+         "its text is not known before the next token", _never),
+    Rule("first token", "reasoning, or a tool call", _P, False, "a parser stands between tokens and text", _never),
+    Rule("stop", "the first token's text holds or may begin a stop string", _P, True,
+         "D may have to take that text back", _never),
+    Rule("finish_reason", "stop at the first token", _W, False, "EOS or a stop string first: P's answer is the whole "
+         "answer, or P makes the stream", _never),
+    # seeded, but never resumed
+    Rule("temperature, seed", "temperature not 0 and no seed", _S, False,
+         "drawn by lot: a second answer would be another one", _drawn_by_lot),
+    # seeded and resumable: nothing to forbid, listed because a live test stands behind each
+    Rule("stop", "given", _S, True, "P and D look for the same strings", _never),
+    Rule("seed", "given", _S, True, "D's generator draws for the pinned token too, so the next draw is the same",
+         _never),
+    Rule("presence, frequency, repetition penalty", "given", _S, True, "the pinned token counts as generated", _never),
+    Rule("logit_bias, bad_words, allowed_token_ids", "given", _S, True, "P obeyed them", _never),
+    Rule("min_tokens", "up to max_tokens", _S, True, "P forbids EOS as D does", _never),
+    Rule("response_format, structured_outputs", "given", _S, True,
+         "P's token is the grammar's, and D's grammar takes it", _never),
+    Rule("stream_options.include_usage", "true", _S, True, "the usage is D's own", _never),
+    Rule("prompt length", "at a block's edge", _S, True, "D's prompt stays the client's: no block more than P holds",
+         _never),
+)  # fmt: skip

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -14,39 +13,40 @@ import msgspec
 from aiohttp import web
 
 from cluster import wire
-from cluster.errors import ApiError
 from cluster.ids import InstanceId
 from cluster.request import Request
 from router import journey as j
-from router.exact import CHAT
+from router.desk import HANDSHAKE_S, Seat
+from router.exact import CHAT, Verdict, Way
 from router.policy.candidates import Wanted
-from router.upstream import Answer, EngineLost, read, say
+from router.reply import ERROR_EVENT, Reply, next_chunk
+from router.seam import Seed, seed_of, stops_of
+from router.upstream import Answer, EngineLost, read
 
 if TYPE_CHECKING:
     from router.server import Router
 
 logger = logging.getLogger("baton.router")
 
-_ERROR_EVENT = b'data: {"error"'
-"""How vLLM begins a stream that failed before its first token (its status is 200 all the same)."""
-
-
-HANDSHAKE_S = 0.5
-"""What a first handshake between two engines takes, with room (0.1 to 0.3 s on loopback)."""
-
-EVENT_BYTES_MAX = 1 << 20
-"""An event longer than this is passed on in pieces rather than kept."""
-
 
 class Exchange:
     """One client request on its way through the fleet."""
 
-    def __init__(self, router: Router, http: web.Request, request: Request, journey: j.Journey, wanted: Wanted) -> None:
+    def __init__(
+        self,
+        router: Router,
+        http: web.Request,
+        request: Request,
+        journey: j.Journey,
+        wanted: Wanted,
+        verdict: Verdict,
+    ) -> None:
         self._router = router
-        self._http = http
         self._request = request
         self._journey = journey
-        self._wanted = wanted
+        self._verdict = verdict
+        self._reply = Reply(http, request, resumable=verdict.resumable and request.stream)
+        self._seat = Seat(wanted)
         self._headers = {**wire.forwarded_headers(http.headers), "Content-Type": "application/json"}
         self._headers["X-Request-Id"] = request.id
         self._pending: deque[j.Effect] = deque()
@@ -55,10 +55,10 @@ class Exchange:
         self._refusal: Answer | None = None
         self._answer: Answer | aiohttp.ClientResponse | None = None
         self._first_chunk = b""
-        self._response: web.StreamResponse | None = None
-        self._decoding_on: InstanceId | None = None
+        self._seed: Seed | None = None
         self._prefilling_on = InstanceId("")
         self._way = "whole"
+        self._relayed = False
 
     async def run(self) -> web.StreamResponse:
         """The answer to the client. What is left to do then, or once the client has left, goes on in the background."""
@@ -70,7 +70,7 @@ class Exchange:
             raise
         if not self._over:
             self._router.spawn(self._drive(), f"after-{self._request.id}")
-        return self._response or web.Response(status=499)  # nobody reads it: the client left at this very moment
+        return self._reply.response or web.Response(status=499)  # nobody reads it: the client left at this very moment
 
     async def _wind_down(self) -> None:
         self._feed(j.ClientLeft())
@@ -85,7 +85,7 @@ class Exchange:
 
     async def _drive(self, *, until_answered: bool = False) -> None:
         """Until `Finish`: carry out what is pending; with nothing pending, wait for the prefill leg or the clock."""
-        while not self._over and not (until_answered and isinstance(self._response, web.Response)):
+        while not self._over and not (until_answered and self._reply.whole):
             if not self._pending:
                 self._feed(await self._next_event())
                 continue
@@ -95,7 +95,7 @@ class Exchange:
 
     async def _next_event(self) -> j.Event:
         if self._journey.state is j.State.CHOOSING:
-            called = await self._router.line.wait(self, self._seconds_left())
+            called = await self._router.line.wait(self._seat, self._seconds_left())
             return j.FleetChanged() if called else j.Tick()
         assert self._prefill is not None, f"nothing to wait for in {self._journey.state}"
         lost = self._router.losses.of(self._prefilling_on)
@@ -117,11 +117,13 @@ class Exchange:
             case j.Choose():
                 return self._choose(effect)
             case j.AwaitFleet():
-                self._router.line.call_next(self)
+                self._router.line.call(self._router.desk.found_none(self._seat))
             case j.SendPrefill(instance, attempt):
                 self._send_prefill(instance, attempt)
-            case j.SendDecode(instance, transfer):
-                return await self._send_decode(instance, transfer)
+            case j.SendSeed():
+                return await self._send_seed()
+            case j.SendDecode():
+                return await self._send_decode(effect)
             case j.CancelPrefill(instance):
                 await self._cancel_prefill(instance)
             case j.ClosePrefill():
@@ -135,13 +137,16 @@ class Exchange:
                 await self._answer_from_prefill()
             case j.ForwardRefusal():
                 assert self._refusal is not None
-                await self._respond(self._refusal.status, self._refusal.body, self._refusal.content_type)
+                await self._reply.respond(self._refusal.status, self._refusal.body, self._refusal.content_type)
             case j.Fail(error):
-                await self._respond(error.status, msgspec.json.encode(error.body()))
+                await self._reply.respond(error.status, msgspec.json.encode(error.body()))
             case j.FailStream(error):
-                await self._fail_stream(error)
+                await self._reply.fail(error)
             case j.Release(via, transfer):
-                return await self._release(via, transfer)
+                releasing = self._release(via, transfer)
+                if self._journey.state is j.State.RELEASING:
+                    return await releasing
+                self._router.spawn(releasing, f"release-{self._request.id}")  # the journey goes on meanwhile
             case j.Finish(outcome):
                 self._finish(outcome)
         return None
@@ -149,20 +154,10 @@ class Exchange:
     # -- choosing --
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
-        wanted = Wanted(
-            model=self._wanted.model,
-            hand_over=effect.hand_over,
-            prefill_only=self._wanted.prefill_only,
-            excluded=effect.excluded,
-            routers=self._router.view.routers,
-        )
         if effect.excluded:
-            self._router.meters.retries.inc()
-        self._occupy(None)
-        chosen = self._router.policy(self._router.view.all(), wanted)
-        if not chosen.wait:
-            self._router.line.leave(self)
-        self._occupy(chosen.decode)  # D's place is taken before P begins: a hold must never wait for one
+            self._router.meters.retries.labels("resumed" if self._relayed else "again").inc()
+        chosen, called = self._router.desk.choose(self._seat, effect)
+        self._router.line.call(called)
         logger.debug("%s: %s", self._request.id, chosen.because)
         return chosen
 
@@ -174,7 +169,7 @@ class Exchange:
         self._prefill = self._router.spawn(self._run_prefill(instance), f"prefill-{self._request.id}-{attempt}")
 
     async def _run_prefill(self, instance: InstanceId) -> j.Event:
-        body = msgspec.json.encode(wire.prefill_body(self._request.body))
+        body = msgspec.json.encode(wire.prefill_body(self._request.body, token_ids=self._may_seed()))
         started = time.monotonic()
         try:
             target = self._router.view.get(instance).instance
@@ -196,7 +191,28 @@ class Exchange:
         if not isinstance(fields, dict):
             return j.Lost("unreadable answer: not an object")
         self._prefill_answer = answer
-        return j.PrefillAnswered(wire.first_finish_reason(fields), wire.read_transfer(fields))
+        return j.PrefillAnswered(wire.first_finish_reason(fields), wire.read_transfer(fields), self._read_seed(fields))
+
+    def _may_seed(self) -> bool:
+        """Where it is exact, and D can be told to begin with P's token."""
+        allowed = self._router.config.seeding and self._verdict.way is Way.SEEDED
+        return allowed and self._router.desk.pins(self._seat)
+
+    def _read_seed(self, answer: dict[str, Any]) -> int | None:
+        if self._seed is not None or not self._may_seed():
+            return None
+        seed = seed_of(answer, self._request.path, stops_of(self._request.body))
+        if isinstance(seed, str):
+            logger.debug("%s: not seeded: %s", self._request.id, seed)
+            return None
+        self._seed = seed
+        return seed.token
+
+    async def _send_seed(self) -> j.Event | None:
+        assert self._seed is not None
+        self._router.meters.first_byte_seconds.observe(time.monotonic() - self._request.arrived)
+        self._router.meters.seeds.inc()
+        return await self._reply.give(self._seed)
 
     def _refused(self, answer: Answer) -> j.Event:
         """4xx is the client's to read; 5xx is the engine's fault, and another engine may do better."""
@@ -209,7 +225,7 @@ class Exchange:
         if not lost.reached:
             self._router.unreachable(instance)
         logger.warning("%s: %s lost: %s", self._request.id, instance, lost)
-        return j.Lost(str(lost))
+        return j.Lost(str(lost), untouched=not lost.reached)
 
     async def _cancel_prefill(self, instance: InstanceId) -> None:
         """vLLM aborts by its own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
@@ -220,19 +236,22 @@ class Exchange:
     async def _answer_from_prefill(self) -> None:
         assert self._prefill_answer is not None
         answer = wire.without_transfer(msgspec.json.decode(self._prefill_answer.body))
-        await self._respond(200, msgspec.json.encode(answer))
+        await self._reply.respond(200, msgspec.json.encode(answer))
 
     # -- the answering leg --
 
-    async def _send_decode(self, instance: InstanceId, transfer: wire.Transfer | None) -> j.Event:
-        if not self._router.takes_legs(instance):
-            return j.Lost("it went away while the prompt was prefilled")  # draining, down, or a new epoch
+    async def _send_decode(self, effect: j.SendDecode) -> j.Event:
+        instance, transfer = effect.instance, effect.transfer
+        away = self._router.desk.turned_away(instance)
+        if away is not None:
+            return away
         self._way = "handoff" if transfer is not None else "whole"
-        body = self._request.body if transfer is None else wire.decode_body(self._request.body, transfer)
+        body = wire.decode_body(self._request.body, transfer, effect.first_token)
         self._occupy(instance)
         started = time.monotonic()
         opening = self._router.spawn(
-            self._open_decode(instance, msgspec.json.encode(body)), f"decode-{self._request.id}"
+            self._open_decode(instance, msgspec.json.encode(body), pulls=transfer is not None),
+            f"decode-{self._request.id}",
         )
         try:
             event = await self._opened(opening, instance)
@@ -253,24 +272,27 @@ class Exchange:
             return opening.result()
         return j.Lost("the instance was lost") if lost in done else j.Tick()
 
-    async def _open_decode(self, instance: InstanceId, body: bytes) -> j.Event:
-        """Send, and wait until the status is true: the whole body, or the first event of a stream."""
+    async def _open_decode(self, instance: InstanceId, body: bytes, *, pulls: bool) -> j.Event:
+        """Send, and wait until the status is true: the whole body, or the first event of a stream.
+
+        A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
+        """
         target = self._router.view.get(instance).instance
         stream = self._request.stream
         try:
             response = await self._router.upstream.open(
-                target, "POST", self._request.path, body, self._headers, stream=stream
+                target, "POST", self._request.path, body, self._headers, stream=stream, once=pulls
             )
             self._answer = response
             if response.status != 200 or not stream:
                 self._answer = answer = await read(response)
                 return j.Opened() if answer.status == 200 else self._refused(answer)
-            self._first_chunk = await _next_chunk(response)
+            self._first_chunk = await next_chunk(response)
         except EngineLost as lost:
             return self._lost(instance, lost)
         if not self._first_chunk:
             return j.Lost("the stream ended before its first token")
-        if self._first_chunk.startswith(_ERROR_EVENT):
+        if self._first_chunk.startswith(ERROR_EVENT):
             return j.Lost(self._first_chunk[6:200].decode(errors="replace"))
         return j.Opened()
 
@@ -282,68 +304,19 @@ class Exchange:
 
     def _occupy(self, instance: InstanceId | None) -> None:
         """Count our answering leg at this instance, and nowhere else."""
-        if instance == self._decoding_on:
-            return
-        if self._decoding_on is not None:
-            self._router.leg_ended(self._decoding_on)
-        if instance is not None:
-            self._router.view.leg_started(instance)
-        self._decoding_on = instance
+        self._router.line.call(self._router.desk.occupy(self._seat, instance))
 
     async def _relay(self) -> j.Event:
-        self._router.meters.first_byte_seconds.observe(time.monotonic() - self._request.arrived)
+        if not self._relayed and self._seed is None:
+            self._router.meters.first_byte_seconds.observe(time.monotonic() - self._request.arrived)
+        self._relayed = True
         if isinstance(self._answer, Answer):
-            await self._respond(200, self._answer.body, self._answer.content_type)
+            await self._reply.respond(200, self._answer.body, self._answer.content_type)
             return j.Ended()
         assert self._answer is not None
-        return await self._relay_stream(self._answer)
+        return await self._reply.relay(self._answer, self._first_chunk)
 
-    async def _relay_stream(self, answer: aiohttp.ClientResponse) -> j.Event:
-        """Raw bytes, whole events at a time: a stream that breaks off never leaves half an event with the client."""
-        headers = self._answer_headers(answer.headers)
-        self._response = response = web.StreamResponse(status=200, headers=headers)
-        rest, chunk = b"", self._first_chunk
-        try:
-            await response.prepare(self._http)
-            while chunk:
-                rest += chunk
-                end = rest.rfind(b"\n\n") + 2 if len(rest) < EVENT_BYTES_MAX else len(rest)
-                if end > 1:
-                    await response.write(rest[:end])
-                    rest = rest[end:]
-                chunk = await _next_chunk(answer)
-            await response.write_eof(rest)
-        except EngineLost as lost:
-            return j.Lost(str(lost))
-        except (ConnectionError, aiohttp.ClientConnectionError):
-            return j.ClientLeft()
-        return j.Ended()
-
-    # -- answering --
-
-    def _answer_headers(self, upstream: Mapping[str, str]) -> dict[str, str]:
-        headers = {"Content-Type": upstream.get("Content-Type", "application/json"), "X-Request-Id": self._request.id}
-        if "Cache-Control" in upstream:
-            headers["Cache-Control"] = upstream["Cache-Control"]
-        return headers
-
-    async def _respond(self, status: int, body: bytes, content_type: str = "application/json") -> None:
-        if self._http.transport is None:
-            return  # nobody is there any more
-        self._response = web.Response(
-            status=status, body=body, headers=self._answer_headers({"Content-Type": content_type})
-        )
-
-    async def _fail_stream(self, error: ApiError) -> None:
-        """The status has been sent: say it as vLLM does, in an event, and end the stream."""
-        if self._response is None or self._http.transport is None:
-            return
-        logger.warning("%s: stream failed: %s", self._request.id, error)
-        try:
-            await self._response.write(b"data: " + msgspec.json.encode(error.body()) + b"\n\ndata: [DONE]\n\n")
-            await self._response.write_eof()
-        except (ConnectionError, aiohttp.ClientConnectionError):
-            return
+    # -- the end --
 
     async def _release(self, via: InstanceId, transfer: wire.Transfer) -> j.Event:
         """Have D reject a leg for this hold. To a producer it has never met, D's first word only starts a handshake,
@@ -368,16 +341,10 @@ class Exchange:
         return 400 <= answer.status < 500  # the rejection is the release
 
     def _finish(self, outcome: str) -> None:
-        self._occupy(None)
-        self._router.line.leave(self)
+        self._router.line.call(self._router.desk.finish(self._seat))
+        self._router.line.forget(self._seat)
         seconds = time.monotonic() - self._request.arrived
         self._router.meters.requests.labels(self._request.path, self._way, outcome).inc()
         self._router.meters.request_seconds.observe(seconds)
+        self._router.meters.broken_seams.inc(self._reply.broken_seams)
         logger.debug("%s: %s, %s, %.3f s", self._request.id, self._way, outcome, seconds)
-
-
-async def _next_chunk(answer: aiohttp.ClientResponse) -> bytes:
-    try:
-        return await answer.content.readany()
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EngineLost(say(error), reached=True) from None

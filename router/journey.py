@@ -8,7 +8,9 @@ What it promises:
 - a hold that P answered with is pulled by D or released, whatever happens, also after the client left;
 - nothing waits for a first token beyond the deadline;
 - an HTTP status is only spoken once it is true: failures before the first byte move on to another instance or answer
-  with an error, failures after it end the stream with an error event.
+  with an error; after it another instance goes on where that is exact (`router.exact`), else the stream ends with an
+  error event;
+- where it is exact and D can be told its first token, the client has P's token before the handoff begins (a *seed*).
 
 It does not know HTTP, instances' load, or time other than `now`.
 """
@@ -30,7 +32,7 @@ class State(StrEnum):
     CHOOSING = "choosing"
     PREFILLING = "prefilling"
     OPENING = "opening"
-    """The decode leg (or the whole request) is sent, nothing has come back."""
+    """The decode leg (or the whole request) is sent, nothing has come back. The client may have a seed."""
     STREAMING = "streaming"
     CANCELLING = "cancelling"
     """The client has its answer or is gone; the prefill leg still has to say whether it holds blocks."""
@@ -63,6 +65,8 @@ class PrefillAnswered:
 
     finish_reason: str | None
     transfer: Transfer | None
+    first_token: int | None = None
+    """Set where the client may be given this token now, and D be bound to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,10 @@ class Lost:
     """The leg failed for a reason that is not the client's: no connection, 5xx, stall, a broken stream."""
 
     because: str
+    untouched: bool = False
+    """The leg never reached the engine: a hold that it was to pull is as it was."""
+    again: bool = False
+    """Of a stream: what the client has of it can be taken out of a second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +142,18 @@ class SendPrefill:
 
 
 @dataclass(frozen=True, slots=True)
+class SendSeed:
+    """Give the client P's first token; answer only if he has left."""
+
+
+@dataclass(frozen=True, slots=True)
 class SendDecode:
     """Send the client's request for its answer: with `transfer` as decode leg, without it whole."""
 
     instance: InstanceId
     transfer: Transfer | None
+    first_token: int | None = None
+    """The token it must begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +221,7 @@ Effect = (
     Choose
     | AwaitFleet
     | SendPrefill
+    | SendSeed
     | SendDecode
     | CancelPrefill
     | ClosePrefill
@@ -245,9 +261,12 @@ class Journey:
     """Whether `router.exact` allows a handoff for this request."""
     stream: bool
     deadline: float
-    """Monotonic seconds by which the first byte must be on its way."""
+    """Monotonic seconds by which the next byte must be on its way: the first, or the one that a seed or a broken
+    stream left the client waiting for."""
     deadline_s: float
-    """The same as a duration, for the message."""
+    """The first one's as a duration, for the message."""
+    stall_s: float = 120.0
+    """How long a client who has been given something waits for more."""
     attempts_max: int = 3
     """Tries in all. Three: the second on another instance, the third for a fleet that is just being restarted."""
 
@@ -257,7 +276,14 @@ class Journey:
     prefill: InstanceId | None = None
     decode: InstanceId | None = None
     transfer: Transfer | None = None
+    touched: bool = False
+    """A decode instance was sent that hold and failed: it may have pulled it, or given it back, and P's blocks may be
+    another prompt's by now. Nobody else may pull it; it is only to be released."""
+    first_token: int | None = None
+    spoken: bool = False
+    """The client has been given something: a status, and a token or more."""
     because: str = ""
+    now: float = 0.0
     outcome: str = "served"
     last_failure: str = "none"
     give_up: float = math.inf
@@ -279,6 +305,7 @@ class Journey:
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
         """Fold one event in. Late and unexpected events are no-ops: peers may say anything at any time."""
+        self.now = now
         if isinstance(event, Tick):
             wakeup = self.next_wakeup()
             return self._expired(now) if wakeup is not None and now >= wakeup else ()
@@ -297,19 +324,21 @@ class Journey:
             return self._fail(no_instance(f"{event.because}; last failure: {self.last_failure}"))
         self.attempt += 1
         previous, self.decode = self.decode, event.decode
+        if event.prefill is not None and self.transfer is not None and not self.touched:
+            self.state = State.OPENING  # the blocks still wait on the first P: another D pulls them
+            return (SendDecode(event.decode, self.transfer, self.first_token),)
+        release = self._let_go(event.decode if event.decode != self.prefill else previous)
         if event.prefill is None:  # whole, on one engine; a producer must never be asked to pull
-            held, self.transfer = self.transfer, None
             self.state = State.OPENING
-            release: tuple[Effect, ...] = (
-                (Release(previous, held),) if held is not None and previous is not None else ()
-            )
-            return (*release, SendDecode(event.decode, None))
-        if self.transfer is not None:  # the blocks still wait on the first P: another D pulls them
-            self.state = State.OPENING
-            return (SendDecode(event.decode, self.transfer),)
+            return (*release, SendDecode(event.decode, None, self.first_token))
         self.prefill = event.prefill
         self.state = State.PREFILLING
-        return (SendPrefill(event.prefill, self.attempt),)
+        return (*release, SendPrefill(event.prefill, self.attempt))
+
+    def _let_go(self, via: InstanceId | None) -> tuple[Effect, ...]:
+        """Release a hold that this journey will not use. `via` is not P: an engine cannot release its own."""
+        held, self.transfer, self.touched = self.transfer, None, False
+        return (Release(via, held),) if held is not None and via is not None else ()
 
     def _fleet_changed(self, event: FleetChanged) -> tuple[Effect, ...]:
         return (Choose(self.excluded, self.hand_over),)
@@ -320,8 +349,13 @@ class Journey:
         self.transfer = event.transfer
         if event.finish_reason == "length":
             self.state = State.OPENING
-            return (SendDecode(self.decode, self.transfer),)
-        if event.finish_reason != "stop":  # "abort": the engine is going down
+            seed: tuple[Effect, ...] = ()
+            if event.first_token is not None and self.stream and not self.spoken:
+                self.first_token = event.first_token
+                self._speak()
+                seed = (SendSeed(),)
+            return (*seed, SendDecode(self.decode, self.transfer, self.first_token))
+        if event.finish_reason != "stop" or self.spoken:  # "abort": the engine is going down
             return self._try_again(self.prefill, f"the prefill leg ended with {event.finish_reason!r}")
         # P's first token was the last one (EOS, a stop string): there is nothing to hand over.
         if not self.stream:
@@ -342,22 +376,30 @@ class Journey:
 
     def _opened(self, event: Opened) -> tuple[Effect, ...]:
         self.state = State.STREAMING
+        self.spoken = True
         self.transfer = None  # D has it now, and gives it back itself when it is aborted
         return (Relay(),)
 
     def _decode_refused(self, event: Refused) -> tuple[Effect, ...]:
         # vLLM tells P itself when its serving layer rejects, but not when the body fails validation before that.
+        if self.spoken:
+            return self._fail(upstream_failed(f"{self.decode}: the decode leg was refused with HTTP {event.status}"))
         return (ForwardRefusal(), *self._wind_up("refused"))
 
     def _decode_lost(self, event: Lost) -> tuple[Effect, ...]:
         assert self.decode is not None
+        self.touched = self.touched or not event.untouched
         return self._try_again(self.decode, event.because)
 
     def _ended(self, event: Ended) -> tuple[Effect, ...]:
         return self._wind_up("served")
 
     def _stream_lost(self, event: Lost) -> tuple[Effect, ...]:
-        return (CloseDecode(), FailStream(upstream_failed(event.because)), *self._wind_up("failed"))
+        assert self.decode is not None
+        if event.again:  # the answer is generated once more elsewhere, and what the client has is swallowed
+            self._speak()
+            return (CloseDecode(), *self._try_again(self.decode, event.because))
+        return (CloseDecode(), *self._fail(upstream_failed(event.because)))
 
     def _late_answer(self, event: PrefillAnswered) -> tuple[Effect, ...]:
         self.transfer = event.transfer
@@ -372,6 +414,11 @@ class Journey:
 
     # -- shared turns --
 
+    def _speak(self) -> None:
+        """The client has been given something, and waits for more."""
+        self.spoken = True
+        self.deadline = self.now + self.stall_s
+
     def _try_again(self, failed: InstanceId, because: str) -> tuple[Effect, ...]:
         self.excluded |= {failed}
         self.last_failure = f"{failed}: {because}"
@@ -381,7 +428,10 @@ class Journey:
         return (Choose(self.excluded, self.hand_over),)
 
     def _fail(self, error: ApiError) -> tuple[Effect, ...]:
-        return (Fail(error), *self._wind_up("failed"))
+        return (self._say(error), *self._wind_up("failed"))
+
+    def _say(self, error: ApiError) -> Effect:
+        return FailStream(error) if self.spoken else Fail(error)
 
     def _expired(self, now: float) -> tuple[Effect, ...]:
         if self.state is State.CANCELLING and not self.aborted:
@@ -391,7 +441,13 @@ class Journey:
             return (CancelPrefill(self.prefill),)
         if self.state is State.CANCELLING:
             return (ClosePrefill(), *self._wind_up(self.outcome))
-        return (Fail(deadline_passed(self.deadline_s)), *self._leave("expired", now))
+        if self.spoken and self.state is State.OPENING and self.attempt < self.attempts_max:
+            assert self.decode is not None
+            self._speak()
+            self.transfer = None  # D's abort gives it back
+            return (CloseDecode(), *self._try_again(self.decode, f"no token for {self.stall_s:g} s"))
+        limit = self.stall_s if self.spoken else self.deadline_s
+        return (self._say(deadline_passed(limit)), *self._leave("expired", now))
 
     def _leave(self, outcome: str, now: float) -> tuple[Effect, ...]:
         """Nobody waits for an answer any more: stop both legs, leave nothing held."""

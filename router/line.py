@@ -1,4 +1,4 @@
-"""The waiting line for places in a full fleet, and the news that an instance is lost. A shell: it holds futures."""
+"""The futures behind the waiting line, and the news that an instance is lost. A shell; who is called is `waiting`'s."""
 
 from __future__ import annotations
 
@@ -8,50 +8,38 @@ from cluster.ids import InstanceId
 
 
 class Line:
-    """First come, first served. Who is called and finds no place passes the call on and keeps its position."""
+    """One future for each who waits. A call that comes before its future is kept for it."""
 
     def __init__(self) -> None:
         self._waiting: dict[object, asyncio.Future[None]] = {}
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     async def wait(self, who: object, timeout_s: float | None) -> bool:
-        """Until called; False when it took longer than `timeout_s`. `who` keeps its place in line between two waits."""
-        call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[who] = call
+        """Until called; False when it took longer than `timeout_s`."""
+        call = self._of(who)
         try:
             async with asyncio.timeout(timeout_s):
                 await call
         except TimeoutError:
             return False
+        finally:
+            self._waiting.pop(who, None)
         return True
 
-    def leave(self, who: object) -> None:
-        """It found its place, or gave up."""
+    def call(self, whom: tuple[object, ...]) -> None:
+        """These are to ask again."""
+        for who in whom:
+            future = self._of(who)
+            if not future.done():
+                future.set_result(None)
+
+    def forget(self, who: object) -> None:
+        """It will not wait again."""
         self._waiting.pop(who, None)
 
-    def call_first(self) -> None:
-        """One place became free."""
-        self._call_after(None)
-
-    def call_next(self, after: object) -> None:
-        """`after` was called and the place was not for it: the next in line may want it."""
-        self._call_after(after)
-
-    def call_all(self) -> None:
-        """The fleet changed: everybody may ask again."""
-        for call in self._waiting.values():
-            if not call.done():
-                call.set_result(None)
-
-    def _call_after(self, after: object | None) -> None:
-        passed = after is None
-        for who, call in self._waiting.items():
-            if passed and not call.done():
-                call.set_result(None)
-                return
-            passed = passed or who is after
+    def _of(self, who: object) -> asyncio.Future[None]:
+        if who not in self._waiting:
+            self._waiting[who] = asyncio.get_running_loop().create_future()
+        return self._waiting[who]
 
 
 class Losses:

@@ -43,7 +43,18 @@ class Meters:
         self.releases = Counter(
             "baton_releases", "Holds given back without a pull, by result.", ["ok"], registry=self.registry
         )
-        self.retries = Counter("baton_retries", "Legs sent again elsewhere.", registry=self.registry)
+        self.retries = Counter(
+            "baton_retries",
+            "Requests sent again elsewhere: before anything of D's was relayed, or as a broken stream's resumption.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.seeds = Counter("baton_seeds", "First tokens given to clients before the handoff.", registry=self.registry)
+        self.broken_seams = Counter(
+            "baton_broken_seams",
+            "Streams that did not go on with what their client had been given; ended with an error.",
+            registry=self.registry,
+        )
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
         self.instance_up = Gauge(
             "baton_instance_up", "1 when the instance answers.", ["instance", "role"], registry=self.registry

@@ -24,6 +24,8 @@ from cluster.telemetry import span
 from router import body as bodies
 from router import exact
 from router.config import RouterConfig
+from router.decisions import LoggedView, logged
+from router.desk import Desk
 from router.exchange import Exchange
 from router.journey import Journey
 from router.line import Line, Losses
@@ -48,9 +50,10 @@ class Router:
         self.config = config
         self.watch = None if registry is None else Watch(registry, self._fleet_told)
         self._probes: dict[InstanceId, tuple[Instance, asyncio.Task[None]]] = {}
-        self.view = View()
+        policy, log = POLICIES[config.policy], config.decision_log
+        self.view = View() if log is None else LoggedView(log)
         self.meters = Meters()
-        self.policy = POLICIES[config.policy]
+        self.desk = Desk(self.view, policy if log is None else logged(config.policy, policy, log))
         self.upstream = Upstream(stall_s=config.stall_s)
         self.line = Line()
         self.losses = Losses()
@@ -91,7 +94,7 @@ class Router:
         for lost in self.view.fold(reported):
             self.losses.announce(lost)
         self._probe_all()
-        self.line.call_all()
+        self.line.call(self.desk.fleet_changed())
 
     async def close(self) -> None:
         """Stop probing, let what still releases holds finish for a moment, and close every connection."""
@@ -120,14 +123,9 @@ class Router:
 
     # -- what exchanges report and ask --
 
-    def takes_legs(self, instance: InstanceId) -> bool:
-        """Whether it is still there and takes legs."""
-        return self.view.knows(instance) and self.view.get(instance).ready
-
     def leg_ended(self, instance: InstanceId) -> None:
         """A place is free again."""
-        self.view.leg_ended(instance)
-        self.line.call_first()
+        self.line.call(self.desk.leg_ended(instance))
 
     def unreachable(self, instance: InstanceId) -> None:
         """A leg could not connect: all others on it had better look elsewhere, too."""
@@ -137,7 +135,7 @@ class Router:
 
     def _probed(self, instance: InstanceId, *, up: bool) -> None:
         if up:
-            self.line.call_all()
+            self.line.call(self.desk.fleet_changed())
         else:
             self.losses.announce(instance)
 
@@ -148,15 +146,22 @@ class Router:
         raw = await self._read_body(http)
         parsed = bodies.strip(bodies.parse_json(raw, http.headers.get("Content-Type", "")))
         request = self._request(http, parsed)
-        whole = exact.whole_because(request.path, parsed)
-        wanted = Wanted(model=bodies.model_of(parsed), hand_over=whole is None, prefill_only=exact.single_token(parsed))
+        verdict = exact.verdict(request.path, parsed)
+        hand_over = verdict.way is not exact.Way.WHOLE
+        wanted = Wanted(model=bodies.model_of(parsed), hand_over=hand_over, prefill_only=exact.single_token(parsed))
         self._check_model(wanted.model)
         now = request.arrived
         limit = self.config.first_token_s
-        journey = Journey(hand_over=whole is None, stream=request.stream, deadline=now + limit, deadline_s=limit)
+        journey = Journey(
+            hand_over=hand_over,
+            stream=request.stream,
+            deadline=now + limit,
+            deadline_s=limit,
+            stall_s=self.config.stall_s,
+        )
         attributes = {"gen_ai.request.model": request.model, "baton.request.id": request.id}
         with self.meters.open.track_inprogress(), span("baton-router", request.path, attributes):
-            return await Exchange(self, http, request, journey, wanted).run()
+            return await Exchange(self, http, request, journey, wanted, verdict).run()
 
     def _request(self, http: web.Request, parsed: dict[str, Any]) -> Request:
         return Request(
@@ -177,7 +182,7 @@ class Router:
         """Any other path: to one instance that serves whole requests, as it is but for transfer fields."""
         raw = await self._read_body(http)
         clean = bodies.clean_json(raw, http.headers.get("Content-Type", ""))
-        chosen = self.policy(self.view.all(), Wanted(model=None, hand_over=False))
+        chosen = self.desk.policy(self.view.all(), Wanted(model=None, hand_over=False))
         if chosen.decode is None:
             raise no_instance(chosen.because)
         instance = self.view.get(chosen.decode).instance

@@ -68,10 +68,12 @@ class Upstream:
         headers: Mapping[str, str],
         *,
         stream: bool,
+        once: bool = False,
     ) -> aiohttp.ClientResponse:
         """Send a request and wait for the answer's headers. The caller reads or closes it.
 
-        With `stream`, reads stall at most `stall_s` between two chunks.
+        With `stream`, reads stall at most `stall_s` between two chunks. A connection that is closed under the request
+        is taken for an idle one, and the request sent again; with `once` it is not: who can tell what was done with it.
 
         Raises:
             EngineLost: no connection, or it broke before the headers.
@@ -87,7 +89,7 @@ class Upstream:
                 )
             except aiohttp.ServerDisconnectedError as error:
                 # An idle connection that the engine closed at this very moment: once more, on a new one.
-                if last:
+                if last or once:
                     raise EngineLost(say(error), reached=True) from None
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 raise EngineLost(say(error), reached=False) from None

@@ -1,43 +1,67 @@
 """What the router knows of its fleet, folded from probes, heartbeats and its own traffic; read by policies.
 
-Pure: the prober, the registry's reader and the exchanges report, this module remembers.
+Pure: the prober, the registry's reader and the exchanges report, this module remembers. What policies compare stands in
+columns as well (`router.columns`), so that a choice among a thousand instances takes microseconds.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, overload
+
+import numpy as np
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
+from router.columns import Columns, Ints
 
 FAILURES_UNTIL_DOWN = 2
 """Probes in a row that must fail before an instance is taken out: one lost probe on a busy machine is noise."""
 
+_NO_LOAD: Final = Load()
 
-@dataclass(slots=True, kw_only=True)
+
 class InstanceView:
-    """One instance as the router sees it."""
+    """One instance as the router sees it. What policies compare is written through to its row of the columns."""
 
-    instance: Instance
-    up: bool = False
-    """It answers us."""
-    accepting: bool = True
-    """Its own word: ready, and not draining. Always true for engines without an agent."""
-    state: str = ""
-    """Its agent's word for its state; empty without an agent."""
-    credits: int | None = None
-    """Legs it lets all routers together have in flight; None: no agent says."""
-    load: Load = field(default_factory=Load)
-    inflight: int = 0
-    """Legs of ours that are running there now."""
-    sent: int = 0
-    """Legs ever sent there: breaks ties, so that equal instances take turns."""
-    failures: int = 0
-    """Probes failed in a row."""
-    models: tuple[str, ...] = ()
-    models_json: tuple[dict[str, object], ...] = ()
-    """The engine's own ``/v1/models`` entries."""
+    __slots__ = (
+        "_accepting",
+        "_columns",
+        "_credits",
+        "_inflight",
+        "_load",
+        "_models",
+        "_sent",
+        "_up",
+        "failures",
+        "instance",
+        "models_json",
+        "row",
+        "state",
+    )
+
+    def __init__(self, instance: Instance, columns: Columns, *, inflight: int = 0, sent: int = 0) -> None:
+        self.instance = instance
+        self.row: Final = columns.take()
+        self._columns: Final = columns
+        self.state = ""
+        """Its agent's word for its state; empty without an agent."""
+        self.failures = 0
+        """Probes failed in a row."""
+        self.models_json: tuple[dict[str, object], ...] = ()
+        """The engine's own ``/v1/models`` entries."""
+        self._models: tuple[str, ...] = ()
+        self._up, self._accepting = False, True
+        self._load = _NO_LOAD
+        self.inflight, self.sent, self.credits = inflight, sent, None
+        columns.prefills[self.row], columns.decodes[self.row] = instance.role.prefills, instance.role.decodes
+        columns.changed()
+
+    def forget(self) -> None:
+        """Give the row back; the object is of no use after it."""
+        self._columns.give_back(self.row)
 
     @property
     def id(self) -> InstanceId:
@@ -52,11 +76,168 @@ class InstanceView:
     @property
     def ready(self) -> bool:
         """Whether new legs may be sent."""
-        return self.up and self.accepting
+        return self._up and self._accepting
+
+    @property
+    def up(self) -> bool:
+        """It answers us."""
+        return self._up
+
+    @up.setter
+    def up(self, value: bool) -> None:
+        self._up = value
+        self._set_ready()
+
+    @property
+    def accepting(self) -> bool:
+        """Its own word: ready, and not draining. Always true for engines without an agent."""
+        return self._accepting
+
+    @accepting.setter
+    def accepting(self, value: bool) -> None:
+        self._accepting = value
+        self._set_ready()
+
+    def _set_ready(self) -> None:
+        if self._columns.ready[self.row] != self.ready:
+            self._columns.ready[self.row] = self.ready
+            self._columns.changed()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of what it serves."""
+        return self._models
+
+    @models.setter
+    def models(self, value: tuple[str, ...]) -> None:
+        if value != self._models:
+            self._models = value
+            self._columns.changed()
+
+    @property
+    def credits(self) -> int | None:
+        """Legs it lets all routers together have in flight; None: no agent says."""
+        return self._credits
+
+    @credits.setter  # noqa: A003 - the fleet's own word
+    def credits(self, value: int | None) -> None:
+        self._credits: int | None = value
+        self._columns.set_credits(self.row, value)
+
+    @property
+    def load(self) -> Load:
+        """The engine's own word on how busy it is."""
+        return self._load
+
+    @load.setter
+    def load(self, value: Load) -> None:
+        if value is self._load:
+            return
+        self._load = value
+        columns, row = self._columns, self.row
+        columns.running[row], columns.waiting[row], columns.kv_usage[row] = value.running, value.waiting, value.kv_usage
+
+    @property
+    def inflight(self) -> int:
+        """Legs of ours that are running there now."""
+        return self._inflight
+
+    @inflight.setter
+    def inflight(self, value: int) -> None:
+        self._inflight = self._columns.inflight[self.row] = value
+
+    @property
+    def sent(self) -> int:
+        """Legs ever sent there: breaks ties, so that equal instances take turns."""
+        return self._sent
+
+    @sent.setter
+    def sent(self, value: int) -> None:
+        self._sent = self._columns.sent[self.row] = value
 
     def has_place(self, routers: int) -> bool:
         """Whether our share of its credits is not used up. Each of `routers` may use an equal part, one at least."""
-        return self.credits is None or self.inflight < max(1, math.ceil(self.credits / max(1, routers)))
+        return self._credits is None or self._inflight < max(1, math.ceil(self._credits / max(1, routers)))
+
+
+class Ready(NamedTuple):
+    """Rows of the columns that may be chosen, by what they can do."""
+
+    any: Ints
+    prefills: Ints
+    decodes: Ints
+    of: dict[Role, Ints]
+
+
+class Fleet(Sequence[InstanceView]):
+    """Every instance, in the order in which they were added; and the same as columns. What a policy reads."""
+
+    def __init__(self) -> None:
+        self.columns: Final = Columns()
+        self.by_id: Final[dict[InstanceId, InstanceView]] = {}
+        self._rows: dict[int, InstanceView] = {}
+        self._ready: dict[str | None, Ready] = {}
+        self._version = -1
+        self._ranked = False
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def __iter__(self) -> Iterator[InstanceView]:
+        return iter(self.by_id.values())
+
+    @overload
+    def __getitem__(self, at: int) -> InstanceView: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[InstanceView, ...]: ...
+    def __getitem__(self, at: int | slice) -> InstanceView | tuple[InstanceView, ...]:
+        return tuple(self.by_id.values())[at]
+
+    def at(self, row: int) -> InstanceView:
+        """The instance of a row."""
+        return self._rows[row]
+
+    def ready(self, model: str | None) -> Ready:
+        """Who is ready and serves this model (None: any). Kept until that changes; rows ascend."""
+        self._refresh()
+        found = self._ready.get(model)
+        if found is None:
+            columns = self.columns
+            rows = [view.row for view in self if view.ready and (model is None or model in view.models)]
+            some = np.array(sorted(rows), dtype=np.int64)
+            prefills, decodes = some[columns.prefills[some]], some[columns.decodes[some]]
+            of = {role: some[[self._rows[row].role is role for row in some.tolist()]] for role in Role} if rows else {}
+            found = Ready(some, prefills, decodes, of)
+            self._ready[model] = found
+        return found
+
+    def _refresh(self) -> None:
+        """Throw away what was derived before the last change of who may be chosen."""
+        if self._version == self.columns.version:
+            return
+        self._ready.clear()
+        self._version = self.columns.version
+        if not self._ranked:
+            self._ranked = True
+            for rank, name in enumerate(sorted(self.by_id)):
+                self.columns.order[self.by_id[name].row] = rank
+
+    def put(self, view: InstanceView) -> None:
+        """A new instance, or another incarnation in the old one's place."""
+        former = self.by_id.get(view.id)
+        if former is not None:
+            del self._rows[former.row]
+            former.forget()
+        self.by_id[view.id] = view
+        self._rows[view.row] = view
+        self._ranked = False
+
+    def remove(self, instance: InstanceId) -> None:
+        """It has left."""
+        view = self.by_id.pop(instance)
+        del self._rows[view.row]
+        view.forget()
+        self._ranked = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +256,8 @@ class View:
     """The fleet, instance by instance, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._instances: dict[InstanceId, InstanceView] = {}
+        self._fleet: Final = Fleet()
+        self._instances: Final = self._fleet.by_id
         self._warm: set[tuple[str, InstanceId]] = set()
         self.routers = 1
         """Routers that share the fleet, this one included."""
@@ -83,10 +265,11 @@ class View:
     def add(self, instance: Instance) -> None:
         """A new instance, or a new incarnation of a known one."""
         known = self._instances.get(instance.id)
+        columns = self._fleet.columns
         if known is None:
-            self._instances[instance.id] = InstanceView(instance=instance)
+            self._fleet.put(InstanceView(instance, columns))
         elif known.instance != instance:
-            self._instances[instance.id] = InstanceView(instance=instance, inflight=known.inflight, sent=known.sent)
+            self._fleet.put(InstanceView(instance, columns, inflight=known.inflight, sent=known.sent))
             self._forget_handshakes(instance.id)
 
     def fold(self, reported: tuple[Reported, ...]) -> frozenset[InstanceId]:
@@ -94,27 +277,37 @@ class View:
 
         Returns the instances on which legs of ours can no longer end well: gone, or started anew.
         """
-        lost = {view.id for view in self.all() if view.id not in {each.instance.id for each in reported}}
+        here = {each.instance.id for each in reported}
+        lost = {name for name in self._instances if name not in here}
         for each in reported:
             known = self._instances.get(each.instance.id)
             if known is not None and known.instance != each.instance:
                 lost.add(each.instance.id)
-            self.add(each.instance)
-            view = self._instances[each.instance.id]
-            if each.state != view.state and each.accepting:
-                view.up, view.failures = True, 0  # its agent has just seen it answer
-            view.state, view.accepting, view.credits, view.load = each.state, each.accepting, each.credits, each.load
-            self._learn_models(view, each.models)
-        for gone in lost - {each.instance.id for each in reported}:
-            self._instances[gone].accepting = False
-            self._instances[gone].state = "gone"
-            if self._instances[gone].inflight == 0:
-                del self._instances[gone]
+            self._heard(each)
+        for gone in lost - here:
+            view = self._instances[gone]
+            view.accepting = False
+            view.state = "gone"
+            if view.inflight == 0:
+                self._fleet.remove(gone)
         return frozenset(lost)
 
-    def all(self) -> tuple[InstanceView, ...]:
+    def _heard(self, each: Reported) -> None:
+        """One instance's word."""
+        self.add(each.instance)
+        view = self._instances[each.instance.id]
+        if each.state != view.state and each.accepting:
+            view.up, view.failures = True, 0  # its agent has just seen it answer
+        if view.state != each.state or view.accepting != each.accepting:
+            view.state, view.accepting = each.state, each.accepting
+        if view.credits != each.credits:
+            view.credits = each.credits
+        view.load = each.load
+        self._learn_models(view, each.models)
+
+    def all(self) -> Fleet:
         """Every instance."""
-        return tuple(self._instances.values())
+        return self._fleet
 
     def get(self, instance: InstanceId) -> InstanceView:
         """One instance.
@@ -140,7 +333,7 @@ class View:
 
     @staticmethod
     def _learn_models(view: InstanceView, models: tuple[dict[str, object], ...]) -> None:
-        if models != view.models_json:
+        if models is not view.models_json and models != view.models_json:
             view.models_json = models
             view.models = tuple(str(entry["id"]) for entry in models if "id" in entry)
 
@@ -184,7 +377,7 @@ class View:
         assert view.inflight > 0, f"{instance}: a leg ended that never started"
         view.inflight -= 1
         if view.inflight == 0 and view.state == "gone":
-            del self._instances[instance]
+            self._fleet.remove(instance)
 
     def models(self) -> tuple[str, ...]:
         """Names of all models that some instance serves, ready or not, in order, once each."""

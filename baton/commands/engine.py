@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from baton.lifeline import watch_lifeline
+from baton.mock_command import MOCK_MODEL, mock_command
 from baton.output import announce_ready, emit, say
 from baton.registry import add_registry_arguments, open_registry
 from cluster.errors import EngineFailed, UsageError
@@ -57,9 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--side-channel-port", type=int, default=0, metavar="PORT", help="their port, 0 = a free one (default 0)")
     add("--cores", metavar="LIST", help="CPU engines: cores to bind to, such as 0,1 or 0-3 (default: vLLM's choice)")
     add("--threads", type=int, default=0, metavar="N", help="instead of --cores: N threads, bound to no core")
+    add("--engine", choices=["vllm", "mock"], default="vllm", help="mock: no model at all (default %(default)s)")
     add("--gpu", metavar="LIST", help="GPUs to use, such as 0,1 (default: all visible ones)")
     add("--gpu-memory-share", type=float, metavar="S", help="part of each GPU's memory, 0 to 1 (default: vLLM's)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
+    add("--no-pinning", dest="pinning", action="store_false", help="load no logits processor of ours into vLLM")
     add("--kv-lease", type=int, metavar="SECONDS", help="how long blocks nobody pulls are kept (default: 30, CPU 120)")
     add(
         "--shutdown-timeout",
@@ -115,7 +118,8 @@ class _Instance:
         self.args = args
         self.announced = False
         rules = rules_for(spec, start_max_s=args.start_timeout)
-        self.process = EngineProcess(spec, log_path, on_change=self._pass_on, rules=rules)
+        argv = mock_command(spec) if args.engine == "mock" else None
+        self.process = EngineProcess(spec, log_path, on_change=self._pass_on, rules=rules, argv=argv)
         config = AgentConfig(host=args.agent_host or spec.host, port=args.agent_port, drain_s=args.drain_s)
         self.agent = Agent(self.process, RULES[spec.role](), config, open_registry(args), self.tell, say)
 
@@ -160,19 +164,23 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     """What the flags say, or a UsageError that says what is wrong with them."""
     role = Role(args.role)
     hardware = find_hardware(environ)
-    if hardware.vllm is None:
+    mocked = args.engine == "mock"
+    if hardware.vllm is None and not mocked:
         raise UsageError("vLLM is not installed in this Python: `pip install vllm`, or `make setup` in Baton's folder")
     gpus = tuple(word.strip() for word in args.gpu.split(",")) if args.gpu else ()
     side_channel_port = args.side_channel_port or _port_in(environ, "VLLM_NIXL_SIDE_CHANNEL_PORT")
     side_channel_host = args.side_channel_host or environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or _reachable(args.host)
-    model, served_name = (_folder_or_name(args.model), args.served_model_name) if args.model else _tiny(args)
+    if mocked:
+        model, served_name = args.model or MOCK_MODEL, args.served_model_name
+    else:
+        model, served_name = (_folder_or_name(args.model), args.served_model_name) if args.model else _tiny(args)
     return EngineSpec(
         instance=InstanceId(args.name or f"{role}-0"),
         role=role,
         model=model,
         served_name=served_name,
         python=sys.executable,
-        device="gpu" if gpus else hardware.device,
+        device="gpu" if gpus or mocked else hardware.device,
         host=args.host,
         port=_port(args.host, args.port, "--port"),
         side_channel_host=side_channel_host,
@@ -185,6 +193,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         max_model_len=None if args.model else TINY_TOKENS,
         kv_lease_s=args.kv_lease,
         shutdown_timeout_s=args.shutdown_timeout,
+        pinning=args.pinning,
         extra_args=tuple(args.vllm_args),
         extra_env=dict(_env_pair(word) for word in args.env),
     )

@@ -14,6 +14,10 @@ import argparse
 import asyncio
 import os
 import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvloop
@@ -57,6 +61,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{help_text} (default %(default)s)",
         )
+    parser.add_argument(
+        "--no-seeding",
+        dest="seeding",
+        action="store_false",
+        help="do not give clients the first token before the handoff",
+    )
+    parser.add_argument(
+        "--pins",
+        action="store_true",
+        help="engines given by URL were started with --logits-processors engine.vllm.pin:PinFirstToken",
+    )
+    parser.add_argument(
+        "--decision-log",
+        type=Path,
+        metavar="FILE",
+        help="what each choice depended on, and the choice, one JSON object a line (large: for finding out why)",
+    )
     add_registry_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
     parser.add_argument("--lifeline", action="store_true", help="stop when stdin ends: for a parent that may be killed")
@@ -89,12 +110,23 @@ def run(args: argparse.Namespace) -> int:
         admin_port=args.admin_port,
         has_registry=args.registry is not None,
         policy=args.policy,
+        seeding=args.seeding,
         engine_key=os.environ.get("VLLM_API_KEY") or None,
         **{name: getattr(args, name) for name in _LIMITS},
     )
     configure_logging(args.log_level)
-    uvloop.run(_serve(config, open_registry(args), as_json=args.json, lifeline=args.lifeline))
+    with ExitStack() as closing:
+        if args.decision_log is not None:
+            config = replace(config, decision_log=_log(args.decision_log, closing))
+        uvloop.run(_serve(config, open_registry(args), as_json=args.json, lifeline=args.lifeline))
     return 0
+
+
+def _log(path: Path, closing: ExitStack) -> Callable[[bytes], object]:
+    try:
+        return closing.enter_context(path.open("wb")).write
+    except OSError as error:
+        raise UsageError(f"--decision-log {path}: {error.strerror}") from None
 
 
 def instances(args: argparse.Namespace) -> list[Instance]:
@@ -113,7 +145,7 @@ def instances(args: argparse.Namespace) -> list[Instance]:
                 raise UsageError(f"{flag}: not a URL; write http://HOST:PORT")
             if any(url == other.url or name == other.id for other in found):
                 raise UsageError(f"{flag}: given twice")
-            found.append(Instance(id=InstanceId(name), role=role, url=url))
+            found.append(Instance(id=InstanceId(name), role=role, url=url, pins=args.pins))
     return found
 
 

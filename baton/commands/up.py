@@ -8,6 +8,7 @@ examples:
   baton up
   baton up baton.yaml
   baton up Qwen/Qwen3-0.6B --prefill 1 --decode 1 -- --max-model-len 8192
+  baton up --engine mock --prefill 2 --decode 2 -- --speed 10
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from baton.clusterfile import beside, read
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, help="port of the router, 0 = a free one (default 8000)")
     add("--admin-port", type=int, help="metrics and readiness, 0 = a free one (default 8001)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
+    add("--engine", choices=["vllm", "mock"], default="vllm", help="mock: no model at all (default %(default)s)")
     add("--cluster", metavar="NAME", help=f"for `baton status` and `down` (default {DEFAULT_CLUSTER})")
     add(
         "--demo",
@@ -64,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     """Start everything, serve until Ctrl-C or SIGTERM; 0 when it ended as asked, 1 when a part failed for good."""
     spec = _spec(args)
     wanted = _from_flags(args) if spec is None else from_file(spec, args.vllm_args)
+    wanted = [replace(each, engine=args.engine) for each in wanted]
     front = _front(args, spec)
     cluster = args.cluster or (spec.registry.cluster if spec is not None else DEFAULT_CLUSTER)
     planned = place(wanted, find_hardware())
@@ -113,7 +116,7 @@ def _front(args: argparse.Namespace, spec: Spec | None) -> Front:
         admin_port=router.get("admin_port", 8001) if args.admin_port is None else args.admin_port,
         policy=router.get("policy"),
         limits=limits,
-        demo=args.model is None if args.demo is None else args.demo,
+        demo=args.model is None and args.engine == "vllm" if args.demo is None else args.demo,
         as_json=args.json,
     )
 

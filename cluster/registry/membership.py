@@ -114,6 +114,8 @@ class Heartbeat:
     """Holds it keeps for decode instances, as far as its agent knows."""
     revision: _Text = ""
     """What started it: a digest of its pool's specification, or a version; told apart by equality only."""
+    pins: bool = False
+    """Whether the engine can be told its answer's first token."""
     shape: dict[str, int] = field(default_factory=dict)
     """Ranks by kind of parallelism: tp, dp, ep, pp."""
     sent_at: float = 0.0
@@ -132,7 +134,7 @@ class Heartbeat:
     @property
     def instance(self) -> Instance:
         """The instance as the rest of the fleet addresses it."""
-        return Instance(id=self.id, role=self.role, url=self.url, epoch=self.epoch)
+        return Instance(id=self.id, role=self.role, url=self.url, epoch=self.epoch, pins=self.pins)
 
     @property
     def who(self) -> str:

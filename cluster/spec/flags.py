@@ -44,6 +44,7 @@ SET_BY_BATON = {
     "enable-scale-out": "remove it: the router ends a leg through it",
     "enable-prompt-tokens-details": "remove it: usage reports cached tokens through it",
     "enable-per-request-metrics": "remove it: the parts of a latency come from it",
+    "logits-processors": "add `engine.vllm.pin:PinFirstToken` to it: without, clients get no token before the handoff",
     "disable-uvicorn-access-log": "remove it, unless you want a line for each probe",
     "config": "write its flags here: what it says cannot be checked",
 }

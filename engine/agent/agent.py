@@ -299,6 +299,7 @@ class Agent:
             load=machine.load,
             credits=machine.credits,
             revision=self.config.revision,
+            pins=self.spec.pins,
             sent_at=time.time(),  # noqa: TID251 - only said to others, nothing is decided by it
         )
 

@@ -18,6 +18,9 @@ CPU_KV_CACHE_GIB = "1"
 CPU_KV_LEASE_S = 120
 """Lease of held blocks on CPU, where a busy decode engine may take longer than vLLM's 30 s to get to a pull."""
 
+PIN = "engine.vllm.pin:PinFirstToken"
+"""Our logits processor, by the name under which vLLM imports it."""
+
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
 
 SECRET_FLAGS = frozenset({"--api-key", "--hf-token"})
@@ -49,6 +52,8 @@ def _flags(spec: EngineSpec) -> Iterator[tuple[str, str | None]]:
     if spec.device == "cpu":
         yield "--enforce-eager", None  # compiling takes minutes on CPU and gains nothing here
     yield "--kv-transfer-config", json.dumps(_transfer_config(spec))
+    if spec.pins:
+        yield "--logits-processors", PIN
     yield "--shutdown-timeout", str(spec.shutdown_timeout_s)
     yield "--enable-scale-out", None  # POST /inference/v1/abort_requests: the router ends a leg and reads its answer
     yield "--enable-prompt-tokens-details", None  # usage says how many tokens came from a cache

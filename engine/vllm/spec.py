@@ -56,6 +56,8 @@ class EngineSpec:
     """How long a prefill engine keeps blocks nobody pulls, in whole seconds; vLLM's default is 30."""
     shutdown_timeout_s: int = 30
     """How long a stopping engine may finish what it has; vLLM's default of 0 aborts every request."""
+    pinning: bool = True
+    """Load `engine.vllm.pin`, so that a client can have the first token before the handoff."""
     extra_args: tuple[str, ...] = ()
     """The user's vLLM flags, verbatim and last."""
     extra_env: Mapping[str, str] = field(default_factory=dict)
@@ -75,6 +77,11 @@ class EngineSpec:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property
+    def pins(self) -> bool:
+        """Whether the engine loads our logits processor. vLLM allows none beside speculative decoding."""
+        return self.pinning and not any(given(self.extra_args, flag, *short) for flag, short in _NO_PINNING)
+
+    @property
     def stop_s(self) -> int:
         """What the engine was told to take at most for its last requests: the user's `--shutdown-timeout` or ours."""
         said = value_of(self.extra_args, "--shutdown-timeout")
@@ -85,6 +92,11 @@ class EngineSpec:
         return value_of(self.extra_args, "--api-key") or self.extra_env.get(
             "VLLM_API_KEY", base_env.get("VLLM_API_KEY")
         )
+
+
+_NO_PINNING = (("--speculative-config", ("-sc",)), ("--spec-method", ()), ("--logits-processors", ()),
+               ("--runner", ()), ("--convert", ()))  # fmt: skip
+"""Flags of the user's that leave no room for it: drafts, processors of his own, models that only embed."""
 
 
 def given(args: tuple[str, ...], flag: str, *short: str) -> bool:

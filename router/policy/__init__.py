@@ -1,6 +1,6 @@
 """Routing policies: plain functions from a view of the fleet to a decision that says why.
 
-Adding a policy is one function and one line in `POLICIES`.
+Adding a policy is one function and one line in `POLICIES`. A policy reads the fleet's columns, and writes nothing.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from router.journey import Chosen
 from router.policy.candidates import Wanted
 from router.policy.least_load import least_load
-from router.view import InstanceView
+from router.view import Fleet
 
-Policy = Callable[[tuple[InstanceView, ...], Wanted], Chosen]
+Policy = Callable[[Fleet, Wanted], Chosen]
 
 POLICIES: dict[str, Policy] = {"least_load": least_load}
 """Policies by the name used on the command line."""

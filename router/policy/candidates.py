@@ -1,11 +1,19 @@
-"""Who may be considered at all, before any policy scores anybody."""
+"""Who may be considered at all, before any policy scores anybody; and who is least by a row of columns."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from cluster.ids import InstanceId
-from router.view import InstanceView
+from cluster.instance import Role
+from router.columns import Bools, Floats, Ints
+from router.view import Fleet, Ready
+
+_EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,17 +29,56 @@ class Wanted:
     excluded: frozenset[InstanceId] = frozenset()
     routers: int = 1
     """Routers that share the instances' credits."""
+    prompt_tokens: int = 0
+    """About so many; 0: nobody has estimated it."""
+    prefix: tuple[int, ...] = ()
+    """Names of the prompt's blocks from its beginning, where somebody has hashed them."""
+    prefix_block_tokens: int = 0
+    """Tokens behind each of them."""
+
+    @property
+    def kind(self) -> Hashable:
+        """Two requests of one kind are told the same: where one finds no place, the other finds none either."""
+        return (self.model, self.hand_over, self.prefill_only, self.excluded)
 
 
-def ready(instances: tuple[InstanceView, ...], wanted: Wanted) -> tuple[InstanceView, ...]:
-    """Ready instances that serve the model and have not failed this request."""
-    return tuple(
-        view
-        for view in instances
-        if view.ready and view.id not in wanted.excluded and (wanted.model is None or wanted.model in view.models)
+def ready(fleet: Fleet, wanted: Wanted) -> Ready:
+    """Rows of ready instances that serve the model and have not failed this request."""
+    found = fleet.ready(wanted.model)
+    if not wanted.excluded:
+        return found
+    out = np.array([fleet.by_id[name].row for name in wanted.excluded if name in fleet.by_id], dtype=np.int64)
+    return Ready(
+        any=_without(found.any, out),
+        prefills=_without(found.prefills, out),
+        decodes=_without(found.decodes, out),
+        of={role: _without(rows, out) for role, rows in found.of.items()},
     )
 
 
-def with_place(candidates: tuple[InstanceView, ...], wanted: Wanted) -> tuple[InstanceView, ...]:
+def _without(rows: Ints, out: Ints) -> Ints:
+    return rows[~np.isin(rows, out)]
+
+
+def of_role(found: Ready, role: Role) -> Ints:
+    """Those of one role."""
+    return found.of.get(role, _EMPTY)
+
+
+def with_place(fleet: Fleet, rows: Ints, wanted: Wanted) -> Ints:
     """Those whose credits leave room for one more leg of ours."""
-    return tuple(view for view in candidates if view.has_place(wanted.routers))
+    columns = fleet.columns
+    room: Bools = columns.inflight[rows] < columns.limits(wanted.routers)[rows]
+    return rows if room.all() else rows[room]
+
+
+def least(rows: Ints, *columns: Ints | Floats) -> int | None:
+    """The row that is least by the first column, where that ties by the second, and so on; None where there is none."""
+    if not len(rows):
+        return None
+    for column in columns:
+        if len(rows) == 1:
+            break
+        values = column[rows]
+        rows = rows[values == values.min()]
+    return int(rows[0])

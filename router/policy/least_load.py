@@ -3,64 +3,71 @@
 from __future__ import annotations
 
 from cluster.instance import Role
+from router.columns import Ints
 from router.journey import Chosen
-from router.policy.candidates import Wanted, ready, with_place
-from router.view import InstanceView
+from router.policy.candidates import Wanted, least, of_role, ready, with_place
+from router.view import Fleet, InstanceView, Ready
 
 
-def least_load(instances: tuple[InstanceView, ...], wanted: Wanted) -> Chosen:
+def least_load(fleet: Fleet, wanted: Wanted) -> Chosen:
     """The least loaded prefill instance and the least loaded decode instance, or one instance for the whole request.
 
     Own legs count first: they are known exactly and at once. The engine's reported queue and KV usage break ties, then
     the number of legs ever sent, so that idle twins take turns (Dynamo issue 7836: two of five decoders got nothing).
     """
-    candidates = ready(instances, wanted)
-    if not candidates:
+    found = ready(fleet, wanted)
+    if not len(found.any):
         return Chosen(None, None, "no ready instance serves this model")
-    placed = with_place(candidates, wanted)
-    if wanted.hand_over and _least_pair(candidates) is not None:
-        pair = _least_pair(placed)
-        if pair is None:
+    if wanted.hand_over and _splits(found.prefills, found.decodes):
+        prefills, decodes = (with_place(fleet, rows, wanted) for rows in (found.prefills, found.decodes))
+        if not _splits(prefills, decodes):
             return Chosen(None, None, "every prefill or every decode instance is full", wait=True)
-        prefill, decode = pair
+        prefill, decode = _least_pair(fleet, prefills, decodes)
         return Chosen(prefill.id, decode.id, f"least load: {_say(prefill)}, {_say(decode)}")
-    if not placed:
+    alone = _least_alone(fleet, found, wanted)
+    if alone is None:
         return Chosen(None, None, "every instance is full", wait=True)
-    alone = _least_alone(placed, wanted)
-    why = "not handed over" if not wanted.hand_over else f"no second instance to hand over {_missing(candidates)}"
+    why = "not handed over" if not wanted.hand_over else f"no second instance to hand over {_missing(found)}"
     return Chosen(None, alone.id, f"{why}: whole on {_say(alone)}")
 
 
-def _least_pair(candidates: tuple[InstanceView, ...]) -> tuple[InstanceView, InstanceView] | None:
+def _splits(prefills: Ints, decodes: Ints) -> bool:
+    """Whether there are two different instances for the two legs."""
+    if not len(prefills) or not len(decodes):
+        return False
+    return len(prefills) > 1 or len(decodes) > 1 or bool(prefills[0] != decodes[0])
+
+
+def _least_pair(fleet: Fleet, prefills: Ints, decodes: Ints) -> tuple[InstanceView, InstanceView]:
     """The least loaded decode instance that leaves another instance to prefill, and that instance."""
-    for decode in sorted((view for view in candidates if view.role.decodes), key=_key):
-        prefill = _least([view for view in candidates if view.role.prefills and view is not decode])
-        if prefill is not None:
-            return prefill, decode
-    return None
+    if len(prefills) == 1:  # the one that prefills can then not decode
+        decodes = decodes[decodes != prefills[0]]
+    decode = _least(fleet, decodes)
+    assert decode is not None
+    prefill = _least(fleet, prefills[prefills != decode.row])
+    assert prefill is not None
+    return prefill, decode
 
 
-def _least_alone(candidates: tuple[InstanceView, ...], wanted: Wanted) -> InstanceView:
+def _least_alone(fleet: Fleet, found: Ready, wanted: Wanted) -> InstanceView | None:
     """For a whole request: an instance of role both, else a decode one; for a single token a prefill one."""
     fits = (Role.PREFILL, Role.BOTH, Role.DECODE) if wanted.prefill_only else (Role.BOTH, Role.DECODE, Role.PREFILL)
     for role in fits:
-        best = _least([view for view in candidates if view.role is role])
+        best = _least(fleet, with_place(fleet, of_role(found, role), wanted))
         if best is not None:
             return best
-    raise AssertionError("there are candidates, and each has a role")
+    return None
 
 
-def _least(views: list[InstanceView]) -> InstanceView | None:
-    return min(views, key=_key) if views else None
-
-
-def _key(view: InstanceView) -> tuple[int, int, float, int, str]:
-    return (view.inflight, view.load.waiting, view.load.kv_usage, view.sent, view.id)
+def _least(fleet: Fleet, rows: Ints) -> InstanceView | None:
+    of = fleet.columns
+    row = least(rows, of.inflight, of.waiting, of.kv_usage, of.sent, of.order)
+    return None if row is None else fleet.at(row)
 
 
 def _say(view: InstanceView) -> str:
     return f"{view.id} (inflight {view.inflight}, waiting {view.load.waiting}, kv {view.load.kv_usage:.0%})"
 
 
-def _missing(candidates: tuple[InstanceView, ...]) -> str:
-    return "from" if not any(view.role.prefills for view in candidates) else "to"
+def _missing(found: Ready) -> str:
+    return "from" if not len(found.prefills) else "to"

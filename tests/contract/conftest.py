@@ -23,7 +23,9 @@ async def start() -> AsyncIterator[Starter]:
     """`await start(prefill=1, decode=1, **router settings)` gives a fleet whose router has seen every engine."""
     async with AsyncExitStack() as stack:
 
-        async def starter(*, prefill: int = 1, decode: int = 1, both: int = 0, **settings: Any) -> Fleet:
+        async def starter(
+            *, prefill: int = 1, decode: int = 1, both: int = 0, pins: bool = False, **settings: Any
+        ) -> Fleet:
             engines: dict[str, FakeEngine] = {}
             instances = []
             for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.BOTH, both)):
@@ -31,7 +33,7 @@ async def start() -> AsyncIterator[Starter]:
                     engine = await stack.enter_async_context(FakeEngine(f"{role.value}-{number}"))
                     engine.peers = engines
                     engines[engine.name] = engine
-                    instances.append(Instance(id=InstanceId(engine.name), role=role, url=engine.url))
+                    instances.append(Instance(id=InstanceId(engine.name), role=role, url=engine.url, pins=pins))
             config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, drain_s=1.0, **settings)
             ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
             stop = asyncio.Event()

@@ -32,6 +32,7 @@ from router.journey import (
     Released,
     SendDecode,
     SendPrefill,
+    SendSeed,
     State,
     Tick,
 )
@@ -167,16 +168,124 @@ def test_an_engine_going_down_says_abort_and_another_takes_over() -> None:
     )
 
 
-def test_lost_decode_lets_another_pull_the_same_hold() -> None:
+def test_a_decode_leg_that_never_arrived_lets_another_pull_the_same_hold() -> None:
+    play(
+        journey(),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (HELD, [SendDecode(D, HOLD)]),
+            (Lost("connection refused", untouched=True), [Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(P, D2, "retry"), [SendDecode(D2, HOLD)]),
+        ],
+    )
+
+
+def test_a_hold_that_a_decode_instance_may_have_touched_is_pulled_by_nobody_else() -> None:
+    """It may have been pulled or given back before D failed: P's blocks may hold another prompt by now."""
     play(
         journey(),
         [
             (BOTH_LEGS, [SendPrefill(P, 1)]),
             (HELD, [SendDecode(D, HOLD)]),
             (Lost("reset"), [Choose(frozenset({D}), hand_over=True)]),
-            (Chosen(P, D2, "retry"), [SendDecode(D2, HOLD)]),
+            (Chosen(P, D2, "retry"), [Release(D2, HOLD), SendPrefill(P, 2)]),
+            (Released(ok=True), []),
+            (HELD, [SendDecode(D2, HOLD)]),
         ],
     )
+
+
+SEEDING = PrefillAnswered("length", HOLD, first_token=7)
+
+
+def seeded() -> Journey:
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (SEEDING, [SendSeed(), SendDecode(D, HOLD, 7)])])
+    return machine
+
+
+def test_a_seed_goes_out_before_the_handoff_and_binds_d() -> None:
+    play(seeded(), [(Opened(), [Relay()]), (Ended(), [Finish("served")])])
+
+
+def test_only_streams_are_seeded() -> None:
+    play(journey(stream=False), [(BOTH_LEGS, [SendPrefill(P, 1)]), (SEEDING, [SendDecode(D, HOLD)])])
+
+
+def test_after_a_seed_another_d_goes_on_with_the_same_token() -> None:
+    machine = seeded()
+    play(
+        machine,
+        [
+            (Lost("refused", untouched=True), [Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(P, D2, "retry"), [SendDecode(D2, HOLD, 7)]),
+            (Lost("reset"), [Choose(frozenset({D, D2}), hand_over=True)]),
+            (Chosen(None, P, "only one left"), [Release(D2, HOLD), SendDecode(P, None, 7)]),
+            (Lost("reset"), [FailStream(error(502)), Finish("failed")]),
+        ],
+    )
+
+
+def test_a_second_prefill_seeds_nothing_again() -> None:
+    machine = seeded()
+    play(
+        machine,
+        [
+            (Lost("reset"), [Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(P2, D2, "retry"), [Release(D2, HOLD), SendPrefill(P2, 2)]),
+            (PrefillAnswered("length", HOLD, first_token=9), [SendDecode(D2, HOLD, 7)]),
+        ],
+    )
+
+
+def test_after_a_seed_errors_are_events() -> None:
+    play(seeded(), [(Refused(400), [FailStream(error(502)), Release(D, HOLD)])])
+    machine = seeded()
+    play(
+        machine,
+        [
+            (Lost("x", untouched=True), [Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(None, None, "nobody"), [FailStream(error(503)), Release(D, HOLD)]),
+        ],
+    )
+
+
+def test_a_d_that_keeps_a_seeded_client_waiting_is_left_for_another() -> None:
+    machine = seeded()
+    assert machine.next_wakeup() == 1.0 + machine.stall_s
+    play(machine, [(Tick(), [CloseDecode(), Choose(frozenset({D}), hand_over=True)])], now=1.0 + machine.stall_s)
+    play(machine, [(Chosen(P, D2, "retry"), [SendPrefill(P, 2)])], now=122.0)
+    assert machine.next_wakeup() == 1.0 + 2 * machine.stall_s
+    play(machine, [(Tick(), [FailStream(error(504))])], now=1.0 + 2 * machine.stall_s)
+
+
+def test_a_broken_stream_goes_on_elsewhere_where_that_is_exact() -> None:
+    machine = seeded()
+    play(
+        machine,
+        [
+            (Opened(), [Relay()]),
+            (Lost("reset", again=True), [CloseDecode(), Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(P, D2, "retry"), [SendPrefill(P, 2)]),
+            (HELD, [SendDecode(D2, HOLD, 7)]),
+            (Opened(), [Relay()]),
+            (Lost("reset again"), [CloseDecode(), FailStream(error(502)), Finish("failed")]),
+        ],
+    )
+
+
+def test_a_plain_stream_that_breaks_is_resumed_too() -> None:
+    machine = journey()
+    play(
+        machine,
+        [
+            (Chosen(None, D, "whole"), [SendDecode(D, None)]),
+            (Opened(), [Relay()]),
+            (Lost("reset", again=True), [CloseDecode(), Choose(frozenset({D}), hand_over=True)]),
+        ],
+    )
+    assert machine.next_wakeup() == 1.0 + machine.stall_s
+    play(machine, [(Chosen(None, None, "nobody"), [FailStream(error(503)), Finish("failed")])])
 
 
 def test_a_producer_is_never_asked_to_pull() -> None:

@@ -13,9 +13,9 @@ EVENTS = st.one_of(
     st.builds(j.Chosen, st.none() | NAMES, st.none() | NAMES, st.just("")),
     st.just(j.Chosen(None, None, "", wait=True)),
     st.just(j.FleetChanged()),
-    st.builds(j.PrefillAnswered, st.sampled_from(["length", "stop", "abort", None]), HOLDS),
+    st.builds(j.PrefillAnswered, st.sampled_from(["length", "stop", "abort", None]), HOLDS, st.none() | st.just(7)),
     st.builds(j.Refused, st.just(400)),
-    st.builds(j.Lost, st.just("lost")),
+    st.builds(j.Lost, st.just("lost"), st.booleans(), st.booleans()),
     st.just(j.Opened()),
     st.just(j.Ended()),
     st.just(j.ClientLeft()),
@@ -29,6 +29,7 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
     machine = j.Journey(hand_over=hand_over, stream=stream, deadline=100.0, deadline_s=100.0)
     effects: list[j.Effect] = [*machine.begin()]
     held: Transfer | None = None
+    touched = False
     now = 0.0
     for event, step in events:
         now += step
@@ -36,13 +37,15 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
         caused = machine.handle(event, now)
         effects += caused
         if isinstance(event, j.PrefillAnswered) and before in {j.State.PREFILLING, j.State.CANCELLING}:
-            held = event.transfer
+            held, touched = event.transfer, False
+        if isinstance(event, j.Lost) and before is j.State.OPENING and not event.untouched:
+            touched = True
         for effect in caused:
             if isinstance(effect, j.Release):
                 assert effect.transfer is held, "released once, and only what is held"
                 held = None
             if isinstance(effect, j.SendDecode) and effect.transfer is not None:
-                assert effect.transfer is held, "nobody pulls what is not held"
+                assert effect.transfer is held and not touched, "nobody pulls what is not surely held"
         if machine.state in {j.State.STREAMING, j.State.DONE} and any(
             isinstance(effect, j.Relay | j.CloseDecode) for effect in caused
         ):
@@ -50,6 +53,11 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
     if machine.state is j.State.DONE:
         assert held is None, "a finished journey holds nothing"
         assert sum(isinstance(effect, j.Finish) for effect in effects) == 1
-    spoken = [e for e in effects if isinstance(e, j.Relay | j.AnswerFromPrefill | j.ForwardRefusal | j.Fail)]
-    assert len(spoken) <= 1, "one answer"
+    spoken = [e for e in effects if isinstance(e, j.SendSeed | j.AnswerFromPrefill | j.ForwardRefusal | j.Fail)]
+    assert len(spoken) <= 1, "one beginning"
+    heard = [type(e) for e in effects if isinstance(e, j.SendSeed | j.Relay | j.Fail | j.FailStream | j.ForwardRefusal)]
+    assert j.Fail not in heard[1:] and j.ForwardRefusal not in heard[1:], "no status after the first byte"
+    assert j.FailStream not in heard[:1] and j.FailStream not in heard[:-1], "an error event ends a stream"
+    bound = [e.first_token for e in effects if isinstance(e, j.SendDecode)]
+    assert not any(isinstance(e, j.SendSeed) for e in effects) or None not in bound[-1:], "a seed binds whoever goes on"
     assert sum(isinstance(e, j.SendPrefill | j.SendDecode) for e in effects) <= 2 * machine.attempts_max

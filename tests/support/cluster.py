@@ -86,6 +86,12 @@ class Cluster:
         with urllib.request.urlopen(self.urls[instance] + "/metrics", timeout=30) as answer:
             return str(answer.read().decode())
 
+    def router_metric(self, name: str) -> float:
+        """A counter of the router's, by its whole name."""
+        with urllib.request.urlopen(self.admin + "/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return float(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(f"{name} ")))
+
     def pulled(self) -> int:
         """Prompt tokens whose KV engines got from one another, by their own count."""
         return sum(parse_load(self.metrics(instance)).external_kv_tokens for instance in self.urls)

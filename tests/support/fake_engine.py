@@ -12,6 +12,8 @@ from typing import Any, Self
 from aiohttp import web
 
 TOKENS = ["one ", "two ", "three "]
+FIRST_TOKEN = 11
+"""Its id of the first one."""
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse | None]]
 
 
@@ -134,6 +136,8 @@ class FakeEngine:
             "message": {"role": "assistant", "content": text},
             "finish_reason": self.finish_reason,
         }
+        if (await request.json()).get("return_token_ids"):
+            choice["token_ids"] = [FIRST_TOKEN]
         return web.json_response({"id": "x", "choices": [choice], "kv_transfer_params": params})
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -1,0 +1,104 @@
+"""Runs inside vLLM: gives a request's first token away in advance. Loaded by ``--logits-processors``.
+
+A decode leg may carry, in its ``kv_transfer_params``, the token that the prefill instance has already chosen
+(`FIRST_TOKEN`). This processor leaves the decode instance no other choice for its first token; everything after it is
+the engine's own. So the client can be given P's token while the blocks are still on their way, and what D then makes is
+one answer: usage, seeds, penalties, grammar and stop strings count that token like any other.
+
+vLLM has two model runners with an interface each (CPUs run the first, GPUs the second since 0.32), and which one an
+engine picks is not known when it is launched: this class is both. It imports nothing of ours but the field's name;
+what clients send in that field never reaches it (`cluster.wire.strip`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.sample.logits_processor.interface import LogitsProcessor as RunnerOne
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as RunnerTwo
+
+from cluster.wire import FIRST_TOKEN
+
+if TYPE_CHECKING:
+    import torch
+    from vllm import SamplingParams
+
+
+def pinned(params: SamplingParams) -> int | None:
+    """The token a request must begin with."""
+    transfer = (params.extra_args or {}).get("kv_transfer_params")
+    token = transfer.get(FIRST_TOKEN) if isinstance(transfer, dict) else None
+    return token if isinstance(token, int) and not isinstance(token, bool) and token >= 0 else None
+
+
+def pin(row: torch.Tensor, token: int) -> None:
+    """Leave one token possible in a row of logits. A token the model does not have pins nothing."""
+    if token < row.shape[-1]:
+        row.fill_(float("-inf"))
+        row[token] = 0.0
+
+
+class PinFirstToken(RunnerOne, RunnerTwo):  # type: ignore[misc]
+    """Both interfaces of vLLM 0.32; see the module."""
+
+    def __init__(self, vllm_config: Any, device_or_states: Any, *_: Any) -> None:
+        self._states = device_or_states
+        """Second runner: its request slots."""
+        self._rows: dict[int, tuple[int, list[int]]] = {}
+        """First runner: row -> token, and the request's output so far (the runner's own list, which grows)."""
+        self._slots: dict[int, int] = {}
+        """Second runner: slot -> token."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Nothing to refuse: what is not a token pins nothing."""
+
+    def is_argmax_invariant(self) -> bool:
+        """No: it decides what is greatest."""
+        return False
+
+    # --- first runner: rows move, outputs are lists ---
+
+    def update_state(self, batch_update: Any) -> None:
+        """Follow the batch, and forget requests that have their first token."""
+        process_dict_updates(self._rows, batch_update, self._wanted)
+        for row in [row for row, (_, output) in self._rows.items() if output]:
+            del self._rows[row]
+
+    @staticmethod
+    def _wanted(params: SamplingParams, _prompt: list[int] | None, output: list[int]) -> tuple[int, list[int]] | None:
+        token = pinned(params)
+        return None if token is None or output else (token, output)
+
+    # --- second runner: slots stay, lengths are arrays ---
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """A request enters a slot, perhaps again after a preemption."""
+        token = pinned(sampling_params)
+        if token is None:
+            self._slots.pop(req_idx, None)
+            return False
+        self._slots[req_idx] = token
+        return True
+
+    # --- both ---
+
+    def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
+        """Pin the rows whose first token is being chosen."""
+        if ctx is None:
+            for row, (token, output) in self._rows.items():
+                if not output:
+                    pin(logits[row], token)
+        elif self._slots:
+            self._pin_slots(logits, ctx)
+        return logits
+
+    def _pin_slots(self, logits: torch.Tensor, ctx: Any) -> None:
+        """One row each: custom processors and speculative decoding exclude one another on a leg of ours."""
+        for row, slot in enumerate(ctx.idx_mapping_np):
+            token = self._slots.get(int(slot))
+            if token is None:
+                continue
+            if int(ctx.seq_lens_upper_bound_np[row]) == int(self._states.prompt_len.np[slot]):
+                pin(logits[row], token)

@@ -1,0 +1,100 @@
+"""What policies compare of every instance, in numpy columns that are updated in place. Pure.
+
+One row per instance; a row that is free has `ready` false. Python loops over a thousand instances would cost each
+choice a millisecond, a column a few microseconds. `router.view` writes, policies read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+NO_LIMIT: Final = 1 << 62
+"""Credits of an instance that has no agent to say."""
+
+_FIRST_ROWS = 16
+
+
+class Columns:
+    """The rows. `version` counts changes of who may be chosen at all; load and legs do not count."""
+
+    inflight: Ints
+    """Legs of ours that run there."""
+    sent: Ints
+    """Legs ever sent there."""
+    running: Ints
+    waiting: Ints
+    kv_usage: Floats
+    """The engine's own word (`cluster.instance.Load`)."""
+    credits: Ints
+    """Legs that all routers together may have there; `NO_LIMIT` where nobody says."""
+    order: Ints
+    """Rank of the instance's id among all ids: the last tie-break."""
+    ready: Bools
+    prefills: Bools
+    decodes: Bools
+
+    _KINDS: Final = {
+        "inflight": np.int64,
+        "sent": np.int64,
+        "running": np.int64,
+        "waiting": np.int64,
+        "kv_usage": np.float64,
+        "credits": np.int64,
+        "order": np.int64,
+        "ready": np.bool_,
+        "prefills": np.bool_,
+        "decodes": np.bool_,
+    }
+
+    def __init__(self) -> None:
+        for name, kind in self._KINDS.items():
+            setattr(self, name, np.zeros(_FIRST_ROWS, dtype=kind))
+        self.version = 0
+        self._free = list(range(_FIRST_ROWS - 1, -1, -1))
+        self._limits: dict[int, Ints] = {}
+
+    def take(self) -> int:
+        """A free row, all zero."""
+        if not self._free:
+            rows = len(self.ready)
+            for name in self._KINDS:
+                column: NDArray[Any] = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+            self._free = list(range(2 * rows - 1, rows - 1, -1))
+            self._limits.clear()
+        return self._free.pop()
+
+    def give_back(self, row: int) -> None:
+        """The instance is forgotten."""
+        for name in self._KINDS:
+            getattr(self, name)[row] = 0
+        self._free.append(row)
+        self.changed()
+
+    def changed(self) -> None:
+        """Who may be chosen has changed: what was derived from it is stale."""
+        self.version += 1
+
+    def set_credits(self, row: int, legs: int | None) -> None:
+        """Limits derived from credits are stale."""
+        value = NO_LIMIT if legs is None else legs
+        if self.credits[row] != value:
+            self.credits[row] = value
+            self._limits.clear()
+
+    def limits(self, routers: int) -> Ints:
+        """Legs that one of `routers` may have at each instance: an equal part of the credits, one at least."""
+        found = self._limits.get(routers)
+        if found is None:
+            share = max(1, routers)
+            found = np.maximum(1, -(-self.credits // share))
+            found[self.credits >= NO_LIMIT] = NO_LIMIT
+            self._limits[routers] = found
+        return found

@@ -1,0 +1,170 @@
+"""The client's side of one exchange: what he is given, and what of it is remembered in case the stream breaks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from cluster.errors import ApiError
+from cluster.request import Request
+from router import journey as j
+from router.seam import Said, Seam, SeamBroken, Seed, said_in
+from router.upstream import EngineLost, say
+
+logger = logging.getLogger("baton.router")
+
+EVENT_BYTES_MAX = 1 << 20
+"""An event longer than this is passed on in pieces rather than kept."""
+
+REMEMBERED_BYTES_MAX = 256 << 10
+"""So much of a stream is kept for its resumption (about 1,000 chunks of vLLM's); a longer one ends with an error."""
+
+ERROR_EVENT = b'data: {"error"'
+"""How vLLM says, in a stream, that it failed. In an answer's text the quotes would be escaped."""
+
+LAST_EVENT = b"data: [DONE]"
+
+_LEFT = (ConnectionError, aiohttp.ClientConnectionError)
+
+
+class Reply:
+    """What one client is told."""
+
+    def __init__(self, http: web.Request, request: Request, *, resumable: bool) -> None:
+        self._http = http
+        self._request = request
+        self._sent: bytearray | None = bytearray() if resumable else None
+        self._seed: Seed | None = None
+        self.response: web.StreamResponse | None = None
+        self.broken_seams = 0
+
+    @property
+    def whole(self) -> bool:
+        """A complete answer lies ready."""
+        return isinstance(self.response, web.Response)
+
+    async def respond(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+        """Answer in one piece."""
+        if self._http.transport is None:
+            return  # nobody is there any more
+        headers = self._headers({"Content-Type": content_type})
+        self.response = web.Response(status=status, body=body, headers=headers)
+
+    async def give(self, seed: Seed) -> j.ClientLeft | None:
+        """Begin the stream with P's first token."""
+        self._seed = seed
+        try:
+            await self._begin({"Content-Type": "text/event-stream; charset=utf-8"})
+            await self._write(seed.events)
+        except _LEFT:
+            return j.ClientLeft()
+        return None
+
+    async def relay(self, answer: aiohttp.ClientResponse, first_chunk: bytes) -> j.Event:
+        """Raw bytes, whole events at a time: a stream that breaks off never leaves half an event with the client.
+
+        A stream that goes on after a seed, or after another that broke, passes a seam first.
+        """
+        try:
+            seam = self._seam()
+            await self._begin(answer.headers)
+            return await self._relay(answer, first_chunk, seam)
+        except EngineLost as lost:
+            return self._lost(str(lost))
+        except SeamBroken as broken:
+            self.broken_seams += 1
+            return j.Lost(f"the seam does not hold: {broken}")
+        except _LEFT:
+            return j.ClientLeft()
+
+    async def _relay(self, answer: aiohttp.ClientResponse, chunk: bytes, seam: Seam | None) -> j.Event:
+        rest, last = b"", b""
+        while chunk:
+            if seam is not None:
+                chunk = seam.feed(chunk)
+                seam = None if seam.closed else seam
+            rest += chunk
+            end = rest.rfind(b"\n\n") + 2 if len(rest) < EVENT_BYTES_MAX else len(rest)
+            if end > 1:
+                piece, rest = rest[:end], rest[end:]
+                fault = _error_at(piece)
+                await self._write(piece[:fault] if fault >= 0 else piece)
+                if fault >= 0:
+                    said = piece[fault + 6 :].partition(b"\n\n")[0]
+                    return self._lost(said[:200].decode(errors="replace"))
+                last = piece[-64:]
+            chunk = await next_chunk(answer)
+        if LAST_EVENT not in last + rest:
+            return self._lost("the stream ended before its end")
+        assert self.response is not None
+        await self.response.write_eof(rest)
+        return j.Ended()
+
+    async def fail(self, error: ApiError) -> None:
+        """The status has been sent: say it as vLLM does, in an event, and end the stream."""
+        if self.response is None or self._http.transport is None:
+            return
+        logger.warning("%s: stream failed: %s", self._request.id, error)
+        try:
+            await self.response.write(b"data: " + msgspec.json.encode(error.body()) + b"\n\ndata: [DONE]\n\n")
+            await self.response.write_eof()
+        except _LEFT:
+            return
+
+    async def _begin(self, upstream: Mapping[str, str]) -> None:
+        if self.response is None:
+            self.response = web.StreamResponse(status=200, headers=self._headers(upstream))
+            await self.response.prepare(self._http)
+
+    async def _write(self, events: bytes) -> None:
+        assert self.response is not None
+        if self._sent is not None:
+            self._sent += events
+            if len(self._sent) > REMEMBERED_BYTES_MAX:
+                self._sent = None
+        await self.response.write(events)
+
+    def _seam(self) -> Seam | None:
+        """Between what was said and a new stream. None: nothing was said yet."""
+        if self.response is None:
+            return None
+        said = said_in(bytes(self._sent), self._request.path) if self._sent else None
+        if said is None and self._seed is not None and self._sent is None:
+            said = Said(self._seed.text, role=self._seed.role)
+        if said is None:
+            raise SeamBroken("nobody knows any more what was said")
+        return Seam(self._request.path, said)
+
+    def _lost(self, because: str) -> j.Lost:
+        again = bool(self._sent) and said_in(bytes(self._sent or b""), self._request.path) is not None
+        return j.Lost(because, again=again)
+
+    def _headers(self, upstream: Mapping[str, str]) -> dict[str, str]:
+        headers = {"Content-Type": upstream.get("Content-Type", "application/json"), "X-Request-Id": self._request.id}
+        if "Cache-Control" in upstream:
+            headers["Cache-Control"] = upstream["Cache-Control"]
+        return headers
+
+
+def _error_at(piece: bytes) -> int:
+    """Where an error event begins in whole events; -1 where there is none."""
+    if piece.startswith(ERROR_EVENT):
+        return 0
+    found = piece.find(b"\n\n" + ERROR_EVENT)
+    return found + 2 if found >= 0 else -1
+
+
+async def next_chunk(answer: aiohttp.ClientResponse) -> bytes:
+    """The next bytes of a stream; empty at its end.
+
+    Raises:
+        EngineLost: it broke, or stalled.
+    """
+    try:
+        return await answer.content.readany()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise EngineLost(say(error), reached=True) from None

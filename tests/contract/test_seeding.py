@@ -1,0 +1,297 @@
+"""A first token before the handoff, and streams that go on elsewhere, against engines that misbehave on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.fake_engine import FIRST_TOKEN, TOKENS, FakeEngine
+from support.fleet import Fleet, Starter, eventually
+
+from cluster.wire import FIRST_TOKEN as PIN
+
+GREEDY = {"model": "fake", "prompt": "hello", "max_tokens": 5, "temperature": 0, "stream": True}
+CHAT = {
+    **{key: value for key, value in GREEDY.items() if key != "prompt"},
+    "messages": [{"role": "user", "content": "x"}],
+}
+BY_LOT = {**GREEDY, "temperature": 1}
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+
+
+async def listen(fleet: Fleet, body: dict[str, Any], path: str = COMPLETIONS) -> list[dict[str, Any]]:
+    """All events of a stream but its end, which must be there."""
+    async with fleet.client.post(fleet.endpoint + path, json=body) as response:
+        assert response.status == 200
+        events = (await response.text()).strip().split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    choices = [event["choices"][0] for event in events if "error" not in event]
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+
+
+def errors(events: list[dict[str, Any]]) -> list[str]:
+    return [event["error"]["message"] for event in events if "error" in event]
+
+
+async def metric(fleet: Fleet, line: str) -> float:
+    async with fleet.client.get(fleet.admin + "/metrics") as response:
+        text = await response.text()
+    return float(next(each.rsplit(" ", 1)[1] for each in text.splitlines() if each.startswith(line)))
+
+
+async def write(request: web.Request, *texts: str, chat: bool = False) -> web.StreamResponse:
+    """A stream of these texts, left open."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    for text in texts:
+        choice: dict[str, Any] = {"index": 0, "delta": {"content": text}} if chat else {"index": 0, "text": text}
+        await response.write(f"data: {json.dumps({'choices': [{**choice, 'finish_reason': None}]})}\n\n".encode())
+    return response
+
+
+def says(*texts: str, done: bool = True) -> Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]:
+    """An engine that streams these texts; without `done` its connection then breaks."""
+
+    async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await write(request, *texts)
+        if done:
+            await response.write(b"data: [DONE]\n\n")
+            await response.write_eof()
+        else:
+            assert request.transport is not None
+            request.transport.abort()
+        return response
+
+    return behave
+
+
+async def test_the_first_token_comes_while_d_has_said_nothing(start: Starter) -> None:
+    fleet = await start(pins=True)
+    may_speak = asyncio.Event()
+
+    async def wait(request: web.Request, body: dict[str, Any]) -> None:
+        await may_speak.wait()
+
+    fleet.engines["decode-0"].behave = wait
+    async with fleet.client.post(fleet.endpoint + COMPLETIONS, json=GREEDY) as response:
+        first = await response.content.readuntil(b"\n\n")
+        assert json.loads(first[6:])["choices"][0]["text"] == TOKENS[0]
+        may_speak.set()
+        rest = (await response.content.read()).decode()
+    assert rest.count("data: ") == 3
+    assert TOKENS[0] not in rest
+    (leg2,) = fleet.engines["decode-0"].generated
+    assert leg2["kv_transfer_params"][PIN] == FIRST_TOKEN
+    assert "return_token_ids" not in leg2
+    assert fleet.held == 0
+    assert await metric(fleet, "baton_seeds_total") == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {**GREEDY, "logprobs": 1},
+        {**GREEDY, "return_token_ids": True},
+        {**GREEDY, "stream_options": {"continuous_usage_stats": True}},
+    ],
+)
+async def test_plain_where_seeding_is_not_exact(start: Starter, body: dict[str, Any]) -> None:
+    fleet = await start(pins=True)
+    assert text_of(await listen(fleet, body)) == "".join(TOKENS)
+    (leg2,) = fleet.engines["decode-0"].generated
+    assert PIN not in leg2["kv_transfer_params"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "seeded"),
+    [(" two", False), ("one", False), ("e t", False), ("fox", True), ("", True), (["x", " "], False)],
+)
+async def test_stop_strings_that_may_begin_in_the_seed(start: Starter, stop: Any, seeded: bool) -> None:
+    fleet = await start(pins=True)
+    await listen(fleet, {**GREEDY, "stop": stop})
+    (leg2,) = fleet.engines["decode-0"].generated
+    assert (PIN in leg2["kv_transfer_params"]) == seeded
+
+
+@pytest.mark.parametrize("settings", [{"pins": False}, {"pins": True, "seeding": False}])
+async def test_nothing_is_seeded_where_d_cannot_be_told_or_nobody_wants_it(
+    start: Starter, settings: dict[str, Any]
+) -> None:
+    fleet = await start(**settings)
+    assert text_of(await listen(fleet, GREEDY)) == "".join(TOKENS)
+    assert PIN not in fleet.engines["decode-0"].generated[0]["kv_transfer_params"]
+    assert "return_token_ids" not in fleet.engines["prefill-0"].generated[0]
+
+
+async def test_chat_is_seeded_with_its_role(start: Starter) -> None:
+    fleet = await start(pins=True)
+
+    async def chat(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await write(request, "one two ", "three ", chat=True)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    fleet.engines["decode-0"].behave = chat
+    events = await listen(fleet, CHAT, CHATS)
+    assert [event["choices"][0]["delta"] for event in events] == [
+        {"role": "assistant", "content": ""},
+        {"content": "one "},
+        {"content": "two "},
+        {"content": "three "},
+    ]
+
+
+async def test_another_text_than_the_seed_ends_the_stream_and_is_counted(start: Starter) -> None:
+    fleet = await start(pins=True)
+    fleet.engines["decode-0"].behave = says("zwei ", "drei ")
+    events = await listen(fleet, GREEDY)
+    assert text_of(events) == "one "
+    (message,) = errors(events)
+    assert "seam" in message
+    await eventually_metric(fleet, "baton_broken_seams_total", 1)
+
+
+async def eventually_metric(fleet: Fleet, line: str, value: float) -> None:
+    async with asyncio.timeout(5):
+        while await metric(fleet, line) != value:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("refusal", ["refused", "500", "dies"])
+async def test_after_the_seed_another_d_goes_on(start: Starter, refusal: str) -> None:
+    fleet = await start(pins=True, decode=2)
+    first = fleet.engines["decode-0"]
+    if refusal == "refused":
+        await first.stop()
+    else:
+
+        async def fail(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            if refusal == "500":
+                return web.json_response({"error": {"message": "boom"}}, status=500)
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+
+        first.behave = fail
+    events = await listen(fleet, GREEDY)
+    assert text_of(events) == "".join(TOKENS)
+    assert not errors(events)
+    assert fleet.engines["decode-1"].generated[0]["kv_transfer_params"][PIN] == FIRST_TOKEN
+    await eventually(lambda: fleet.held == 0, "no hold is left")
+
+
+async def test_a_hold_that_was_touched_is_never_pulled_by_another(start: Starter) -> None:
+    """D pulled, P freed its blocks, D died before its first byte: who pulls them now may read another prompt's."""
+    fleet = await start(pins=True, decode=2)
+    first = fleet.engines["decode-0"]
+
+    async def pull_and_die(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        first._free(body["kv_transfer_params"])
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    first.behave = pull_and_die
+    assert text_of(await listen(fleet, GREEDY)) == "".join(TOKENS)
+    pulled = [leg["kv_transfer_params"]["remote_request_id"] for name in ("decode-0", "decode-1")
+              for leg in fleet.engines[name].generated]  # fmt: skip
+    assert len(pulled) == len(set(pulled)) == 2
+    assert len(fleet.engines["prefill-0"].generated) == 2
+    await eventually(lambda: fleet.held == 0, "no hold is left")
+
+
+def breaks_after(engine: FakeEngine, *texts: str, chat: bool = False) -> None:
+    """Its next answers end after these texts, without their end."""
+
+    async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        engine._free(body.get("kv_transfer_params") or {})
+        response = await write(request, *texts, chat=chat)
+        await asyncio.sleep(0)
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    engine.behave = behave
+
+
+@pytest.mark.parametrize("pins", [True, False])
+async def test_a_stream_that_dies_goes_on_elsewhere(start: Starter, pins: bool) -> None:
+    fleet = await start(pins=pins, decode=2)
+    breaks_after(fleet.engines["decode-0"], "one ", "two ")
+    events = await listen(fleet, GREEDY)
+    assert text_of(events) == "".join(TOKENS)
+    assert not errors(events)
+    await eventually(lambda: fleet.held == 0, "no hold is left")
+    assert await metric(fleet, 'baton_retries_total{kind="resumed"}') == 1
+
+
+async def test_an_error_event_within_a_stream_is_a_broken_stream(start: Starter) -> None:
+    fleet = await start(decode=2)
+    first = fleet.engines["decode-0"]
+
+    async def fail(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        first._free(body.get("kv_transfer_params") or {})
+        response = await write(request, "one ")
+        await response.write(b'data: {"error": {"message": "EngineCore died"}}\n\ndata: [DONE]\n\n')
+        await response.write_eof()
+        return response
+
+    first.behave = fail
+    events = await listen(fleet, GREEDY)
+    assert text_of(events) == "".join(TOKENS)
+    assert not errors(events)
+
+
+@pytest.mark.parametrize("body", [BY_LOT, {**GREEDY, "logprobs": 1}, {**GREEDY, "tools": [{"type": "function"}]}])
+async def test_what_cannot_be_repeated_ends_with_an_error(start: Starter, body: dict[str, Any]) -> None:
+    fleet = await start(decode=2)
+    breaks_after(fleet.engines["decode-0"], "one ", "two ")
+    events = await listen(fleet, body)
+    assert text_of(events) == "one two "
+    assert len(errors(events)) == 1
+    assert not fleet.engines["decode-1"].generated
+
+
+async def test_nobody_left_to_go_on_ends_with_an_error(start: Starter) -> None:
+    fleet = await start(prefill=0, decode=1)
+    breaks_after(fleet.engines["decode-0"], "one ", "two ")
+    events = await listen(fleet, GREEDY)
+    assert text_of(events) == "one two "
+    assert len(errors(events)) == 1
+
+
+async def test_a_d_that_hangs_after_the_seed_is_left_for_another(start: Starter) -> None:
+    fleet = await start(pins=True, decode=2, stall_s=0.3)
+    first = fleet.engines["decode-0"]
+
+    async def hang(request: web.Request, body: dict[str, Any]) -> None:
+        await asyncio.Event().wait()
+
+    first.behave = hang
+    events = await listen(fleet, GREEDY)
+    assert text_of(events) == "".join(TOKENS)
+    assert not errors(events)
+    await eventually(lambda: fleet.held == 0, "no hold is left")
+
+
+async def test_a_client_that_leaves_after_the_seed_leaves_nothing(start: Starter) -> None:
+    fleet = await start(pins=True)
+    first = fleet.engines["decode-0"]
+
+    async def hang(request: web.Request, body: dict[str, Any]) -> None:
+        await asyncio.Event().wait()
+
+    first.behave = hang
+    async with fleet.client.post(fleet.endpoint + COMPLETIONS, json=GREEDY) as response:
+        await response.content.readuntil(b"\n\n")
+    await eventually(lambda: first.cut_off == 1, "D hears of it")
+    await eventually(lambda: fleet.held == 0, "no hold is left")
+    assert len(first.generated) == 1

@@ -1,0 +1,65 @@
+"""Small simulated fleets whose times can be worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from support.twin import Linear
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from engine.twin.config import Config
+from loadgen.arrival import Arrival
+from sim.faults import Fault, Faults
+from sim.fleet import Member
+from sim.result import Result
+from sim.settings import Settings
+from sim.world import World
+
+COSTS = Linear(step=1_000_000, token=10_000, request=20_000, context=100)
+"""A step takes 1 ms, 10 us a prompt token, 20 us a request, 0.1 us a token of context."""
+
+MODEL = "m"
+
+
+def members(*roles: Role, **rest: Any) -> list[Member]:
+    """One for each role, named by it and a number."""
+    return [one(f"{role.value}-{number}", role, **rest) for number, role in enumerate(roles)]
+
+
+def one(name: str, role: Role, *, config: dict[str, Any] | None = None, **rest: Any) -> Member:
+    settings: dict[str, Any] = {"num_blocks": 200, "max_model_len": 1000, "max_num_seqs": 16, **(config or {})}
+    fields: dict[str, Any] = {
+        "prompt_front_ns": 5_000_000,
+        "block_bytes": 1_000_000,
+        "nic_gb_s": 10.0,
+        "latency_ns": 20_000,
+        "start_up_ns": 2_000_000_000,
+        **rest,
+    }
+    return Member(
+        name=InstanceId(name), role=role, model=MODEL, config=Config(role=role, **settings), costs=COSTS, **fields
+    )
+
+
+def every(gap_s: float, count: int, tokens: int = 100, answer: int = 20, **rest: Any) -> list[Arrival]:
+    """Arrivals at equal gaps."""
+    return [
+        Arrival(at_s=round(number * gap_s, 9), input_tokens=tokens, output_tokens=answer, **rest)
+        for number in range(count)
+    ]
+
+
+def simulate(
+    fleet: Sequence[Member],
+    arrivals: Sequence[Arrival],
+    *,
+    faults: Sequence[Fault] = (),
+    seed: int = 0,
+    **settings: Any,
+) -> tuple[World, Result]:
+    """A run with every check on."""
+    world = World(fleet, Settings(seed=seed, **settings))
+    Faults(world, faults, seed)
+    return world, world.run(arrivals)
