@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long check lock clean help
+.PHONY: setup serve test test-long check validate bench-router bench-handoff bench-load bench-twin lock clean help
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -34,11 +34,30 @@ check: setup ## format, lint, types, import direction
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
+bench-router: setup ## what a router costs: Baton, vllm-router, a bare relay (ARGS=--quick, --publish)
+	@$(BIN)/python -m bench.router $(ARGS)
+
+bench-handoff: setup ## what a hand-over costs a client, on two real engines (ARGS=--quick, --publish)
+	@$(BIN)/python -m bench.handoff $(ARGS)
+
+bench-load: setup ## `baton load` beside `vllm bench serve` on one mock (ARGS=--quick, --publish)
+	@$(BIN)/python -m bench.load $(ARGS)
+
+bench-twin: setup ## what the engine twin costs: µs a leg, memory (ARGS=--only decode)
+	@$(BIN)/python -m bench.twin $(ARGS)
+
+validate: setup ## measured runs of real engines beside what the twin predicts; needs BATON_DATA (ARGS=--markdown, --json)
+	@if [ ! -d "$${BATON_DATA:-}/measured" ]; then \
+	    echo "validate: set BATON_DATA to a folder that holds measured/; docs/validation.md says where to get it" >&2; \
+	    exit 2; \
+	fi
+	@$(BIN)/baton validate "$$BATON_DATA/measured" $(ARGS)
+
 lock: setup ## resolve requirements/*.txt again (UPGRADE=1 takes the newest versions)
 	@$(BIN)/python tools/lock.py $(if $(UPGRADE),--upgrade)
 
 clean: ## remove .venv and everything that tools left here
-	@rm -rf .venv build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .bench build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list

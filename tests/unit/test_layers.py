@@ -21,7 +21,7 @@ PURE_IMPORTS = frozenset(PROJECT["tool"]["baton"]["pure_imports"])
 PACKAGES: list[str] = PROJECT["tool"]["setuptools"]["packages"]
 OURS = frozenset(name.partition(".")[0] for name in PACKAGES)
 
-NOT_PRODUCT = {"build", "dist", "docs", "requirements", "tests", "tools"}
+NOT_PRODUCT = {"bench", "build", "dist", "docs", "requirements", "tests", "tools"}
 FUNCTION_LINES_MAX = 70
 ASKS_THE_WORLD = {  # calls a pure module may not make even where the import is harmless
     "open": "opens a file",
