@@ -45,6 +45,8 @@ class Head:
     """Seconds since 1970."""
     chat: bool
     token_ids: bool
+    usage: bool
+    """An event with the usage comes after the last token."""
     running_usage: bool
 
     def begin(self, *, stream: bool) -> dict[str, Any]:
@@ -108,6 +110,8 @@ class Events:
         known = words()
         text = b"".join(known[token] for token in ids if token != END).decode()
         body = self._body(ids, text, reason)
+        if reason is not None and not self._head.usage:
+            body["system_fingerprint"] = fingerprint()  # on whatever is the last event
         count = len(self._choice.ids) + len(ids)
         self._choice.ids += ids
         return event(self._with_usage(body, count))

@@ -71,6 +71,10 @@ class Asked:
     """``kv_transfer_params``."""
 
 
+class UnknownToken(ApiError):
+    """What vLLM finds out only once it has begun to answer: in a stream it is an event, after a status 200."""
+
+
 def read_body(raw: bytes, content_type: str) -> dict[str, Any]:
     """The JSON object of a request.
 
@@ -220,8 +224,10 @@ def _ids(prompt: object) -> Ids:
         return tokenize(prompt)
     if not isinstance(prompt, list) or not all(type(one) is int for one in prompt):
         raise invalid("prompt", "Input should be a valid string or a list of token ids")
-    if any(not 0 <= one < ALL_IDS for one in prompt):
-        raise bad_request(f"Token id is out of vocabulary: ids are 0 to {ALL_IDS - 1}.", "prompt")
+    if any(one < 0 for one in prompt):
+        raise bad_request("Token ids are 0 or more.", "prompt")
+    if any(one >= ALL_IDS for one in prompt):
+        raise UnknownToken(400, "BadRequestError", f"Token id is out of vocabulary: ids are 0 to {ALL_IDS - 1}.")
     return np.array(prompt, np.uint32)
 
 

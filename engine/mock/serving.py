@@ -15,8 +15,8 @@ from typing import Any
 from cluster.errors import ApiError, bad_request
 from cluster.ids import RequestId
 from cluster.wire import RELEASE_MODEL
-from engine.mock.answers import Choice, Events, Head, encode
-from engine.mock.asked import Asked, Limits, read_asked, read_body
+from engine.mock.answers import DONE, Choice, Events, Head, encode, event
+from engine.mock.asked import Asked, Limits, UnknownToken, read_asked, read_body
 from engine.mock.clock import Clock
 from engine.mock.faults import ON_REQUESTS, Fault, Faults, Kind, Leg, injected
 from engine.mock.handoffs import Handoffs
@@ -61,6 +61,7 @@ class Serving:
     def generate(self, request: Request, exchange: Exchange, *, chat: bool) -> None:
         """Answer a request to one of OpenAI's two endpoints."""
         fields: Mapping[str, Any] = {}
+        body: dict[str, Any] = {}
         base = request.headers.get("x-request-id") or uuid.uuid4().hex
         try:
             body = read_body(request.body, request.headers.get("content-type", ""))
@@ -73,7 +74,11 @@ class Serving:
             reference = read_reference(fields)
         except ApiError as error:
             self._reject(fields)
-            exchange.respond(error.status, encode(error.body()))
+            if isinstance(error, UnknownToken) and body.get("stream"):
+                exchange.begin()
+                exchange.end(event(error.body()) + DONE)
+            else:
+                exchange.respond(error.status, encode(error.body()))
             return
         self._start(asked, reference, exchange, f"{'chatcmpl' if chat else 'cmpl'}-{base}", fault)
 
@@ -107,6 +112,7 @@ class Serving:
             created=int(time.time()),  # noqa: TID251 - told to the client
             chat=asked.chat,
             token_ids=asked.token_ids,
+            usage=asked.usage,
             running_usage=asked.running_usage,
         )
         answer = Answer(asked, exchange, head, fault, self._clock.now_ns())

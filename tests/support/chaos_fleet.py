@@ -1,0 +1,205 @@
+"""Mocks that are struck at a stage: listens in on the instances of one process, and waits for the moment to break one.
+
+The mocks run in the caller's loop; the router is the caller's, in this process or another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, Self
+
+from support.chaos_proxy import Proxy
+from support.chaos_scenarios import STRUCK_TOKENS, Limits, Scenario, Shape, Side, Stage
+from support.fleet import eventually
+from support.mock import mock_settings
+
+from engine.mock.asked import read_body
+from engine.mock.faults import Leg
+from engine.mock.fleet import MockFleet
+from engine.mock.instance import Instance as Mock
+from engine.mock.serving import leg_of
+from engine.twin.events import Pull
+
+PACE: dict[str, Any] = {"step_ms": 3.0, "transfer_ms": 5.0, "first_token_ms": 2.0, "num_blocks": 2048}
+"""Slow enough that every stage lasts a few milliseconds, quick enough for dozens of runs a minute."""
+
+
+class ChaosFleet:
+    """Mocks, and the blow they get. `async with` opens and closes them."""
+
+    def __init__(self, scenario: Scenario, shape: Shape, limits: Limits, lease_s: float, seed: int) -> None:
+        settings = [
+            mock_settings(f"{role.value}-{number}", role, lease_s=lease_s, seed=seed, **PACE)
+            for role, count in shape.counts.items()
+            for number in range(count)
+        ]
+        self.scenario = scenario
+        self.mocks = MockFleet(settings)
+        self.proxies: dict[str, Proxy] = {}
+        self.struck: list[str] = []
+        """Who was struck when, in words."""
+        self._limits = limits
+        self._rng = Random(f"{scenario.name}/{seed}")
+        self._patience = self._rng.randint(3, 9)
+        """Which request to reach the stage brings the blow."""
+        self._armed: Callable[[Mock], None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.mocks.__aenter__()
+        for mock in self.mocks.instances.values():
+            _Listener(self, mock).listen()
+        if self.scenario.drive == "partition":
+            for name, mock in self.mocks.instances.items():
+                self.proxies[name] = await Proxy.open(mock.listener.port)
+        return self
+
+    async def __aexit__(self, *reason: Any) -> None:
+        for proxy in self.proxies.values():
+            await proxy.close()
+        await self.mocks.__aexit__(*reason)
+
+    def url(self, name: str) -> str:
+        """Where the router finds it."""
+        proxy = self.proxies.get(name)
+        return self.mocks.instances[name].url if proxy is None else f"http://127.0.0.1:{proxy.port}"
+
+    # -- the blow --
+
+    def arm(self, strike: Callable[[Mock], None] | None = None) -> None:
+        """Let what is to happen happen: faults of requests now, faults of instances at their stage."""
+        scenario = self.scenario
+        self._armed = strike or self._default
+        mine = [mock for mock in self.mocks.instances.values() if mock.settings.role is scenario.role]
+        if scenario.fault and (scenario.everywhere or "leg" in scenario.fault):
+            for mock in mine if scenario.everywhere else [self._rng.choice(mine)]:
+                self._set(mock, dict(scenario.fault))
+        elif scenario.stage is Stage.BEFORE and (scenario.fault or strike is not None):
+            self._strike(self._rng.choice(mine))
+
+    def _default(self, mock: Mock) -> None:
+        if self.scenario.drive == "partition":
+            self.proxies[mock.settings.name].cut()
+        elif self.scenario.fault:
+            self._set(mock, dict(self.scenario.fault))
+
+    def _set(self, mock: Mock, fault: dict[str, Any]) -> None:
+        mock.set_faults(json.dumps(fault).encode())
+
+    def _strike(self, mock: Mock) -> None:
+        strike, self._armed = self._armed, None
+        if strike is not None:
+            self.struck.append(mock.settings.name)
+            strike(mock)
+
+    def reached(self, stage: Stage, producer: Mock | None, consumer: Mock | None) -> None:
+        """A request has come so far, with these two; the blow falls when the moment's work is done."""
+        if self._armed is None or stage is not self.scenario.stage or not self._whole_instance:
+            return
+        victim = producer if self.scenario.side is Side.P else consumer
+        if victim is None:
+            return
+        self._patience -= 1
+        if self._patience == 0:
+            asyncio.get_running_loop().call_soon(self._strike, victim)
+
+    @property
+    def _whole_instance(self) -> bool:
+        return "leg" not in self.scenario.fault and not self.scenario.everywhere
+
+    def another(self, than: Mock) -> Mock:
+        """A decode instance, for a stage at which only P is known."""
+        others = [mock for mock in self.mocks.instances.values() if mock is not than and mock.settings.role.decodes]
+        return self._rng.choice(others)
+
+    def of_engine(self, engine_id: str) -> Mock | None:
+        """Whose engine that is."""
+        return next((mock for mock in self.mocks.instances.values() if mock.handoffs.engine_id == engine_id), None)
+
+    # -- what must hold --
+
+    @property
+    def strikes(self) -> int:
+        """How often anything went wrong on purpose."""
+        return len(self.struck) + sum(each.struck for mock in self.mocks.instances.values() for each in mock.faults.active)
+
+    def holds(self) -> dict[str, int]:
+        """Holds that stand, by instance; none where there is none."""
+        listed = {name: mock.handoffs.holds() for name, mock in self.mocks.instances.items() if mock.ready.is_set()}
+        return {name: count for name, count in listed.items() if count}
+
+    @property
+    def free(self) -> bool:
+        """Nothing runs, nothing is held."""
+        up = [mock for mock in self.mocks.instances.values() if mock.ready.is_set()]
+        return not self.holds() and all(not mock.serving.open_requests and mock.load().kv_usage == 0 for mock in up)
+
+    def heal(self) -> None:
+        """What was cut is whole again, what was dead lives."""
+        for proxy in self.proxies.values():
+            proxy.heal()
+        for mock in self.mocks.instances.values():
+            mock.clear_faults()
+
+    async def settled(self, within_s: float) -> bool:
+        """Whether all is free in time."""
+        try:
+            await eventually(lambda: self.free, "nothing runs and nothing is held", within_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+class _Listener:
+    """Hears what one mock does, and tells the fleet."""
+
+    def __init__(self, fleet: ChaosFleet, mock: Mock) -> None:
+        self._fleet, self._mock = fleet, mock
+
+    def listen(self) -> None:
+        serving, handoffs = self._mock.serving, self._mock.handoffs
+        self._before(serving, "generate", self._asked)
+        self._before(serving, "made", self._made)
+        self._before(handoffs, "held", self._held)
+        self._before(handoffs, "pull", self._pull)
+        self._before(handoffs, "_landed", self._landed)
+
+    @staticmethod
+    def _before(where: Any, name: str, hear: Callable[..., None]) -> None:
+        own = getattr(where, name)
+
+        def both(*args: Any, **named: Any) -> Any:
+            hear(*args)
+            return own(*args, **named)
+
+        setattr(where, name, both)
+
+    def _asked(self, request: Any, exchange: Any) -> None:
+        body = read_body(request.body, "application/json")
+        if leg_of(body, body.get("kv_transfer_params") or {}) is Leg.PREFILL:
+            self._fleet.reached(Stage.LEG_1, self._mock, None)
+
+    def _held(self, hold: Any, at_ns: int) -> None:
+        self._fleet.reached(Stage.BETWEEN, self._mock, self._fleet.another(self._mock))
+
+    def _pull(self, order: Pull) -> None:
+        self._fleet.reached(Stage.PULL, self._fleet.of_engine(order.source.producer), self._mock)
+
+    def _landed(self, order: Pull, *_: Any) -> None:
+        self._fleet.reached(Stage.PULLED, self._fleet.of_engine(order.source.producer), self._mock)
+
+    def _made(self, request: Any, key: int, first: int, count: int) -> None:
+        part = self._mock.serving._parts.get(request)
+        if part is None or part.reference is None:
+            return
+        producer = self._fleet.of_engine(part.reference.producer.engine_id)
+        if first <= STRUCK_TOKENS < first + count:
+            self._fleet.reached(Stage.STREAM, producer, self._mock)
+        last = (part.answer.asked.max_tokens or 0) - 1
+        if first < last <= first + count:
+            self._fleet.reached(Stage.END, producer, self._mock)
+
+
+Work = Coroutine[Any, Any, None]

@@ -1,0 +1,242 @@
+"""Clients of the chaos suite: what they ask, what they hear, and whether that was right.
+
+Answers of mocks follow from the prompt alone, so that what is right is known without asking anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+from typing import Any
+
+import aiohttp
+from support.chaos_scenarios import Limits
+
+from engine.mock import asked
+from engine.mock.prompts import said_tokens
+from engine.mock.words import text_of
+from engine.mock.asked import CHAT, COMPLETIONS
+
+MODEL = "fake"
+_LIMITS = asked.Limits(model=MODEL, max_model_len=8192, block_size=16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One client's request."""
+
+    id: str
+    at_s: float
+    path: str
+    body: dict[str, Any]
+    right: str
+    leave_after: int | None = None
+    """He leaves once he has read so many events; 0: at once."""
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body.get("stream"))
+
+
+def asks(seed: int, count: int, span_s: float, leave: float) -> list[Ask]:
+    """A load: both endpoints, streamed and not, short and long prompts, some of them with a common beginning."""
+    rng = Random(f"load/{seed}")
+    return [_ask(rng, f"c{seed}-{number}", span_s * number / count, leave) for number in range(count)]
+
+
+def _ask(rng: Random, name: str, at_s: float, leave: float) -> Ask:
+    story = "Once upon a time there was a system that handed over. " * rng.randint(1, 12)
+    prompt = f"{story}[{name}] {rng.random()}" if rng.random() < 0.3 else f"[{name}] {story}"
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": rng.randint(6, 24), "temperature": 0}
+    path = rng.choice((CHAT, COMPLETIONS))
+    if path == CHAT:
+        body["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        body["prompt"] = prompt
+    if rng.random() < 0.75:
+        body["stream"] = True
+        if rng.random() < 0.4:
+            body["stream_options"] = {"include_usage": True}
+    leaves = rng.randint(0, 6) if rng.random() < leave else None
+    return Ask(id=name, at_s=at_s, path=path, body=body, right=right(path, body), leave_after=leaves)
+
+
+def right(path: str, body: dict[str, Any]) -> str:
+    """What any engine answers."""
+    read = asked.read_asked(body, _LIMITS, chat=path == CHAT)
+    (prompt,) = read.prompts
+    assert read.max_tokens is not None
+    return text_of(said_tokens(prompt, prompt.right, 0, read.max_tokens))
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one client got. Times are seconds since it asked."""
+
+    status: int | None = None
+    raw: bytes = b""
+    whole: bool = False
+    """HTTP itself says that this was all."""
+    broken: str = ""
+    """The connection broke, and the client knows."""
+    left: bool = False
+    gave_up: bool = False
+    moments_s: list[float] = field(default_factory=list)
+    """When something came: the status, every piece, the end."""
+
+
+class Kind(StrEnum):
+    """How a request ended, as its client sees it."""
+
+    RIGHT = "served right"
+    ERROR = "true error"
+    WRONG = "wrong text"
+    HUNG = "hung"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One client's."""
+
+    ask: Ask
+    kind: Kind
+    why: str
+    longest_s: float
+
+
+async def send(session: aiohttp.ClientSession, url: str, ask: Ask, patience_s: float) -> Heard:
+    """One request, to its end or the client's."""
+    loop, heard = asyncio.get_running_loop(), Heard()
+    began = loop.time()
+
+    def mark() -> None:
+        heard.moments_s.append(loop.time() - began)
+
+    try:
+        async with asyncio.timeout(patience_s):
+            headers = {"X-Request-Id": ask.id}
+            async with session.post(url + ask.path, json=ask.body, headers=headers) as response:
+                heard.status = response.status
+                mark()
+                while piece := await response.content.readany():
+                    heard.raw += piece
+                    mark()
+                    if ask.leave_after is not None and heard.raw.count(b"\n\n") >= ask.leave_after:
+                        heard.left = True
+                        return heard
+                heard.whole = True
+    except TimeoutError:
+        heard.gave_up = True
+    except (aiohttp.ClientError, OSError) as error:
+        heard.broken = str(error) or type(error).__name__
+    mark()
+    return heard
+
+
+async def load(url: str, listed: Sequence[Ask], patience_s: float) -> list[Heard]:
+    """All of them, each at its time. Those who leave at once do so when the router has their request."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def one(ask: Ask) -> Heard:
+            await asyncio.sleep(ask.at_s)
+            short = 0.01 if ask.leave_after == 0 else patience_s
+            heard = await send(session, url, ask, short)
+            if ask.leave_after == 0 and heard.gave_up:
+                heard.gave_up, heard.left = False, True
+            return heard
+
+        async with asyncio.TaskGroup() as clients:
+            tasks = [clients.create_task(one(ask)) for ask in listed]
+        return [task.result() for task in tasks]
+
+
+def judge(ask: Ask, heard: Heard, limits: Limits) -> Verdict:
+    """Right, a true error, or one of the things that must not be."""
+    longest = longest_s(ask, heard)
+    allowed = (limits.stall_s if ask.stream and heard.status == 200 else limits.first_token_s) + limits.grace_s
+
+    def say(kind: Kind, why: str = "") -> Verdict:
+        return Verdict(ask, kind, why, longest)
+
+    if heard.gave_up:
+        return say(Kind.HUNG, f"nothing more after {heard.moments_s[-2:]} s")
+    told = _told(ask, heard)
+    if told.text != ask.right[: len(told.text)]:
+        return say(Kind.WRONG, f"another text: {told.text[-40:]!r}")
+    if heard.left:
+        return say(Kind.LEFT)
+    if heard.broken:
+        return say(Kind.ERROR, f"the connection broke: {heard.broken}")
+    if told.error:
+        return say(Kind.ERROR, told.error)
+    if heard.status != 200 or not told.done or told.text != ask.right or told.reason != "length":
+        return say(Kind.WRONG, f"a good end after {len(told.text)} of {len(ask.right)}: {told}")
+    if told.tokens not in (None, len(ask.right) // 4):
+        return say(Kind.WRONG, f"usage says {told.tokens} tokens")
+    if longest > allowed:
+        return say(Kind.HUNG, f"{longest:.2f} s of silence, {allowed:g} are allowed")
+    return say(Kind.RIGHT)
+
+
+def longest_s(ask: Ask, heard: Heard) -> float:
+    """The longest silence."""
+    moments = [0.0, *heard.moments_s]
+    return max(later - earlier for earlier, later in zip(moments, moments[1:], strict=False)) if heard.moments_s else 0.0
+
+
+@dataclass(slots=True)
+class _Told:
+    text: str = ""
+    error: str = ""
+    done: bool = False
+    reason: str | None = None
+    tokens: int | None = None
+
+
+def _told(ask: Ask, heard: Heard) -> _Told:
+    told = _Told()
+    if heard.status == 200 and ask.stream:
+        for event in heard.raw.decode(errors="replace").split("\n\n"):
+            if event == "data: [DONE]":
+                told.done = True
+            elif event.startswith("data: ") and (fields := _json(event[6:])) is not None:
+                _take(told, fields)
+        return told
+    fields = _json(heard.raw.decode(errors="replace"))
+    if fields is not None:
+        told.done = heard.whole
+        _take(told, fields)
+    if heard.status != 200 and heard.status is not None and not told.error:
+        told.error = f"HTTP {heard.status}: {heard.raw[:120]!r}"
+    return told
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _take(told: _Told, fields: dict[str, Any]) -> None:
+    if "error" in fields:
+        told.error = json.dumps(fields["error"])[:200]
+    for choice in fields.get("choices") or ():
+        part = choice.get("delta") or choice.get("message") or choice
+        told.text += part.get("content") or choice.get("text") or ""
+        told.reason = choice.get("finish_reason") or told.reason
+    usage = fields.get("usage")
+    if usage:
+        told.tokens = usage["completion_tokens"]
+
+
+def wordy(verdicts: Sequence[Verdict], kinds: Sequence[Kind]) -> str:
+    """Those of these kinds, for the report of a failure."""
+    bad = [each for each in verdicts if each.kind in kinds]
+    return "\n".join(f"{each.ask.id} {each.ask.path} stream={each.ask.stream}: {each.kind}: {each.why}" for each in bad)

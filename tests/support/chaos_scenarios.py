@@ -1,0 +1,213 @@
+"""What goes wrong in the chaos suite, as values: which fault, where, at which stage of the hand-over, what must hold.
+
+Fields of a strike are those of `POST /mock/faults` (docs/mock.md). `sim` says the same in the words of `sim.faults`, or
+why it cannot be said there. Pure: the live suite, the simulator and `bench/chaos.py` read the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from cluster.instance import Role
+
+
+class Stage(StrEnum):
+    """How far a request has come when the fault strikes."""
+
+    BEFORE = "before leg 1"
+    LEG_1 = "during leg 1"
+    BETWEEN = "between the legs"
+    PULL = "during the pull"
+    PULLED = "before D's first byte"
+    STREAM = "mid-stream"
+    END = "at the end"
+
+
+class Side(StrEnum):
+    """Who is struck: one end of the hand-over that has come so far."""
+
+    P = "prefill"
+    D = "decode"
+
+
+class Hurts(StrEnum):
+    """What clients may notice."""
+
+    NOBODY = "every client is served right"
+    SOME = "served right, or told a true error in time"
+    KNOWN = "wrong words: nothing that is built protects from it"
+
+
+STRUCK_TOKENS = 4
+"""Mid-stream: so many tokens have been made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One row of the suite."""
+
+    name: str
+    fault: Mapping[str, Any]
+    """What is posted to the mock's faults. Empty: the fault is none of an engine's (`drive`)."""
+    side: Side = Side.D
+    stage: Stage = Stage.BEFORE
+    """When it begins. Faults of requests (`leg`, `after_tokens`) are set before the load and say it themselves."""
+    everywhere: bool = False
+    """On every instance of that side, else on one."""
+    hurts: Hurts = Hurts.NOBODY
+    leave: float = 0.0
+    """Share of clients that leave before their answer is whole."""
+    lease: str = ""
+    """Why holds may stay until their lease ends. Empty: they are gone within two seconds."""
+    drive: str = ""
+    """What else breaks: `partition`, `registry`, `router`."""
+    sim: tuple[Mapping[str, Any], ...] = ()
+    """The same as faults of the simulator, without time and place."""
+    not_in_sim: str = ""
+
+    @property
+    def role(self) -> Role:
+        """Of those struck."""
+        return Role.PREFILL if self.side is Side.P else Role.DECODE
+
+
+DIES = {"fault": "die", "seconds": 0.3}
+_LOST_ANSWER = "P's answer is lost with its name for the hold: nobody can release it"
+_DEAF_D = "D never tells P that it gave up"
+_NO_NOTICE = "P never hears of the pull"
+_ONE_REQUEST = "engines of the simulator fail as a whole, not request by request"
+
+
+def _kills() -> list[Scenario]:
+    stages = {
+        Side.P: (Stage.BEFORE, Stage.LEG_1, Stage.BETWEEN, Stage.PULL, Stage.STREAM),
+        Side.D: (Stage.BEFORE, Stage.BETWEEN, Stage.PULL, Stage.PULLED, Stage.STREAM, Stage.END),
+    }
+    return [
+        Scenario(
+            name=f"kill {side.name} {stage}", fault=DIES, side=side, stage=stage, sim=({"kind": "kill"},),
+            lease=_DEAF_D if side is Side.D and stage in {Stage.PULL, Stage.PULLED, Stage.BETWEEN} else "",
+        )
+        for side, listed in stages.items()
+        for stage in listed
+    ]  # fmt: skip
+
+
+def _of_requests() -> list[Scenario]:
+    """Faults that strike a share of the requests, each at its own stage."""
+    some = {"share": 0.25}
+    p, first = {"leg": "prefill", **some}, {"leg": "decode", **some}
+    middle, last = {**first, "after_tokens": STRUCK_TOKENS}, {**first, "after_tokens": 5}
+
+    def row(name: str, side: Side, fault: dict[str, Any], **more: Any) -> Scenario:
+        fields = {"everywhere": True, "not_in_sim": _ONE_REQUEST, **more}
+        return Scenario(name=name, side=side, fault=fault, **fields)
+
+    one = {"everywhere": False}
+    return [
+        row("hang P during leg 1", Side.P, {"fault": "hang", **p}, hurts=Hurts.SOME),
+        row("hang D before its first byte", Side.D, {"fault": "hang", **first}, **one, lease=_DEAF_D, hurts=Hurts.SOME),
+        row("hang D mid-stream", Side.D, {"fault": "hang", **middle}, **one, hurts=Hurts.SOME),
+        row("hang D at the end", Side.D, {"fault": "hang", **last}, **one, hurts=Hurts.SOME),
+        row("break P before its work", Side.P, {"fault": "break", **p}, **one),
+        row("break P after its work", Side.P, {"fault": "break", **p, "after_tokens": 1}, **one, lease=_LOST_ANSWER),
+        row("break D before its first byte", Side.D, {"fault": "break", **first}, **one, lease=_DEAF_D),
+        row("break D mid-stream", Side.D, {"fault": "break", **middle}, **one),
+        row("break D at the end", Side.D, {"fault": "break", **last}, **one),
+        row("error P", Side.P, {"fault": "error", **p}, **one),
+        row("error D before its first byte", Side.D, {"fault": "error", **first}, **one),
+        row("error D mid-stream", Side.D, {"fault": "error", **middle}, **one),
+        row("refuse P", Side.P, {"fault": "refuse", "status": 503, **p}, **one),
+        row("refuse D", Side.D, {"fault": "refuse", "status": 503, **first}, **one),
+        row("every D breaks mid-stream", Side.D, {"fault": "break", **middle}, hurts=Hurts.SOME),
+        row("pulls fail: P and D apart", Side.D, {"fault": "fail_pull", "share": 0.5}, lease=_NO_NOTICE),
+        row("lost notices", Side.D, {"fault": "drop_notice", "share": 0.5}, lease=_NO_NOTICE,
+            sim=({"kind": "notices", "share": 0.5},), not_in_sim=""),
+        row("corrupt blocks", Side.D, {"fault": "corrupt", "share": 0.5}, hurts=Hurts.KNOWN,
+            sim=({"kind": "corrupt", "share": 0.5},), not_in_sim=""),
+        row("stale blocks", Side.D, {"fault": "stale", "share": 0.5}, hurts=Hurts.KNOWN,
+            not_in_sim="as corrupt blocks: what is read is another content"),
+    ]  # fmt: skip
+
+
+def _of_instances() -> list[Scenario]:
+    port = "the simulator has no ports that are shut while an engine runs"
+    return [
+        Scenario(name="slow P during leg 1", side=Side.P, stage=Stage.LEG_1,
+                 fault={"fault": "slow", "factor": 20, "seconds": 0.5}, sim=({"kind": "slow", "factor": 20},)),
+        Scenario(name="slow D mid-stream", stage=Stage.STREAM,
+                 fault={"fault": "slow", "factor": 20, "seconds": 0.5}, sim=({"kind": "slow", "factor": 20},)),
+        Scenario(name="P shuts its port during leg 1", side=Side.P, stage=Stage.LEG_1,
+                 fault={"fault": "close", "seconds": 0.5}, not_in_sim=port),
+        Scenario(name="D shuts its port between the legs", stage=Stage.BETWEEN,
+                 fault={"fault": "close", "seconds": 0.5}, not_in_sim=port),
+        Scenario(name="D is unwell", stage=Stage.STREAM, fault={"fault": "unwell", "seconds": 1.0},
+                 not_in_sim="a simulated engine's health is whether it is there"),
+    ]  # fmt: skip
+
+
+def _of_others() -> list[Scenario]:
+    return [
+        Scenario(name="30 % abort storm", fault={}, leave=0.3, sim=({"kind": "leave", "share": 0.3},)),
+        Scenario(name="abort storm, notices lost", fault={"fault": "drop_notice", "share": 0.5}, everywhere=True,
+                 leave=0.3, lease=_NO_NOTICE, sim=({"kind": "leave", "share": 0.3}, {"kind": "notices", "share": 0.5})),
+        Scenario(name="partition of P from the router", fault={}, side=Side.P, stage=Stage.LEG_1, drive="partition",
+                 hurts=Hurts.SOME, lease="P cannot be told anything", sim=({"kind": "partition"},)),
+        Scenario(name="partition of D from the router", fault={}, stage=Stage.STREAM, drive="partition",
+                 hurts=Hurts.SOME, lease="D cannot be told anything", sim=({"kind": "partition"},)),
+        Scenario(name="Redis gone and back", fault={}, stage=Stage.LEG_1, drive="registry",
+                 not_in_sim="the simulated registry is never away"),
+        Scenario(name="router killed", fault={}, stage=Stage.STREAM, drive="router", hurts=Hurts.SOME,
+                 lease="what D had not pulled nobody knows any more", not_in_sim="one router, which lives"),
+    ]  # fmt: skip
+
+
+SCENARIOS: tuple[Scenario, ...] = (*_kills(), *_of_requests(), *_of_instances(), *_of_others())
+"""Every row, in the order of the table in docs/benchmarks.md."""
+
+BY_NAME: dict[str, Scenario] = {each.name: each for each in SCENARIOS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What nobody may wait beyond, in seconds."""
+
+    first_token_s: float = 2.5
+    stall_s: float = 0.6
+    whole_s: float = 3.0
+    """From the end of leg 1: an answer in one piece."""
+    grace_s: float = 1.0
+    """What a limit may be overrun by (design, section 11)."""
+    released_s: float = 2.0
+    """From the last client's end until no hold is left that nobody has an excuse for."""
+    lease_s: float = 1.0
+    """Of the mocks, where a scenario's holds may stay until its end."""
+
+
+LIMITS = Limits()
+
+LONG_LEASE_S = 30.0
+"""vLLM's: a hold that waits for its end instead of being released is seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A fleet."""
+
+    prefill: int = 2
+    decode: int = 2
+    both: int = 1
+
+    @property
+    def counts(self) -> dict[Role, int]:
+        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}
+
+
+@dataclass(slots=True)
+class Excuse:
+    """Faults that were set, for the report of a failure."""
+
+    struck: list[str] = field(default_factory=list)
