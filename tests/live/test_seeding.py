@@ -46,10 +46,12 @@ def listen(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         events = answer.read().decode().strip().split("\n\n")
     assert events[-1] == "data: [DONE]"
     heard: dict[str, Any] = {"text": "", "roles": [], "finish": [], "usage": None, "ids": [], "tops": []}
+    names = set()
     for event in events[:-1]:
         fields = json.loads(event.removeprefix("data: "))
         assert "error" not in fields, fields
         heard["usage"] = fields.get("usage") or heard["usage"]
+        names.add((fields["id"], fields["model"], fields["object"]))
         for choice in fields["choices"]:
             delta = choice.get("delta", {})
             heard["text"] += choice.get("text") or delta.get("content") or ""
@@ -57,6 +59,7 @@ def listen(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
             heard["finish"] += [(choice["finish_reason"], choice.get("stop_reason"))] if choice["finish_reason"] else []
             heard["ids"] += choice.get("token_ids") or []
             heard["tops"] += _chosen(choice.get("logprobs"))
+    assert len(names) == 1, "one answer"
     if heard["usage"]:
         heard["usage"].pop("prompt_tokens_details")  # who had the prompt in his cache is another matter
     return heard
