@@ -11,6 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.instance import Load
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -20,12 +22,17 @@ NO_LIMIT: Final = 1 << 62
 
 _FIRST_ROWS = 16
 
+_WAITING_BITS = 32
+_WAITING_MAX = (1 << _WAITING_BITS) - 1
+
 
 class Columns:
     """The rows. `version` counts changes of who may be chosen at all; load and legs do not count."""
 
     inflight: Ints
     """Legs of ours that run there."""
+    busy: Ints
+    """`inflight`, and where that ties `waiting`: one number to compare instead of two."""
     sent: Ints
     """Legs ever sent there."""
     running: Ints
@@ -42,6 +49,7 @@ class Columns:
 
     _KINDS: Final = {
         "inflight": np.int64,
+        "busy": np.int64,
         "sent": np.int64,
         "running": np.int64,
         "waiting": np.int64,
@@ -81,6 +89,17 @@ class Columns:
     def changed(self) -> None:
         """Who may be chosen has changed: what was derived from it is stale."""
         self.version += 1
+
+    def set_inflight(self, row: int, legs: int) -> None:
+        """And what is derived from it."""
+        self.inflight[row] = legs
+        self.busy[row] = legs << _WAITING_BITS | int(self.waiting[row])
+
+    def set_load(self, row: int, load: Load) -> None:
+        """The engine's own word."""
+        waiting = min(max(load.waiting, 0), _WAITING_MAX)
+        self.running[row], self.waiting[row], self.kv_usage[row] = load.running, waiting, load.kv_usage
+        self.busy[row] = int(self.inflight[row]) << _WAITING_BITS | waiting
 
     def set_credits(self, row: int, legs: int | None) -> None:
         """Limits derived from credits are stale."""

@@ -134,8 +134,7 @@ class InstanceView:
         if value is self._load:
             return
         self._load = value
-        columns, row = self._columns, self.row
-        columns.running[row], columns.waiting[row], columns.kv_usage[row] = value.running, value.waiting, value.kv_usage
+        self._columns.set_load(self.row, value)
 
     @property
     def inflight(self) -> int:
@@ -144,7 +143,8 @@ class InstanceView:
 
     @inflight.setter
     def inflight(self, value: int) -> None:
-        self._inflight = self._columns.inflight[self.row] = value
+        self._inflight: int = value
+        self._columns.set_inflight(self.row, value)
 
     @property
     def sent(self) -> int:

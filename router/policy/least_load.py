@@ -19,16 +19,22 @@ def least_load(fleet: Fleet, wanted: Wanted) -> Chosen:
     if not len(found.any):
         return Chosen(None, None, "no ready instance serves this model")
     if wanted.hand_over and _splits(found.prefills, found.decodes):
+        pair = _least_pair(fleet, found.prefills, found.decodes)
+        if all(view.has_place(wanted.routers) for view in pair):  # then it is the least of those with a place, too
+            return _handed_over(*pair)
         prefills, decodes = (with_place(fleet, rows, wanted) for rows in (found.prefills, found.decodes))
         if not _splits(prefills, decodes):
             return Chosen(None, None, "every prefill or every decode instance is full", wait=True)
-        prefill, decode = _least_pair(fleet, prefills, decodes)
-        return Chosen(prefill.id, decode.id, f"least load: {_say(prefill)}, {_say(decode)}")
+        return _handed_over(*_least_pair(fleet, prefills, decodes))
     alone = _least_alone(fleet, found, wanted)
     if alone is None:
         return Chosen(None, None, "every instance is full", wait=True)
     why = "not handed over" if not wanted.hand_over else f"no second instance to hand over {_missing(found)}"
     return Chosen(None, alone.id, f"{why}: whole on {_say(alone)}")
+
+
+def _handed_over(prefill: InstanceView, decode: InstanceView) -> Chosen:
+    return Chosen(prefill.id, decode.id, f"least load: {_say(prefill)}, {_say(decode)}")
 
 
 def _splits(prefills: Ints, decodes: Ints) -> bool:
@@ -44,7 +50,7 @@ def _least_pair(fleet: Fleet, prefills: Ints, decodes: Ints) -> tuple[InstanceVi
         decodes = decodes[decodes != prefills[0]]
     decode = _least(fleet, decodes)
     assert decode is not None
-    prefill = _least(fleet, prefills[prefills != decode.row])
+    prefill = _least(fleet, prefills[prefills != decode.row] if decode.role.prefills else prefills)
     assert prefill is not None
     return prefill, decode
 
@@ -61,7 +67,7 @@ def _least_alone(fleet: Fleet, found: Ready, wanted: Wanted) -> InstanceView | N
 
 def _least(fleet: Fleet, rows: Ints) -> InstanceView | None:
     of = fleet.columns
-    row = least(rows, of.inflight, of.waiting, of.kv_usage, of.sent, of.order)
+    row = least(rows, of.busy, of.kv_usage, of.sent, of.order)
     return None if row is None else fleet.at(row)
 
 

@@ -1,0 +1,290 @@
+"""A trace, or made-up load, through a simulated fleet: router, agents and rules are the product's own.
+
+Engines are twins of vLLM. Says what `baton load` would say of the real fleet, in the same words. The same flags and
+seed print the same bytes. docs/simulator.md tells what is modelled and what is not. Flags of vLLM after `--` hold for
+every instance.
+
+examples:
+  baton simulate --prefill 2 --decode 4 --rate 20 --requests 2000 --ttft-ms 500 --tpot-ms 40
+  baton simulate --cluster baton.yaml --trace AzureLLMInferenceTrace_conv.csv --rate-scale 4 --json
+  baton simulate --model Qwen/Qwen3-32B --gpu H200 --both 4 --tp-both 2 --rate 10 -- --max-num-batched-tokens 4096
+  baton simulate --prefill 2 --decode 2 --rate 10 --faults chaos --seed 7
+  baton simulate --prefill 1 --decode 1 --rate 5 --chrome-trace run.json --trace-window 10-12
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from baton.commands.load import add_load, add_trace
+from baton.load_arrivals import finite, planned
+from baton.load_view import print_report
+from baton.output import emit, say
+from baton.simulated import GPU, MODEL, Planned, planned_fleet
+from cluster.errors import UsageError
+from cluster.instance import Role
+from loadgen.arrival import Arrival
+from loadgen.record import line_of
+from loadgen.report import as_json
+from router.policy import POLICIES, Policy
+from sim.baselines import BASELINES, follow
+from sim.faults import PRESETS, Fault, Faults, preset, read_faults
+from sim.faults import as_json as faults_json
+from sim.result import Result
+from sim.settings import Settings
+from sim.trace_view import TraceView
+from sim.world import World
+
+_SHOWN = {
+    "client_us": "client to router, one way, us",
+    "router_us": "a request in the router, us",
+    "hop_us": "router to engine, one way, us",
+    "pull_front_ms": "a decode leg before its pull, ms",
+    "handshake_ms": "a pair's first pull waits this long, ms; 0 = pairs are warm",
+    "first_token_s": "deadline for the first token, s",
+    "routers": "routers that share the instances' credits; one is simulated",
+}
+"""Settings that have a flag; sim/settings.py says where defaults are from."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `baton simulate`."""
+    fleet = parser.add_argument_group("the fleet")
+    fleet.add_argument(
+        "--cluster", metavar="FILE", help="a cluster file: its pools as they start, its classes, its policy"
+    )
+    fleet.add_argument("--model", help=f"without --cluster: what to serve (default {MODEL})")
+    fleet.add_argument("--gpu", help=f"type of GPU where nothing says (default {GPU})")
+    for role in Role:
+        fleet.add_argument(f"--{role.value}", type=_natural, metavar="N", help=f"{role.value} instances")
+    for role in Role:
+        fleet.add_argument(f"--tp-{role.value}", type=_natural, metavar="N", help=f"GPUs of a {role.value} instance")
+    fleet.add_argument("--policy", help=f"one of {', '.join(sorted(policies()))}")
+    fleet.add_argument(
+        "--start-up-s", type=finite, default=60.0, metavar="S", help="an engine's start (default %(default)g)"
+    )
+    fleet.add_argument("--cold-start", action="store_true", help="engines start with the load, not before it")
+    defaults = {each.name: each.default for each in fields(Settings)}
+    for name, text in _SHOWN.items():
+        kind = int if name == "routers" else float
+        fleet.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, metavar="X", help=f"{text} (default {defaults[name]})"
+        )
+    add_load(parser.add_argument_group("the load"))
+    add_trace(parser.add_argument_group("from a trace"))
+    wrong = parser.add_argument_group("what goes wrong")
+    wrong.add_argument(
+        "--faults", metavar="FILE|PRESET", help=f"JSON, one fault a line, or one of {', '.join(PRESETS)}"
+    )
+    wrong.add_argument("--fault-every-s", type=finite, metavar="S", help="a preset's mean gap, for each kind of fault")
+    wrong.add_argument("--no-checks", action="store_true", help="do not look after each event whether all laws hold")
+    told = parser.add_argument_group("what to report")
+    for name in ("ttft", "tt2t", "tpot", "e2e"):
+        told.add_argument(f"--{name}-ms", type=finite, metavar="MS", help="target of requests without a class")
+    told.add_argument(
+        "--out", type=Path, metavar="FILE", help="one line per request, as `baton load --out` writes them"
+    )
+    told.add_argument("--chrome-trace", type=Path, metavar="FILE", help="for chrome://tracing or ui.perfetto.dev")
+    told.add_argument(
+        "--trace-window", type=_window, default=(0.0, 10.0), metavar="A-B", help="its seconds (default 0-10)"
+    )
+    told.add_argument("--json", action="store_true", help="one JSON object on stdout; the time it took goes to stderr")
+
+
+def policies() -> dict[str, Callable[[], Policy]]:
+    """Makers of the router's own policies, and of the rivals': what a policy remembers belongs to one run."""
+    return {**BASELINES, **{name: partial(_same, policy) for name, policy in POLICIES.items()}}
+
+
+def _same(policy: Policy) -> Policy:
+    return policy
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print; 0 when something was served, 1 when nothing was or a law was broken."""
+    load = planned(args)
+    fleet = planned_fleet(args, contents=args.faults is not None)
+    policy = _policy(args.policy or fleet.policy or "least_load")
+    if args.dry_run:
+        raise UsageError("--dry-run is `baton load`'s: simulating costs nothing")
+    settings = _settings(args, fleet)
+    world = World(fleet.members, settings, policy=policy, model=fleet.model)
+    faults = _faults(args, fleet, load.arrivals)
+    Faults(world, faults, args.seed)
+    view = _trace_view(args, world)
+    follow(world, policy)
+    began_s = time.monotonic()
+    with _Progress(world, len(load.arrivals)):
+        result = _simulate(world, load.arrivals, args)
+    if result is None:
+        return 1
+    took_s = time.monotonic() - began_s
+    _write_files(args, result, view)
+    _tell(args, fleet, result, settings, faults, (*load.notes, *fleet.notes))
+    rate = len(result.columns) / max(took_s, 1e-9)
+    say(f"simulated {result.end_ns / 1e9:,.1f} s in {took_s:.1f} s: {rate:,.0f} requests/s")
+    return 0 if result.good().any() or not len(result.columns) else 1
+
+
+def _simulate(world: World, arrivals: Sequence[Arrival], args: argparse.Namespace) -> Result | None:
+    """The run; None where it broke off, with what to do about it on stderr."""
+    gc.disable()  # a run makes no cycles to speak of, and a million live objects make each collection slow
+    try:
+        return world.run(arrivals)
+    except Exception as error:  # noqa: BLE001 - any of them ends the run here, with the one command that brings it back
+        told = str(error) or "an assertion failed"
+        say(f"simulate: {type(error).__name__} at {world.kernel.now_s:.9f} s of the run: {told}")
+        say(f"simulate: seed={args.seed}; to see it again: {again(sys.argv[1:], args.seed)}")
+        return None
+    finally:
+        gc.enable()
+
+
+def again(words: Sequence[str], seed: int) -> str:
+    """The command that repeats a run, whether or not the seed was named."""
+    named = any(word == "--seed" or word.startswith("--seed=") for word in words)
+    at = words.index("--") if "--" in words else len(words)
+    extra = [] if named else ["--seed", str(seed)]
+    return shlex.join(["baton", *words[:at], *extra, *words[at:]])
+
+
+def _settings(args: argparse.Namespace, fleet: Planned) -> Settings:
+    found = Settings(seed=args.seed, cold_start=args.cold_start, checks=not args.no_checks)
+    of_file = {name: getattr(fleet, name) for name in ("first_token_s", "stall_s") if getattr(fleet, name) is not None}
+    of_flags = {name: getattr(args, name) for name in _SHOWN if getattr(args, name) is not None}
+    for name, value in of_flags.items():
+        if value < 0 or (value == 0 and name in {"first_token_s", "routers"}):
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must not be negative, nor 0 where it is a limit")
+    return replace(found, **{**of_file, **of_flags})
+
+
+def _policy(name: str) -> Policy:
+    known = policies()
+    if name not in known:
+        raise UsageError(f"--policy {name}: there is {', '.join(sorted(known))}")
+    return known[name]()
+
+
+def _faults(args: argparse.Namespace, fleet: Planned, arrivals: Sequence[Arrival]) -> tuple[Fault, ...]:
+    if args.faults is None:
+        return ()
+    names = [each.name for each in fleet.members]
+    span_s = arrivals[-1].at_s if arrivals else 0.0
+    if args.faults in PRESETS:
+        return preset(args.faults, args.seed, names, span_s, args.fault_every_s)
+    try:
+        text = Path(args.faults).read_text()
+    except (OSError, UnicodeError) as error:
+        known = ", ".join(PRESETS)
+        raise UsageError(f"--faults {args.faults}: {error}; give a file of faults, or one of {known}") from None
+    try:
+        return read_faults(text, names)
+    except UsageError as error:
+        raise UsageError(f"--faults {args.faults}: {error}") from None
+
+
+def _trace_view(args: argparse.Namespace, world: World) -> TraceView | None:
+    if args.chrome_trace is None:
+        return None
+    from_s, until_s = args.trace_window
+    return TraceView(world, round(from_s * 1e9), round(until_s * 1e9))
+
+
+def _write_files(args: argparse.Namespace, result: Result, view: TraceView | None) -> None:
+    try:
+        if args.out is not None:
+            with args.out.open("wb") as file:
+                file.writelines(line_of(record) for record in result.records())
+        if view is not None:
+            args.chrome_trace.write_text(json.dumps(view.document(result)))
+            if view.left_out:
+                say(f"--chrome-trace: {view.left_out:,} events were left out; take a shorter --trace-window")
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from None
+
+
+def _tell(
+    args: argparse.Namespace,
+    fleet: Planned,
+    result: Result,
+    settings: Settings,
+    faults: tuple[Fault, ...],
+    notes: tuple[str, ...],
+) -> None:
+    report = result.report(fleet.targets, fleet.by_class)
+    if not args.json:
+        print_report(report)
+        told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in result.counts.items() if count)
+        say(f"{len(fleet.members)} instances, {result.gpus} GPUs; {told}")
+        for note in notes:
+            say(note)
+        return
+    found = {
+        "report": as_json(report),
+        "counts": dict(sorted(result.counts.items())),
+        "events": result.events,
+        "fleet": {"instances": len(fleet.members), "gpus": result.gpus, "model": fleet.model},
+        "settings": {each.name: getattr(settings, each.name) for each in fields(settings)},
+        "faults": faults_json(faults),
+        "notes": list(notes),
+    }
+    emit(json.loads(json.dumps(found, sort_keys=True)))
+
+
+class _Progress:
+    """How far it is, on stderr: a live line on a terminal, a line now and then elsewhere."""
+
+    EVERY_S = 5.0
+
+    def __init__(self, world: World, planned_count: int) -> None:
+        self._planned, self._said_s = planned_count, time.monotonic()
+        self._status: Any = None
+        world.on_progress = self._tick
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True, highlight=False).status("simulating")
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def _tick(self, world: World) -> None:
+        rows, now_s = world.front.rows, time.monotonic()
+        if self._status is None and now_s - self._said_s < self.EVERY_S:
+            return
+        self._said_s = now_s
+        done = f"{rows.ended:,} of {self._planned:,} done, {len(world.front.open):,} open"
+        line = f"{world.kernel.now_s:,.0f} s simulated: {done}"
+        self._status.update(line) if self._status is not None else say(line)
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number, 0 or more")
+    return int(text)
+
+
+def _window(text: str) -> tuple[float, float]:
+    begin, _, end = text.partition("-")
+    try:
+        found = (float(begin), float(end))
+    except ValueError:
+        found = (0.0, 0.0)
+    if not 0 <= found[0] < found[1]:
+        raise argparse.ArgumentTypeError(f"{text}: write the first second and the last, like 10-12")
+    return found

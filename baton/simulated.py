@@ -1,0 +1,187 @@
+"""`baton simulate`: from the cluster file or flags to the members of a simulated fleet and what they promise."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from baton import clusterfile
+from cluster.errors import UsageError
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.spec import PlannedInstance, SloClass, Spec, instances
+from costs import shipped
+from costs.config import read_config
+from costs.hardware import Gpu, gpu_named
+from costs.model import ModelShape
+from costs.shape import Spans
+from loadgen.report import Targets
+from sim.engine_args import engine_of, read_words
+from sim.fleet import Member, member
+
+MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100-SXM"
+"""What is simulated unless told otherwise: the pair with the most measurements to compare with."""
+
+LEASE_S = 30
+"""vLLM's own on GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What is to be simulated."""
+
+    members: tuple[Member, ...]
+    model: str
+    """Name in the API that requests ask for."""
+    targets: Targets
+    """Of requests that name no class."""
+    by_class: Mapping[str, Targets] = field(default_factory=dict)
+    policy: str | None = None
+    first_token_s: float | None = None
+    stall_s: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def planned_fleet(args: argparse.Namespace, *, contents: bool) -> Planned:
+    """What the flags ask for.
+
+    Raises:
+        UsageError: they contradict each other, or name what is not known.
+    """
+    return _from_file(args, contents=contents) if args.cluster else _from_flags(args, contents=contents)
+
+
+def _from_flags(args: argparse.Namespace, *, contents: bool) -> Planned:
+    counts = {role: getattr(args, role.value) for role in Role}
+    if all(count is None for count in counts.values()):
+        counts = {Role.PREFILL: 1, Role.DECODE: 1, Role.BOTH: 0}
+    model = args.model or MODEL
+    listed = [
+        PlannedInstance(
+            name=InstanceId(f"{role.value}-{number}"),
+            role=role,
+            model=model,
+            served_name=None,
+            shape=Spans(tp=getattr(args, f"tp_{role.value}") or 1),  # type: ignore[arg-type]
+            gpu=args.gpu,
+            vllm_args=tuple(args.vllm_args),
+            env={},
+            kv_lease_s=None,
+        )
+        for role, count in counts.items()
+        for number in range(count or 0)
+    ]
+    if not listed:
+        raise UsageError("no instance: give at least one with --prefill, --decode or --both")
+    members, notes = _members(listed, {}, args, contents=contents)
+    targets = Targets(args.ttft_ms, args.tt2t_ms, args.tpot_ms, args.e2e_ms)
+    return Planned(members=members, model=model, targets=targets, notes=notes)
+
+
+def _from_file(args: argparse.Namespace, *, contents: bool) -> Planned:
+    for name in ("prefill", "decode", "both", "tp_prefill", "tp_decode", "tp_both"):
+        if getattr(args, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} describes a fleet, and --cluster names a file that does: one of them"
+            )
+    parsed = clusterfile.read(args.cluster)
+    if parsed.spec is None or parsed.errors:
+        told = "; ".join(str(each) for each in parsed.errors[:3])
+        raise UsageError(f"{args.cluster} has errors (`baton lint {args.cluster}` lists them): {told}")
+    spec = parsed.spec
+    chosen = spec.models[0]
+    if args.model is not None:
+        named = [model for model in spec.models if args.model in {model.name, model.api_name}]
+        if not named:
+            raise UsageError(f"--model {args.model}: {args.cluster} has {', '.join(m.api_name for m in spec.models)}")
+        chosen = named[0]
+    listed = [each for each in instances(spec) if each.model == chosen.name]
+    if not listed:
+        raise UsageError(f"{args.cluster}: {chosen.api_name} starts with no instance; give its pools `start`")
+    memory = {name: found.memory_gib for name, found in spec.hardware.items() if found.memory_gib is not None}
+    members, notes = _members(listed, memory, args, contents=contents)
+    if len(spec.models) > 1:
+        notes = (*notes, f"one model at a time: {chosen.api_name}; --model names another")
+    return Planned(
+        members=members,
+        model=chosen.api_name,
+        targets=_targets(args, spec),
+        by_class={name: targets_of(each) for name, each in spec.slo.items()},
+        policy=spec.router.policy,
+        first_token_s=spec.limits.first_token_s,
+        stall_s=spec.limits.stall_s,
+        notes=notes,
+    )
+
+
+def targets_of(promised: SloClass) -> Targets:
+    """A class's targets in the load generator's words."""
+    return Targets(promised.ttft_ms, promised.tt2t_ms, promised.tpot_ms, promised.e2e_ms)
+
+
+def _targets(args: argparse.Namespace, spec: Spec) -> Targets:
+    """Of requests without a class: the flags', else those of the file's first class."""
+    asked = Targets(args.ttft_ms, args.tt2t_ms, args.tpot_ms, args.e2e_ms)
+    if asked.any or not spec.slo:
+        return asked
+    return targets_of(next(iter(spec.slo.values())))
+
+
+def _members(
+    listed: list[PlannedInstance], memory: Mapping[str, float], args: argparse.Namespace, *, contents: bool
+) -> tuple[tuple[Member, ...], tuple[str, ...]]:
+    """Instances of one kind share what they cost."""
+    made: dict[tuple[object, ...], Member] = {}
+    unread: dict[str, None] = {}
+    found = []
+    for each in listed:
+        shape = each.shape
+        key = (each.role, each.gpu, shape.tp, shape.pp, shape.dp, shape.ep, each.vllm_args, each.kv_lease_s)
+        if key not in made:
+            words = read_words(each.vllm_args)
+            unread.update(dict.fromkeys(words.unread))
+            name = each.gpu or args.gpu or GPU
+            costs, config = engine_of(
+                each.role,
+                model_of(each.model),
+                _gpu(name, memory.get(name)),
+                shape,
+                words,
+                profiles=shipped.profiles(),
+                lease_s=each.kv_lease_s or LEASE_S,
+                contents=contents,
+            )
+            made[key] = member(
+                each.name, each.role, each.served_name or each.model, costs, config, start_up_s=args.start_up_s
+            )
+        found.append(replace(made[key], name=each.name))
+    notes = [f"{made_.name}: {made_.costs.because}" for made_ in made.values()]  # type: ignore[attr-defined]
+    if unread:
+        notes.append(f"not simulated, as nothing here depends on it: {', '.join(unread)}")
+    if any(each.shape.dp > 1 for each in listed):
+        notes.append("data-parallel ranks: an instance is simulated as one rank")
+    return tuple(found), tuple(notes)
+
+
+def _gpu(name: str, memory_gib: float | None) -> Gpu:
+    gpu = gpu_named(name)
+    return gpu if memory_gib is None else replace(gpu, memory_gib=memory_gib)
+
+
+def model_of(name: str) -> ModelShape:
+    """A shipped model by its name, or one's folder or config.json.
+
+    Raises:
+        UsageError: neither.
+    """
+    path = Path(name)
+    file = path / "config.json" if path.is_dir() else path
+    if shipped.find_model(name) is None and file.suffix == ".json" and file.exists():
+        try:
+            return read_config(json.loads(file.read_text()), name)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{file}: {error}") from None
+    return shipped.model_named(name)

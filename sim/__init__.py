@@ -1,0 +1,34 @@
+"""A whole cluster on virtual time, made of the product's own parts (law 3). Pure: no clock, no chance, no files.
+
+What runs here is imported, never written anew: `router.journey.Journey`, `router.view.View`, `router.policy.POLICIES`,
+`router.desk.Desk` (places and the waiting line), `engine.agent.machine.AgentMachine` with the rules of `prefill` and
+`decode`, `engine.twin.Twin` with `kvtransfer.ledger` inside it, `costs` for steps and transfers, `loadgen` for arrivals
+and reports. This package carries out what they want done: it is to them what sockets, clocks and processes are live.
+
+    from sim.fleet import member                # one instance: name, role, twin's Config, costs
+    from sim.settings import Settings
+    from sim.world import World
+
+    world = World(members, Settings(seed=1), policy=POLICIES["least_load"])
+    result = world.run(arrivals)                # any iterable of loadgen.arrival.Arrival, in order of time
+    result.report(Targets(ttft_ms=500))         # loadgen's Report, as `baton load` prints it
+    result.columns                              # numpy, one row per request, times in ns
+
+| module | what it knows |
+| --- | --- |
+| `kernel` | the clock: a heap of (time, sequence, call); nanoseconds as integers |
+| `link` | NICs that flows share fairly |
+| `instance` | one twin, its agent, its epoch, its clock |
+| `lives` | starts and deaths, heartbeats, the registry, the prober |
+| `pulls` | KV on its way, and the notices that end holds |
+| `front`, `passage` | the router; one request, whose journey's effects are carried out |
+| `world` | all of them wired together; one run |
+| `faults` | what goes wrong and when, from a seed |
+| `checks` | what must hold after every event |
+| `fleet`, `engine_args` | from the cluster file's instances to members |
+| `result` | compact per-request rows and what they add up to |
+| `trace_view` | a window of a run for chrome://tracing and Perfetto |
+| `replay` | a live router's decision log, decided again |
+
+Policies are those of the router: `(Fleet, Wanted) -> Chosen`. The same seed, arrivals and members: the same bytes out.
+"""

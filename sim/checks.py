@@ -1,0 +1,105 @@
+"""What must hold after every event, whatever happens: a broken law stops the run where it broke."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from router import journey as j
+from sim.kernel import NS
+
+if TYPE_CHECKING:
+    from sim.instance import SimInstance
+    from sim.passage import Passage
+    from sim.world import World
+
+_BLOCKS_AT_ONCE: Final = 500
+"""Looking at all blocks of an instance takes a while: it is done after every event up to so many, after every second
+one up to twice as many, and so on."""
+
+_EVERYTHING_EVERY: Final = 256
+"""Events between two looks at all requests at once; what an event touched is looked at after each."""
+
+
+class LawBroken(AssertionError):
+    """A law of the simulation does not hold. A fault of ours, never of the load."""
+
+
+def law(holds: object, what: str) -> None:
+    """Assert, also where Python was told to optimise asserts away."""
+    if not holds:
+        raise LawBroken(what)
+
+
+class Checks:
+    """Looks after one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world: Final = world
+        self._now_ns = 0
+        self._events = 0
+        self._touches: Final[dict[SimInstance, int]] = {}
+        """Events until an instance's blocks are looked at again."""
+
+    def after(self) -> None:
+        """An event is over."""
+        world = self._world
+        law(world.kernel.now_ns >= self._now_ns, "time ran backwards")
+        self._now_ns = world.kernel.now_ns
+        for at in world.touched:
+            self._touches[at] = left = self._touches.get(at, 0) - 1
+            if left <= 0:
+                self._touches[at] = at.member.config.num_blocks // _BLOCKS_AT_ONCE
+                _blocks(at)
+        world.touched.clear()
+        rows, front = world.front.rows, world.front
+        law(rows.count == rows.ended + len(front.open), "a request was lost, or ended twice")
+        self._events += 1
+        if self._events % _EVERYTHING_EVERY == 0:
+            self.places()
+
+    def at_end(self) -> None:
+        """Nothing is left to do."""
+        world = self._world
+        self.places()
+        law(not world.front.open, f"{len(world.front.open)} requests never ended")
+        law(len(world.front.desk.waiting) == 0, "somebody still stands in line")
+        for at in world.instances:
+            law(not at.legs and not at.awaited and not at.pulling, f"{at.name} still has legs")
+            law(not at.nic.sending and not at.nic.receiving, f"{at.name} still has flows")
+            if at.ready:
+                held = world.kv_usage(at)
+                law(held == 0.0, f"{at.name} still holds {held:.1%} of its blocks")
+        for view in world.view.all():
+            law(view.inflight == 0, f"{view.id} still has {view.inflight} places taken")
+
+    def _moves(self, passage: Passage) -> bool:
+        """Nothing outlives its deadline by more than a second, nor its engine's last word."""
+        world, leg = self._world, passage.answer
+        wakeup_s = passage.journey.next_wakeup()
+        if wakeup_s is not None:
+            return world.kernel.now_s <= wakeup_s + 1.0
+        if passage.journey.state is not j.State.STREAMING or leg is None or not leg.over or leg.at.cut_off:
+            return True
+        return world.kernel.now_ns <= leg.last_ns + NS
+
+    def places(self) -> None:
+        """The router's places are those of its open requests, no more and no fewer."""
+        world = self._world
+        taken = dict.fromkeys((view.id for view in world.view.all()), 0)
+        for passage in world.front.open.values():
+            law(passage.journey.state is not j.State.DONE, f"request {passage.number} is over and still open")
+            if passage.decode is not None:
+                taken[passage.decode] += 1
+            leg = passage.prefill_leg
+            if leg is not None and not leg.detached:
+                taken[leg.at.name] += 1
+            law(self._moves(passage), f"request {passage.number} waits for nothing, {passage.journey.state}")
+        for view in world.view.all():
+            law(view.inflight == taken[view.id], f"{view.id}: {view.inflight} places taken by {taken[view.id]} legs")
+
+
+def _blocks(at: SimInstance) -> None:
+    """No block has two owners, none is lost."""
+    life = at.twin._life  # noqa: SLF001 - a look inside is what checks are
+    if life is not None:
+        life.scheduler.pool.check()

@@ -1,0 +1,151 @@
+"""What vLLM's flags mean to a simulated instance: from the words a pool gives its engines to the twin's settings. Pure.
+
+Flags that change what is simulated are read, all others are named by `unread`, so that nobody believes they counted.
+Defaults are vLLM 0.32's for its server on that GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.errors import UsageError
+from cluster.instance import Role
+from costs.cost import Costs, costs_of
+from costs.hardware import Dtype, Gpu
+from costs.memory import MEMORY_SHARE, batched_tokens_default
+from costs.model import ModelShape
+from costs.profile import Profile
+from costs.shape import Shape
+from engine.twin.config import Config, Policy, Version
+
+LENGTH_MAX: Final = 131_072
+"""Tokens of prompt and answer where no flag says: today's models' own limit, unless fewer fit into the memory."""
+
+SEQS_LARGE, SEQS, LARGE_GIB = 1024, 256, 70
+"""Requests at once on GPUs of this memory, and on smaller ones (vLLM 0.32, `EngineArgs.get_batch_defaults`)."""
+
+_NUMBERS: Final = {
+    "max-num-batched-tokens",
+    "max-num-seqs",
+    "max-model-len",
+    "block-size",
+    "num-gpu-blocks-override",
+    "gpu-memory-utilization",
+}
+_SWITCHES: Final = {"enable-prefix-caching": True, "enable-chunked-prefill": True, "async-scheduling": True}
+_WORDS: Final = {"kv-cache-dtype", "scheduling-policy"}
+_HARMLESS: Final = {"tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size", "enable-expert-parallel"}
+"""Said by the shape as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """The flags that count."""
+
+    numbers: dict[str, float]
+    switches: dict[str, bool]
+    words: dict[str, str]
+    unread: tuple[str, ...]
+
+    def whole(self, flag: str, default: int) -> int:
+        """A count."""
+        return int(self.numbers.get(flag, default))
+
+
+def read_words(words: Sequence[str]) -> EngineArgs:
+    """Sort ``--flag value``, ``--flag=value``, ``--flag`` and ``--no-flag``.
+
+    Raises:
+        UsageError: a flag that counts has a value that is none.
+    """
+    numbers: dict[str, float] = {}
+    switches, chosen, unread = dict(_SWITCHES), dict[str, str](), list[str]()
+    for name, value in _pairs(words):
+        plain = name.removeprefix("no-")
+        if plain in _SWITCHES:
+            switches[plain] = plain == name
+        elif name in _NUMBERS:
+            numbers[name] = _number(name, value)
+        elif name in _WORDS:
+            chosen[name] = value or ""
+        elif name not in _HARMLESS:
+            unread.append(f"--{name}")
+    return EngineArgs(numbers, switches, chosen, tuple(dict.fromkeys(unread)))
+
+
+def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]]:
+    found: list[tuple[str, str | None]] = []
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            found.append((name.replace("_", "-"), value or None))
+        elif found and found[-1][1] is None:
+            found[-1] = (found[-1][0], word)
+    return found
+
+
+def _number(flag: str, value: str | None) -> float:
+    try:
+        number = float(value or "")
+    except ValueError:
+        number = -1.0
+    if number <= 0:
+        raise UsageError(f"--{flag} {value or ''}: must be a number above 0")
+    return number
+
+
+def engine_of(
+    role: Role,
+    model: ModelShape,
+    gpu: Gpu,
+    shape: Shape,
+    args: EngineArgs,
+    *,
+    profiles: Sequence[Profile],
+    lease_s: float = 30.0,
+    contents: bool = False,
+) -> tuple[Costs, Config]:
+    """What an instance costs and what it is set to.
+
+    Raises:
+        UsageError: the model does not fit, or the flags contradict each other.
+    """
+    batched = args.whole("max-num-batched-tokens", batched_tokens_default(gpu))
+    kv_dtype = args.words.get("kv-cache-dtype")
+    costs = costs_of(
+        model,
+        gpu,
+        shape,
+        profiles=profiles,
+        kv_dtype=Dtype.FP8 if kv_dtype is not None and kv_dtype.startswith("fp8") else None,
+        memory_share=args.numbers.get("gpu-memory-utilization", MEMORY_SHARE),
+        batched_tokens=batched,
+    )
+    size = args.whole("block-size", 16)
+    blocks = args.whole("num-gpu-blocks-override", costs.kv_capacity_tokens // size)
+    if blocks < 2:
+        raise UsageError(
+            f"{model.name} does not fit on {gpu.name} with this shape: give more GPUs (tp), or larger ones"
+        )
+    length = args.whole("max-model-len", min(LENGTH_MAX, blocks * size))
+    try:
+        config = Config(
+            role=role,
+            block_size=size,
+            num_blocks=blocks,
+            max_num_batched_tokens=batched,
+            max_num_seqs=args.whole("max-num-seqs", SEQS_LARGE if gpu.memory_gib >= LARGE_GIB else SEQS),
+            max_model_len=length,
+            chunked_prefill=args.switches["enable-chunked-prefill"],
+            prefix_caching=args.switches["enable-prefix-caching"],
+            policy=Policy(args.words.get("scheduling-policy", "fcfs")),
+            lease_s=lease_s,
+            version=Version(async_scheduling=args.switches["async-scheduling"], pull_after_forward=False),
+            contents=contents,
+            every_share=contents,
+        )
+    except ValueError as error:
+        raise UsageError(f"{role.value} instances of {model.name} on {gpu.name}: {error}") from None
+    return costs, config

@@ -1,0 +1,205 @@
+"""What goes wrong and when: values, made from a seed or read from a file. Pure; the world carries them out.
+
+Each kind draws from a stream of its own, so that more of one changes nothing of the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from cluster.errors import UsageError
+from cluster.ids import InstanceId, TransferId
+from engine.twin.tokens import mix
+from sim.kernel import NS
+from sim.pulls import Pull
+
+if TYPE_CHECKING:
+    from sim.instance import SimInstance
+    from sim.passage import Passage
+    from sim.world import World
+
+KINDS: Final[Mapping[str, str]] = {
+    "kill": "the engine's process dies; its agent starts another, which takes the start-up time",
+    "slow": "the whole process runs `factor` times slower for `duration_s`",
+    "link": "its NIC has 1/`factor` of its bandwidth for `duration_s`",
+    "partition": "no message gets in or out for `duration_s`",
+    "notices": "`share` of the notices that end its holds get lost for `duration_s`",
+    "corrupt": "`share` of the pulls from it read something else for `duration_s`",
+    "leave": "`share` of the requests that are open then lose their client",
+}
+"""What each kind means."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    at_s: float
+    kind: str
+    instance: InstanceId | None = None
+    """Where; None: everywhere (`leave`)."""
+    duration_s: float = 10.0
+    factor: int = 4
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field, its value and the fix."""
+        if self.kind not in KINDS:
+            raise ValueError(f"kind {self.kind!r} is none of {', '.join(KINDS)}")
+        if self.at_s < 0 or self.duration_s <= 0:
+            raise ValueError("at_s must be 0 or more, duration_s above 0")
+        if self.factor < 1 or not 0 < self.share <= 1:
+            raise ValueError("factor must be a whole number, 1 or more; share above 0 and up to 1")
+
+
+def read_faults(text: str, names: Sequence[InstanceId]) -> tuple[Fault, ...]:
+    """Faults as a JSON list of objects, or one object a line.
+
+    Raises:
+        UsageError: something in it is no fault; says which one and why.
+    """
+    try:
+        listed = json.loads(text) if text.lstrip().startswith("[") else [json.loads(each) for each in text.splitlines()]
+    except ValueError as error:
+        raise UsageError(f"not JSON: {error}") from None
+    found = []
+    for number, fields in enumerate(listed, 1):
+        try:
+            fault = Fault(**fields)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"fault {number}: {error}") from None
+        if fault.kind != "leave" and fault.instance not in names:
+            raise UsageError(f"fault {number}: there is no instance {fault.instance!r}")
+        found.append(fault)
+    return tuple(sorted(found, key=lambda each: each.at_s))
+
+
+PRESETS: Final[Mapping[str, tuple[str, ...]]] = {
+    "kills": ("kill",),
+    "slow": ("slow", "link"),
+    "partitions": ("partition",),
+    "notices": ("notices",),
+    "corrupt": ("corrupt",),
+    "clients": ("leave",),
+    "chaos": ("kill", "slow", "link", "partition", "notices", "leave"),
+}
+"""Kinds by name; `chaos` is everything but wrong memory, which nothing that is built protects from."""
+
+
+def preset(
+    name: str, seed: int, names: Sequence[InstanceId], span_s: float, every_s: float | None = None
+) -> tuple[Fault, ...]:
+    """Faults of a preset, each kind on average every `every_s` seconds (None: six times in the run)."""
+    every_s = every_s or max(span_s / 6, 1e-3)
+    found = [fault for kind in PRESETS[name] for fault in _stream(kind, seed, names, span_s, every_s)]
+    return tuple(sorted(found, key=lambda each: (each.at_s, each.kind)))
+
+
+def _stream(kind: str, seed: int, names: Sequence[InstanceId], span_s: float, every_s: float) -> Iterator[Fault]:
+    rng = np.random.default_rng([seed, sorted(KINDS).index(kind)])
+    at_s = 0.0
+    while True:
+        at_s += float(rng.exponential(every_s))
+        if at_s >= span_s:
+            return
+        yield Fault(
+            at_s=round(at_s, 6),
+            kind=kind,
+            instance=None if kind == "leave" else names[int(rng.integers(len(names)))],
+            duration_s=round(float(rng.uniform(0.2, 1.0)) * every_s, 6),
+            factor=int(rng.integers(2, 9)),
+            share=round(float(rng.uniform(0.2, 1.0)), 3),
+        )
+
+
+def as_json(faults: Sequence[Fault]) -> list[dict[str, Any]]:
+    """As `read_faults` takes them."""
+    return [asdict(each) for each in faults]
+
+
+class Faults:
+    """Faults on their way into one world. Chance (which notice, which pull) follows from the seed and their names."""
+
+    def __init__(self, world: World, faults: Sequence[Fault], seed: int) -> None:
+        self._world: Final = world
+        self._seed: Final = seed
+        self._until_ns: Final[dict[tuple[str, InstanceId], tuple[int, float]]] = {}
+        begin: dict[str, Callable[[Fault, SimInstance], None]] = {
+            "kill": lambda _, at: world.lives.kill(at),
+            "slow": self._slow,
+            "link": self._link,
+            "partition": self._partition,
+            "notices": self._window,
+            "corrupt": self._window,
+        }
+        for fault in faults:
+            when_ns = round(fault.at_s * NS)
+            if fault.kind == "leave":
+                world.kernel.at(when_ns, self._leave, fault)
+            else:
+                assert fault.instance is not None
+                at = world.by_name[fault.instance]
+                world.kernel.at(when_ns, _call(begin[fault.kind], fault, at))
+        world.pulls.loses_notice = self._loses
+        world.pulls.spoil = self._spoil
+
+    def _later(self, fault: Fault, call: Callable[[Any], None]) -> None:
+        self._world.kernel.at(self._world.kernel.now_ns + round(fault.duration_s * NS), call)
+
+    def _slow(self, fault: Fault, at: SimInstance) -> None:
+        self._world.lives.slow(at, (1, fault.factor))
+        self._later(fault, lambda _: self._world.lives.slow(at, (1, 1)))
+
+    def _link(self, fault: Fault, at: SimInstance) -> None:
+        pulls, whole = self._world.pulls, at.member.nic_gb_s
+        pulls.slow(at, whole / fault.factor)
+        self._later(fault, lambda _: pulls.slow(at, whole))
+
+    def _partition(self, fault: Fault, at: SimInstance) -> None:
+        if not at.cut_off:
+            self._world.lives.cut_off(at)
+            self._later(fault, lambda _: self._world.lives.heal(at))
+
+    def _window(self, fault: Fault, at: SimInstance) -> None:
+        end_ns = self._world.kernel.now_ns + round(fault.duration_s * NS)
+        self._until_ns[fault.kind, at.name] = (end_ns, fault.share)
+
+    def _happens(self, kind: str, at: InstanceId, *names: int) -> bool:
+        end_ns, share = self._until_ns.get((kind, at), (0, 0.0))
+        if self._world.kernel.now_ns >= end_ns:
+            return False
+        return mix(self._seed, *names) % 1_000_000 < share * 1_000_000
+
+    def _loses(self, producer: InstanceId, transfer: TransferId) -> bool:
+        lost = self._happens("notices", producer, _number(transfer), 1)
+        self._world.counts["notices_lost"] += lost
+        return lost
+
+    def _spoil(self, pull: Pull, read: tuple[int, ...]) -> tuple[int, ...]:
+        source = pull.effect.source
+        if not self._happens("corrupt", source.producer, _number(source.transfer), 2):
+            return read
+        self._world.counts["pulls_corrupt"] += 1
+        return (*read[:-1], read[-1] ^ 1)
+
+    def _leave(self, fault: Fault) -> None:
+        """Clients lose patience all at once, as when a front end restarts."""
+        listed: list[Passage] = list(self._world.front.open.values())
+        for passage in listed:
+            if mix(self._seed, passage.number, 3) % 1_000_000 < fault.share * 1_000_000:
+                self._world.counts["clients_left"] += 1
+                passage.leave()
+
+
+def _call(begin: Callable[[Fault, SimInstance], None], fault: Fault, at: SimInstance) -> Callable[[Any], None]:
+    return lambda _: begin(fault, at)
+
+
+def _number(transfer: TransferId) -> int:
+    """A number that is the same in every run: requests are named by theirs."""
+    return int(transfer.request) * 64 + transfer.attempt

@@ -1,0 +1,94 @@
+"""One member of the simulated fleet: everything that distinguishes it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from costs.cost import Costs
+from costs.model import ModelShape
+from costs.shape import ONE_GPU, Shape, gpus
+from costs.transfer import NIC_EFFICIENCY, NIC_LATENCY_MS, copies, paths
+from engine.twin.config import Config, StepCosts
+from sim.kernel import NS
+
+MS: Final = NS // 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One instance."""
+
+    name: InstanceId
+    role: Role
+    model: str
+    """Name in the API."""
+    config: Config
+    costs: StepCosts
+    prompt_front_ns: int = 0
+    """What a prompt waits for before its steps (`costs.cost.Costs.first_token_ms`: CPU time beside the GPU)."""
+    block_bytes: int = 0
+    """KV of one block, held once; 0: pulls take the latency alone."""
+    nic_gb_s: float = math.inf
+    """Of all its GPUs together, as reached, each way."""
+    latency_ns: int = 0
+    """Of one message between two nodes."""
+    start_up_ns: int = 60 * NS
+    """From the start of the process until it takes requests. 60 s: about what an 8B model takes from a local disk with
+    compiled graphs cached; larger models take minutes. A parameter, not a measurement."""
+    shape: Shape = ONE_GPU
+    sizes: ModelShape | None = None
+    """The model's; None: every byte is held once and one path is as wide as the NIC."""
+    gpus: int = 1
+
+
+def member(name: str, role: Role, model: str, costs: Costs, config: Config, *, start_up_s: float = 60.0) -> Member:
+    """A member as `costs` knows its hardware. `config.num_blocks` is the caller's (see `sim.engine_args`)."""
+    count = gpus(costs.shape)
+    return Member(
+        name=InstanceId(name),
+        role=role,
+        model=model,
+        config=config,
+        costs=costs,
+        prompt_front_ns=round(costs.first_token_ms * MS),
+        block_bytes=costs.kv_bytes_per_token * config.block_size,
+        nic_gb_s=costs.gpu.nic_gb_s * NIC_EFFICIENCY * count,
+        latency_ns=round(NIC_LATENCY_MS * MS),
+        start_up_ns=round(start_up_s * NS),
+        shape=costs.shape,
+        sizes=costs.model,
+        gpus=count,
+    )
+
+
+def pull_bytes(target: Member, blocks: int) -> int:
+    """Bytes that `target` reads for so many blocks."""
+    times = 1 if target.sizes is None else copies(target.sizes, target.shape)
+    return target.block_bytes * blocks * times
+
+
+def pull_limit_gb_s(source: Member, target: Member) -> float:
+    """The most that one pull between them can use: the GPUs that move data at once."""
+    if source.sizes is None or math.isinf(source.nic_gb_s) or math.isinf(target.nic_gb_s):
+        return math.inf
+    each = min(source.nic_gb_s / source.gpus, target.nic_gb_s / target.gpus)
+    return each * paths(source.sizes, source.shape, target.shape)
+
+
+def check_members(members: Iterable[Member]) -> None:
+    """Names are unique; blocks that go from one to another are of one size.
+
+    Raises:
+        ValueError: they are not.
+    """
+    listed = list(members)
+    if len({each.name for each in listed}) != len(listed):
+        raise ValueError("two members have one name")
+    for model in {each.model for each in listed}:
+        if len({each.config.block_size for each in listed if each.model == model}) > 1:
+            raise ValueError(f"{model}: members with different block sizes cannot hand over to each other")

@@ -1,0 +1,171 @@
+"""The simulated router: its desk, its open requests, their deadlines and what becomes of them (`sim.passage`)."""
+
+from __future__ import annotations
+
+import math
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Final
+
+from cluster.ids import InstanceId
+from cluster.wire import Transfer
+from engine.twin.request import Source
+from loadgen.arrival import Arrival
+from router import journey as j
+from router.desk import HANDSHAKE_S, Desk
+from sim import result as rows
+from sim.instance import Leg
+from sim.kernel import NS
+from sim.passage import Passage
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+
+class Front:
+    """One simulated router."""
+
+    def __init__(self, world: World, desk: Desk, model: str) -> None:
+        self.world: Final = world
+        self.kernel: Final = world.kernel
+        self.settings: Final = world.settings
+        self.desk: Final = desk
+        self.model: Final = model
+        self.open: Final[dict[int, Passage]] = {}
+        """Requests that are not over."""
+        self.rows: Final = rows.Rows()
+        self.details: Final[dict[int, str]] = {}
+        self.classes: Final[dict[str | None, int]] = {None: 0}
+        self.on_choice: Any = None
+        """Called with (passage, chosen) at every choice: a decision log, a test."""
+        self.client_ns: Final = round(self.settings.client_us * 1000)
+        self.lead_ns: Final = round((self.settings.client_us + self.settings.router_us) * 1000)
+        self._deadlines: Final[list[tuple[int, int]]] = []
+        self._armed_ns = -1
+        self.ended_ns = 0
+
+    def class_number(self, name: str | None) -> int:
+        """SLO classes as small numbers, by first appearance."""
+        found = self.classes.get(name)
+        if found is None:
+            found = self.classes[name] = len(self.classes)
+        return found
+
+    def arrive(self, arrival: Arrival) -> None:
+        """A client sends now. Its request is chosen for once the router has read it."""
+        number = self.rows.add()
+        passage = self.open[number] = Passage(self, number, arrival, self.model)
+        self.kernel.at(self.kernel.now_ns + self.lead_ns, passage.begin)
+        self.arm(passage.journey.deadline, number)
+
+    def call(self, whom: tuple[Any, ...]) -> None:
+        """These ask again, after what is under way now."""
+        for passage in whom:
+            self.kernel.at(self.kernel.now_ns, passage.called)
+
+    def leg_over(self, leg: Leg) -> None:
+        """The router is done with a prefill leg: its place is free."""
+        if not leg.detached:
+            leg.detached = True
+            self.call(self.desk.leg_ended(leg.at.name))
+
+    def met(self, leg: Leg) -> None:
+        """A pull has worked: the two engines know each other."""
+        source = leg.request.pull
+        if source is not None:
+            self.desk.view.pair_met(f"{source.producer}@{source.transfer.producer_epoch}", leg.at.name)
+
+    def release(self, passage: Passage, via: InstanceId, transfer: Transfer, *, waits: bool) -> None:
+        """Have `via` reject a leg for this hold; to a producer it has never met the first word is only a handshake."""
+        at = self.world.by_name[via]
+        ok = at.ready and not at.cut_off
+        wait_ns = self.world.hop_ns * 2
+        if ok:
+            if not self.desk.view.pair_warm(transfer.producer, via):
+                wait_ns += round(HANDSHAKE_S * NS)
+            source: Source = transfer.fields["source"]
+            self.kernel.at(self.kernel.now_ns + wait_ns, self.world.give_back, (source, at))
+        if waits:  # else the journey goes on meanwhile
+            self.kernel.at(self.kernel.now_ns + wait_ns, passage.feed, j.Released(ok))
+
+    def announce_lost(self, instance: InstanceId, legs: list[Leg]) -> None:
+        """An instance is gone, down, or started anew: whoever waits for a first word from it hears now."""
+        for leg in legs:
+            state = leg.passage.journey.state
+            waits = leg.prefill or state is j.State.OPENING
+            if waits and not leg.detached:
+                leg.passage.lost(leg, "the instance was lost")
+                self.world.abort(leg)
+
+    def unreachable(self, instance: InstanceId) -> bool:
+        """A leg could not connect. Whether the instance went down by it."""
+        return self.desk.view.knows(instance) and self.desk.view.unreachable(instance)
+
+    def finish(self, passage: Passage, outcome: str) -> None:
+        """A journey is over: write its row, forget the rest."""
+        self.call(self.desk.finish(passage))
+        leg, arrival = passage.answer, passage.arrival
+        first_ns, last_ns = passage.first_ns, -1
+        if leg is not None and first_ns >= 0:
+            passage.keep_second(leg)
+            last_ns = self._seen(leg.last_ns)
+        del self.open[passage.number]
+        passage.answer = passage.prefill_leg = None  # legs name their passage: no cycles are left for the collector
+        self.ended_ns = self.kernel.now_ns
+        self.rows.write(
+            passage.number,
+            round(arrival.at_s * NS),
+            first_ns,
+            passage.second_ns,
+            last_ns,
+            self.kernel.now_ns + self.client_ns,
+            arrival.input_tokens,
+            arrival.output_tokens,
+            leg.outputs if leg is not None else 0,
+            passage.cached_tokens,
+            passage.prefilled_on,
+            leg.at.index if leg is not None else -1,
+            rows.OUTCOMES.index(outcome),
+            passage.slo_class,
+            passage.journey.attempt,
+            passage.flags,
+            passage.status,
+        )
+
+    def _seen(self, at_engine_ns: int) -> int:
+        return at_engine_ns + self.world.hop_ns + self.client_ns if at_engine_ns >= 0 else -1
+
+    # --- deadlines: one timer for all of them -------------------------------------------------------------------------
+
+    def arm(self, wakeup_s: float, number: int) -> None:
+        """Wake a journey when it asks for it. Never unsaid: who has moved on since does nothing then."""
+        heappush(self._deadlines, (max(self.kernel.now_ns, _ns_at(wakeup_s)), number))
+        self._wind()
+
+    def _wind(self) -> None:
+        """Wake up for the first deadline of a request that is still open."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][1] not in self.open:
+            heappop(deadlines)
+        if deadlines and (self._armed_ns < 0 or deadlines[0][0] < self._armed_ns):
+            self._armed_ns = deadlines[0][0]
+            self.kernel.at(self._armed_ns, self._ring)
+
+    def _ring(self, _: object) -> None:
+        self._armed_ns = -1
+        deadlines, now_ns = self._deadlines, self.kernel.now_ns
+        due = []
+        while deadlines and deadlines[0][0] <= now_ns:
+            due.append(heappop(deadlines)[1])
+        for number in due:
+            passage = self.open.get(number)
+            if passage is not None:
+                passage.feed(j.Tick())
+        self._wind()
+
+
+def _ns_at(seconds: float) -> int:
+    """The first nanosecond at which a clock of floating seconds has come so far."""
+    found = math.floor(seconds * NS)
+    while found / NS < seconds:
+        found += 1
+    return found

@@ -1,0 +1,172 @@
+"""One instance: a twin, the agent beside it, and what the world keeps about both. Effects are the world's to carry out.
+
+The twin keeps its own time, which runs slower than the world's while a fault has the whole process starve (`Slow`); all
+else of this module is in the world's. An engine that dies is started anew by its agent, under the next epoch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from cluster.ids import RequestId
+from cluster.instance import Instance, Load, Role
+from decode.rules import DecodeRules
+from engine.agent.machine import AgentMachine, EngineIs, LoadRead, State
+from engine.agent.rules import Rules
+from engine.twin import events as ev
+from engine.twin.machine import Twin
+from engine.twin.request import Request
+from prefill.rules import PrefillRules
+from router.view import Reported
+from sim.fleet import Member
+from sim.link import Nic
+
+if TYPE_CHECKING:
+    from sim.passage import Passage
+
+RULES: Final[dict[Role, type[PrefillRules | DecodeRules]]] = {
+    Role.PREFILL: PrefillRules,
+    Role.DECODE: DecodeRules,
+    Role.BOTH: DecodeRules,
+}
+"""Whose rules an agent keeps, as `baton engine` gives them to it."""
+
+
+class Leg:
+    """One leg of a request at one instance, as the router and the world see it."""
+
+    __slots__ = (
+        "at",
+        "detached",
+        "first_ns",
+        "last_ns",
+        "local_ns",
+        "number",
+        "outputs",
+        "over",
+        "passage",
+        "prefill",
+        "request",
+        "second_ns",
+    )
+
+    def __init__(self, passage: Passage, at: SimInstance, request: Request, number: int, *, prefill: bool) -> None:
+        self.passage = passage
+        self.at = at
+        self.request = request
+        self.number = number
+        """Which leg of its request."""
+        self.prefill = prefill
+        self.first_ns = self.second_ns = self.last_ns = -1
+        """When the engine had these tokens."""
+        self.local_ns = (-1, -1)
+        """First and second token on the twin's own clock: where they are in the world's may still change with it."""
+        self.outputs = 0
+        self.over = False
+        """Its engine has answered, refused, or lost it."""
+        self.detached = False
+        """The router does not listen any more."""
+
+
+class Slowness:
+    """The twin's clock where it is not the world's: from `begun_ns` on it runs at `rate[0] / rate[1]`."""
+
+    __slots__ = ("begun_ns", "local_ns", "rate")
+
+    def __init__(self, begun_ns: int, local_ns: int, rate: tuple[int, int]) -> None:
+        self.begun_ns, self.local_ns, self.rate = begun_ns, local_ns, rate
+
+    def local(self, now_ns: int) -> int:
+        """The twin's time."""
+        return self.local_ns + (now_ns - self.begun_ns) * self.rate[0] // self.rate[1]
+
+    def world(self, local_ns: int) -> int:
+        """The first time of the world at which the twin's clock has come so far."""
+        return self.begun_ns + -(-(local_ns - self.local_ns) * self.rate[1] // self.rate[0])
+
+
+class SimInstance:
+    """State of one instance."""
+
+    def __init__(self, member: Member, index: int) -> None:
+        self.member: Final = member
+        self.name: Final = member.name
+        self.index: Final = index
+        self.twin: Final = Twin(member.config, member.costs)
+        rules: Rules = RULES[member.role]()
+        self.agent: Final = AgentMachine(name=member.name, rules=rules)
+        self.nic: Final = Nic(member.nic_gb_s)
+        self.epoch = 0
+        self.ready = False
+        self.armed_ns = -1
+        """When the kernel will wake the twin next; -1: it will not."""
+        self.clock: Slowness | None = None
+        self.legs: Final[dict[RequestId, Leg]] = {}
+        """What its engine has, or has been sent."""
+        self.awaited: Final[dict[RequestId, Leg]] = {}
+        """Legs whose first token has not been seen yet."""
+        self.young: Final[list[Leg]] = []
+        """Legs that got their first token in the run under way: it may be cut before the second."""
+        self.run_steps = 0
+        """Of the run under way, cuts counted."""
+        self.pulling: Final[dict[RequestId, Any]] = {}
+        """Pulls that were ordered, or will be: since when a heartbeat keeps their holds alive."""
+        self.cut_off = False
+        """No message gets in or out."""
+        self.held: Final[list[tuple[Any, Any]]] = []
+        """Messages that wait for the end of that."""
+        self.heard_ns = 0
+        """When the registry last had a word of its agent's."""
+        self.models: Final[tuple[dict[str, object], ...]] = ({"id": member.model},)
+        self.reported = self._reported()
+        self.load_said = self.agent.load
+        self.contents_said: tuple[int, ...] | None = None
+
+    @property
+    def instance(self) -> Instance:
+        """As the fleet addresses it."""
+        return Instance(id=self.name, role=self.member.role, url=f"http://{self.name}", epoch=self.epoch, pins=True)
+
+    def handle(self, event: ev.Event, now_ns: int) -> tuple[ev.Effect, ...]:
+        """The twin's, on its own clock."""
+        return self.twin.handle(event, now_ns if self.clock is None else self.clock.local(now_ns))
+
+    def wakeup_ns(self) -> int | None:
+        """When the twin wants to be woken, in the world's time."""
+        due_ns = self.twin.next_wakeup()
+        return due_ns if due_ns is None or self.clock is None else self.clock.world(due_ns)
+
+    def world_ns(self, local_ns: int) -> int:
+        """A time of the twin's."""
+        return local_ns if self.clock is None else self.clock.world(local_ns)
+
+    def slow(self, now_ns: int, rate: tuple[int, int]) -> None:
+        """Its clock runs at another rate from now on."""
+        local_ns = now_ns if self.clock is None else self.clock.local(now_ns)
+        self.clock = Slowness(now_ns, local_ns, rate)
+
+    def engine_is(self, state: str, now_s: float) -> None:
+        """Tell the agent what its engine does."""
+        self.agent.handle(EngineIs(state, "", self.epoch), now_s)
+
+    def load_read(self, load: Load, now_s: float) -> None:
+        """The agent has looked."""
+        self.agent.handle(LoadRead(self.agent.load if load == self.agent.load else load), now_s)
+
+    def report(self) -> None:
+        """The agent's heartbeat: what it says of itself now."""
+        agent, last = self.agent, self.reported
+        same = last.instance.epoch == self.epoch and last.state == agent.state.value and last.load is agent.load
+        if not same or last.credits != agent.credits:
+            self.reported = self._reported()
+
+    def _reported(self) -> Reported:
+        agent = self.agent
+        return Reported(
+            instance=self.instance,
+            state=agent.state.value,
+            accepting=agent.state is State.READY,
+            credits=agent.credits,
+            load=agent.load,
+            models=self.models,
+        )

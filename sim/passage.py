@@ -1,0 +1,325 @@
+"""One request on its way through the simulated fleet: carries out its journey's effects (live: `router.exchange`).
+
+Nothing is decided here. What a leg is answered with comes from the world, choices come from the router's desk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, assert_never
+
+from cluster.errors import ApiError
+from cluster.ids import InstanceId, RequestId, TransferId
+from cluster.wire import Transfer
+from engine.twin import events as ev
+from engine.twin.request import Request, Source
+from engine.twin.tokens import Prompt, Segment
+from loadgen.arrival import Arrival
+from router import exact
+from router import journey as j
+from router.desk import Seat
+from router.policy.candidates import Wanted
+from sim import result as rows
+from sim.instance import Leg
+from sim.kernel import NS
+
+if TYPE_CHECKING:
+    from sim.front import Front
+
+_OWN_TEXT: Final = 1 << 63
+"""Seeds of text that no other prompt has begin here; block ids of traces stay below."""
+
+_FIRST_TOKEN: Final = 0
+"""P's token, as a value: a twin makes the same one on D, told or not."""
+
+_PLAIN: Final = {"prompt": "x", "stream": True}
+VERDICTS: Final = {
+    (one, greedy): exact.verdict(
+        exact.COMPLETIONS, {**_PLAIN, "max_tokens": 1 if one else 2, **({"temperature": 0} if greedy else {})}
+    )
+    for one in (True, False)
+    for greedy in (True, False)
+}
+"""What `router.exact` says of an ordinary streamed completion: of one token or more, repeatable or not."""
+
+
+def prompt_of(arrival: Arrival, number: int) -> Prompt:
+    """A segment for each shared block, then text of its own, as `loadgen.prompts` makes it."""
+    left = max(1, arrival.input_tokens)
+    parts: list[Segment] = []
+    for block in arrival.prefix:
+        if not left:
+            break
+        taken = min(arrival.block_tokens, left)
+        parts.append(Segment(block, taken))
+        left -= taken
+    if left:
+        parts.append(Segment(_OWN_TEXT | number, left))
+    return tuple(parts)
+
+
+class Passage(Seat):
+    """One request on its way through the fleet."""
+
+    __slots__ = (
+        "_pending",
+        "answer",
+        "arrival",
+        "cached_tokens",
+        "first_ns",
+        "flags",
+        "front",
+        "journey",
+        "legs",
+        "number",
+        "prefill_leg",
+        "prefilled_on",
+        "prompt",
+        "second_ns",
+        "slo_class",
+        "status",
+        "verdict",
+        "watched_s",
+    )
+
+    def __init__(self, front: Front, number: int, arrival: Arrival, model: str) -> None:
+        one = arrival.output_tokens < 2
+        self.verdict = VERDICTS[one, front.settings.greedy]
+        hand_over = self.verdict.way is not exact.Way.WHOLE
+        super().__init__(
+            Wanted(
+                model=model,
+                hand_over=hand_over,
+                prefill_only=one,
+                prompt_tokens=arrival.input_tokens,
+                prefix=arrival.prefix,
+                prefix_block_tokens=arrival.block_tokens,
+            )
+        )
+        limit_s = front.settings.first_token_s
+        read_s = front.kernel.now_s + front.lead_ns / NS
+        self.front = front
+        self.number = number
+        self.arrival = arrival
+        self.prompt = prompt_of(arrival, number)
+        self.journey = j.Journey(
+            hand_over=hand_over,
+            stream=True,
+            deadline=read_s + limit_s,
+            deadline_s=limit_s,
+            stall_s=front.settings.stall_s,
+        )
+        self.watched_s = self.journey.deadline
+        """The wakeup that the front knows of."""
+        self.slo_class = front.class_number(arrival.slo_class)
+        self.legs = 0
+        self.prefill_leg: Leg | None = None
+        self.answer: Leg | None = None
+        self.prefilled_on = -1
+        self.cached_tokens = self.flags = self.status = 0
+        self.first_ns = self.second_ns = -1
+        self._pending: deque[j.Effect] = deque()
+
+    def begin(self, _: object = None) -> None:
+        """The router has read the request; if its client is still there."""
+        if self.journey.state is j.State.DONE:
+            return
+        self._pending.extend(self.journey.begin())
+        self._drive()
+
+    def feed(self, event: j.Event) -> None:
+        """Something happened to it."""
+        if self.journey.state is j.State.DONE:
+            return
+        self._pending.extend(self.journey.handle(event, self.front.kernel.now_s))
+        self._drive()
+
+    def leave(self, _: object = None) -> None:
+        """The client closes its connection."""
+        self.feed(j.ClientLeft())
+
+    def called(self, _: object = None) -> None:
+        """There may be a place now."""
+        if self.journey.state is j.State.CHOOSING:
+            self.feed(j.FleetChanged())
+
+    def _drive(self) -> None:
+        pending = self._pending
+        while pending:
+            event = self._carry_out(pending.popleft())
+            if event is not None:
+                pending.extend(self.journey.handle(event, self.front.kernel.now_s))
+        wakeup_s = self.journey.next_wakeup()
+        if wakeup_s is not None and wakeup_s != self.watched_s:
+            self.watched_s = wakeup_s
+            self.front.arm(wakeup_s, self.number)
+
+    def _carry_out(self, effect: j.Effect) -> j.Event | None:
+        front = self.front
+        match effect:
+            case j.Choose():
+                return self._choose(effect)
+            case j.SendPrefill(instance, _):
+                self._send_prefill(instance)
+            case j.SendSeed():
+                self.flags |= rows.SEEDED
+                self._spoken()
+            case j.SendDecode(instance, transfer):
+                return self._send_decode(instance, transfer)
+            case j.Relay():
+                self._spoken()
+            case j.Finish(outcome):
+                front.finish(self, outcome)
+            case j.AwaitFleet():
+                front.call(front.desk.found_none(self))
+            case j.Release(via, transfer):
+                front.release(self, via, transfer, waits=self.journey.state is j.State.RELEASING)
+            case j.CloseDecode():
+                self._close_decode()
+            case j.CancelPrefill():
+                front.world.abort(self.prefill_leg)
+            case j.ClosePrefill():
+                self._close_prefill()
+            case j.Fail(error):
+                self._failed(error)
+            case j.FailStream(error):
+                self.flags |= rows.BROKE_OFF
+                front.details[self.number] = error.message
+            case j.ForwardRefusal() | j.AnswerFromPrefill():
+                pass  # the status is noted where the leg ended
+            case _:
+                assert_never(effect)
+        return None
+
+    def _choose(self, effect: j.Choose) -> j.Chosen:
+        front = self.front
+        chosen, called = front.desk.choose(self, effect)
+        if front.on_choice is not None:
+            front.on_choice(self, chosen)
+        front.call(called)
+        return chosen
+
+    def _send_prefill(self, instance: InstanceId) -> None:
+        front = self.front
+        front.desk.view.leg_started(instance)
+        at = front.world.by_name[instance]
+        self.prefilled_on = at.index
+        name = RequestId(str(self.number))
+        hold = TransferId(name, self.journey.attempt, at.epoch)
+        self.legs += 1
+        request = Request(
+            id=RequestId(f"{name}/{self.legs}"), prompt=self.prompt, max_tokens=1, hold=hold, seed=self.number
+        )
+        self.prefill_leg = Leg(self, at, request, self.legs, prefill=True)
+        front.world.send(self.prefill_leg)
+
+    def _send_decode(self, instance: InstanceId, transfer: Transfer | None) -> j.Event | None:
+        front = self.front
+        away = front.desk.turned_away(instance)
+        if away is not None:
+            return away
+        front.call(front.desk.occupy(self, instance))
+        source: Source | None = None
+        if transfer is not None:
+            source = transfer.fields["source"]
+            self.flags |= rows.HANDED_OVER
+        at = front.world.by_name[instance]
+        self.legs += 1
+        request = Request(
+            id=RequestId(f"{self.number}/{self.legs}"),
+            prompt=self.prompt,
+            max_tokens=max(1, self.arrival.output_tokens),
+            seed=self.number,
+            pull=source,
+        )
+        self.answer = Leg(self, at, request, self.legs, prefill=False)
+        front.world.send(self.answer)
+        return None
+
+    def _close_decode(self) -> None:
+        if self.answer is not None and not self.answer.over:
+            self.answer.detached = True
+            self.front.world.abort(self.answer)
+        self.front.call(self.front.desk.occupy(self, None))
+
+    def _close_prefill(self) -> None:
+        leg = self.prefill_leg
+        if leg is not None and not leg.detached:
+            self.front.leg_over(leg)
+            self.front.world.abort(leg)
+
+    def _spoken(self) -> None:
+        """The first token is at the router, and goes on; later ones of the same answer are not the first."""
+        if self.first_ns < 0:
+            self.first_ns = self.front.kernel.now_ns + self.front.client_ns
+        self.status = 200
+
+    def _failed(self, error: ApiError) -> None:
+        self.status = error.status
+        self.front.details[self.number] = error.message
+
+    # --- what legs are answered with ----------------------------------------------------------------------------------
+
+    def answered(self, leg: Leg, finished: ev.Finished) -> None:
+        """A leg has come to its end, and its last word is here."""
+        if leg.detached:
+            return
+        if not leg.prefill:
+            self.cached_tokens = max(self.cached_tokens, finished.local_tokens)
+            self.feed(j.Ended())
+            return
+        self.cached_tokens = finished.local_tokens
+        self.front.leg_over(leg)
+        seeds = self.front.settings.seeding and self.verdict.way is exact.Way.SEEDED and self.first_ns < 0
+        first = _FIRST_TOKEN if seeds and self.front.desk.pins(self) else None
+        self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first))
+
+    def opened(self, leg: Leg) -> None:
+        """The first token of the answer is here."""
+        if not leg.detached and leg is self.answer:
+            self.front.met(leg)
+            self.feed(j.Opened())
+
+    def refused(self, leg: Leg, status: int, because: str) -> None:
+        """The engine would not have it."""
+        if leg.detached:
+            return
+        self.status = status
+        self.front.details[self.number] = because
+        self._over(leg)
+        self.feed(j.Refused(status))
+
+    def lost(self, leg: Leg, because: str, *, untouched: bool = False) -> None:
+        """The leg can no longer end well."""
+        if leg.detached or (not leg.prefill and leg is not self.answer):
+            return
+        again = self.journey.state is j.State.STREAMING and self.verdict.resumable
+        if again:
+            self.flags |= rows.RESUMED
+        self.keep_second(leg)
+        self._over(leg)
+        self.feed(j.Lost(because, untouched=untouched, again=again))
+
+    def keep_second(self, leg: Leg) -> None:
+        """When the client had its second token, from whichever leg it came first."""
+        at_engine_ns = leg.second_ns
+        if self.second_ns < 0 <= at_engine_ns <= self.front.kernel.now_ns and not leg.prefill:
+            self.second_ns = at_engine_ns + self.front.world.hop_ns + self.front.client_ns
+
+    def _over(self, leg: Leg) -> None:
+        if leg.prefill:
+            self.front.leg_over(leg)
+        else:
+            leg.detached = True
+            if self.journey.state is j.State.OPENING:
+                self.front.call(self.front.desk.occupy(self, None))
+
+
+def _transfer(leg: Leg, finished: ev.Finished) -> Transfer | None:
+    """What P's answer says of its hold (`cluster.wire.read_transfer` live)."""
+    hold = finished.hold
+    if hold is None:
+        return None
+    source = Source(hold.transfer, leg.at.name, hold.blocks, hold.tokens)
+    engine = f"{leg.at.name}@{hold.transfer.producer_epoch}"
+    return Transfer({"source": source, "remote_engine_id": engine, "remote_num_tokens": hold.tokens})

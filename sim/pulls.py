@@ -1,0 +1,165 @@
+"""KV on its way from P to D: handshakes, flows over the NICs, what was read, and the notices that end a hold.
+
+A pull that ends reads the producer's blocks as they are at that moment, whoever they belong to by then: safety is the
+ledger's business and the twin's, not this module's. A producer that died fails its pulls; one that cannot be reached
+fails them after a timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from cluster.ids import InstanceId, TransferId
+from engine.twin import events as ev
+from engine.twin.request import Source
+from kvtransfer.events import Received
+from kvtransfer.messages import Heartbeat, Peer
+from sim import link
+from sim.fleet import pull_bytes, pull_limit_gb_s
+from sim.instance import SimInstance
+from sim.kernel import NS
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+BEATS_PER_LEASE: Final = 3
+"""A consumer says so often that it still wants a hold (vLLM's heartbeat: a third of the lease)."""
+
+
+class Pull:
+    """One read of a hold."""
+
+    __slots__ = ("by", "effect", "epoch", "producer")
+
+    def __init__(self, by: SimInstance, effect: ev.Pull, producer: SimInstance) -> None:
+        self.by, self.effect, self.producer = by, effect, producer
+        self.epoch = by.epoch
+        """D's life that reads."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether the producer still lives the life that offered the hold."""
+        producer = self.producer
+        return producer.ready and producer.epoch == self.effect.source.transfer.producer_epoch
+
+
+class Pulls:
+    """Everything that is read between instances."""
+
+    def __init__(self, world: World) -> None:
+        self._world: Final = world
+        self._kernel: Final = world.kernel
+        settings = world.settings
+        self._handshake_ns: Final = round(settings.handshake_ms * 1e6)
+        self._timeout_ns: Final = round(settings.pull_timeout_s * NS)
+        self._met: set[tuple[int, int, int, int]] = set()
+        self._limits: dict[tuple[int, int], float] = {}
+        self.ended = self.failed = 0
+        self.bytes_moved = 0
+        self.spoil: Callable[[Pull, tuple[int, ...]], tuple[int, ...]] | None = None
+        """A fault: what is read instead."""
+        self.loses_notice: Callable[[InstanceId, TransferId], bool] | None = None
+        """A fault: whether a notice gets lost."""
+
+    def order(self, by: SimInstance, effect: ev.Pull) -> None:
+        """D's scheduler has room for it."""
+        pull = Pull(by, effect, self._world.by_name[effect.source.producer])
+        now_ns = self._kernel.now_ns
+        if pull.producer.cut_off or by.cut_off:
+            self._kernel.at(now_ns + self._timeout_ns, self._fail, pull)
+            return
+        wait_ns = pull.producer.member.latency_ns
+        if self._handshake_ns:
+            pair = (by.index, by.epoch, pull.producer.index, pull.producer.epoch)
+            if pair not in self._met:
+                self._met.add(pair)
+                wait_ns += self._handshake_ns
+        self._kernel.at(now_ns + wait_ns, self._begin, pull)
+
+    def _begin(self, pull: Pull) -> None:
+        if pull.by.epoch != pull.epoch:
+            return
+        if not pull.stands:
+            self._fail(pull)
+            return
+        source, target = pull.producer, pull.by
+        pair = (source.index, target.index)
+        limit = self._limits.get(pair)
+        if limit is None:
+            limit = self._limits[pair] = pull_limit_gb_s(source.member, target.member)
+        size = pull_bytes(target.member, len(pull.effect.remote))
+        self.bytes_moved += size
+        flow = link.Flow(source.nic, target.nic, size, limit, pull)
+        self._schedule(link.join(flow, self._kernel.now_ns))
+
+    def _schedule(self, changed: list[link.Flow]) -> None:
+        for flow in changed:
+            self._kernel.at(flow.end_ns, self._flow_over, flow)
+
+    def _flow_over(self, flow: link.Flow) -> None:
+        if flow.end_ns != self._kernel.now_ns:
+            return  # its end has changed since
+        self._schedule(link.leave(flow, self._kernel.now_ns))
+        self._landed(flow.payload)
+
+    def _landed(self, pull: Pull) -> None:
+        """The last byte is there."""
+        by = pull.by
+        if by.epoch != pull.epoch or not by.ready:
+            return
+        read = self._read(pull) if pull.stands else None
+        if read is None:
+            self._fail(pull)
+            return
+        self.ended += 1
+        by.pulling.pop(pull.effect.request, None)
+        self._world.tell(by, ev.KvArrived(pull.effect.request, read))
+
+    def _read(self, pull: Pull) -> tuple[int, ...] | None:
+        """What P's memory contains there now. Where nobody keeps contents, the right thing."""
+        producer, remote = pull.producer, pull.effect.remote
+        if not self._world.keeps_contents:
+            return remote
+        self._world.tell(producer, ev.ReadBlocks(remote))
+        read = producer.contents_said
+        return read if read is None or self.spoil is None else self.spoil(pull, read)
+
+    def _fail(self, pull: Pull) -> None:
+        by = pull.by
+        if by.epoch != pull.epoch or not by.ready:
+            return
+        self.failed += 1
+        by.pulling.pop(pull.effect.request, None)
+        self._world.tell(by, ev.KvFailed(pull.effect.request))
+
+    def break_off(self, at: SimInstance, *, wait_ns: int) -> None:
+        """Nothing flows to or from there any more; who was reading hears after `wait_ns`."""
+        for flow in [*at.nic.sending, *at.nic.receiving]:
+            self._schedule(link.leave(flow, self._kernel.now_ns))
+            self._kernel.at(self._kernel.now_ns + wait_ns, self._fail, flow.payload)
+
+    def slow(self, at: SimInstance, gb_s: float) -> None:
+        """Its NIC runs at another speed."""
+        self._schedule(link.slowed(at.nic, gb_s, self._kernel.now_ns))
+
+    # --- what consumers say to producers ------------------------------------------------------------------------------
+
+    def give_back(self, by: SimInstance, source: Source) -> None:
+        """D has read it, or will not: P's blocks are not needed any more."""
+        lost = self.loses_notice is not None and self.loses_notice(source.producer, source.transfer)
+        if lost or by.cut_off or self._world.by_name[source.producer].cut_off:
+            return
+        self._kernel.at(self._kernel.now_ns + self._world.hop_ns, self._world.give_back, (source, by))
+
+    def keep_alive(self, by: SimInstance) -> None:
+        """Heartbeats for the holds that D has not pulled yet, as often as a lease needs them."""
+        now_ns = self._kernel.now_ns
+        for request, (source, since_ns) in by.pulling.items():
+            producer = self._world.by_name[source.producer]
+            if now_ns - since_ns < producer.member.config.lease_s * NS / BEATS_PER_LEASE:
+                continue
+            by.pulling[request] = (source, now_ns)
+            if not (by.cut_off or producer.cut_off) and producer.ready:
+                beat = Received(Peer(by.name, by.epoch), Heartbeat(source.transfer, 0))
+                self._kernel.at(now_ns + self._world.hop_ns, self._world.heartbeat, (producer, ev.FromPeer(beat)))

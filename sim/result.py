@@ -1,0 +1,226 @@
+"""What became of every request: one packed row each, and what they add up to in `loadgen`'s own terms. Pure.
+
+A million requests take 90 MB. Percentiles, attainment and the report are those of `baton load`: all arrivals count, a
+refused or failed one has missed its targets. Times are nanoseconds from the start of the load, as the client sees them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.ids import InstanceId
+from loadgen.record import Record
+from loadgen.report import ErrorKind, Report, Targets, spread_ms
+from sim.kernel import NS
+
+_FORMAT: Final = "<qqqqqiiiihhbbbbi"
+_SIZE: Final = struct.calcsize(_FORMAT)
+_FIELDS: Final = (
+    ("at_ns", "<i8"), ("first_ns", "<i8"), ("second_ns", "<i8"), ("last_ns", "<i8"), ("end_ns", "<i8"),
+    ("input_tokens", "<i4"), ("output_tokens", "<i4"), ("made_tokens", "<i4"), ("cached_tokens", "<i4"),
+    ("prefill", "<i2"), ("decode", "<i2"),
+    ("outcome", "i1"), ("slo_class", "i1"), ("attempts", "i1"), ("flags", "i1"), ("status", "<i4"),
+)  # fmt: skip
+DTYPE: Final = np.dtype([(name, kind) for name, kind in _FIELDS])
+assert DTYPE.itemsize == _SIZE
+
+OUTCOMES: Final = ("open", "served", "refused", "failed", "expired", "client_left")
+"""`router.journey.OUTCOMES`, after the one of a request that has not ended."""
+
+HANDED_OVER, BROKE_OFF, WRONG, PREEMPTED, SEEDED, RESUMED = 1, 2, 4, 8, 16, 32
+"""Flags of a row: two legs; a stream that ended with an error; text that is not the model's; blocks lost to others; the
+first token came from P; the stream died and was generated again elsewhere."""
+
+_PACK: Final = struct.Struct(_FORMAT).pack_into
+
+
+class Rows:
+    """Rows by request number, written once each."""
+
+    def __init__(self) -> None:
+        self._bytes: Final = bytearray()
+        self.count = 0
+        self.ended = 0
+
+    def add(self) -> int:
+        """Room for one more; its number."""
+        self._bytes.extend(_EMPTY)
+        self.count += 1
+        return self.count - 1
+
+    def write(self, number: int, *values: int) -> None:
+        """All fields, in the order of `_FIELDS`."""
+        _PACK(self._bytes, number * _SIZE, *values)
+        self.ended += 1
+
+    def columns(self) -> NDArray[Any]:
+        """A copy of all rows as a structured array."""
+        return np.frombuffer(bytes(self._bytes), dtype=DTYPE)
+
+
+_EMPTY: Final = struct.pack(_FORMAT, *([-1] * 5), *([0] * 11))
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """One run."""
+
+    columns: NDArray[Any]
+    members: tuple[InstanceId, ...]
+    classes: tuple[str, ...]
+    """SLO classes by the number in the rows; the first is that of requests that name none."""
+    details: Mapping[int, str]
+    """What the router said of requests that failed."""
+    events: int
+    end_ns: int
+    """When the last event of the run was."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What happened in the world: pulls, preemptions, kills."""
+    gpus: int = 0
+
+    def report(self, targets: Targets | None = None, by_class: Mapping[str, Targets] | None = None) -> Report:
+        """As `loadgen.report.report_of` would say it of the same records, in columns."""
+        targets, by_class = targets or Targets(), by_class or {}
+        rows = self.columns
+        good = self.good()
+        served = rows[good]
+        ends = rows["end_ns"][rows["end_ns"] >= 0]
+        span_s = (float(ends.max()) - float(rows["at_ns"].min())) / NS if len(ends) else 0.0
+        attained = int(self.met(targets, by_class).sum()) if targets.any or by_class else None
+        offered_s = float(rows["at_ns"].max() - rows["at_ns"].min()) / NS if len(rows) > 1 else 0.0
+        prompt, output = int(served["input_tokens"].sum()), int(served["made_tokens"].sum())
+        return Report(
+            planned=len(rows),
+            sent=len(rows),
+            completed=len(served),
+            failed=len(rows) - len(served),
+            shed=int((rows["status"] == 429).sum()),
+            interrupted=0,
+            elapsed_s=self.end_ns / NS,
+            offered_rate=_per(len(rows) - 1, offered_s),
+            completed_rate=_per(len(served), span_s),
+            input_tokens=prompt,
+            output_tokens=output,
+            output_tokens_s=_per(output, span_s),
+            total_tokens_s=_per(prompt + output, span_s),
+            **{
+                f"{name}_ms": spread_ms(values[good & ~np.isnan(values)].tolist()) for name, values in self._latencies()
+            },
+            itl_ms=spread_ms(()),
+            late_ms=spread_ms(()),
+            attained=attained,
+            attainment=attained / len(rows) if attained is not None and len(rows) else None,
+            targets=targets,
+            errors=self._errors(),
+            prompt_tokens_off=None,
+            short_answers=int((served["made_tokens"] < np.maximum(1, served["output_tokens"])).sum()),
+            cpu_share=None,
+            notes=(),
+        )
+
+    def good(self) -> NDArray[np.bool_]:
+        """Rows that were served whole."""
+        found: NDArray[np.bool_] = (self.columns["outcome"] == 1) & (self.columns["flags"] & BROKE_OFF == 0)
+        return found
+
+    def latency_s(self, name: str) -> NDArray[np.float64]:
+        """One latency of all rows: ttft, tt2t, tpot or e2e; NaN where a request has none."""
+        rows = self.columns
+        first, second, last = (_times(rows[f"{each}_ns"]) for each in ("first", "second", "last"))
+        if name == "ttft":
+            return first - rows["at_ns"] / NS
+        if name == "tt2t":
+            return second - first
+        if name == "e2e":
+            return _times(rows["end_ns"]) - rows["at_ns"] / NS
+        more = rows["made_tokens"] > 1
+        found: NDArray[np.float64] = np.where(more, (last - first) / np.maximum(1, rows["made_tokens"] - 1), np.nan)
+        return found
+
+    def _latencies(self) -> Iterator[tuple[str, NDArray[np.float64]]]:
+        for name in ("ttft", "tt2t", "tpot", "e2e"):
+            yield name, self.latency_s(name)
+        yield "ttft_sent", self.latency_s("ttft")
+
+    def met(self, targets: Targets, by_class: Mapping[str, Targets] | None = None) -> NDArray[np.bool_]:
+        """Who was served whole and within every target of its class, or of `targets` where that has none."""
+        found = self.good()
+        by_class = by_class or {}
+        for number, name in enumerate(self.classes):
+            mine = self.columns["slo_class"] == number
+            found &= ~mine | self._within(by_class.get(name, targets))
+        return found
+
+    def _within(self, targets: Targets) -> NDArray[np.bool_]:
+        """A time that a request does not have is not missed, but for the first token."""
+        found = np.ones(len(self.columns), dtype=np.bool_)
+        for name in ("tt2t", "tpot", "e2e"):
+            target = getattr(targets, f"{name}_ms")
+            if target is not None:
+                found &= ~(self.latency_s(name) * 1000 > target)
+        if targets.ttft_ms is not None:
+            found &= self.latency_s("ttft") * 1000 <= targets.ttft_ms
+        return found
+
+    def _errors(self) -> tuple[ErrorKind, ...]:
+        counted: dict[str, list[int]] = {}
+        for number in np.flatnonzero(~self.good()).tolist():
+            counted.setdefault(self._error(self.columns[number]), []).append(number)
+        return tuple(
+            ErrorKind(kind, len(numbers), self.details.get(numbers[0], ""))
+            for kind, numbers in sorted(counted.items(), key=lambda each: (-len(each[1]), each[0]))
+        )
+
+    @staticmethod
+    def _error(row: Any) -> str:
+        """The kind of error, as docs/load.md names it."""
+        if row["outcome"] == 0:
+            return "timeout"
+        if row["flags"] & BROKE_OFF:
+            return "stream_error"
+        return "shed" if row["status"] == 429 else f"http_{row['status']}"
+
+    def records(self) -> Iterator[Record]:
+        """Every request as `baton load --out` writes it."""
+        good = self.good().tolist()
+        for number, values in enumerate(self.columns.tolist()):
+            row = dict(zip(self.columns.dtype.names or (), values, strict=True))
+            first_s = _second(row["first_ns"])
+            yield Record(
+                request=number,
+                at_s=row["at_ns"] / NS,
+                input_tokens=row["input_tokens"],
+                output_tokens=row["output_tokens"],
+                slo_class=self.classes[row["slo_class"]] or None,
+                sent_s=row["at_ns"] / NS,
+                first_byte_s=first_s,
+                first_token_s=first_s,
+                second_token_s=_second(row["second_ns"]),
+                last_token_s=_second(row["last_ns"]),
+                end_s=_second(row["end_ns"]) or self.end_ns / NS,
+                status=row["status"] or None,
+                error=None if good[number] else self._error(row),
+                detail=self.details.get(number, ""),
+                prompt_tokens=row["input_tokens"],
+                completion_tokens=row["made_tokens"],
+                chunks=row["made_tokens"],
+            )
+
+
+def _second(time_ns: int) -> float | None:
+    return None if time_ns < 0 else time_ns / NS
+
+
+def _times(column: NDArray[np.int64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.where(column < 0, np.nan, column / NS)
+    return found
+
+
+def _per(amount: float, span_s: float) -> float | None:
+    return amount / span_s if span_s > 0 else None

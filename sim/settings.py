@@ -1,0 +1,54 @@
+"""What surrounds engines and router in a simulated cluster: delays and limits, each with where its default is from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.registry.membership import BEAT_EVERY_S, TTL_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All parameters of a run that are not the fleet's or the load's."""
+
+    seed: int = 0
+    """Of everything random in the world itself: faults. Arrivals have their own."""
+    client_us: float = 0.0
+    """Client to router, one way. 0: latencies count at the router's door, a user's network is not ours to guess."""
+    router_us: float = 300.0
+    """A request in the router before its first leg leaves. Order of the CPU time of routers per request: 207 to 325 us
+    for vllm-router and sglang-router (measured with 2 KB prompts); ours has the same order as a target."""
+    hop_us: float = 100.0
+    """Router to engine or engine to engine, one way, HTTP of a whole message included: half of the 0.1 to 0.5 ms round
+    trip that clouds state within a zone. A parameter."""
+    pull_front_ms: float = 2.0
+    """A decode leg in its engine before its pull is ordered: HTTP, tokeniser, hand-over to the scheduler. Estimated
+    (vLLM's own front end takes low single milliseconds); a prompt leg's is the cost model's 0.8 ms per layer."""
+    handshake_ms: float = 0.0
+    """A pair's first pull waits this long. 0: pairs are taken as warmed; 100 to 300 ms were measured on loopback
+    (`router.desk.HANDSHAKE_S`), which is what an unwarmed fleet of today pays once for each pair."""
+    first_token_s: float = 300.0
+    """`router.config.RouterConfig.first_token_s`: the deadline where no class promises anything."""
+    seeding: bool = True
+    """`router.config.RouterConfig.seeding`: P's first token goes out before the handoff. Every engine can be told."""
+    greedy: bool = False
+    """Whether requests are repeatable (temperature 0 or a seed), so that `router.exact` lets a dead stream be resumed.
+    Clients' default is not."""
+    stall_s: float = 120.0
+    """`router.config.RouterConfig.stall_s`."""
+    connect_s: float = 5.0
+    """`router.upstream.CONNECT_S`: until a leg to a host that does not answer is given up."""
+    pull_timeout_s: float = 10.0
+    """Until a pull from a host that does not answer fails. UCX' own order; a parameter."""
+    beat_every_s: float = BEAT_EVERY_S
+    read_every_s: float = 0.5
+    """`router.watch.READ_EVERY_S`."""
+    registry_ms: float = 2.0
+    """From an agent's word to the router's reading, where the registry wakes it: two hops and Redis."""
+    ttl_s: float = TTL_S
+    routers: int = 1
+    """Routers that share the fleet's credits; one of them is simulated."""
+    cold_start: bool = False
+    """Whether engines start with the run instead of being ready before it."""
+    checks: bool = True
+    """Look after every event whether everything that must hold does."""

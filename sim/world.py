@@ -1,0 +1,334 @@
+"""A cluster on virtual time: instances, agents, registry, router and load, wired together for one run.
+
+What is simulated here is only what lies between the product's machines: messages take `hop_us`, engines die and come
+back, heartbeats are read. Every decision is made by an imported object.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from cluster.ids import InstanceId
+from engine.twin import events as ev
+from engine.twin.request import Source
+from engine.twin.tokens import answer_key
+from loadgen.arrival import Arrival
+from router.desk import Desk
+from router.policy import POLICIES, Policy
+from router.view import View
+from sim import result as rows
+from sim.checks import Checks
+from sim.fleet import Member, check_members
+from sim.front import Front
+from sim.instance import Leg, SimInstance
+from sim.kernel import NS, Kernel
+from sim.lives import Lives
+from sim.pulls import Pulls
+from sim.result import Result
+from sim.settings import Settings
+
+_TICK: Final = ev.Tick()
+
+
+class World:
+    """One cluster, for one run."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        settings: Settings | None = None,
+        *,
+        policy: Policy = POLICIES["least_load"],
+        model: str | None = None,
+        view: View | None = None,
+    ) -> None:
+        check_members(members)
+        self.settings: Final = settings or Settings()
+        self.kernel: Final = Kernel()
+        self.instances: Final = tuple(SimInstance(each, index) for index, each in enumerate(members))
+        self.by_name: Final[dict[InstanceId, SimInstance]] = {each.name: each for each in self.instances}
+        self.hop_ns: Final = round(self.settings.hop_us * 1000)
+        self.keeps_contents: Final = all(getattr(each.config, "contents", True) for each in members)
+        self.counts: Final[Counter[str]] = Counter()
+        self.view: Final = view or View()
+        self.view.routers = self.settings.routers
+        self.front: Final = Front(self, Desk(self.view, policy), model or members[0].model)
+        self.pulls: Final = Pulls(self)
+        self.lives: Final = Lives(self)
+        self.on_effect: Callable[[SimInstance, ev.Effect], None] | None = None
+        """Sees every effect of every twin: a trace."""
+        self.on_progress: Callable[[World], None] | None = None
+        """Called at each of the router's readings of the registry, twice a second of the world's time."""
+        self.touched: Final[dict[SimInstance, None]] = {}
+        """Instances that something happened to since the last check."""
+        self._pull_front_ns: Final = round(self.settings.pull_front_ms * 1e6)
+        self._arrivals: Any = iter(())
+        self._arriving = True
+        self._carry: Final[dict[type, Callable[[SimInstance, Any], None]]] = {
+            ev.Run: self._run,
+            ev.Cut: self._cut,
+            ev.Finished: self._finished,
+            ev.Pull: self.pulls.order,
+            ev.GiveBack: lambda at, effect: self.pulls.give_back(at, effect.source),
+            ev.Refused: self._refused,
+            ev.Lost: self._lost,
+            ev.Preempted: self._preempted,
+            ev.Ready: self.lives.ready,
+            ev.LoadIs: _load_is,
+            ev.Contents: _contents,
+        }
+        for each in self.instances:
+            self.lives.start(each)
+
+    # --- one run ------------------------------------------------------------------------------------------------------
+
+    def run(self, arrivals: Iterable[Arrival]) -> Result:
+        """To the end: until every request is over, and every hold with it."""
+        self._arrivals = iter(arrivals)
+        self._arrive(None)
+        self.lives.begin()
+        checks = Checks(self) if self.settings.checks else None
+        self.kernel.run(None if checks is None else checks.after)
+        if checks is not None:
+            checks.at_end()
+        return self.result()
+
+    def result(self) -> Result:
+        """What came of it so far."""
+        front = self.front
+        counts = {
+            "pulls": self.pulls.ended,
+            "pulls_failed": self.pulls.failed,
+            "bytes_moved": self.pulls.bytes_moved,
+            **self.counts,
+        }
+        return Result(
+            columns=front.rows.columns(),
+            members=tuple(each.name for each in self.instances),
+            classes=tuple(name or "" for name in front.classes),
+            details=front.details,
+            events=self.kernel.events,
+            end_ns=front.ended_ns,
+            counts=counts,
+            gpus=sum(each.member.gpus for each in self.instances),
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is still to be served."""
+        return self._arriving or bool(self.front.open)
+
+    def _arrive(self, arrival: Arrival | None) -> None:
+        if arrival is not None:
+            self.front.arrive(arrival)
+        following = next(self._arrivals, None)
+        if following is None:
+            self._arriving = False
+        else:
+            self.kernel.at(max(self.kernel.now_ns, round(following.at_s * NS)), self._arrive, following)
+
+    # --- twins --------------------------------------------------------------------------------------------------------
+
+    def tell(self, at: SimInstance, event: ev.Event) -> None:
+        """Something happens to an instance's engine."""
+        effects = at.handle(event, self.kernel.now_ns)
+        carry = self._carry
+        for effect in effects:
+            done = carry.get(type(effect))
+            if done is not None:
+                done(at, effect)
+        if self.on_effect is not None:
+            for effect in effects:
+                self.on_effect(at, effect)
+        self.arm(at)
+        self.touched[at] = None
+
+    def arm(self, at: SimInstance) -> None:
+        """Wake its twin when that asks for it."""
+        due_ns = at.wakeup_ns()
+        if due_ns is not None and due_ns != at.armed_ns:
+            at.armed_ns = due_ns
+            self.kernel.at(due_ns, self._wake, at)
+
+    def kv_usage(self, at: SimInstance) -> float:
+        """Share of its blocks that are in use now."""
+        self.tell(at, ev.ReadLoad())
+        return at.load_said.kv_usage
+
+    def _wake(self, at: SimInstance) -> None:
+        if at.armed_ns == self.kernel.now_ns:
+            at.armed_ns = -1
+            self.tell(at, _TICK)
+
+    def _run(self, at: SimInstance, run: ev.Run) -> None:
+        """Note when first and second tokens are there: at the ends of the run's first two steps, or the next run's."""
+        former, at.run_steps = at.run_steps, run.steps
+        if not at.young and not at.awaited:
+            return
+        local_ns = run.end_ns if run.steps == 1 else self._step_end(at, run, 1)
+        for leg in at.young:
+            if former < 2 and not leg.over:  # the run that brought the first token was cut after it
+                leg.second_ns = at.world_ns(local_ns)
+        at.young.clear()
+        for share in run.shares if at.awaited else ():
+            begun = None if share.first else at.awaited.pop(share.request, None)
+            if begun is not None:
+                begun.local_ns = (local_ns, self._step_end(at, run, 2) if run.steps > 1 else -1)
+                if self.keeps_contents:
+                    self._read_token(begun, share)
+                at.young.append(begun)
+                self.announce(at, begun)
+
+    def announce(self, at: SimInstance, leg: Leg) -> None:
+        """Its first token will be at the router."""
+        first_ns, second_ns = leg.local_ns
+        leg.first_ns = at.world_ns(first_ns)
+        leg.second_ns = at.world_ns(second_ns) if second_ns >= 0 else -1
+        self.deliver(at, leg.first_ns, self._opened, leg)
+
+    def _opened(self, leg: Leg) -> None:
+        if self.kernel.now_ns >= leg.first_ns + self.hop_ns:  # else its clock has slowed down since
+            leg.passage.opened(leg)
+
+    def _read_token(self, leg: Leg, share: ev.Share) -> None:
+        """Whether the text is the model's: a wrong block read shows in everything that follows."""
+        if share.key != answer_key(leg.request.prompt, leg.request.seed):
+            leg.passage.flags |= rows.WRONG
+            self.counts["wrong_text"] += 1
+
+    @staticmethod
+    def _step_end(at: SimInstance, run: ev.Run, steps: int) -> int:
+        return run.at_ns + at.member.costs.decode_run_ns(run.batch, run.sum_context, steps)
+
+    @staticmethod
+    def _cut(at: SimInstance, cut: ev.Cut) -> None:
+        at.run_steps = cut.steps
+
+    def _finished(self, at: SimInstance, effect: ev.Finished) -> None:
+        at.awaited.pop(effect.request, None)
+        at.pulling.pop(effect.request, None)
+        leg = at.legs.pop(effect.request, None)
+        if leg is None:
+            return
+        leg.over = True
+        leg.last_ns, leg.outputs = self.kernel.now_ns, effect.outputs
+        if effect.outputs < 2:
+            leg.second_ns = -1
+        if effect.preemptions:
+            leg.passage.flags |= rows.PREEMPTED
+        self.deliver(at, self.kernel.now_ns, self._answered, (leg, effect))
+
+    @staticmethod
+    def _answered(word: tuple[Leg, ev.Finished]) -> None:
+        leg, effect = word
+        leg.passage.answered(leg, effect)
+
+    def _refused(self, at: SimInstance, effect: ev.Refused) -> None:
+        """A status of the engine's own: 400, as vLLM answers what does not fit."""
+        leg = self._forget(at, effect.request)
+        if leg is not None:
+            self.deliver(at, self.kernel.now_ns, self._turned_down, (leg, effect.because))
+
+    @staticmethod
+    def _turned_down(word: tuple[Leg, str]) -> None:
+        word[0].passage.refused(word[0], 400, word[1])
+
+    def _lost(self, at: SimInstance, effect: ev.Lost) -> None:
+        leg = self._forget(at, effect.request)
+        if leg is not None:
+            self.deliver(at, self.kernel.now_ns, self._broke, (leg, "the connection broke"))
+
+    @staticmethod
+    def _broke(word: tuple[Leg, str]) -> None:
+        word[0].passage.lost(*word)
+
+    def _preempted(self, at: SimInstance, effect: ev.Preempted) -> None:
+        self.counts["preempted"] += 1
+        leg = at.legs.get(effect.request)
+        if leg in at.young and at.run_steps < 2:
+            at.young.remove(leg)  # its second token comes after it was computed anew: not followed
+
+    def _forget(self, at: SimInstance, request: Any) -> Leg | None:
+        at.awaited.pop(request, None)
+        at.pulling.pop(request, None)
+        leg = at.legs.pop(request, None)
+        if leg is not None:
+            leg.over = True
+        return leg
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def deliver(self, at: SimInstance, when_ns: int, call: Callable[[Any], None], word: Any) -> None:
+        """An instance says something to the router; while it is cut off, its words wait."""
+        if at.cut_off:
+            at.held.append((call, word))
+        else:
+            self.kernel.at(when_ns + self.hop_ns, call, word)
+
+    def send(self, leg: Leg) -> None:
+        """The router sends a leg."""
+        at = leg.at
+        at.legs[leg.request.id] = leg
+        if at.cut_off:
+            self.kernel.at(self.kernel.now_ns + round(self.settings.connect_s * NS), self._no_connection, leg)
+            return
+        front_ns = self._pull_front_ns if leg.request.pull is not None else at.member.prompt_front_ns
+        self.kernel.at(self.kernel.now_ns + self.hop_ns + front_ns, self._submit, leg)
+
+    def _submit(self, leg: Leg) -> None:
+        at = leg.at
+        if leg.detached:  # the connection was closed before the engine had read it
+            at.legs.pop(leg.request.id, None)
+            self._unread(leg)
+        elif not at.ready:
+            self.kernel.at(self.kernel.now_ns + self.hop_ns, self._no_connection, leg)
+        else:
+            if not leg.prefill:
+                at.awaited[leg.request.id] = leg
+            if leg.request.pull is not None:
+                at.pulling[leg.request.id] = (leg.request.pull, self.kernel.now_ns)
+            self.tell(at, ev.Submit(leg.request))
+
+    def _unread(self, leg: Leg) -> None:
+        """A decode leg that was closed early still makes D tell P, as vLLM's serving layer does."""
+        if leg.request.pull is not None and leg.at.ready:
+            self.pulls.give_back(leg.at, leg.request.pull)
+
+    def _no_connection(self, leg: Leg) -> None:
+        """Nobody accepts it there: nobody else's leg will do better."""
+        self._forget(leg.at, leg.request.id)
+        if self.front.unreachable(leg.at.name):
+            self.front.announce_lost(leg.at.name, list(leg.at.legs.values()))
+        because = "connecting took too long" if leg.at.cut_off else "connection refused"
+        leg.passage.lost(leg, because, untouched=True)
+
+    def abort(self, leg: Leg | None) -> None:
+        """The router closes a leg, or asks for its end."""
+        if leg is not None and not leg.over:
+            self.kernel.at(self.kernel.now_ns + self.hop_ns, self._abort, leg)
+
+    def _abort(self, leg: Leg) -> None:
+        if not leg.over and leg.at.ready and not leg.at.cut_off:
+            self.tell(leg.at, ev.Abort(leg.request.id))
+
+    def give_back(self, word: tuple[Source, SimInstance]) -> None:
+        """A notice is at the producer."""
+        source, by = word
+        producer = self.by_name[source.producer]
+        if producer.ready and producer.epoch == source.transfer.producer_epoch:
+            self.tell(producer, ev.released(source.transfer, by.name))
+
+    def heartbeat(self, word: tuple[SimInstance, ev.FromPeer]) -> None:
+        """A consumer still wants a hold."""
+        if word[0].ready:
+            self.tell(*word)
+
+
+def _load_is(at: SimInstance, effect: ev.LoadIs) -> None:
+    at.load_said = effect.load
+
+
+def _contents(at: SimInstance, effect: ev.Contents) -> None:
+    at.contents_said = effect.contents

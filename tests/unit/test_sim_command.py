@@ -1,0 +1,137 @@
+"""`baton simulate` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from baton.cli import main
+from baton.commands.simulate import again
+from router.desk import Desk
+
+SMALL = ["simulate", "--prefill", "1", "--decode", "1", "--rate", "20", "--requests", "30", "--ttft-ms", "500"]
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    assert main([*SMALL, "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_and_the_same_bytes_again(capsys: pytest.CaptureFixture[str]) -> None:
+    first = simulated(capsys)
+    assert first == simulated(capsys)
+    assert first != simulated(capsys, "--seed", "1")
+    assert first["report"]["completed"] == 30
+    assert first["report"]["attainment"] == 1.0
+    assert first["fleet"] == {"instances": 2, "gpus": 2, "model": "meta-llama/Llama-3.1-8B"}
+    assert first["counts"]["pulls"] == 30
+    assert not any("time" in key for key in first), "nothing in it depends on the machine"
+
+
+def test_the_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--", "--enforce-eager"]) == 0
+    told = capsys.readouterr()
+    assert "30 requests sent, 30 completed" in told.out
+    assert "attainment 100.0%" in told.out
+    assert "not simulated, as nothing here depends on it: --enforce-eager" in told.err
+    assert "requests/s" in told.err
+
+
+def test_a_cluster_file_brings_fleet_classes_and_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text(
+        "models:\n  - name: Qwen/Qwen3-32B\n    pools:\n"
+        "      prefill: {start: 2, shape: {tp: 2}, gpu: H100-SXM}\n"
+        "      decode: {shape: {tp: 4}, gpu: H200, engine_args: {max-num-seqs: 7}}\n"
+        "slo:\n  interactive: {ttft_ms: 2000, tpot_ms: 100}\n  batch: {ttft_ms: 20000}\n"
+        "limits: {first_token_s: 30}\n"
+    )
+    assert main(["simulate", "--cluster", str(file), "--rate", "2", "--requests", "10", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fleet"] == {"instances": 3, "gpus": 8, "model": "Qwen/Qwen3-32B"}
+    assert found["settings"]["first_token_s"] == 30
+    assert found["report"]["targets"]["ttft_ms"] == 2000
+    assert found["report"]["attainment"] == 1.0
+
+
+def test_records_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run.jsonl"
+    first = simulated(capsys, "--out", str(out))
+    words = ["simulate", "--prefill", "1", "--decode", "1", "--trace", str(out), "--ttft-ms", "500", "--json"]
+    assert main(words) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert second["report"] == first["report"], "what it wrote is the same load"
+
+
+def test_a_window_for_the_browser(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace.json"
+    simulated(capsys, "--chrome-trace", str(file), "--trace-window", "0.1-0.5")
+    events = json.loads(file.read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names == {"router", "prefill-0", "decode-0"}
+    steps = [event for event in events if event["ph"] == "X"]
+    assert steps
+    assert all(1e5 <= step["ts"] < 5e5 and step["dur"] > 0 for step in steps)
+    by_engine = [[(s["ts"], s["ts"] + s["dur"]) for s in steps if s["pid"] == pid] for pid in (1, 2)]
+    for spans in by_engine:
+        assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(spans)), "no overlap"
+    begun = [event["id"] for event in events if event["ph"] == "b" and event["cat"] == "request"]
+    assert sorted(begun) == sorted(event["id"] for event in events if event["ph"] == "e" and event["cat"] == "request")
+
+
+def test_faults_by_name_and_by_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chaos = simulated(capsys, "--faults", "chaos", "--start-up-s", "1")
+    assert chaos["faults"]
+    file = tmp_path / "faults.json"
+    file.write_text(json.dumps(chaos["faults"]))
+    again_ = simulated(capsys, "--faults", str(file), "--start-up-s", "1")
+    assert again_["report"] == chaos["report"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--policy", "best"), "--policy best: there is"),
+        (("--gpu", "H9000"), "Nothing is known about the GPU 'H9000'"),
+        (("--model", "Llama-9"), "do not ship"),
+        (("--tp-prefill", "0", "--prefill", "0", "--decode", "0"), "no instance: give at least one"),
+        (("--faults", "/nowhere"), "--faults /nowhere: .*give a file of faults, or one of kills"),
+        (("--hop-us", "-1"), "--hop-us -1.0: must not be negative"),
+        (("--cluster", "x.yaml"), "--prefill describes a fleet, and --cluster names a file that does"),
+        (("--trace", "/nowhere"), "--rate makes load up, --trace replays one"),
+        (("--trace-window", "5-1"), "write the first second and the last"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    try:
+        code = main([*SMALL, *words])
+    except SystemExit as exited:  # argparse's own way
+        code = int(exited.code or 0)
+    told = capsys.readouterr().err
+    assert code == 2
+    assert re.search(message, told), told
+
+
+def test_a_run_that_breaks_a_law_prints_its_seed_and_how_to_see_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SMALL, "--faults", "slow", "--seed", "7"]
+    monkeypatch.setattr("sys.argv", ["baton", *words])
+    monkeypatch.setattr(Desk, "finish", lambda _self, _seat: ())
+    assert main(words) == 1
+    told = capsys.readouterr().err
+    assert "simulate: LawBroken at " in told
+    assert f"seed=7; to see it again: baton {' '.join(words)}" in told
+
+
+def test_the_command_names_the_seed_where_the_user_did_not() -> None:
+    assert again(["simulate", "--rate", "3"], 0) == "baton simulate --rate 3 --seed 0"
+    assert again(["simulate", "--seed=4", "--", "--x"], 4) == "baton simulate --seed=4 -- --x"
+    assert again(["simulate", "--", "--x"], 5) == "baton simulate --seed 5 -- --x"

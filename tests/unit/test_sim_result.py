@@ -1,0 +1,71 @@
+"""Columns and records say the same, in the load generator's own words."""
+
+import msgspec
+import numpy as np
+import pytest
+from support.simulated import every, members, simulate
+
+from cluster.instance import Role
+from loadgen.arrival import Arrival
+from loadgen.report import Report, Run, Targets, report_of
+from sim.faults import Fault
+from sim.result import Result, Rows
+
+P, D = Role.PREFILL, Role.DECODE
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    """Answers of one token and more, a refused one, a failed one, a broken one, one that was late."""
+    load = sorted(
+        [*every(0.02, 30, answer=30), Arrival(at_s=0.1, input_tokens=1000, output_tokens=3)], key=lambda a: a.at_s
+    )
+    load.append(Arrival(at_s=0.9, input_tokens=10, output_tokens=1, slo_class="batch"))
+    kill = [Fault(at_s=0.3, kind="kill", instance=members(P, D)[1].name)]
+    return simulate(members(P, D), load, faults=kill)[1]
+
+
+def test_the_report_is_that_of_the_records(result: Result) -> None:
+    middle_ms = float(np.nanmedian(result.latency_s("e2e"))) * 1000
+    targets = Targets(ttft_ms=20, tpot_ms=5, e2e_ms=middle_ms)
+    ours = msgspec.to_builtins(result.report(targets))
+    records = list(result.records())
+    theirs = msgspec.to_builtins(report_of(records, Run(planned=len(records), elapsed_s=result.end_ns / 1e9), targets))
+    other = {"late_ms", "cpu_share", "prompt_tokens_off", "notes", "itl_ms"}
+    for name in set(Report.__struct_fields__) - other:
+        assert _close(ours[name], theirs[name]), name
+    assert 0 < ours["attained"] < ours["completed"] < ours["sent"] == 32
+
+
+def _close(one: object, other: object) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_close(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_close, one, other))
+    return one == (pytest.approx(other, rel=1e-9, abs=1e-3) if isinstance(other, float) else other)
+
+
+def test_targets_by_class(result: Result) -> None:
+    strict, loose = Targets(ttft_ms=0.001), Targets(ttft_ms=1e6)
+    assert result.met(strict).sum() == 0
+    assert result.met(strict, {"batch": loose}).sum() == 1
+    assert result.met(loose, {"batch": strict}).sum() == result.good().sum() - 1
+    assert result.report(loose, {"batch": strict}).attainment == (result.good().sum() - 1) / 32
+
+
+def test_nothing_at_all() -> None:
+    _, empty = simulate(members(P, D), [])
+    report = empty.report(Targets(ttft_ms=5))
+    assert (report.sent, report.completed, report.attainment, report.ttft_ms.mean) == (0, 0, None, None)
+    assert list(empty.records()) == []
+
+
+def test_a_row_is_written_where_it_belongs() -> None:
+    rows = Rows()
+    for _ in range(3):
+        rows.add()
+    rows.write(1, *range(5), *range(10, 15), *range(15, 21))
+    columns = rows.columns()
+    assert columns["at_ns"].tolist() == [-1, 0, -1]
+    assert columns["outcome"].tolist() == [0, 16, 0]
+    assert (rows.count, rows.ended) == (3, 1)

@@ -1,0 +1,75 @@
+"""The line for places: who is asked when one becomes free."""
+
+from router.waiting import Waiting
+
+
+def line(**kinds: str) -> Waiting:
+    """Names and what they want, in order."""
+    waiting = Waiting()
+    for who, kind in kinds.items():
+        waiting.enter(who, kind)
+    return waiting
+
+
+def test_first_come_first_asked() -> None:
+    waiting = line(a="x", b="x", c="x")
+    assert waiting.call_first() == ("a",)
+    assert waiting.leave("a", placed=True) == ()
+    assert waiting.call_first() == ("b",)
+    assert len(waiting) == 2
+
+
+def test_who_finds_none_passes_the_call_to_the_next_that_wants_something_else() -> None:
+    waiting = line(a="x", b="x", c="y", d="x")
+    assert waiting.call_first() == ("a",)
+    assert waiting.found_none("a") == ("c",), "b would be told what a was told"
+    assert waiting.leave("c", placed=True) == ()
+    assert waiting.call_first() == ("a",), "a has kept its position"
+    assert waiting.found_none("a") == ()
+
+
+def test_two_places_are_for_two() -> None:
+    waiting = line(a="x", b="x", c="x")
+    assert waiting.call_first() == ("a",)
+    assert waiting.call_first() == (), "a is asking already, and the next one asks after it"
+    assert waiting.leave("a", placed=True) == ("b",)
+    assert waiting.leave("b", placed=True) == ("c",), "as long as there are places"
+    assert waiting.found_none("c") == ()
+    assert waiting.leave("c", placed=True) == ()
+
+
+def test_when_the_fleet_changes_the_first_of_each_kind_asks() -> None:
+    waiting = line(a="x", b="y", c="x", d="y")
+    assert waiting.call_all() == ("a", "b")
+    assert waiting.leave("a", placed=True) == ("c",)
+    assert waiting.found_none("b") == (), "c is asking already"
+    assert waiting.found_none("c") == ()
+
+
+def test_who_gives_up_while_asked_leaves_the_place_to_the_next() -> None:
+    waiting = line(a="x", b="x")
+    assert waiting.call_first() == ("a",)
+    assert waiting.leave("a", placed=False) == ("b",)
+    assert waiting.leave("b", placed=True) == ()
+    assert len(waiting) == 0
+
+
+def test_who_gives_up_unasked_is_forgotten() -> None:
+    waiting = line(a="x", b="x")
+    assert waiting.leave("a", placed=False) == ()
+    assert waiting.leave("nobody", placed=False) == ()
+    assert waiting.call_first() == ("b",)
+
+
+def test_a_changed_wish_keeps_its_turn() -> None:
+    waiting = line(a="x", b="y", c="x")
+    waiting.enter("a", "y")
+    assert waiting.call_first() == ("a",)
+    assert waiting.found_none("a") == ("c",), "b wants what a wants"
+    waiting.enter("b", "y")
+    assert len(waiting) == 3
+
+
+def test_nobody_in_line() -> None:
+    waiting = Waiting()
+    assert (waiting.call_first(), waiting.call_all(), waiting.found_none("a")) == ((), (), ())
