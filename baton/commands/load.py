@@ -47,13 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton load`."""
     parser.add_argument("url", nargs="?", metavar="URL", help="the endpoint, like http://127.0.0.1:8000")
     parser.add_argument("--model", help="default: the first that the endpoint lists")
-    _add_load(parser.add_argument_group("what to send"))
-    _add_trace(parser.add_argument_group("from a trace"))
+    add_load(parser.add_argument_group("what to send"))
+    add_trace(parser.add_argument_group("from a trace"))
     _add_request(parser.add_argument_group("how to ask"))
     _add_result(parser.add_argument_group("what to report"))
 
 
-def _add_load(group: Any) -> None:
+def add_load(group: Any) -> None:
+    """Flags for made-up load; `baton simulate` takes the same."""
     group.add_argument("--rate", type=finite, metavar="R", help="requests per second (default 1)")
     group.add_argument(
         "--arrivals", choices=("poisson", "constant", "gamma", "weibull"), help="how gaps vary (default poisson)"
@@ -78,7 +79,8 @@ def _add_load(group: Any) -> None:
     group.add_argument("--dry-run", action="store_true", help="say what would be sent, and send nothing")
 
 
-def _add_trace(group: Any) -> None:
+def add_trace(group: Any) -> None:
+    """Flags for a trace."""
     group.add_argument(
         "--trace", metavar="FILE", help="a trace file (also .gz), a ServeGen folder, or an --out of ours"
     )

@@ -1,0 +1,226 @@
+"""Fit what a step costs on a running engine, and write it to a file.
+
+Sends prompts of several lengths, one at a time, and streams at several batch sizes and contexts, for at most
+--budget-s seconds; nobody else should use the engine meanwhile. The file holds coefficients, their error and where they
+come from; docs/costs.md explains them. Ask an engine itself, not a router. Ends with exit code 1 where too few points
+could be measured for a fit.
+
+examples:
+  baton profile http://127.0.0.1:8100 --gpu H100-SXM
+  baton profile http://10.0.0.7:8100 --gpu H200 --tp 4 --prompt-tokens 8192 --batch 256 --budget-s 300
+  baton profile http://127.0.0.1:8100 --gpu CPU-core --config my-model/config.json --out mine.json --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from baton.load_arrivals import finite
+from baton.output import say
+from baton.profile_view import Progress, misfits, notes_of, say_notes, show_profile
+from baton.profiling import Found, Measuring, text_of
+from cluster.errors import UsageError
+from costs import shipped
+from costs.config import read_config
+from costs.hardware import GPUS, Gpu, find_gpu
+from costs.model import ModelShape
+from costs.profile import Origin, Profile, fit_profile, write_profiles
+from costs.step import KNEE_TOKENS
+from engine.vllm.probe import Probe, Unwell
+from loadgen.ask import fit_of
+from loadgen.body import Asking
+from loadgen.http import Pool
+from loadgen.measure import Limits, Point, kv_tokens, too_short
+
+PROMPT_TOKENS = 2048
+"""vLLM's smallest usual token budget per step: a longer prompt may be several steps."""
+
+ROWS_LEAST = 3
+"""Of each kind: as many as coefficients."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `baton profile`."""
+    parser.add_argument("url", metavar="URL", help="one engine, like http://127.0.0.1:8100")
+    parser.add_argument("--gpu", required=True, metavar="NAME", help=f"what it runs on: {', '.join(GPUS)}")
+    parser.add_argument("--tp", type=_whole, default=1, metavar="N", help="GPUs it spans (default %(default)s)")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the model's config.json (default: where the engine has it, or ours)",
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=_whole,
+        default=PROMPT_TOKENS,
+        metavar="N",
+        help="longest prompt; at most the engine's max_num_batched_tokens (default %(default)s)",
+    )
+    parser.add_argument("--batch", type=_whole, default=64, metavar="N", help="most streams at once (default 64)")
+    parser.add_argument("--budget-s", type=finite, default=120.0, metavar="S", help="time it may take (default 120)")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="sent as a bearer token")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: MODEL-GPU-tpN.json in this folder")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What the engine says about itself."""
+
+    url: str
+    model: str
+    root: str
+    context_tokens: int
+    kv_tokens: int | None
+    version: str
+    says_load: bool
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, fit, write; 0 when there is a profile."""
+    if args.vllm_args:
+        raise UsageError("`baton profile` takes no vLLM flags")
+    gpu = find_gpu(args.gpu)
+    if gpu is None:
+        raise UsageError(f"--gpu {args.gpu} is not known; one of {', '.join(GPUS)}")
+    import uvloop
+
+    if args.out is not None and not args.out.parent.is_dir():
+        raise UsageError(f"--out {args.out}: there is no folder {args.out.parent}")
+    engine, found, fit = uvloop.run(_measured(args, gpu, _key(args.api_key_file)))
+    notes = notes_of(found, args.budget_s, says_load=engine.says_load)
+    missing = _missing(found)
+    if missing:
+        say_notes(notes)
+        say(f"no profile: {missing}; more time (--budget-s) may do")
+        return 1
+    profile = fit(found)
+    path = args.out or Path(f"{engine.model.rpartition('/')[2]}-{gpu.name}-tp{args.tp}.json")
+    try:
+        path.write_text(json.dumps(write_profiles(profile.origin, [profile]), indent=1) + "\n")
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror}") from None
+    show_profile(profile, found, notes, path, as_json=args.json)
+    return 0
+
+
+def _missing(found: Found) -> str | None:
+    """What a fit lacks; None for nothing."""
+    large = sum(row.new_tokens >= KNEE_TOKENS for row in found.prefills.values())
+    if large >= ROWS_LEAST and len(found.decodes) >= ROWS_LEAST:
+        return None
+    return (
+        f"{large} prompts of {KNEE_TOKENS:,} tokens and more and {len(found.decodes)} batches were measured, "
+        f"{ROWS_LEAST} of each are needed"
+    )
+
+
+async def _measured(
+    args: argparse.Namespace, gpu: Gpu, key: str | None
+) -> tuple[Engine, Found, Callable[[Found], Profile]]:
+    """Ask the engine, send the points; and how to fit what came."""
+    url = Pool(args.url).url
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    engine = await _engine(url, key, headers)
+    model = _shape(args.config, engine)
+    limits = Limits(
+        prompt_tokens=min(args.prompt_tokens, engine.context_tokens - 2),
+        context_tokens=engine.context_tokens,
+        batch=args.batch,
+        kv_tokens=engine.kv_tokens,
+    )
+    short = too_short(limits)
+    if short:
+        raise UsageError(
+            f"{url}: {short}; the model's context is {engine.context_tokens:,} tokens, --prompt-tokens "
+            f"{args.prompt_tokens:,}"
+        )
+    asking = Asking(model=engine.model, salt=f"profile {secrets.token_hex(8)}")
+    text = await fit_of(url, headers, asking)
+    if text is None:
+        raise UsageError(f"{url} does not say in `usage` how many tokens a prompt has: no engine to profile")
+    source = f"baton profile on {time.strftime('%Y-%m-%d', time.gmtime())}, vLLM {engine.version}"
+
+    def fit(found: Found) -> Profile:
+        origin = Origin(
+            name="measured",
+            source=source,
+            licence="its owner's",
+            first_token_ms_per_layer=round((found.server_ms or 0.0) / model.layers, 4),
+        )
+        return fit_profile(origin, model, gpu, args.tp, list(found.prefills.values()), list(found.decodes.values()))
+
+    def doubtful(found: Found) -> list[Point]:
+        return [] if _missing(found) else misfits(fit(found), found)
+
+    with Progress() as progress:
+        measuring = Measuring(url, headers, replace(asking, fit=text), progress.told)
+        return engine, await measuring.run(limits, args.budget_s, doubtful), fit
+
+
+async def _engine(url: str, key: str | None, headers: dict[str, str]) -> Engine:
+    """Ask who it is, before anything is sent."""
+    try:
+        async with Probe(url, key) as probe:
+            entries = await probe.models()
+    except Unwell as error:
+        raise UsageError(f"{url}: {error}; give the URL of a running engine") from None
+    if not entries or "id" not in entries[0]:
+        raise UsageError(f"{url}/v1/models lists no model")
+    first = entries[0]
+    length = first.get("max_model_len")
+    if not isinstance(length, int):
+        raise UsageError(f"{url}/v1/models does not say max_model_len: not vLLM, or a router; ask the engine itself")
+    metrics, version = [await text_of(f"{url}/{path}", headers) for path in ("metrics", "version")]
+    try:
+        version = str(json.loads(version)["version"])
+    except (ValueError, LookupError, TypeError):
+        version = "(unknown version)"
+    return Engine(
+        url=url,
+        model=str(first["id"]),
+        root=str(first.get("root") or ""),
+        context_tokens=length,
+        kv_tokens=kv_tokens(metrics),
+        version=version,
+        says_load="vllm:num_requests_running" in metrics,
+    )
+
+
+def _shape(config: Path | None, engine: Engine) -> ModelShape:
+    """The model's sizes: by --config, by the folder the engine loaded it from, or by name."""
+    beside = Path(engine.root) / "config.json"
+    path = config or (beside if engine.root and beside.is_file() else None)
+    if path is None:
+        found = shipped.find_model(engine.root) or shipped.find_model(engine.model)
+        if found is None:
+            raise UsageError(f"the sizes of {engine.model} do not ship: give its config.json with --config FILE")
+        return found
+    try:
+        return read_config(json.loads(path.read_text()), engine.model)
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"--config {path}: {error}") from None
+
+
+def _key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--api-key-file {path}: {error}") from None
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number, 1 or more")
+    return int(text)

@@ -1,0 +1,112 @@
+"""Who is measured in the router benchmark, and how each is started: as its users would."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.processes import BATON_COMMAND, Failed, Running, free_port
+from bench.rivals import NotInstalled, environment, version_of
+
+DIRECT, BATON, RIVAL, RELAY = "engine", "baton", "vllm-router", "relay"
+
+Start = Callable[[Sequence[str], Sequence[str], frozenset[int]], tuple[Running, str]]
+"""Prefill URLs, decode URLs, cores → the process and its endpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestants:
+    """Who takes part; and in one line, why one does not."""
+
+    starts: dict[str, Start]
+    versions: dict[str, str]
+    missing: str | None = None
+
+
+def contestants() -> Contestants:
+    """Everybody who can be had on this machine."""
+    from baton import __version__  # noqa: PLC0415 - known when it is installed
+
+    starts = dict(OURS)
+    versions = {BATON: __version__, RELAY: "bench/relay.py"}
+    try:
+        folder = environment("router")
+    except NotInstalled as error:
+        return Contestants(starts, versions, f"vllm-router cannot be installed here and is left out: {error}")
+    versions[RIVAL] = version_of("router", "vllm-router")
+
+    def rival(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
+        return _rival(str(folder / "vllm-router"), prefill, decode, on)
+
+    return Contestants({BATON: OURS[BATON], RIVAL: rival, RELAY: OURS[RELAY]}, versions)
+
+
+def engines(count: int, on: frozenset[int]) -> tuple[Running, list[str]]:
+    """One process that plays `count` mock engines, and their addresses."""
+    running = Running("engines", [sys.executable, "-m", "bench.engine", "--count", str(count)], on)
+    found: list[str] = json.loads(running.line())
+    return running, found
+
+
+def twin_engines(count: int, on: frozenset[int]) -> tuple[Running, list[str]]:
+    """Twins behind vLLM's HTTP, which take the time that a model would: half of them for prefill, half for decode."""
+    words = [*BATON_COMMAND, "mock", "--instances", f"prefill={count // 2},decode={count // 2}", "--port", "0"]
+    return _ready_mock(words, count, on)
+
+
+def lone_twin(on: frozenset[int]) -> tuple[Running, str]:
+    """One twin that does both."""
+    running, urls = _ready_mock([*BATON_COMMAND, "mock", "--instances", "both=1", "--port", "0"], 1, on)
+    return running, urls[0]
+
+
+def _ready_mock(words: list[str], count: int, on: frozenset[int]) -> tuple[Running, list[str]]:
+    running = Running("mock", words, on)
+    try:
+        return running, [running.line().split()[-1] for _ in range(count)]
+    except Failed:
+        running.stop()
+        raise
+
+
+def _flags(prefill: Sequence[str], decode: Sequence[str]) -> list[str]:
+    return [
+        *(word for url in prefill for word in ("--prefill-url", url)),
+        *(word for url in decode for word in ("--decode-url", url)),
+    ]
+
+
+def _baton(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
+    words = [*BATON_COMMAND, "router", *_flags(prefill, decode), "--port", "0", "--admin-port", "0"]
+    running = Running(BATON, [*words, "--log-level", "WARNING"], on)
+    endpoint = running.line().split()[-1]
+    running.wait_for(f"{endpoint}/ready")
+    return running, endpoint
+
+
+def _rival(program: str, prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
+    """Its release build with nothing logged per request; its limits (32,768 requests at once) are far away."""
+    port, metrics = free_port(), free_port()
+    words = [program, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
+    words += ["--vllm-pd-disaggregation", "--policy", "round_robin", "--log-level", "warning"]
+    words += [word for url in prefill for word in ("--prefill", url)]
+    words += [word for url in decode for word in ("--decode", url)]
+    running = Running(RIVAL, words, on)
+    endpoint = f"http://127.0.0.1:{port}"
+    try:
+        running.wait_for(f"{endpoint}/health")
+    except Failed:
+        running.stop()
+        raise
+    return running, endpoint
+
+
+def _relay(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
+    running = Running(RELAY, [sys.executable, "-m", "bench.relay", *_flags(prefill, decode)], on)
+    return running, running.line().split()[-1]
+
+
+OURS: dict[str, Start] = {BATON: _baton, RELAY: _relay}
+"""Those that need no installing."""

@@ -1,0 +1,126 @@
+"""What the router benchmark's measurements add up to: rounds are compared within themselves, then the median taken."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from bench.contestants import BATON, DIRECT, RIVAL
+from bench.published import Table, target
+from bench.router_cells import Cell, Measured
+
+Results = dict[tuple[Cell, str], list[Measured]]
+
+
+def per_request(results: Results, cell: Cell, name: str) -> list[float | None]:
+    """CPU per request in µs, round by round."""
+    return [each.cpu_us for each in results.get((cell, name), [])]
+
+
+def per_chunk(results: Results, cell: Cell, name: str) -> list[float | None]:
+    """CPU per token in µs, round by round: what the requests themselves cost is taken off."""
+    base = next(each for each, _ in results if each.kind == "requests" and each.prompt_bytes == cell.prompt_bytes)
+    found: list[float | None] = []
+    for each, request_us in zip(results.get((cell, name), []), per_request(results, base, name), strict=False):
+        events = each.done * (cell.tokens - 1)  # the first token comes with the head
+        found.append((each.cpu_s * 1e6 - each.done * (request_us or 0.0)) / events if events else None)
+    return found
+
+
+def middle(values: Sequence[float | None]) -> float | None:
+    """The median of those that are there."""
+    there = [value for value in values if value is not None]
+    return statistics.median(there) if there else None
+
+
+def ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
+    """Median of the rounds' ratios: each round compares what ran within the same minute."""
+    return middle([a / b for a, b in zip(ours, theirs, strict=False) if a is not None and b])
+
+
+def cost_tables(results: Results, names: Sequence[str]) -> tuple[Table, dict[str, Any], dict[str, Any]]:
+    """CPU cells: the table, the figures, the targets."""
+    rows, figures, targets = [], {}, {}
+    for cell in dict.fromkeys(cell for cell, _ in results if not cell.rate):
+        of = per_request if cell.kind == "requests" else per_chunk
+        values = {name: of(results, cell, name) for name in names}
+        against = {name: ratio(values[BATON], values[name]) for name in names if name != BATON}
+        figures[cell.name] = {"cpu_us": {name: shown(middle(values[name])) for name in names}, "rounds": values}
+        figures[cell.name]["baton_to"] = {name: shown(each, 3) for name, each in against.items()}
+        rows.append(
+            [cell.name, *(text(middle(values[name])) for name in names), *(text(each, 2) for each in against.values())]
+        )
+        limit = 0.5 if cell.kind == "requests" else 0.8
+        if cell.kind != "streams":
+            targets[f"CPU to {RIVAL}'s, {cell.name}"] = target(against.get(RIVAL), limit)
+    columns = ["CPU, µs per request or chunk", *names, *(f"{BATON} / {name}" for name in names if name != BATON)]
+    return Table("What a router costs", columns, rows), figures, targets
+
+
+def rate_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str, Any]]:
+    """Open loop: how much later the first token comes than from the engine itself."""
+    rows, figures = [], {}
+    for cell in dict.fromkeys(cell for cell, _ in results if cell.kind == "rates"):
+        alone = results[cell, DIRECT]
+        entry: dict[str, Any] = {"engine_ttft_ms": [each.ttft_ms for each in alone]}
+        for name in names:
+            found = results[cell, name]
+            added = {
+                at: middle([_less(each.ttft_ms[at], one.ttft_ms[at]) for each, one in zip(found, alone, strict=True)])
+                for at in ("p50", "p99")
+            }
+            rate = middle([each.done / each.elapsed_s for each in found])
+            late = middle([each.late_ms_p99 for each in found])
+            entry[name] = {"added_ms": added, "completed_rate": shown(rate), "sent_late_ms_p99": shown(late)}
+            rows.append([cell.name, name, text(added["p50"], 2), text(added["p99"], 2), text(rate, 0), text(late, 1)])
+        figures[cell.name] = entry
+    columns = ["offered", "router", "added TTFT p50, ms", "p99, ms", "completed req/s", "sent late p99, ms"]
+    return Table("What a router adds to the first token", columns, rows), figures
+
+
+def twin_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str, Any]]:
+    """Twins: what a client sees, beside one engine that does it alone."""
+    rows, figures = [], {}
+    for cell in dict.fromkeys(cell for cell, _ in results if cell.kind == "twins"):
+        entry: dict[str, Any] = {}
+        for name in (DIRECT, *names):
+            found = results[cell, name]
+            entry[name] = {at: shown(middle([each.ttft_ms[at] for each in found]), 2) for at in ("p50", "p99")}
+            entry[name]["tt2t"] = shown(middle([each.tt2t_ms for each in found]), 2)
+            entry[name]["tpot"] = shown(middle([each.tpot_ms for each in found]), 2)
+            entry[name]["cpu_us"] = shown(middle([each.cpu_us or None for each in found]))
+            label = "one engine alone" if name == DIRECT else name
+            rows.append([cell.name, label, *(text(value, 1) for value in entry[name].values())])
+        figures[cell.name] = entry
+    columns = ["offered", "", "TTFT p50, ms", "p99, ms", "TT2T p50, ms", "TPOT p50, ms", "CPU µs per request"]
+    return Table("On engine twins (`baton mock`: Llama-3.1-8B on H100), what a client sees", columns, rows), figures
+
+
+def trust_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str, Any]]:
+    """Answers counted, and memory."""
+    rows, figures = [], {}
+    for name in names:
+        found = [each for (_, whose), rounds in results.items() if whose == name for each in rounds]
+        done, failed = sum(each.done for each in found), sum(each.failed for each in found)
+        rewritten, memory = sum(each.rewritten for each in found), max(each.memory_mb for each in found)
+        examples = [why for each in found for why in each.examples][:3]
+        counts = {"answers": done, "failed": failed, "rewritten": rewritten, "memory_mb": round(memory, 1)}
+        figures[name] = {**counts, "examples": examples}
+        rows.append([name, f"{done:,}", f"{failed:,}", f"{rewritten:,}", f"{memory:,.0f}"])
+    columns = ["router", "answers right", "failed", "of those right, an event written anew", "memory at most, MB"]
+    return Table("Whether answers were the engine's", columns, rows), figures
+
+
+def _less(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else round(one - other, 3)
+
+
+def shown(value: float | None, digits: int = 1) -> float | None:
+    """For JSON."""
+    return None if value is None else round(value, digits)
+
+
+def text(value: float | None, digits: int = 1) -> str:
+    """For tables."""
+    return "–" if value is None else f"{value:,.{digits}f}"

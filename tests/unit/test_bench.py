@@ -1,0 +1,78 @@
+"""What benchmarks add up, and that they tell a right answer from a wrong one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import engine, published, sender
+from bench import router_tables as router
+from bench.router_cells import Cell, Measured
+
+REQUESTS = Cell(kind="requests")
+CHUNKS = Cell(kind="chunks", tokens=200, connections=64)
+
+
+def measured(cpu_s: float, done: int = 100, failed: int = 0) -> Measured:
+    return Measured(done=done, failed=failed, rewritten=0, cpu_s=cpu_s, elapsed_s=1.0, memory_mb=10.0)
+
+
+def test_chunks_cost_what_is_beyond_their_requests() -> None:
+    results = {(REQUESTS, "baton"): [measured(0.1)], (CHUNKS, "baton"): [measured(0.1 + 100 * 199 * 30e-6)]}
+    assert router.per_request(results, REQUESTS, "baton") == [pytest.approx(1000)]
+    assert router.per_chunk(results, CHUNKS, "baton") == [pytest.approx(30)]
+
+
+def test_ratio_is_the_median_of_the_rounds_and_nothing_without_a_rival() -> None:
+    assert router.ratio([10, 40, 90], [10, 20, 30]) == 2
+    assert router.ratio([10, None, 90], [10, 20, 30]) == 2
+    assert router.ratio([10], []) is None
+    assert router.ratio([None], [10]) is None
+
+
+def test_targets_are_met_or_not() -> None:
+    results = {(REQUESTS, name): [measured(cpu)] for name, cpu in (("baton", 0.4), ("vllm-router", 1.0))}
+    table, figures, targets = router.cost_tables(results, ["baton", "vllm-router"])
+    assert targets == {"CPU to vllm-router's, requests 2 KB 1×1": {"value": 0.4, "target": 0.5, "met": True}}
+    assert figures["requests 2 KB 1×1"]["cpu_us"] == {"baton": 4000.0, "vllm-router": 10000.0}
+    assert table.rows == [["requests 2 KB 1×1", "4,000.0", "10,000.0", "0.40"]]
+    _, _, without = router.cost_tables({(REQUESTS, "baton"): [measured(0.4)]}, ["baton"])
+    assert [each["met"] for each in without.values()] == [False]
+    assert published.target(0.9, 1.0, at_most=False) == {"value": 0.9, "target": 1.0, "met": False}
+
+
+def test_page_takes_the_tables_between_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text("# B\n<!-- x: begin -->\nold\n<!-- x: end -->\nafter\n")
+    monkeypatch.setattr(published, "DOCS", tmp_path)
+    monkeypatch.setattr(published, "PAGE", page)
+    told = {"bench": "x", "figures": {"a": 1}, "targets": {}}
+    table = published.Table("A table", ["what", "ms"], [["one", "2"]])
+    published.publish(told, [table], {"cores": 2}, "*note*")
+    assert page.read_text() == (
+        "# B\n<!-- x: begin -->\n\n*note*\n\nA table:\n\n| what | ms |\n| --- | --- |\n| one | 2 |\n\n"
+        "<!-- x: end -->\nafter\n"
+    )
+    assert json.loads((tmp_path / "benchmarks" / "x.json").read_text()) == {**told, "machine": {"cores": 2}}
+
+
+def test_tokens_are_read_whatever_the_spacing() -> None:
+    assert sender.tokens_of(b"".join(engine.events(3))) == [" t1", " t2", " t3"]
+    assert sender.tokens_of(b'data: {"choices": [ {"text": "a"} ]}\n\ndata: [DONE]\n\n') == ["a"]
+    assert sender.tokens_of(b"data: {broken\n\n") == [" {broken".strip()]
+
+
+def test_answers_are_judged_by_their_tokens() -> None:
+    sent, right = sender.Sent(), b"".join(engine.events(4))
+    sent.take(200, right, right)
+    sent.take(200, right.replace(b'"usage":', b'"usage": '), right)
+    assert (sent.done, sent.rewritten, sent.failed) == (2, 1, 0)
+    sent.take(200, right.replace(b" t3", b" t7"), right)
+    sent.take(200, right[: len(right) // 2], right)
+    sent.take(500, b"oops", right)
+    sent.take(0, b"", right, "closed")
+    assert (sent.done, sent.rewritten, sent.failed) == (2, 1, 4)
+    assert "other tokens" in sent.examples[0]
+    assert sent.examples[2] == "HTTP 500: b'oops'"
