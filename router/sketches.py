@@ -1,0 +1,126 @@
+"""Distributions learned online, one per key: histograms over log-spaced bins that forget exponentially. Pure.
+
+Why fixed bins, and not P² (Jain and Chlamtac 1985) or a t-digest (Dunning 2019): a row of bins is added to in one
+place, forgets by letting newer observations weigh more, and, above all, can be *mixed* with others by a weighted sum,
+which is what backing off from a specific key to a general one needs. P² answers one quantile and cannot be mixed;
+t-digests mix only by clustering again, and forget badly. The price is the width of a bin, which the caller chooses.
+
+What always holds: no more than `keys_max` rows, those learned from longest ago go first; a mixture's distribution
+function rises strictly from 0 to 1, since the caller's prior has mass everywhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Table = NDArray[np.float32]
+
+_UNIT_MAX = 2.0**20
+"""Weight of one observation at which a row is scaled down: float32 cells (24 bits) then still see single ones."""
+
+_ROWS_AT_FIRST = 64
+
+
+class Sketches:
+    """Rows of mass by key. `edges` are the bins' lower ends and the last one's upper end, ascending."""
+
+    def __init__(self, edges: Sequence[float], prior: Floats, *, keys_max: int, memory: float) -> None:
+        """`memory`: observations of a key after which one weighs 1/e; `prior`: mass by bin, all above zero."""
+        assert len(prior) == len(edges) - 1
+        assert prior.min() > 0
+        self.edges: Final = tuple(edges)
+        self.keys_max: Final = keys_max
+        self._growth: Final = 1.0 / (1.0 - 1.0 / memory)
+        self._rows: Final[dict[Hashable, int]] = {}
+        # Row 0 is the prior. Column 0 stays empty: sums along a row are then the distribution function at each edge.
+        self._mass: Table = np.zeros((_ROWS_AT_FIRST, len(edges)), dtype=np.float32)
+        self._mass[0, 1:] = prior / prior.sum()
+        self._total: Final[list[float]] = [1.0]
+        self._unit: Final[list[float]] = [1.0]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def bytes(self) -> int:
+        """What the bins take; keys and bookkeeping come to about 400 bytes a key on top (CPython 3.11)."""
+        return self._mass.nbytes
+
+    def weight(self, key: Hashable) -> float:
+        """Observations of this key, older ones counting less; at most `memory`."""
+        row = self._rows.get(key)
+        return 0.0 if row is None else self._total[row] / self._unit[row]
+
+    def add(self, keys: Sequence[Hashable], value: float, *, at_least: bool = False) -> None:
+        """One observation, of each of these keys. `at_least`: it was cut off there, the real value is this or more.
+
+        A cut-off one is spread over what a key has seen beyond it (Efron 1967, "redistribute to the right"); where
+        nothing was, it stays.
+        """
+        at = min(max(bisect_right(self.edges, value), 1), len(self.edges) - 1)
+        growth, units, totals = self._growth, self._unit, self._total
+        for key in keys:
+            row = self._row(key)
+            unit = units[row] = units[row] * growth
+            totals[row] += unit
+            if not at_least or not self._spread(row, at, unit):
+                self._mass[row, at] += unit
+            if unit > _UNIT_MAX:
+                self._mass[row] /= unit
+                totals[row] /= unit
+                units[row] = 1.0
+
+    def _spread(self, row: int, at: int, unit: float) -> bool:
+        """Put an observation of this bin or a later one where those before it are; False where none is."""
+        beyond = self._mass[row, at:]
+        seen = float(beyond.sum())
+        if seen > 0:
+            beyond *= 1.0 + unit / seen
+        return seen > 0
+
+    def mixed(self, keys: Sequence[Hashable], credibility: float) -> Floats:
+        """The distribution function at `edges` for the last key, which the keys before it stand in for.
+
+        Each key counts as n / (n + credibility) of what is said by it and all before it together (Bühlmann's
+        credibility; n = `weight`). Before the first stands the prior.
+        """
+        known, totals, units = self._rows, self._total, self._unit
+        rows, shares = [], []
+        rest = 1.0
+        for key in reversed(keys):
+            row = known.get(key)
+            if row is not None:
+                part = rest / (totals[row] + credibility * units[row])
+                rows.append(row)
+                shares.append(part)
+                rest = part * credibility * units[row]
+        rows.append(0)
+        shares.append(rest)
+        density = np.array(shares, dtype=np.float32).dot(self._mass.take(rows, 0))
+        found: Floats = density.cumsum(dtype=np.float64)
+        found /= found[-1]
+        return found
+
+    def _row(self, key: Hashable) -> int:
+        """The key's row, now the most recently used; a new key may take the place of the least."""
+        row = self._rows.pop(key, None)
+        if row is None:
+            if len(self._rows) >= self.keys_max:
+                row = self._rows.pop(next(iter(self._rows)))
+                self._mass[row] = 0.0
+                self._total[row], self._unit[row] = 0.0, 1.0
+            else:
+                row = len(self._total)
+                self._total.append(0.0)
+                self._unit.append(1.0)
+                if row == len(self._mass):
+                    more = np.zeros((min(row, self.keys_max + 1 - row), len(self.edges)), dtype=np.float32)
+                    self._mass = np.concatenate([self._mass, more])
+        self._rows[key] = row
+        return row

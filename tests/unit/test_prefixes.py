@@ -1,0 +1,227 @@
+"""The prefix index: what it expects, and everything that makes it forget."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from router.chunks import CHUNK_BYTES
+from router.prefixes import Match, Prefixes
+
+TOKENS = CHUNK_BYTES // 4
+NAMES = list(range(100, 120))
+
+
+def index_of(*capacities_chunks: int, entries_max: int = 10_000) -> Prefixes:
+    index = Prefixes(entries_max)
+    for row, chunks in enumerate(capacities_chunks):
+        index.join(row, chunks * TOKENS, 1)
+    return index
+
+
+def ask(index: Prefixes, row: int, names: list[int], now: float, cached_chunks: int | None = None) -> None:
+    """A prompt of whole chunks is sent and answered."""
+    sent = index.sent(row, names, now)
+    assert sent is not None
+    index.answered(
+        sent,
+        now,
+        prompt_tokens=len(names) * TOKENS,
+        text_bytes=len(names) * CHUNK_BYTES,
+        cached_tokens=None if cached_chunks is None else cached_chunks * TOKENS,
+    )
+
+
+def test_nothing_is_expected_of_an_empty_index() -> None:
+    assert index_of(100).match(NAMES) == Match()
+    assert index_of(100).match([]) == Match()
+    assert index_of(100).match(NAMES).column(3).tolist() == [0, 0, 0]
+
+
+def test_each_instance_matches_as_far_as_it_holds() -> None:
+    index = index_of(100, 100, 100, 100)
+    ask(index, 0, NAMES[:5], 1.0)
+    ask(index, 1, NAMES, 2.0)
+    ask(index, 2, NAMES[:5], 3.0)
+    ask(index, 2, [1, *NAMES[6:]], 4.0)
+    match = index.match([*NAMES, 999])
+    assert [match.chunks_of(row) for row in range(5)] == [5, 20, 5, 0, 0]
+    assert match.column(4).tolist() == [5 * CHUNK_BYTES, 20 * CHUNK_BYTES, 5 * CHUNK_BYTES, 0]
+    assert match.levels[0] == (20, 0b10)
+
+
+def test_a_gap_ends_the_match() -> None:
+    index = index_of(100)
+    ask(index, 0, NAMES[3:], 1.0)
+    assert index.match(NAMES) == Match()
+
+
+def test_columns_of_hundreds_of_instances() -> None:
+    index = index_of(*[20] * 300)
+    for row in range(300):
+        index.sent(row, NAMES[: row % 21], float(row))
+    found = index.match(NAMES).column(300)
+    assert found.tolist() == [row % 21 * CHUNK_BYTES for row in range(300)]
+    assert index.match(NAMES).column(10).tolist() == found[:10].tolist()
+    assert index.match(NAMES).column(512)[300:].any() == np.False_
+
+
+def test_what_was_used_longest_ago_goes_first_and_tails_before_heads() -> None:
+    index = index_of(10)
+    ask(index, 0, [1, 2, 3, 4], 1.0)
+    ask(index, 0, [11, 12, 13, 14], 2.0)
+    ask(index, 0, [1, 2], 3.0)
+    ask(index, 0, [21, 22, 23], 4.0)
+    assert index.match([1, 2, 3, 4]).chunks_of(0) == 3
+    ask(index, 0, [31, 32, 33], 5.0)
+    assert index.match([11, 12, 13, 14]).chunks_of(0) == 2
+    assert index.match([1, 2, 3, 4]).chunks_of(0) == 2
+
+
+def test_a_prompt_longer_than_the_cache_keeps_its_head() -> None:
+    index = index_of(10)
+    ask(index, 0, NAMES, 1.0)
+    assert index.match(NAMES).chunks_of(0) == 10
+
+
+def test_answers_take_place() -> None:
+    index = index_of(10)
+    ask(index, 0, NAMES[:8], 1.0)
+    index.wrote(0, TOKENS // 2, 2.0)
+    index.wrote(0, 2 * TOKENS, 2.0)
+    assert index.match(NAMES).chunks_of(0) == 8
+    index.wrote(0, TOKENS // 2, 3.0)
+    assert index.match(NAMES).chunks_of(0) == 7
+    index.wrote(0, 50 * TOKENS, 4.0)
+    assert index.match(NAMES) == Match()
+
+
+def test_a_request_that_ends_was_used_just_now() -> None:
+    index = index_of(10)
+    ask(index, 0, [1, 2, 3, 4], 1.0)
+    ask(index, 0, [11, 12, 13, 14], 2.0)
+    index.used(0, [1, 2, 3, 4, 999], 3.0)
+    index.wrote(0, 6 * TOKENS, 4.0)
+    assert index.match([1, 2, 3, 4]).chunks_of(0) == 4
+    assert index.match([11]).chunks_of(0) == 0
+
+
+def test_tokens_per_chunk_are_learned() -> None:
+    """Text of two bytes a token takes twice the place."""
+    index = index_of(100)
+    for at in range(400):
+        sent = index.sent(0, [at], float(at))
+        assert sent is not None
+        index.answered(sent, float(at), prompt_tokens=2 * TOKENS, text_bytes=CHUNK_BYTES)
+    assert 48 <= len(index) <= 51
+
+
+def test_fewer_cached_tokens_than_expected_forget_that_and_what_is_older() -> None:
+    index = index_of(100)
+    ask(index, 0, [1, 2, 3], 1.0)
+    ask(index, 0, NAMES, 2.0)
+    ask(index, 0, [51, 52, 53], 9.0)
+    before = index.capacity_tokens(0)
+    ask(index, 0, NAMES, 10.0, cached_chunks=0)
+    assert index.match([1, 2, 3]) == Match(), "older than what was missing"
+    assert index.match([51, 52, 53]).chunks_of(0) == 3
+    assert index.match(NAMES).chunks_of(0) == 20, "it was computed just now"
+    assert index.capacity_tokens(0) < before
+
+
+def test_a_miss_of_what_was_used_lately_forgets_nothing_else() -> None:
+    index = index_of(100)
+    ask(index, 0, [1, 2, 3], 1.0)
+    ask(index, 0, NAMES, 9.0)
+    ask(index, 0, NAMES, 10.0, cached_chunks=0)
+    assert index.match([1, 2, 3]).chunks_of(0) == 3
+    assert index.capacity_tokens(0) == 100 * TOKENS
+
+
+def test_rounding_is_no_miss() -> None:
+    index = index_of(100)
+    ask(index, 0, NAMES, 1.0)
+    ask(index, 0, [1], 5.0)
+    ask(index, 0, NAMES, 6.0, cached_chunks=19)
+    assert index.capacity_tokens(0) == 100 * TOKENS
+
+
+def test_more_cached_tokens_than_expected_are_trusted() -> None:
+    index = index_of(100)
+    for at in range(200):
+        ask(index, 0, [1000 + 10 * at + each for each in range(5)], float(at), cached_chunks=5)
+    assert index.capacity_tokens(0) == 2 * 100 * TOKENS
+
+
+def test_a_wrong_capacity_is_found_out() -> None:
+    """The engine keeps 120 chunks and the index is told 240, or 70: what is reported brings it near."""
+    for told in (240, 70):
+        index, real, draw = index_of(told), dict.fromkeys(range(0)), np.random.default_rng(1)
+        for at in range(3000):
+            first = int(draw.integers(80)) * 3
+            prompt = [first, first + 1, first + 2]
+            cached = 3 if all(each in real for each in prompt) else 0
+            for each in prompt:
+                real.pop(each, None)
+                real[each] = None
+            while len(real) > 120:
+                del real[next(iter(real))]
+            ask(index, 0, prompt, float(at), cached_chunks=cached)
+        assert 105 < index.capacity_tokens(0) / TOKENS < 150, told
+
+
+def test_a_new_epoch_forgets_all_and_late_answers_of_the_old_one_count_nothing() -> None:
+    index = index_of(100, 100)
+    ask(index, 1, NAMES, 1.0)
+    sent = index.sent(0, NAMES, 1.0)
+    assert sent is not None
+    index.join(0, 100 * TOKENS, 1)
+    assert index.match(NAMES).chunks_of(0) == 20, "the same incarnation again changes nothing"
+    index.join(0, 100 * TOKENS, 2)
+    assert index.match(NAMES).chunks_of(0) == 0
+    index.answered(sent, 2.0, prompt_tokens=50 * TOKENS, text_bytes=50 * CHUNK_BYTES, cached_tokens=0)
+    assert len(index) == 20
+    assert index.match(NAMES).chunks_of(1) == 20
+
+
+def test_who_has_left_is_not_known() -> None:
+    index = index_of(100)
+    ask(index, 0, NAMES, 1.0)
+    index.leave(0)
+    assert (len(index), index.match(NAMES), index.sent(0, NAMES, 2.0)) == (0, Match(), None)
+    index.wrote(0, 100, 2.0)
+    index.used(0, NAMES, 2.0)
+    index.removed(0, 100)
+    index.cleared(0)
+    index.leave(0)
+    assert list(index.names(0)) == []
+
+
+def test_kv_events_forget() -> None:
+    index = index_of(100)
+    ask(index, 0, [1, 2, 3], 1.0)
+    ask(index, 0, NAMES, 2.0)
+    index.removed(0, 4 * TOKENS)
+    assert index.match([1, 2, 3]) == Match()
+    assert index.match(NAMES).chunks_of(0) == 19
+    index.cleared(0)
+    assert len(index) == 0
+
+
+def test_kv_events_do_not_forget_twice_what_the_estimate_has() -> None:
+    index = index_of(20)
+    index.removed(0, 0)
+    ask(index, 0, NAMES, 1.0)
+    for at in range(10):
+        ask(index, 0, [at, at + 50], 2.0 + at)
+        index.removed(0, 2 * TOKENS)
+    assert len(index) == 20
+
+
+def test_the_index_is_shared_out_by_capacity() -> None:
+    index = index_of(100, 300, entries_max=100)
+    for row in (0, 1):
+        index.sent(row, list(range(row * 1000, row * 1000 + 400)), 1.0)
+    assert [len(list(index.names(row))) for row in (0, 1)] == [25, 75]
+    index.leave(1)
+    index.sent(0, list(range(400)), 2.0)
+    assert len(index) == 100
