@@ -108,6 +108,8 @@ async def _prefill(seen: _Seen) -> Finding:
     async with seen.session.post(f"{seen.url}/v1/completions", json=body) as answer:
         status, text = answer.status, await answer.text()
         seen.leg = await answer.json(content_type=None) if status == 200 else {}
+    if wire.is_ticket_refused(status, text.encode()):
+        return note("Prefill leg", "guarded: it takes legs with a router's ticket only, so this was not tried")
     if status != 200:
         return missing("Prefill leg", f"HTTP {status}: {text[:160]}", "the engine must serve /v1/completions")
     transfer = wire.read_transfer(seen.leg)
@@ -142,6 +144,8 @@ async def _abort(seen: _Seen) -> Finding:
 
 
 def _details(seen: _Seen) -> Finding:
+    if not seen.leg:
+        return note("Cached tokens", "not told: no prefill leg")
     usage = seen.leg.get("usage") or {}
     if usage.get("prompt_tokens_details") is not None:
         return ok("Cached tokens", "told in usage")

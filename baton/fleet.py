@@ -48,6 +48,7 @@ class Front:
     admin_host: str
     admin_port: int
     policy: str | None = None
+    ticket_keys_file: str | None = None
     limits: dict[str, float] = field(default_factory=dict)
     demo: bool = False
     as_json: bool = False
@@ -58,6 +59,8 @@ class Front:
         words += ["--admin-host", self.admin_host, "--admin-port", str(self.admin_port)]
         if self.policy is not None:
             words += ["--policy", self.policy]
+        if self.ticket_keys_file is not None:
+            words += ["--ticket-keys-file", self.ticket_keys_file]
         for name, value in self.limits.items():
             words += [f"--{name.replace('_', '-')}", f"{value}"]
         return words

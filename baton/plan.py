@@ -40,6 +40,8 @@ class Wanted:
     env: dict[str, str] = field(default_factory=dict)
     engine: str = "vllm"
     """What runs the model: ``vllm``, or ``mock`` for none at all."""
+    ticket_keys_file: str | None = None
+    """Its own keys for tickets; None: no guard."""
     kv_lease_s: int | None = None
     """How long it keeps blocks nobody pulls; None: `baton engine`'s default."""
 
@@ -90,6 +92,8 @@ class Planned:
             words += ["--engine", wanted.engine]
         if wanted.served_name:
             words += ["--served-model-name", wanted.served_name]
+        if wanted.ticket_keys_file is not None:
+            words += ["--ticket-keys-file", wanted.ticket_keys_file]
         if wanted.kv_lease_s is not None:
             words += ["--kv-lease", str(wanted.kv_lease_s)]
         for name, value in wanted.env.items():

@@ -42,6 +42,8 @@ class Running:
     registry: str = ""
     registry_password_file: str = ""
     registry_ca_file: str = ""
+    ticket_keys_file: str = ""
+    """The fleet's, for another router that is to join; empty where tickets are off."""
     logs: dict[str, str] = field(default_factory=dict)
     """Log files by name."""
 

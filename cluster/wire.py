@@ -8,14 +8,16 @@ A handoff is two requests to two engines (vLLM 0.32, NixlConnector, pull mode):
 What a client sends in these fields never reaches an engine: ``remote_host`` in a client's body is a request forgery
 (vLLM issue 47843) and a stale block id reads another prompt's answer (vLLM issue 52234).
 
-This module runs inside the router and, later, inside vLLM's own process: standard library only.
+This module runs inside the router and, with the guard, inside vLLM's own process: standard library only.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,12 @@ DEPTH_MAX = 64
 
 FIRST_TOKEN = "baton_first_token"  # noqa: S105 - a field's name
 """Our own key among the transfer fields: the token D's answer must begin with. `engine.vllm.pin` reads it in D."""
+
+TICKET = "baton_ticket"
+"""Our own key among the transfer fields: the router's signature under all the others (`kvtransfer.ticket`)."""
+
+TICKET_REFUSED = "TicketRefused"
+"""``error.type`` of a guard's answer (`kvtransfer.guard`): nothing that a client could have done wrong."""
 
 RELEASE_MODEL = "baton-release"
 """A model name no engine serves: a decode leg for it is rejected, and D then tells P to free the blocks."""
@@ -55,8 +63,20 @@ _FORWARDED_HEADERS = frozenset(
 )
 
 
+_BOUNDARY = re.compile(r""";\s*boundary="?([A-Za-z0-9'()+_,./:=? -]{1,70})"?\s*(?:;|$)""", re.IGNORECASE)
+_CHARSET = re.compile(r"""charset\s*=\s*(?!"?utf-8"?\s*(?:;|$))|charset\*""", re.IGNORECASE)
+_PART_NAME = re.compile(
+    rb'(?i)content-disposition:[ \t]*form-data;[ \t]*name="([A-Za-z0-9_.\[\]-]{1,128})"'
+    rb'(;[ \t]*filename="[^"\r\n]*")?[ \t]*'
+)
+
+
 class NestedTooDeep(ValueError):
     """A body nests deeper than `DEPTH_MAX`."""
+
+
+class FormUnreadable(ValueError):
+    """A multipart form that two readers might read differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +140,29 @@ def release_body(transfer: Transfer) -> dict[str, Any]:
     answer makes the connector notify the producer. Costs D no step and needs no prompt.
     """
     return {"model": RELEASE_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": dict(transfer.fields)}
+
+
+def ticketed(body: Mapping[str, Any], sign: Callable[[str], str]) -> Mapping[str, Any]:
+    """A leg with a ticket beside its transfer fields. `sign` gets their digest; a leg without any needs no ticket."""
+    fields = body.get("kv_transfer_params")
+    if not fields:
+        return body
+    return {**body, "kv_transfer_params": {**fields, TICKET: sign(fields_digest(fields))}}
+
+
+def fields_digest(fields: Mapping[str, Any]) -> str:
+    """What a ticket signs of the transfer fields it travels with: SHA-256 of all but itself, in base64url.
+
+    Over one spelling of them (sorted keys, no spaces, ASCII), since they are parsed and written between the two ends.
+    """
+    others = {name: value for name, value in fields.items() if name != TICKET}
+    spelled = json.dumps(others, sort_keys=True, separators=(",", ":"))
+    return base64.urlsafe_b64encode(hashlib.sha256(spelled.encode()).digest()).rstrip(b"=").decode()
+
+
+def is_ticket_refused(status: int, body: bytes) -> bool:
+    """Whether an engine's answer is its guard's word on our ticket."""
+    return status == 403 and TICKET_REFUSED.encode() in body
 
 
 def read_transfer(answer: Mapping[str, Any]) -> Transfer | None:
@@ -191,3 +234,31 @@ def forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
     and hop-by-hop headers belong to this hop. ``Authorization`` passes, for engines with ``--api-key`` of their own.
     """
     return {name: value for name, value in headers.items() if name.lower() in _FORWARDED_HEADERS}
+
+
+def form_parts(raw: bytes, content_type: str) -> list[tuple[str, bytes]]:
+    """Names and contents of a multipart form's fields; of ``a[b]`` the name is ``a``.
+
+    Reads only what every reader reads alike: anything else could hide a field from us that an engine then finds.
+
+    Raises:
+        FormUnreadable: all of that.
+    """
+    match = _BOUNDARY.search(content_type)
+    if match is None or content_type.lower().count("boundary") > 1:
+        raise FormUnreadable("The multipart body has no readable boundary in its Content-Type.")
+    if _CHARSET.search(content_type):
+        raise FormUnreadable("The multipart body must be UTF-8.")
+    first, *pieces = (b"\r\n" + raw).split(b"\r\n--" + match.group(1).rstrip().encode())
+    if first.strip() or not pieces or pieces.pop().strip() != b"--":
+        raise FormUnreadable("The multipart body must begin with its boundary, and end with it and `--`.")
+    return [_form_part(piece) for piece in pieces]
+
+
+def _form_part(piece: bytes) -> tuple[str, bytes]:
+    head, found, content = piece.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    names = [_PART_NAME.fullmatch(line) for line in lines if b"content-disposition" in line.lower()]
+    if lines[0] or not found or len(names) != 1 or names[0] is None:
+        raise FormUnreadable('A part of the multipart body has no plain `name`; send `form-data; name="field"`.')
+    return names[0].group(1).decode().split("[", 1)[0], content

@@ -2,8 +2,12 @@
 
 The router signs; the producer checks, and its ledger sees to it that each ticket serves once. What is signed: the
 transfer, the tenant, the producer (instance, epoch, host, port), the consumer, the block ids, how many tokens they
-hold, and an expiry. Keys are one per producer, so that a producer can check what is meant for it and sign nothing for
-another; two at a time while a key is being replaced. They are values here: whoever calls reads them from a file.
+hold, and an expiry. Keys are one per instance that checks (`kvtransfer.keys`), so that it can check what is meant for
+it and sign nothing for another; two at a time while a key is being replaced. They are values here: whoever calls reads
+them from a file.
+
+A ticket for a guard (`kvtransfer.guard`, in front of an engine with vLLM's own connector) names no blocks: it signs a
+digest of the very fields it travels with, block ids and all, and so stays short. It is good for nothing but them.
 
 `check` is total: it answers any input, of any type and size, with a value and raises nothing. There is one algorithm
 (HMAC-SHA256) and no field that names one; a text that differs in a single character from the one that was signed is
@@ -74,12 +78,17 @@ class Ticket:
     """Where the producer's endpoint listens, and `port`."""
     port: int
     consumer: InstanceId
+    """Who may use it: the decode instance; of a guard's ticket whichever instance it is sent to."""
     groups: tuple[Blocks, ...]
     """The producer's blocks, one tuple for each KV group; none for a push, whose blocks are not known yet."""
     tokens: int
     """How many tokens' KV they hold."""
     expires_ms: int
     """Unix time."""
+    nonce: int = 0
+    """Tells it from every other ticket of its router, where all else is equal: two releases of one hold, say."""
+    fields: str = ""
+    """For a guard: the digest of the transfer fields that it travels with (`cluster.wire.fields_digest`)."""
 
     @property
     def blocks(self) -> frozenset[int]:
@@ -101,6 +110,7 @@ class Reason(StrEnum):
     OTHER_TENANT = "for another tenant"
     OTHER_TRANSFER = "for another transfer"
     OTHER_BLOCKS = "for other blocks"
+    OTHER_FIELDS = "for other transfer fields"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +150,8 @@ class Expected:
     tenant: str | None = None
     blocks: Blocks | None = None
     """The blocks that are claimed by it; fewer than it permits are fine."""
+    fields: str = ""
+    """The digest of the fields it came with; empty where no guard checks, and then a guard's ticket is none."""
 
 
 def sign(ticket: Ticket, key: Key) -> str:
@@ -211,6 +223,8 @@ def _meant(ticket: Ticket, expected: Expected) -> Refused | None:
         return Refused(Reason.OTHER_TENANT, "it is another tenant's")
     if expected.blocks is not None and not ticket.blocks.issuperset(expected.blocks):
         return Refused(Reason.OTHER_BLOCKS, "it does not permit these blocks")
+    if ticket.fields != expected.fields:
+        return Refused(Reason.OTHER_FIELDS, "it was signed for other transfer fields")
     return None
 
 
@@ -245,7 +259,8 @@ def _pack(ticket: Ticket) -> bytes:
     packer = Packer()
     packer.text(ticket.id.request).number(ticket.id.attempt).number(ticket.id.producer_epoch)
     packer.text(ticket.tenant).text(ticket.producer).text(ticket.host).number(ticket.port).text(ticket.consumer)
-    packer.number(ticket.tokens).number(ticket.expires_ms).number(len(ticket.groups))
+    packer.number(ticket.tokens).number(ticket.expires_ms).number(ticket.nonce).text(ticket.fields)
+    packer.number(len(ticket.groups))
     for group in ticket.groups:
         packer.blocks(group)
     return packer.done()
@@ -260,7 +275,7 @@ def _unpack(packed: Packed) -> Ticket:
         packed.number(),
         packed.text(),
     )
-    tokens, expires_ms = packed.number(), packed.number()
+    tokens, expires_ms, nonce, fields = packed.number(), packed.number(), packed.number(), packed.text()
     groups: list[Blocks] = []
     left = BLOCKS_MAX
     for _ in range(packed.number()):
@@ -277,4 +292,6 @@ def _unpack(packed: Packed) -> Ticket:
         groups=tuple(groups),
         tokens=tokens,
         expires_ms=expires_ms,
+        nonce=nonce,
+        fields=fields,
     )

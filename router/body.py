@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
@@ -10,10 +9,6 @@ import msgspec
 from cluster import wire
 from cluster.errors import ApiError, bad_request
 
-_PART_NAME = re.compile(
-    rb'(?i)content-disposition:[ \t]*form-data;[ \t]*name="([A-Za-z0-9_.\[\]-]{1,128})"'
-    rb'(;[ \t]*filename="[^"\r\n]*")?[ \t]*'
-)
 _REFUSED_PARTS = wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS | {"cache_salt"}
 
 
@@ -64,17 +59,11 @@ def check_multipart(raw: bytes, content_type: str) -> None:
     Raises:
         ApiError: 400.
     """
-    match = re.search(r'boundary="?([A-Za-z0-9\'()+_,./:=? -]{1,70})"?\s*(?:;|$)', content_type, re.IGNORECASE)
-    if match is None:
-        raise bad_request("The multipart body has no readable boundary in its Content-Type.")
-    for part in raw.split(b"--" + match.group(1).rstrip().encode())[1:]:
-        head = part.split(b"\r\n\r\n", 1)[0]
-        if head[:2] == b"--":
-            return
-        names = [_PART_NAME.fullmatch(line) for line in head.split(b"\r\n") if b"content-disposition" in line.lower()]
-        if len(names) != 1 or names[0] is None:
-            raise bad_request('A part of the multipart body has no plain `name`; send `form-data; name="field"`.')
-        field = names[0].group(1).decode().split("[", 1)[0]
+    try:
+        parts = wire.form_parts(raw, content_type)
+    except wire.FormUnreadable as error:
+        raise bad_request(str(error)) from None
+    for field, _ in parts:
         if field in _REFUSED_PARTS:
             raise bad_request(f"The form field `{field}` is not accepted here.", field)
 

@@ -24,6 +24,7 @@ from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command
 from baton.output import announce_ready, emit, say
 from baton.registry import add_registry_arguments, open_registry
+from baton.ticket_keys import add_ticket_keys_argument, check_instance_keys, named_file
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -91,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--json", action="store_true", help="one JSON object a line on stdout")
     add("--lifeline", action="store_true", help="end at once when standard input (a pipe) ends: the parent died")
+    add_ticket_keys_argument(parser, "this instance's")
     add_registry_arguments(parser)
 
 
@@ -174,8 +176,10 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         model, served_name = args.model or MOCK_MODEL, args.served_model_name
     else:
         model, served_name = (_folder_or_name(args.model), args.served_model_name) if args.model else _tiny(args)
+    instance, ticket_keys = InstanceId(args.name or f"{role}-0"), named_file(args, environ)
+    check_instance_keys(ticket_keys, instance)
     return EngineSpec(
-        instance=InstanceId(args.name or f"{role}-0"),
+        instance=instance,
         role=role,
         model=model,
         served_name=served_name,
@@ -194,6 +198,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         kv_lease_s=args.kv_lease,
         shutdown_timeout_s=args.shutdown_timeout,
         pinning=args.pinning,
+        ticket_keys_file=None if ticket_keys is None else str(ticket_keys),
         extra_args=tuple(args.vllm_args),
         extra_env=dict(_env_pair(word) for word in args.env),
     )

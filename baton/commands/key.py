@@ -1,11 +1,16 @@
-"""Keys of tenants.
+"""Keys of tenants, and keys that tickets are signed with.
 
 `baton key new TENANT` prints a fresh key, once: only its SHA-256 is kept, as one more line of the tenant's key file, so
 that older keys keep working until their lines are removed. The key alone is on stdout.
 
+`baton key tickets FILE` makes the file by which routers sign and engines check what goes between prefill and decode
+(docs/security.md), or adds one more key to it; with --instance it makes the file of one engine.
+
 examples:
   baton key new acme                       appends to keys/acme
   baton key new acme --file /etc/baton/acme
+  baton key tickets keys/tickets                          for `baton router --ticket-keys-file`
+  baton key tickets keys/tickets --instance decode-0      keys/tickets.decode-0, for that instance's engine
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from baton.output import emit, say
+from baton.ticket_keys import add_fleet_key, write_instance_file
 from cluster.errors import UsageError
 from cluster.keys import KEY_BYTES, NotAKeyFile, key_line, make_key, read_digests
 from cluster.spec.about import NAME
@@ -33,12 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new.add_argument("tenant", metavar="TENANT", help="its name in the cluster file")
     new.add_argument("--file", type=Path, metavar="FILE", help="its key file (default: keys/TENANT)")
     new.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    tickets = actions.add_parser(
+        "tickets", help="make keys for tickets", description="Make or extend a fleet's key file, or an engine's."
+    )
+    tickets.add_argument("file", type=Path, metavar="FILE", help="the fleet's key file")
+    tickets.add_argument("--instance", metavar="NAME", help="make this engine's file from it: FILE.NAME")
+    tickets.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the key, write its line down, print it."""
     if args.vllm_args:
         raise UsageError("`baton key` takes no vLLM flags")
+    if args.action == "tickets":
+        return _tickets(args)
     if not NAME.fullmatch(args.tenant):
         raise UsageError(f"TENANT {args.tenant!r}: write letters, digits, `.`, `_`, `-`, up to 63")
     file = args.file or Path("keys") / args.tenant
@@ -52,6 +66,27 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(key)
     say(f"{file} has {keys} key{'' if keys == 1 else 's'} of {args.tenant}. This one is shown only now: keep it.")
+    return 0
+
+
+def _tickets(args: argparse.Namespace) -> int:
+    """The fleet's file, or with ``--instance`` one engine's."""
+    try:
+        if args.instance is not None:
+            file = write_instance_file(args.file, args.instance)
+            told: dict[str, object] = {"file": str(file), "instance": args.instance}
+            words = f"{file}: for `baton engine --name {args.instance} --ticket-keys-file {file}`"
+        else:
+            keys = add_fleet_key(args.file)
+            file, told = args.file, {"file": str(args.file), "keys": [key.id for key in keys], "signs": keys[0].id}
+            words = f"{file}: for routers. {keys[0].id} signs, {', '.join(key.id for key in keys)} will be accepted"
+    except OSError as error:
+        raise UsageError(f"FILE {args.file}: {(error.strerror or str(error)).lower()}; name another file") from error
+    if args.json:
+        emit({"event": "ticket_keys", **told})
+    else:
+        print(file)
+        say(words)
     return 0
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from baton.fleet import Fleet, Front
 from baton.plan import Wanted, from_counts, from_file, place
 from baton.registry_child import RegistryChild, RegistryElsewhere
 from baton.state import Running, born, recorded
+from baton.ticket_keys import add_ticket_keys_argument, files_for, named_file
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.registry.registry import DEFAULT_CLUSTER
@@ -59,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="ask one question once it serves (default: with the bundled model)",
     )
+    add_ticket_keys_argument(parser, "the fleet's", "new ones, where the registry is this command's own")
     add("--json", action="store_true", help="one JSON object a line on stdout")
 
 
@@ -69,8 +72,10 @@ def run(args: argparse.Namespace) -> int:
     wanted = [replace(each, engine=args.engine) for each in wanted]
     front = _front(args, spec)
     cluster = args.cluster or (spec.registry.cluster if spec is not None else DEFAULT_CLUSTER)
-    planned = place(wanted, find_hardware())
-    with _registry(args, spec, cluster) as registry:
+    with ExitStack() as closing:
+        registry = closing.enter_context(_registry(args, spec, cluster))
+        wanted = _with_ticket_keys(args, wanted, front, registry, closing)
+        planned = place(wanted, find_hardware())
         running = Running(
             cluster=cluster,
             pid=os.getpid(),
@@ -78,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
             registry=registry.url,
             registry_password_file=str(registry.password_file or ""),
             registry_ca_file=str(registry.ca_file or ""),
+            ticket_keys_file=front.ticket_keys_file or "",
         )
         with recorded(running):
             return asyncio.run(Fleet(front, planned, running, registry).run())
@@ -119,6 +125,24 @@ def _front(args: argparse.Namespace, spec: Spec | None) -> Front:
         demo=args.model is None and args.engine == "vllm" if args.demo is None else args.demo,
         as_json=args.json,
     )
+
+
+def _with_ticket_keys(
+    args: argparse.Namespace,
+    wanted: list[Wanted],
+    front: Front,
+    registry: RegistryChild | RegistryElsewhere,
+    closing: ExitStack,
+) -> list[Wanted]:
+    """Tickets are on where this command makes the whole fleet, or was told its keys. In a registry that runs already
+    there may be routers that know no key of ours: then they stay off until somebody names a file for all.
+    """
+    fleet = named_file(args, os.environ)
+    if fleet is None and not isinstance(registry, RegistryChild):
+        return wanted
+    router, engines = closing.enter_context(files_for([each.name for each in wanted], fleet))
+    front.ticket_keys_file = str(router)
+    return [replace(each, ticket_keys_file=str(engines[each.name])) for each in wanted]
 
 
 def _registry(args: argparse.Namespace, spec: Spec | None, cluster: str) -> RegistryChild | RegistryElsewhere:

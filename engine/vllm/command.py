@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cluster.instance import Role
 from engine.vllm.placement import split
 from engine.vllm.spec import EngineSpec, given, value_of
+from kvtransfer.keys import FILE_VARIABLE
 
 CPU_KV_CACHE_GIB = "1"
 """KV cache of an engine on CPU. vLLM's own default is most of the machine's memory, for each engine."""
@@ -20,6 +21,9 @@ CPU_KV_LEASE_S = 120
 
 PIN = "engine.vllm.pin:PinFirstToken"
 """Our logits processor, by the name under which vLLM imports it."""
+
+GUARD = "kvtransfer.guard.Guard"
+"""Our ASGI middleware, by the name under which vLLM imports it."""
 
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
 
@@ -37,6 +41,8 @@ def command(spec: EngineSpec) -> list[str]:
     for flag, value in _flags(spec):
         if not given(spec.extra_args, flag):
             argv += [flag] if value is None else [flag, value]
+    if spec.ticket_keys_file is not None:
+        argv += ["--middleware", GUARD]  # may be given many times: the user's own are loaded, too
     return [*argv, *spec.extra_args]
 
 
@@ -84,6 +90,8 @@ def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) ->
     env = dict(base_env)
     env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = spec.side_channel_host
     env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(spec.side_channel_port)
+    if spec.ticket_keys_file is not None:
+        env[FILE_VARIABLE] = spec.ticket_keys_file
     if spec.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
     if spec.device == "cpu":

@@ -58,6 +58,8 @@ class EngineSpec:
     """How long a stopping engine may finish what it has; vLLM's default of 0 aborts every request."""
     pinning: bool = True
     """Load `engine.vllm.pin`, so that a client can have the first token before the handoff."""
+    ticket_keys_file: str | None = None
+    """Key file of the guard in its API server, absolute; None: no guard, and whoever reaches it may start transfers."""
     extra_args: tuple[str, ...] = ()
     """The user's vLLM flags, verbatim and last."""
     extra_env: Mapping[str, str] = field(default_factory=dict)

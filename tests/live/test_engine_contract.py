@@ -6,8 +6,9 @@ import pytest
 from support.cluster import Cluster
 from support.engine_contract import CHECKS, Check
 from support.engine_pair import Pair
+from support.tickets import GuardedUrl
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_vllm_keeps_the_contract(cluster: Cluster, check: Check) -> None:
-    check(Pair(cluster.urls["prefill-0"], cluster.urls["decode-0"], cluster.model))
+    check(Pair(GuardedUrl.of(cluster, "prefill-0"), GuardedUrl.of(cluster, "decode-0"), cluster.model))

@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.cluster import Cluster, descendants, within
+from support.tickets import GuardedUrl, ticketed
 
 DEADLINE_S = 300.0
 """The router's own, for the first token; a request that is retried must still be far from it."""
@@ -183,7 +184,8 @@ def test_drain_waits_for_a_hold_and_can_be_taken_back(cluster: Cluster) -> None:
     agent = cluster.status()["prefill-0"]["agent"]
     leg = {"model": cluster.model, "prompt": "Once upon a time " * 30, "max_tokens": 1,
            "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}  # fmt: skip
-    hold = post(f"{cluster.urls['prefill-0']}/v1/completions", leg)["kv_transfer_params"]
+    prefill, decode = GuardedUrl.of(cluster, "prefill-0"), GuardedUrl.of(cluster, "decode-0")
+    hold = post(f"{prefill}/v1/completions", ticketed(prefill, leg))["kv_transfer_params"]
     post(f"{agent}/drain", {"deadline_s": 60})
     told = cluster.status()["prefill-0"]
     assert (told["state"], told["drained"]) == ("draining", False)
@@ -191,7 +193,8 @@ def test_drain_waits_for_a_hold_and_can_be_taken_back(cluster: Cluster) -> None:
     body = {"model": cluster.model, "prompt": "Once upon a time", "max_tokens": 4}
     for _ in range(4):
         assert post(f"{cluster.endpoint}/v1/completions", body)["choices"], "the others serve on"
-    post(f"{cluster.urls['decode-0']}/v1/completions", {**leg, "max_tokens": 2, "kv_transfer_params": hold})
+    pull = {**leg, "max_tokens": 2, "kv_transfer_params": hold}
+    post(f"{decode}/v1/completions", ticketed(decode, pull))
     within(10, lambda: bool(cluster.status()["prefill-0"]["drained"]))
     post(f"{agent}/resume", {})
     within(10, cluster.all_ready)

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from support.cluster import within
+from support.tickets import ticketed
 
 from cluster import wire
 from cluster.instance import Load
@@ -84,7 +85,7 @@ def get(url: str, path: str, method: str = "GET") -> tuple[int, bytes]:
 
 
 def ask(url: str, path: str, body: Any, *, content_type: str = "application/json", **headers: str) -> tuple[int, Any]:
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    raw = body if isinstance(body, bytes) else json.dumps(ticketed(url, body)).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(url + path, raw, {"Content-Type": content_type, **named})
     try:
@@ -97,7 +98,7 @@ def ask(url: str, path: str, body: Any, *, content_type: str = "application/json
 
 def stream(url: str, path: str, body: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     """Content type and events of a stream, which ends with [DONE]."""
-    raw = json.dumps({**body, "stream": True}).encode()
+    raw = json.dumps(ticketed(url, {**body, "stream": True})).encode()
     request = urllib.request.Request(url + path, raw, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as answer:
         kind, text = answer.headers["Content-Type"], answer.read().decode()
@@ -114,7 +115,7 @@ class Open:
         self._response: http.client.HTTPResponse | None = None
         self._connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120)
         headers = {"Content-Type": "application/json", "X-Request-Id": request_id or uuid.uuid4().hex}
-        self._connection.request("POST", path, json.dumps(body), headers)
+        self._connection.request("POST", path, json.dumps(ticketed(url, body)), headers)
 
     def first_line(self) -> bytes:
         """Of a stream, which goes on."""

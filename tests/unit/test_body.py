@@ -92,6 +92,32 @@ def test_a_form_cannot_smuggle(field: str) -> None:
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize(
+    ("raw", "boundary"),
+    [
+        (form('form-data; name="model"').replace(b"value", b"a--b--c") + form('form-data; name="vllm_xargs"'), "b"),
+        (form('form-data; name="model"') + form('form-data; name="vllm_xargs"'), "b"),
+        (b"x" + form('form-data; name="model"'), "b"),
+        (form('form-data; name="model"', boundary="a"), "a; boundary=b"),
+        (form('form-data; name="model"'), "b; charset=utf-16"),
+        (form('form-data; name="model"')[:-4], "b"),
+        (b"", "b"),
+    ],
+    ids=["ends in a value", "goes on after its end", "begins before", "two boundaries", "charset", "no end", "empty"],
+)
+def test_a_form_that_two_readers_read_differently_is_refused(raw: bytes, boundary: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        body.clean_json(raw, f"multipart/form-data; boundary={boundary}")
+    assert caught.value.status == 400
+
+
+def test_a_boundary_within_a_line_is_content() -> None:
+    """As every reader takes it: what follows it was once not looked at here, and read by the engine."""
+    raw = form('form-data; name="model"', 'form-data; name="vllm_xargs"').replace(b"value", b"a--b--c", 1)
+    with pytest.raises(ApiError, match="vllm_xargs"):
+        body.clean_json(raw, "multipart/form-data; boundary=b")
+
+
 def test_model_names() -> None:
     assert body.model_of({"model": "m"}) == "m"
     assert body.model_of({}) is None

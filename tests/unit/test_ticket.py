@@ -154,6 +154,7 @@ def test_a_key_keeps_its_secret() -> None:
         (replace(HERE, id=TICKET.id._replace(request=RequestId("req-2"))), t.Reason.OTHER_TRANSFER),
         (replace(HERE, tenant="evil"), t.Reason.OTHER_TENANT),
         (replace(HERE, blocks=(4, 5, 6, 7)), t.Reason.OTHER_BLOCKS),
+        (replace(HERE, fields="AAAA"), t.Reason.OTHER_FIELDS),
     ],
 )
 def test_a_genuine_ticket_for_something_else_is_refused(expected: t.Expected, reason: t.Reason) -> None:
@@ -200,6 +201,8 @@ CHANGES: dict[str, Any] = {
     "groups": ((4, 5, 6, 7), (100,)),
     "tokens": 71,
     "expires_ms": TICKET.expires_ms + 1,
+    "nonce": 1,
+    "fields": "AAAA",
 }
 
 

@@ -1,0 +1,140 @@
+"""Key files for tickets: named by a flag or the environment, made for one machine or by `baton key tickets`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from cluster.errors import UsageError
+from cluster.ids import InstanceId
+from kvtransfer.keyfile import KeyFile
+from kvtransfer.keys import FILE_VARIABLE, KEYS_MAX, SECRET_BYTES, fleet_text, instance_text, read_fleet, read_instance
+from kvtransfer.ticket import Key
+
+T = TypeVar("T")
+
+FLEET_FILE = "tickets"
+"""Name of the fleet's key file in a folder of ours; an engine's is ``tickets.NAME``."""
+
+
+def add_ticket_keys_argument(parser: argparse.ArgumentParser, whose: str, otherwise: str = "no tickets") -> None:
+    """``--ticket-keys-file``. The file's content never stands in an argument list."""
+    parser.add_argument(
+        "--ticket-keys-file",
+        type=Path,
+        metavar="FILE",
+        help=f"{whose} keys for tickets, made by `baton key tickets` (default: ${FILE_VARIABLE}, or {otherwise})",
+    )
+
+
+def named_file(args: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:
+    """The key file that the flag or the environment names."""
+    given: Path | None = args.ticket_keys_file
+    if given is None and environ.get(FILE_VARIABLE):
+        given = Path(environ[FILE_VARIABLE])
+    return None if given is None else given.absolute()
+
+
+def open_fleet_keys(path: Path | None) -> KeyFile[tuple[Key, ...]] | None:
+    """A router's keys, read anew when the file changes.
+
+    Raises:
+        UsageError: the file cannot be used.
+    """
+    return None if path is None else _open(path, read_fleet)
+
+
+def check_instance_keys(path: Path | None, instance: InstanceId) -> None:
+    """Whether an engine's guard can use this file.
+
+    Raises:
+        UsageError: it cannot be read, or is another instance's.
+    """
+    if path is None:
+        return
+    found = _open(path, read_instance).get().instance
+    if found != instance:
+        raise UsageError(f"--ticket-keys-file {path}: has the keys of {found}, and this is {instance}; see --name")
+
+
+def _open(path: Path, read: Callable[[str], T], field: str = "--ticket-keys-file") -> KeyFile[T]:
+    try:
+        return KeyFile(path, read)
+    except (OSError, ValueError) as error:
+        said = (error.strerror or str(error)).lower() if isinstance(error, OSError) else error
+        raise UsageError(f"{field} {path}: {said}") from None
+
+
+@contextmanager
+def files_for(names: Iterable[str], fleet: Path | None) -> Iterator[tuple[Path, dict[str, Path]]]:
+    """The router's file and one for each engine, in a private folder that goes with the context.
+
+    The router's is `fleet` where one is given, else a new one.
+
+    Raises:
+        UsageError: `fleet` cannot be used.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-tickets-") as folder:
+        keys = (_new_key(()),) if fleet is None else _open(fleet, read_fleet).get()
+        router = fleet or write_private(Path(folder) / FLEET_FILE, fleet_text(keys))
+        engines = {
+            name: write_private(Path(folder) / f"{FLEET_FILE}.{name}", instance_text(keys, InstanceId(name)))
+            for name in names
+        }
+        yield router, engines
+
+
+def add_fleet_key(path: Path) -> tuple[Key, ...]:
+    """Make the fleet's file with a first key, or add one that checks and does not sign yet; all keys, the new one last.
+
+    Raises:
+        UsageError: what is there is no such file, or is full.
+        OSError: it cannot be written.
+    """
+    known = _open(path, read_fleet, "FILE").get() if path.exists() else ()
+    if len(known) >= KEYS_MAX:
+        raise UsageError(f"FILE {path}: holds {len(known)} keys already; remove those that are not used")
+    keys = (*known, _new_key(known))
+    write_private(path, fleet_text(keys))
+    return keys
+
+
+def write_instance_file(fleet: Path, instance: str) -> Path:
+    """The file of one instance's engine, beside the fleet's; the same keys as that has now.
+
+    Raises:
+        UsageError: the fleet's file cannot be used, or the name.
+        OSError: it cannot be written.
+    """
+    try:
+        text = instance_text(_open(fleet, read_fleet, "FILE").get(), InstanceId(instance))
+    except ValueError as error:
+        raise UsageError(f"--instance: {error}") from None
+    return write_private(fleet.with_name(f"{fleet.name}.{instance.replace('/', '_')}"), text)
+
+
+def write_private(path: Path, text: str) -> Path:
+    """A file that its owner alone can read from its first byte on; whoever reads it meanwhile sees all or nothing."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _new_key(known: tuple[Key, ...]) -> Key:
+    taken = {key.id for key in known}
+    name = next(name for number in range(1, KEYS_MAX + 2) if (name := f"k{number}") not in taken)
+    return Key(name, secrets.token_bytes(SECRET_BYTES))

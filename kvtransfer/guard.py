@@ -1,0 +1,152 @@
+"""Runs inside vLLM's API server: lets transfer fields through with a router's ticket, and refuses them without one.
+
+Loaded by ``--middleware kvtransfer.guard.Guard``, with the engine's key file (`kvtransfer.keys`) in the environment
+variable BATON_TICKET_KEYS_FILE. What is refused and why stands in `kvtransfer.screen`; what this does not protect in
+``docs/security.md``.
+
+A plain ASGI class: requests are read whole and judged, then handed on as they came; answers, streams and disconnects
+are not touched, nor is anything without a body (health, metrics) or WebSockets, which carry no transfer fields in vLLM
+0.32. Without keys every transfer is refused, and everything else is served. Imports the standard library and the
+modules beside it only: it shares a process with whatever vLLM pins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any, Final
+
+from kvtransfer.keyfile import KeyFile
+from kvtransfer.keys import FILE_VARIABLE, InstanceKeys, read_instance
+from kvtransfer.screen import Refusal, Screen, Why
+
+BODY_BYTES_MAX: Final = 64 << 20
+"""Twice what a router takes: room for what it adds."""
+
+BODY_S: Final = 60.0
+"""A body that has not arrived by then is given up: it holds memory until then."""
+
+LOG_EVERY_S: Final = 1.0
+"""Refusals are logged this often at most, with how many there were: a stranger must not fill the disk."""
+
+_BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common; this is a shell
+
+logger = logging.getLogger("baton.guard")
+
+
+class Guard:
+    """ASGI middleware of one API-server process."""
+
+    def __init__(self, app: App, clock: Callable[[], float] = _UNIX_TIME) -> None:
+        self._app = app
+        self._clock = clock
+        self._screen = Screen(clock())
+        self._file = _open(os.environ.get(FILE_VARIABLE, ""))
+        self._logged = -LOG_EVERY_S
+        self._unlogged = 0
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One connection's request."""
+        if scope["type"] != "http" or scope["method"] in _BODILESS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await _read(receive)
+        except TimeoutError:
+            body = Refusal(408, Why.SLOW, f"The request body did not arrive within {BODY_S:.0f} s.")
+        if body is None:
+            return  # the client left before he had asked for anything
+        refusal = body if isinstance(body, Refusal) else self._judge(scope, body)
+        if refusal is not None:
+            self._log(scope, refusal)
+            await _answer(send, refusal)
+            return
+        assert isinstance(body, bytes)
+        await self._app(scope, _replaying(body, receive), send)
+
+    def _judge(self, scope: Message, body: bytes) -> Refusal | None:
+        types = [value for name, value in scope["headers"] if name.lower() == b"content-type"]
+        if len(types) > 1:
+            return Refusal(400, Why.UNREADABLE, "The request has more than one Content-Type.")
+        content_type = types[0].decode("latin-1") if types else ""
+        keys: InstanceKeys | None = None if self._file is None else self._file.get()
+        return self._screen.judge(body, content_type, keys, self._clock())
+
+    def _log(self, scope: Message, refusal: Refusal) -> None:
+        self._unlogged += 1
+        now = time.monotonic()
+        if now - self._logged < LOG_EVERY_S:
+            return
+        client = (scope.get("client") or ["?"])[0]
+        path = str(scope.get("path"))[:100]
+        logger.warning(
+            "refused %d: last %r from %s with %d: %s (%s)",
+            self._unlogged,
+            path,
+            client,
+            refusal.status,
+            refusal.why,
+            refusal.message,
+        )
+        self._logged, self._unlogged = now, 0
+
+
+def _open(path: str) -> KeyFile[InstanceKeys] | None:
+    """The engine's keys. Without them the guard stays, and refuses: an engine that is open is worse than one alone."""
+    try:
+        return KeyFile(Path(path), read_instance) if path else None
+    except (OSError, ValueError) as error:
+        logger.warning("%s=%s cannot be used, so every transfer is refused: %s", FILE_VARIABLE, path, error)
+        return None
+
+
+async def _read(receive: Receive) -> bytes | Refusal | None:
+    """The whole body, or None when the client has left."""
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > BODY_BYTES_MAX:
+            return Refusal(413, Why.SIZE, f"The request body is larger than {BODY_BYTES_MAX} bytes.")
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def _replaying(body: bytes, receive: Receive) -> Receive:
+    """`receive` for the engine: the body in one piece, then whatever else comes (a disconnect)."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+async def _answer(send: Send, refusal: Refusal) -> None:
+    body = refusal.body()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refusal.status in {408, 413}:
+        headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

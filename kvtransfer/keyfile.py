@@ -1,0 +1,59 @@
+"""Reads a key file, and reads it again when it has changed. A shell; standard library only, for it runs inside vLLM."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+logger = logging.getLogger("baton.tickets")
+
+FILE_BYTES_MAX = 65_536
+"""A file of eight keys has a thousand."""
+
+
+class KeyFile(Generic[T]):
+    """What a key file says now. A change that cannot be read is logged, and the former keys stay."""
+
+    def __init__(self, path: Path, read: Callable[[str], T]) -> None:
+        """Read it.
+
+        Raises:
+            OSError: it cannot be opened.
+            ValueError: it is no such file.
+        """
+        self.path = path
+        self._read = read
+        self._seen = self._mark()
+        self._keys = self._load()
+
+    def get(self) -> T:
+        """The keys. Costs one `stat`."""
+        mark = self._mark()
+        if mark != self._seen:
+            self._seen = mark
+            try:
+                self._keys = self._load()
+            except (OSError, ValueError) as error:
+                logger.warning("%s cannot be read, its former keys stay: %s", self.path, error)
+            else:
+                logger.info("%s has changed: its keys are in use", self.path)
+        return self._keys
+
+    def _mark(self) -> tuple[int, int, int] | None:
+        """What changes with its content; None where it is gone."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _load(self) -> T:
+        with self.path.open(encoding="utf-8") as file:
+            text = file.read(FILE_BYTES_MAX + 1)
+        if len(text) > FILE_BYTES_MAX:
+            raise ValueError(f"larger than {FILE_BYTES_MAX} bytes")
+        return self._read(text)

@@ -1,0 +1,127 @@
+"""Keys that tickets are signed with: one secret for a fleet, and one that follows from it for each instance. Pure.
+
+A key file has one key a line, ``ID SECRET`` for a fleet (routers have it) and ``ID SECRET INSTANCE`` for one instance
+(its engine has it); a secret is 64 hexadecimal digits, what follows ``#`` is a remark. An instance's secret is an HMAC
+of its name under the fleet's, so a router knows all of them, and an instance none but its own: what it can check it
+could sign for itself, and for nobody else.
+
+The first line signs, all lines check. A key is replaced in three steps: its successor is added *below* it in the
+engines' files, then above it in the routers', and once the last ticket has expired the old lines go. Guards and routers
+read their files again when these change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+
+from cluster.ids import InstanceId
+from kvtransfer.ticket import Key
+
+FILE_VARIABLE = "BATON_TICKET_KEYS_FILE"
+"""The environment variable that names a key file: the fleet's for a router, its own for an engine."""
+SECRET_BYTES = 32
+_SECRET = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[^\s#]{1,255}")
+_DOMAIN = b"baton-instance-key\x00"
+"""Keeps an instance's key from being a MAC that was made for another purpose."""
+KEYS_MAX = 8
+"""Two are needed while one is replaced; a guard looks through all of them."""
+
+
+class NotAKeyFile(ValueError):
+    """The text is no key file. The message names the line and never shows it: it may hold a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceKeys:
+    """What an engine's guard has."""
+
+    instance: InstanceId
+    keys: tuple[Key, ...]
+
+
+def instance_key(fleet: Key, instance: InstanceId) -> Key:
+    """The key of one instance, under the name of the fleet's that it follows from."""
+    name = instance.encode("utf-8", "surrogatepass")
+    return Key(fleet.id, hmac.digest(fleet.secret, _DOMAIN + name, hashlib.sha256))
+
+
+def fleet_text(keys: tuple[Key, ...]) -> str:
+    """A key file for routers."""
+    return "".join(f"{key.id} {key.secret.hex()}\n" for key in keys)
+
+
+def instance_text(keys: tuple[Key, ...], instance: InstanceId) -> str:
+    """A key file for the engine of one instance, made from the fleet's keys.
+
+    Raises:
+        ValueError: a name that cannot stand in such a file.
+    """
+    if not _NAME.fullmatch(instance):
+        raise ValueError(f"{instance!r} cannot stand in a key file: an instance's name has no spaces and no `#` there")
+    mine = (instance_key(key, instance) for key in keys)
+    return "".join(f"{key.id} {key.secret.hex()} {instance}\n" for key in mine)
+
+
+def read_fleet(text: str) -> tuple[Key, ...]:
+    """The keys in a router's file; the first one signs.
+
+    Raises:
+        NotAKeyFile: it is none.
+    """
+    found = _read(text)
+    for number, (_, instance) in found.items():
+        if instance is not None:
+            raise NotAKeyFile(
+                f"line {number} is the key of one instance ({instance}); routers need the fleet's own file"
+            )
+    return tuple(key for key, _ in found.values())
+
+
+def read_instance(text: str) -> InstanceKeys:
+    """The keys in an engine's file.
+
+    Raises:
+        NotAKeyFile: it is none.
+    """
+    found = _read(text)
+    names = {instance for _, instance in found.values()}
+    for number, (_, instance) in found.items():
+        if instance is None:
+            raise NotAKeyFile(
+                f"line {number} is a fleet's key; `baton key tickets FILE --instance NAME` makes an engine's"
+            )
+    if len(names) != 1:
+        raise NotAKeyFile(f"its lines are for {len(names)} instances; an engine is one")
+    return InstanceKeys(names.pop() or InstanceId(""), tuple(key for key, _ in found.values()))
+
+
+def _read(text: str) -> dict[int, tuple[Key, InstanceId | None]]:
+    """The keys by their line's number, and whose each is."""
+    found: dict[int, tuple[Key, InstanceId | None]] = {}
+    ids: set[tuple[str, str | None]] = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        instance = InstanceId(words[2]) if len(words) == 3 else None
+        if len(words) not in {2, 3} or not _SECRET.fullmatch(words[1]):
+            raise NotAKeyFile(
+                f"line {number} is not `ID SECRET` or `ID SECRET INSTANCE` with a secret of 64 hex digits"
+            )
+        try:
+            key = Key(words[0], bytes.fromhex(words[1]))
+        except ValueError:
+            raise NotAKeyFile(f"line {number}: a key's id is 1 to 16 of A-Z a-z 0-9 _ -") from None
+        if (key.id, instance) in ids:
+            raise NotAKeyFile(f"line {number} has the id of a line before it")
+        ids.add((key.id, instance))
+        found[number] = (key, instance)
+    if not found:
+        raise NotAKeyFile("it holds no key")
+    if len(found) > KEYS_MAX:
+        raise NotAKeyFile(f"it holds {len(found)} keys, at most {KEYS_MAX} are read")
+    return found

@@ -1,0 +1,70 @@
+"""Signs what the router sends to guarded engines: legs and releases, each with a ticket of its own. A shell: its clock.
+
+One ticket is good for one instance, once, for a minute, and for exactly the transfer fields it travels with. Without
+keys legs go without tickets, as to engines that nobody guards.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from cluster import wire
+from cluster.ids import InstanceId, TransferId
+from kvtransfer.keys import instance_key
+from kvtransfer.screen import LIFE_S
+from kvtransfer.ticket import Key, Ticket, sign
+
+_UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
+_NONCE_BITS: Final = 62
+
+
+class Tickets:
+    """The signing side of one router."""
+
+    def __init__(self, keys: Callable[[], tuple[Key, ...]] | None, clock: Callable[[], float] = _UNIX_TIME) -> None:
+        """`keys` tells the fleet's keys as they are now."""
+        self._keys = keys
+        self._clock = clock
+        self._instance_keys: dict[InstanceId, Key] = {}
+        self._made_from: Key | None = None
+
+    def stamp(
+        self, body: Mapping[str, Any], to: InstanceId, transfer: TransferId, *, producer: InstanceId
+    ) -> Mapping[str, Any]:
+        """The leg `body` with a ticket for `to`, if it has transfer fields and there are keys.
+
+        `producer` is who holds the blocks that it pulls or releases, or is to hold them: `to` itself.
+        """
+        if self._keys is None:
+            return body
+        key = self._key_of(to, self._keys()[0])
+
+        def ticket(digest: str) -> str:
+            made = Ticket(
+                id=transfer,
+                tenant="",
+                producer=producer,
+                host="",
+                port=0,
+                consumer=to,
+                groups=(),
+                tokens=0,
+                expires_ms=int((self._clock() + LIFE_S) * 1000),
+                nonce=secrets.randbits(_NONCE_BITS),
+                fields=digest,
+            )
+            return sign(made, key)
+
+        return wire.ticketed(body, ticket)
+
+    def _key_of(self, instance: InstanceId, fleet: Key) -> Key:
+        if fleet != self._made_from:
+            self._instance_keys.clear()
+            self._made_from = fleet
+        key = self._instance_keys.get(instance)
+        if key is None:
+            key = self._instance_keys[instance] = instance_key(fleet, instance)
+        return key
