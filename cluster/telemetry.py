@@ -1,6 +1,7 @@
-"""Logs, metrics and spans, set up in one place (a shell: it reads OpenTelemetry's own environment).
+"""Logs and spans, set up in one place (a shell: it reads OpenTelemetry's own environment).
 
-Every process calls `configure_logging` once. Spans cost nothing unless an OTLP endpoint is set.
+Every process calls `configure_logging` once. `tracing` gives None unless an OTLP endpoint is set, and then costs
+nothing: no span is made, no import either. How much is recorded is OpenTelemetry's to say (``OTEL_TRACES_SAMPLER``).
 """
 
 from __future__ import annotations
@@ -8,11 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 
 
 def configure_logging(level: str = "INFO") -> None:
@@ -27,24 +33,120 @@ def tracing_wanted() -> bool:
     return any(os.environ.get(name) for name in names) and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true"
 
 
-@cache
-def _tracer(service: str) -> Any:
+def tracing(service: str) -> Tracing | None:
+    """What makes this process' spans; None where nobody wants them. To be asked for once, at the start."""
+    if not tracing_wanted():
+        return None
     # Imported late: the SDK costs a tenth of a second that a command line without tracing need not pay.
-    from opentelemetry import trace
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider(resource=Resource.create({"service.name": service}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(provider)
-    return trace.get_tracer("baton")
+    named = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service)})
+    provider = TracerProvider(resource=named)
+    provider.add_span_processor(BatchSpanProcessor(_exporter()))
+    return Tracing(provider)
 
 
-def span(service: str, name: str, attributes: dict[str, str]) -> AbstractContextManager[Any]:
-    """A span around a block of work; nothing at all when tracing is not configured."""
-    if not tracing_wanted():
-        return nullcontext()
-    opened: AbstractContextManager[Any] = _tracer(service).start_as_current_span(name, attributes=attributes)
-    return opened
+def _exporter() -> Any:
+    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    if next((os.environ[name] for name in names if os.environ.get(name)), "http/protobuf") == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
+
+        return Grpc()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Http
+
+    return Http()
+
+
+class Tracing:
+    """Makes spans of requests."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider: Final = provider
+        self._tracer: Final = provider.get_tracer("baton")
+        self._propagator: Final = TraceContextTextMapPropagator()
+
+    def request(self, name: str, headers: Mapping[str, str]) -> RequestSpan:
+        """The span of a request, as part of its client's trace. `headers` find their values by any case."""
+        from opentelemetry.trace import SpanKind
+
+        given = {key: headers[key] for key in _TRACE_HEADERS if key in headers}
+        context = self._propagator.extract(given)
+        return RequestSpan(self, self._tracer.start_span(name, context=context, kind=SpanKind.SERVER))
+
+    def child(self, parent: Span, name: str, attributes: Mapping[str, Any]) -> Span:
+        """A span within another, of what we ask somebody else to do."""
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        context = set_span_in_context(parent)
+        return self._tracer.start_span(name, context=context, kind=SpanKind.CLIENT, attributes=dict(attributes))
+
+    def injected(self, within: Span, headers: Mapping[str, str]) -> dict[str, str]:
+        """These headers, with the trace to go on with in place of the client's."""
+        from opentelemetry.trace import set_span_in_context
+
+        kept = {name: value for name, value in headers.items() if name.lower() not in _TRACE_HEADERS}
+        self._propagator.inject(kept, context=set_span_in_context(within))
+        return kept
+
+    def close(self) -> None:
+        """Send what is not sent."""
+        self._provider.shutdown()
+
+
+class RequestSpan:
+    """One request's span and those of its legs. `end` ends all of them."""
+
+    __slots__ = ("_legs", "_span", "_tracing", "recording")
+
+    def __init__(self, tracing: Tracing, opened: Span) -> None:
+        self.recording: Final = opened.is_recording()
+        """False where the sampler has decided against this trace: then there is nothing to say but `passed_on`."""
+        self._tracing = tracing
+        self._span = opened
+        self._legs: dict[str, Span] = {}
+
+    def passed_on(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Headers by which an engine hears of this trace, and of the decision about it."""
+        return self._tracing.injected(self._span, headers)
+
+    def say(self, attributes: Mapping[str, Any]) -> None:
+        """What the request is."""
+        self._span.set_attributes(attributes)
+
+    def leg(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> dict[str, str]:
+        """A leg begins: the headers to send it with, by which the engine's own spans become its children."""
+        self.leg_over(name)
+        leg = self._legs[name] = self._tracing.child(self._span, name, attributes)
+        return self._tracing.injected(leg, headers)
+
+    def leg_over(self, name: str, error: str = "", attributes: Mapping[str, Any] | None = None) -> None:
+        """It has ended; `error` says how, where that was badly."""
+        leg = self._legs.pop(name, None)
+        if leg is not None:
+            _close(leg, error, attributes or {})
+
+    def event(self, name: str, attributes: Mapping[str, Any]) -> None:
+        """Something was decided."""
+        self._span.add_event(name, {key: value for key, value in attributes.items() if value is not None})
+
+    def end(self, error: str, attributes: Mapping[str, Any]) -> None:
+        """The request is over."""
+        for name in list(self._legs):
+            self.leg_over(name, error)
+        _close(self._span, error, attributes)
+
+
+def _close(opened: Span, error: str, attributes: Mapping[str, Any]) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    for key, value in attributes.items():
+        if value is not None:
+            opened.set_attribute(key, value)
+    if error:
+        opened.set_attribute("error.type", error)
+        opened.set_status(Status(StatusCode.ERROR, error))
+    opened.end()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cluster.errors import UsageError
 from cluster.instance import Instance
+from kvtransfer.ticket import Key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +33,20 @@ class RouterConfig:
     first_token_s: float = 300.0
     """Deadline for the first token; generous, since without SLO classes nothing better is known."""
     stall_s: float = 120.0
-    """Longest silence between two chunks of a stream."""
+    """Longest silence between two chunks of a stream; an engine that another can take over from has half of it."""
+    whole_s: float = 1800.0
+    """Longest time to an answer that is not streamed: nobody can tell a long one from an engine that hangs. Half an
+    hour is what vllm-router gives any request."""
     seeding: bool = True
     """Give clients P's first token before the handoff, where that is exact and D's engine can be told."""
     drain_s: float = 30.0
     """How long open requests may take once SIGTERM has come."""
     decision_log: Callable[[bytes], object] | None = None
     """Gets a line for everything that choices depend on, and for each choice (`router.decisions`)."""
+    explain_last: int = 1000
+    """Finished requests that ``/explain`` remembers: about 3 KB each, 16 MiB in all at most."""
+    ticket_keys: Callable[[], tuple[Key, ...]] | None = None
+    """Tells the fleet's keys for tickets, the first one for signing. None: engines are not guarded."""
     engine_key: str | None = None
     """Key for probes of engines started with ``--api-key``; clients bring their own."""
 
@@ -49,6 +57,8 @@ class RouterConfig:
             raise UsageError(f"no instance given: name at least one with {flags}, or give --registry")
         if self.instances and self.has_registry:
             raise UsageError("both --registry and engine URLs given: instances come from one or the other")
-        for name in ("body_bytes_max", "body_timeout_s", "head_timeout_s", "first_token_s", "stall_s"):
+        for name in ("body_bytes_max", "body_timeout_s", "head_timeout_s", "first_token_s", "stall_s", "whole_s"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be above 0")
+        if self.explain_last < 0:
+            raise UsageError(f"--explain-last is {self.explain_last}: give 0 (remember none) or more")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -13,15 +14,17 @@ import msgspec
 from aiohttp import web
 
 from cluster import wire
-from cluster.ids import InstanceId
+from cluster.ids import InstanceId, TransferId
 from cluster.request import Request
 from router import journey as j
+from router.account import Account
 from router.desk import HANDSHAKE_S, Seat
 from router.exact import CHAT, Verdict, Way
 from router.policy.candidates import Wanted
 from router.reply import ERROR_EVENT, Reply, next_chunk
 from router.seam import Seed, seed_of, stops_of
-from router.upstream import Answer, EngineLost, read
+from router.timing import Stage
+from router.upstream import Answer, EngineLost, limit_silence, read
 
 if TYPE_CHECKING:
     from router.server import Router
@@ -45,12 +48,14 @@ class Exchange:
         self._request = request
         self._journey = journey
         self._verdict = verdict
-        self._reply = Reply(http, request, resumable=verdict.resumable and request.stream)
+        self._account = Account(router.memory, router.meters, router.tracing, request, verdict, http.headers)
+        self._reply = Reply(http, request, self._account, resumable=verdict.resumable and request.stream)
         self._seat = Seat(wanted)
         self._headers = {**wire.forwarded_headers(http.headers), "Content-Type": "application/json"}
         self._headers["X-Request-Id"] = request.id
         self._pending: deque[j.Effect] = deque()
         self._prefill: asyncio.Task[j.Event] | None = None
+        self._releasing: asyncio.Task[j.Event] | None = None
         self._prefill_answer: Answer | None = None
         self._refusal: Answer | None = None
         self._answer: Answer | aiohttp.ClientResponse | None = None
@@ -68,19 +73,41 @@ class Exchange:
         except asyncio.CancelledError:
             self._router.spawn(self._wind_down(), f"after-{self._request.id}")
             raise
+        except Exception:
+            self._abandon()
+            raise
         if not self._over:
-            self._router.spawn(self._drive(), f"after-{self._request.id}")
+            self._router.spawn(self._drive_on(), f"after-{self._request.id}")
         return self._reply.response or web.Response(status=499)  # nobody reads it: the client left at this very moment
 
     async def _wind_down(self) -> None:
         self._feed(j.ClientLeft())
-        await self._drive()
+        await self._drive_on()
+
+    async def _drive_on(self) -> None:
+        """What is left once nobody waits for it."""
+        try:
+            await self._drive()
+        except Exception:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """A bug of ours has ended this exchange: places are given back all the same, and it is not open any more."""
+        self._account.finish("broken")
+        if self._prefill is not None:
+            self._prefill.cancel()
+        self._close_decode()
+        self._router.line.call(self._router.desk.finish(self._seat))
+        self._router.line.forget(self._seat)
 
     @property
     def _over(self) -> bool:
         return self._journey.state is j.State.DONE and not self._pending
 
     def _feed(self, event: j.Event) -> None:
+        if isinstance(event, j.Lost | j.Refused):
+            self._account.failed(event)
         self._pending.extend(self._journey.handle(event, time.monotonic()))
 
     async def _drive(self, *, until_answered: bool = False) -> None:
@@ -95,8 +122,13 @@ class Exchange:
 
     async def _next_event(self) -> j.Event:
         if self._journey.state is j.State.CHOOSING:
+            self._account.waits()
             called = await self._router.line.wait(self._seat, self._seconds_left())
+            self._account.called()
             return j.FleetChanged() if called else j.Tick()
+        if self._journey.state is j.State.RELEASING and self._releasing is not None:
+            await asyncio.wait({self._releasing})  # goes on although this is cancelled: the client may leave meanwhile
+            return self._releasing.result()
         assert self._prefill is not None, f"nothing to wait for in {self._journey.state}"
         lost = self._router.losses.of(self._prefilling_on)
         legs: set[asyncio.Future[Any]] = {self._prefill, lost}
@@ -104,9 +136,18 @@ class Exchange:
         if self._prefill in done:
             return self._prefill.result()
         if lost in done:
-            self._prefill.cancel()
+            given_up, self._prefill = self._prefill, None
+            self._router.spawn(self._outlast(given_up, self._prefilling_on), f"release-{self._request.id}")
             return j.Lost("the instance was lost")
         return j.Tick()
+
+    async def _outlast(self, leg: asyncio.Task[j.Event], producer: InstanceId) -> None:
+        """An instance that seems lost may yet do its work, and hold blocks for us. To cut it off races with that."""
+        done, _ = await asyncio.wait({leg}, timeout=j.CANCEL_WAIT_S)
+        answered = leg.result() if done else None
+        if isinstance(answered, j.PrefillAnswered) and answered.transfer is not None:
+            await self._release(InstanceId(""), answered.transfer, producer)
+        leg.cancel()
 
     def _seconds_left(self) -> float | None:
         wakeup = self._journey.next_wakeup()
@@ -143,10 +184,8 @@ class Exchange:
             case j.FailStream(error):
                 await self._reply.fail(error)
             case j.Release(via, transfer):
-                releasing = self._release(via, transfer)
-                if self._journey.state is j.State.RELEASING:
-                    return await releasing
-                self._router.spawn(releasing, f"release-{self._request.id}")  # the journey goes on meanwhile
+                releasing = self._release(via, transfer, self._prefilling_on)
+                self._releasing = self._router.spawn(releasing, f"release-{self._request.id}")  # it may go on meanwhile
             case j.Finish(outcome):
                 self._finish(outcome)
         return None
@@ -158,6 +197,7 @@ class Exchange:
             self._router.meters.retries.labels("resumed" if self._relayed else "again").inc()
         chosen, called = self._router.desk.choose(self._seat, effect)
         self._router.line.call(called)
+        self._account.chose(effect, chosen)
         logger.debug("%s: %s", self._request.id, chosen.because)
         return chosen
 
@@ -169,29 +209,44 @@ class Exchange:
         self._prefill = self._router.spawn(self._run_prefill(instance), f"prefill-{self._request.id}-{attempt}")
 
     async def _run_prefill(self, instance: InstanceId) -> j.Event:
-        body = msgspec.json.encode(wire.prefill_body(self._request.body, token_ids=self._may_seed()))
+        leg = wire.prefill_body(self._request.body, token_ids=self._may_seed())
+        body = msgspec.json.encode(self._stamped(leg, instance))
         started = time.monotonic()
         try:
             target = self._router.view.get(instance).instance
-            answer = await self._router.upstream.call(target, "POST", self._request.path, body, self._headers)
+            headers = self._account.sends(Stage.PREFILL_LEG, target, self._headers)
+            answer = await self._router.upstream.call(target, "POST", self._request.path, body, headers)
         except EngineLost as lost:
             return self._lost(instance, lost)
         finally:
             self._router.leg_ended(instance)
-        self._router.meters.leg_seconds.labels("prefill").observe(time.monotonic() - started)
-        return self._read_prefill(answer)
+        answered = time.monotonic()
+        self._router.meters.leg_seconds.labels("prefill").observe(answered - started)
+        return self._read_prefill(answer, answered)
 
-    def _read_prefill(self, answer: Answer) -> j.Event:
+    def _stamped(self, leg: Mapping[str, Any], to: InstanceId, *, pulls: bool = False) -> Mapping[str, Any]:
+        """A leg with the ticket that a guarded engine asks for."""
+        holder = self._prefilling_on if pulls else to
+        epoch = self._router.view.get(holder).instance.epoch if self._router.view.knows(holder) else 0
+        transfer = TransferId(self._request.id, self._journey.attempt, epoch)
+        return self._router.tickets.stamp(leg, to, transfer, producer=holder)
+
+    def _read_prefill(self, answer: Answer, at: float) -> j.Event:
+        current = self._prefill is asyncio.current_task()
         if answer.status != 200:
-            return self._refused(answer)
+            return self._refused(answer) if current else j.Lost(f"HTTP {answer.status}")
         try:
             fields = msgspec.json.decode(answer.body)
         except msgspec.DecodeError as error:
             return j.Lost(f"unreadable answer: {error}")
         if not isinstance(fields, dict):
             return j.Lost("unreadable answer: not an object")
+        if not current:  # the journey is elsewhere by now (`_outlast`)
+            return j.PrefillAnswered(None, wire.read_transfer(fields))
         self._prefill_answer = answer
-        return j.PrefillAnswered(wire.first_finish_reason(fields), wire.read_transfer(fields), self._read_seed(fields))
+        reason = wire.first_finish_reason(fields)
+        self._account.prefilled(at, reason, fields)
+        return j.PrefillAnswered(reason, wire.read_transfer(fields), self._read_seed(fields))
 
     def _may_seed(self) -> bool:
         """Where it is exact, and D can be told to begin with P's token."""
@@ -200,10 +255,13 @@ class Exchange:
 
     def _read_seed(self, answer: dict[str, Any]) -> int | None:
         if self._seed is not None or not self._may_seed():
+            off = not self._router.config.seeding
+            self._account.not_seeded("seeding is off" if off else "D's engine cannot be told its first token")
             return None
         seed = seed_of(answer, self._request.path, stops_of(self._request.body))
         if isinstance(seed, str):
             logger.debug("%s: not seeded: %s", self._request.id, seed)
+            self._account.not_seeded(seed)
             return None
         self._seed = seed
         return seed.token
@@ -212,10 +270,14 @@ class Exchange:
         assert self._seed is not None
         self._router.meters.first_byte_seconds.observe(time.monotonic() - self._request.arrived)
         self._router.meters.seeds.inc()
+        self._account.seeds()
         return await self._reply.give(self._seed)
 
     def _refused(self, answer: Answer) -> j.Event:
         """4xx is the client's to read; 5xx is the engine's fault, and another engine may do better."""
+        if wire.is_ticket_refused(answer.status, answer.body):
+            logger.error("%s: our ticket was refused: %s", self._request.id, answer.body[:300].decode(errors="replace"))
+            return j.Lost("the engine's guard refused the router's ticket", untouched=True)
         if answer.status >= 500:
             return j.Lost(f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}")
         self._refusal = answer
@@ -240,13 +302,16 @@ class Exchange:
 
     # -- the answering leg --
 
-    async def _send_decode(self, effect: j.SendDecode) -> j.Event:
+    async def _send_decode(self, effect: j.SendDecode) -> j.Event | None:
         instance, transfer = effect.instance, effect.transfer
+        if self._journey.state is not j.State.OPENING:
+            return None  # the client left while his first token was written
         away = self._router.desk.turned_away(instance)
         if away is not None:
             return away
         self._way = "handoff" if transfer is not None else "whole"
-        body = wire.decode_body(self._request.body, transfer, effect.first_token)
+        leg = wire.decode_body(self._request.body, transfer, effect.first_token)
+        body = self._stamped(leg, instance, pulls=transfer is not None)
         self._occupy(instance)
         started = time.monotonic()
         opening = self._router.spawn(
@@ -267,7 +332,9 @@ class Exchange:
     async def _opened(self, opening: asyncio.Task[j.Event], instance: InstanceId) -> j.Event:
         lost = self._router.losses.of(instance)
         legs: set[asyncio.Future[Any]] = {opening, lost}
-        done, _ = await asyncio.wait(legs, timeout=self._seconds_left(), return_when=asyncio.FIRST_COMPLETED)
+        done: set[asyncio.Future[Any]] = set()
+        while not done and self._seconds_left() != 0:  # uvloop's timers fire up to a millisecond early
+            done, _ = await asyncio.wait(legs, timeout=self._seconds_left(), return_when=asyncio.FIRST_COMPLETED)
         if opening in done:
             return opening.result()
         return j.Lost("the instance was lost") if lost in done else j.Tick()
@@ -279,14 +346,15 @@ class Exchange:
         """
         target = self._router.view.get(instance).instance
         stream = self._request.stream
+        headers = self._account.sends(Stage.DECODE_LEG if pulls else Stage.WHOLE_LEG, target, self._headers)
         try:
             response = await self._router.upstream.open(
-                target, "POST", self._request.path, body, self._headers, stream=stream, once=pulls
+                target, "POST", self._request.path, body, headers, stream=stream, once=pulls
             )
             self._answer = response
             if response.status != 200 or not stream:
                 self._answer = answer = await read(response)
-                return j.Opened() if answer.status == 200 else self._refused(answer)
+                return self._begins() if answer.status == 200 else self._refused(answer)
             self._first_chunk = await next_chunk(response)
         except EngineLost as lost:
             return self._lost(instance, lost)
@@ -294,6 +362,10 @@ class Exchange:
             return j.Lost("the stream ended before its first token")
         if self._first_chunk.startswith(ERROR_EVENT):
             return j.Lost(self._first_chunk[6:200].decode(errors="replace"))
+        return self._begins()
+
+    def _begins(self) -> j.Opened:
+        self._account.opened(spoken=self._reply.first_out)
         return j.Opened()
 
     def _close_decode(self) -> None:
@@ -314,30 +386,45 @@ class Exchange:
             await self._reply.respond(200, self._answer.body, self._answer.content_type)
             return j.Ended()
         assert self._answer is not None
+        if self._verdict.resumable:
+            limit_silence(self._answer, self._router.config.stall_s * j.TURN)
         return await self._reply.relay(self._answer, self._first_chunk)
 
     # -- the end --
 
-    async def _release(self, via: InstanceId, transfer: wire.Transfer) -> j.Event:
-        """Have D reject a leg for this hold. To a producer it has never met, D's first word only starts a handshake,
-        and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
-        """
+    async def _release(self, via: InstanceId, transfer: wire.Transfer, producer: InstanceId) -> j.Event:
+        """Have D tell P to free this hold, or, where D does not answer, another one."""
         done = await self._reject(via, transfer)
-        if done and not self._router.view.pair_warm(transfer.producer, via):
-            await asyncio.sleep(HANDSHAKE_S)
-            done = await self._reject(via, transfer)
+        if not done:
+            others = [seen for seen in self._router.view.all() if seen.ready and seen.id not in {via, producer}]
+            other = max(others, key=lambda seen: seen.role.decodes, default=None)  # with no D left, a P says it as well
+            done = other is not None and await self._reject(other.id, transfer)
         self._router.meters.releases.labels(str(done).lower()).inc()
         if not done:
             logger.warning("%s: a hold of %d tokens is left to its lease", self._request.id, transfer.tokens)
         return j.Released(done)
 
     async def _reject(self, via: InstanceId, transfer: wire.Transfer) -> bool:
-        body = msgspec.json.encode(wire.release_body(transfer))
+        """Have it reject a leg for this hold. To a producer it has never met, D's first word only starts a handshake,
+        and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
+        """
+        done = await self._reject_once(via, transfer)
+        if done and not self._router.view.pair_warm(transfer.producer, via):
+            await asyncio.sleep(HANDSHAKE_S)
+            done = await self._reject_once(via, transfer)
+        return done
+
+    async def _reject_once(self, via: InstanceId, transfer: wire.Transfer) -> bool:
+        if not self._router.view.knows(via):
+            return False
+        body = msgspec.json.encode(self._stamped(wire.release_body(transfer), via, pulls=True))
         target = self._router.view.get(via).instance
         try:
-            answer = await self._router.upstream.call(target, "POST", "/v1/completions", body, self._headers)
+            answer = await self._router.upstream.say(target, "/v1/completions", body, self._headers)
         except EngineLost:
             return False
+        if wire.is_ticket_refused(answer.status, answer.body):
+            return False  # by the guard: the engine heard nothing of it
         return 400 <= answer.status < 500  # the rejection is the release
 
     def _finish(self, outcome: str) -> None:
@@ -347,4 +434,5 @@ class Exchange:
         self._router.meters.requests.labels(self._request.path, self._way, outcome).inc()
         self._router.meters.request_seconds.observe(seconds)
         self._router.meters.broken_seams.inc(self._reply.broken_seams)
+        self._account.finish(outcome)
         logger.debug("%s: %s, %s, %.3f s", self._request.id, self._way, outcome, seconds)

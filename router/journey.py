@@ -6,7 +6,8 @@ everything the client reads. The machine decides what happens at every turn; `ro
 What it promises:
 
 - a hold that P answered with is pulled by D or released, whatever happens, also after the client left;
-- nothing waits for a first token beyond the deadline;
+- nothing waits for a first token beyond the deadline, nor a client who has been given something beyond the stall
+  timeout, however many instances are tried meanwhile; an answer in one piece has a deadline of its own;
 - an HTTP status is only spoken once it is true: failures before the first byte move on to another instance or answer
   with an error; after it another instance goes on where that is exact (`router.exact`), else the stream ends with an
   error event;
@@ -249,6 +250,14 @@ itself says what it holds and is released exactly; only long ones are worth the 
 CANCEL_WAIT_S = 30.0
 """Longest wait for an aborted prefill leg's answer: vLLM's own lease has ended by then."""
 
+HOLD_USE_S = 20.0
+"""So long after P's answer its hold may still be given to a D. vLLM 0.32's lease is 30 s, and only heartbeats of a D
+that has the leg extend it (the first within 5 s). Past it the blocks may be another prompt's, and D would not know.
+"""
+
+TURN = 0.5
+"""What one instance may use up of the time that a client waits for more, while another could still take over."""
+
 
 # --- the machine -----------------------------------------------------------------------------------------------------
 
@@ -267,6 +276,8 @@ class Journey:
     """The first one's as a duration, for the message."""
     stall_s: float = 120.0
     """How long a client who has been given something waits for more."""
+    whole_deadline: float = math.inf
+    """Monotonic seconds by which an answer that is not streamed must be whole."""
     attempts_max: int = 3
     """Tries in all. Three: the second on another instance, the third for a fleet that is just being restarted."""
 
@@ -288,6 +299,10 @@ class Journey:
     last_failure: str = "none"
     give_up: float = math.inf
     aborted: bool = False
+    held_until: float = 0.0
+    """Until when the hold may be given to a D."""
+    turn_ends: float = math.inf
+    """When an answering leg has used up its part of a waiting client's time."""
 
     def begin(self) -> tuple[Effect, ...]:
         """The first effect: ask the policy."""
@@ -296,11 +311,14 @@ class Journey:
     def next_wakeup(self) -> float | None:
         """The deadline while no first token is there; the end of our patience with an unwanted leg.
 
-        An answer that is not streamed shows its first token only with its last: once P has spoken, such a request has
-        no deadline of ours, since generation may rightly take minutes.
+        An answer that is not streamed shows its first token only with its last: once P has spoken, its deadline is that
+        of the whole answer, since generation may rightly take minutes.
         """
-        if self.state in {State.CHOOSING, State.PREFILLING} or (self.state is State.OPENING and self.stream):
+        if self.state in {State.CHOOSING, State.PREFILLING}:
             return self.deadline
+        if self.state is State.OPENING:
+            limit = self.turn_ends if self._may_turn else self.deadline
+            return limit if self.stream else self.whole_deadline
         return self.give_up if self.state is State.CANCELLING else None
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
@@ -324,13 +342,12 @@ class Journey:
             return self._fail(no_instance(f"{event.because}; last failure: {self.last_failure}"))
         self.attempt += 1
         previous, self.decode = self.decode, event.decode
-        if event.prefill is not None and self.transfer is not None and not self.touched:
-            self.state = State.OPENING  # the blocks still wait on the first P: another D pulls them
-            return (SendDecode(event.decode, self.transfer, self.first_token),)
+        usable = self.transfer is not None and not self.touched and self.now < self.held_until
+        if event.prefill is not None and usable:  # the blocks still wait on the first P: another D pulls them
+            return (self._send_decode(event.decode, self.transfer),)
         release = self._let_go(event.decode if event.decode != self.prefill else previous)
         if event.prefill is None:  # whole, on one engine; a producer must never be asked to pull
-            self.state = State.OPENING
-            return (*release, SendDecode(event.decode, None, self.first_token))
+            return (*release, self._send_decode(event.decode, None))
         self.prefill = event.prefill
         self.state = State.PREFILLING
         return (*release, SendPrefill(event.prefill, self.attempt))
@@ -340,32 +357,35 @@ class Journey:
         held, self.transfer, self.touched = self.transfer, None, False
         return (Release(via, held),) if held is not None and via is not None else ()
 
+    def _send_decode(self, instance: InstanceId, transfer: Transfer | None) -> SendDecode:
+        self.state = State.OPENING
+        self.turn_ends = self.now + (self.deadline - self.now) * TURN
+        return SendDecode(instance, transfer, self.first_token)
+
     def _fleet_changed(self, event: FleetChanged) -> tuple[Effect, ...]:
         return (Choose(self.excluded, self.hand_over),)
 
     def _prefilled(self, event: PrefillAnswered) -> tuple[Effect, ...]:
         assert self.prefill is not None
         assert self.decode is not None
-        self.transfer = event.transfer
+        self.transfer, self.held_until = event.transfer, self.now + HOLD_USE_S
         if event.finish_reason == "length":
-            self.state = State.OPENING
             seed: tuple[Effect, ...] = ()
             if event.first_token is not None and self.stream and not self.spoken:
                 self.first_token = event.first_token
                 self._speak()
                 seed = (SendSeed(),)
-            return (*seed, SendDecode(self.decode, self.transfer, self.first_token))
+            return (*seed, self._send_decode(self.decode, self.transfer))
         if event.finish_reason != "stop" or self.spoken:  # "abort": the engine is going down
             return self._try_again(self.prefill, f"the prefill leg ended with {event.finish_reason!r}")
         # P's first token was the last one (EOS, a stop string): there is nothing to hand over.
         if not self.stream:
             return (AnswerFromPrefill(), *self._wind_up("served"))
         # A stream must look like the engine's own: P makes it, from its prefix cache.
-        self.state = State.OPENING
         via, transfer, self.transfer = self.decode, self.transfer, None
         self.decode = self.prefill
         release: tuple[Effect, ...] = (Release(via, transfer),) if transfer is not None else ()
-        return (*release, SendDecode(self.prefill, None))
+        return (*release, self._send_decode(self.prefill, None))
 
     def _prefill_refused(self, event: Refused) -> tuple[Effect, ...]:
         return (ForwardRefusal(), *self._wind_up("refused"))
@@ -398,6 +418,7 @@ class Journey:
         assert self.decode is not None
         if event.again:  # the answer is generated once more elsewhere, and what the client has is swallowed
             self._speak()
+            self.deadline = self.now + self.stall_s * (1 - TURN)  # it may have been silent for its whole turn
             return (CloseDecode(), *self._try_again(self.decode, event.because))
         return (CloseDecode(), *self._fail(upstream_failed(event.because)))
 
@@ -413,6 +434,11 @@ class Journey:
         return (Finish(self.outcome),)
 
     # -- shared turns --
+
+    @property
+    def _may_turn(self) -> bool:
+        """Whether another instance can still take over from a D that keeps the client waiting."""
+        return self.spoken and self.attempt < self.attempts_max
 
     def _speak(self) -> None:
         """The client has been given something, and waits for more."""
@@ -441,12 +467,13 @@ class Journey:
             return (CancelPrefill(self.prefill),)
         if self.state is State.CANCELLING:
             return (ClosePrefill(), *self._wind_up(self.outcome))
-        if self.spoken and self.state is State.OPENING and self.attempt < self.attempts_max:
+        if self.state is State.OPENING and self._may_turn and now < self.deadline:
             assert self.decode is not None
-            self._speak()
-            self.transfer = None  # D's abort gives it back
-            return (CloseDecode(), *self._try_again(self.decode, f"no token for {self.stall_s:g} s"))
+            self.touched = True
+            return (CloseDecode(), *self._try_again(self.decode, "no token in its turn"))
         limit = self.stall_s if self.spoken else self.deadline_s
+        if self.state is State.OPENING and not self.stream:
+            limit += self.whole_deadline - self.deadline  # since its arrival
         return (self._say(deadline_passed(limit)), *self._leave("expired", now))
 
     def _leave(self, outcome: str, now: float) -> tuple[Effect, ...]:
@@ -457,9 +484,10 @@ class Journey:
             self.outcome = outcome
             self.state = State.CANCELLING
             self.give_up = now + PATIENCE_S
-            return ()
+            return (CloseDecode(),)  # D's place is free at once
         if self.state in {State.OPENING, State.STREAMING}:
-            self.transfer = None  # D's abort gives it back
+            # A D that has the request gives the hold back when it aborts; a leg cut off on its way there never got so
+            # far. Released twice is no harm: P does not know the name any more.
             return (CloseDecode(), *self._wind_up(outcome))
         return self._wind_up(outcome)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from router.histograms import Times
 from router.view import View
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -55,6 +56,7 @@ class Meters:
             "Streams that did not go on with what their client had been given; ended with an error.",
             registry=self.registry,
         )
+        self.times = Times(self.registry, _SECONDS)
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
         self.instance_up = Gauge(
             "baton_instance_up", "1 when the instance answers.", ["instance", "role"], registry=self.registry

@@ -12,6 +12,8 @@ from aiohttp import web
 from cluster.errors import ApiError
 from cluster.request import Request
 from router import journey as j
+from router.account import Account
+from router.exact import CHAT
 from router.seam import Said, Seam, SeamBroken, Seed, said_in
 from router.upstream import EngineLost, say
 
@@ -34,9 +36,12 @@ _LEFT = (ConnectionError, aiohttp.ClientConnectionError)
 class Reply:
     """What one client is told."""
 
-    def __init__(self, http: web.Request, request: Request, *, resumable: bool) -> None:
+    def __init__(self, http: web.Request, request: Request, account: Account, *, resumable: bool) -> None:
         self._http = http
         self._request = request
+        self._account = account
+        self._due = 3 if request.path == CHAT else 2
+        """Events until the second token is out: chats begin with one that only names the role."""
         self._sent: bytearray | None = bytearray() if resumable else None
         self._seed: Seed | None = None
         self.response: web.StreamResponse | None = None
@@ -47,11 +52,17 @@ class Reply:
         """A complete answer lies ready."""
         return isinstance(self.response, web.Response)
 
+    @property
+    def first_out(self) -> bool:
+        """The first token of a stream is with the client."""
+        return self._due <= 1
+
     async def respond(self, status: int, body: bytes, content_type: str = "application/json") -> None:
         """Answer in one piece."""
         if self._http.transport is None:
             return  # nobody is there any more
-        headers = self._headers({"Content-Type": content_type})
+        told = self._account.answered(body) if status == 200 else self._account.headers()
+        headers = self._headers({"Content-Type": content_type}) | told
         self.response = web.Response(status=status, body=body, headers=headers)
 
     async def give(self, seed: Seed) -> j.ClientLeft | None:
@@ -62,6 +73,8 @@ class Reply:
             await self._write(seed.events)
         except _LEFT:
             return j.ClientLeft()
+        self._due = 1
+        self._account.seeded()
         return None
 
     async def relay(self, answer: aiohttp.ClientResponse, first_chunk: bytes) -> j.Event:
@@ -82,7 +95,7 @@ class Reply:
             return j.ClientLeft()
 
     async def _relay(self, answer: aiohttp.ClientResponse, chunk: bytes, seam: Seam | None) -> j.Event:
-        rest, last = b"", b""
+        rest, last, before = b"", b"", b""
         while chunk:
             if seam is not None:
                 chunk = seam.feed(chunk)
@@ -96,13 +109,24 @@ class Reply:
                 if fault >= 0:
                     said = piece[fault + 6 :].partition(b"\n\n")[0]
                     return self._lost(said[:200].decode(errors="replace"))
-                last = piece[-64:]
+                if self._due > 0:
+                    self._count(piece)
+                before, last = last, piece
             chunk = await next_chunk(answer)
-        if LAST_EVENT not in last + rest:
+        if LAST_EVENT not in last[-64:] + rest:
             return self._lost("the stream ended before its end")
         assert self.response is not None
-        await self.response.write_eof(rest)
+        await self.response.write_eof(rest + self._account.streamed(before + last))
         return j.Ended()
+
+    def _count(self, events: bytes) -> None:
+        """Tokens that are out, up to the second. The end and the usage are none."""
+        count = events.count(b"\n\n") - events.count(b'"choices":[]') - (LAST_EVENT in events[-64:])
+        before, self._due = self._due, self._due - count
+        if before > 1 >= self._due:
+            self._account.first_out()
+        if self._due <= 0:
+            self._account.second_out()
 
     async def fail(self, error: ApiError) -> None:
         """The status has been sent: say it as vLLM does, in an event, and end the stream."""
@@ -111,7 +135,7 @@ class Reply:
         logger.warning("%s: stream failed: %s", self._request.id, error)
         try:
             await self.response.write(b"data: " + msgspec.json.encode(error.body()) + b"\n\ndata: [DONE]\n\n")
-            await self.response.write_eof()
+            await self.response.write_eof(self._account.comment())
         except _LEFT:
             return
 

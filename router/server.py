@@ -20,7 +20,7 @@ from cluster.ids import InstanceId, RequestId, accept_request_id
 from cluster.instance import Instance
 from cluster.registry.registry import Registry
 from cluster.request import Request
-from cluster.telemetry import span
+from cluster.telemetry import tracing
 from router import body as bodies
 from router import exact
 from router.config import RouterConfig
@@ -29,10 +29,12 @@ from router.desk import Desk
 from router.exchange import Exchange
 from router.journey import Journey
 from router.line import Line, Losses
+from router.memory import Memory
 from router.meters import Meters
 from router.policy import POLICIES
 from router.policy.candidates import Wanted
 from router.prober import Prober
+from router.tickets import Tickets
 from router.upstream import EngineLost, Upstream
 from router.view import Reported, View
 from router.watch import Watch
@@ -53,8 +55,11 @@ class Router:
         policy, log = POLICIES[config.policy], config.decision_log
         self.view = View() if log is None else LoggedView(log)
         self.meters = Meters()
+        self.memory = Memory(config.explain_last)
+        self.tracing = tracing("baton-router")
         self.desk = Desk(self.view, policy if log is None else logged(config.policy, policy, log))
         self.upstream = Upstream(stall_s=config.stall_s)
+        self.tickets = Tickets(config.ticket_keys)
         self.line = Line()
         self.losses = Losses()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -63,6 +68,8 @@ class Router:
 
     async def start(self) -> None:
         """Open connections and begin probing."""
+        if self.config.ticket_keys is None:
+            logger.info("tickets are off: whoever reaches an engine may start transfers there (--ticket-keys-file)")
         await self.upstream.start()
         key = self.config.engine_key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -108,6 +115,8 @@ class Router:
         await self.upstream.close()
         if self.watch is not None:
             await self.watch.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def spawn(self, work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
         """A task with a name and an owner; its failure is logged, never lost."""
@@ -144,8 +153,9 @@ class Router:
     async def generate(self, http: web.Request) -> web.StreamResponse:
         """``/v1/completions`` and ``/v1/chat/completions``: over two instances where that is exact, else over one."""
         raw = await self._read_body(http)
+        arrived = time.monotonic()
         parsed = bodies.strip(bodies.parse_json(raw, http.headers.get("Content-Type", "")))
-        request = self._request(http, parsed)
+        request = self._request(http, parsed, arrived)
         verdict = exact.verdict(request.path, parsed)
         hand_over = verdict.way is not exact.Way.WHOLE
         wanted = Wanted(model=bodies.model_of(parsed), hand_over=hand_over, prefill_only=exact.single_token(parsed))
@@ -158,19 +168,19 @@ class Router:
             deadline=now + limit,
             deadline_s=limit,
             stall_s=self.config.stall_s,
+            whole_deadline=now + max(limit, self.config.whole_s),
         )
-        attributes = {"gen_ai.request.model": request.model, "baton.request.id": request.id}
-        with self.meters.open.track_inprogress(), span("baton-router", request.path, attributes):
+        with self.meters.open.track_inprogress():
             return await Exchange(self, http, request, journey, wanted, verdict).run()
 
-    def _request(self, http: web.Request, parsed: dict[str, Any]) -> Request:
+    def _request(self, http: web.Request, parsed: dict[str, Any], arrived: float) -> Request:
         return Request(
             id=accept_request_id(http.headers.get("X-Request-Id")) or RequestId(uuid.uuid4().hex),
             path=http.path,
             model=bodies.model_of(parsed) or "",
             stream=parsed.get("stream") is True,
             body=parsed,
-            arrived=time.monotonic(),
+            arrived=arrived,
         )
 
     def _check_model(self, name: str | None) -> None:
@@ -261,6 +271,24 @@ class Router:
         """Prometheus text."""
         return web.Response(body=self.meters.text(self.view), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    async def explain_last(self, http: web.Request) -> web.Response:
+        """``/explain``: who is open, and the last that ended, newest first; ``?n=`` of them."""
+        given = http.query.get("n", "100")
+        if not given.isdecimal():
+            raise bad_request(f"`n` is {given[:50]!r}: give a count, as in /explain?n=20", "n")
+        now = time.monotonic()
+        return _json({"requests": [story.line(now) for story in self.memory.latest(int(given))]})
+
+    async def explain(self, http: web.Request) -> web.Response:
+        """``/explain/ID``: what was decided about one request, why, and where its time went."""
+        name = http.match_info["id"]
+        story = self.memory.get(name)
+        if story is None:
+            kept = f"Open requests are remembered, and the last {self.memory.last_max} finished (--explain-last)"
+            message = f"No request `{name[:200]}` is known here. {kept}. Answers tell their id in X-Request-Id."
+            raise ApiError(404, "NotFoundError", message)
+        return _json(story.as_json(time.monotonic()))
+
     def _instances(self) -> list[dict[str, object]]:
         return [
             {
@@ -334,6 +362,8 @@ def admin_app(router: Router) -> web.Application:
     app = web.Application(middlewares=[_errors(router)])
     for path, handler in (("/health", router.health), ("/ready", router.ready), ("/metrics", router.metrics)):
         app.router.add_get(path, handler)
+    app.router.add_get("/explain", router.explain_last)
+    app.router.add_get("/explain/{id}", router.explain)
     return app
 
 

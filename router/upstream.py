@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ KEEPALIVE_S = 4.0
 CONNECT_S = 5.0
 """An engine that does not accept within this is as good as gone."""
 
+
+WORD_S = 5.0
+"""A short word to an engine (a release, an abort) is answered within this, or not at all: an engine that takes
+connections and says nothing would keep the request it belongs to, and its places, for ever."""
 
 PIECE_BYTES = 1 << 20
 """Bodies over this are sent in pieces."""
@@ -108,14 +113,34 @@ class Upstream:
         response = await self.open(instance, method, path, body, headers, stream=False)
         return await read(response)
 
+    async def say(self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Send a short word.
+
+        Raises:
+            EngineLost: no answer within `WORD_S`.
+        """
+        try:
+            async with asyncio.timeout(WORD_S):
+                return await self.call(instance, "POST", path, body, headers)
+        except TimeoutError:
+            raise EngineLost(f"no answer within {WORD_S:g} s", reached=True) from None
+
     async def abort(self, instance: Instance, engine_ids: tuple[str, ...], headers: Mapping[str, str]) -> bool:
         """Ask an engine to abort requests by id (vLLM with ``--enable-scale-out``). False: it does not know how."""
         body = msgspec.json.encode({"request_ids": engine_ids})
         try:
-            answer = await self.call(instance, "POST", "/inference/v1/abort_requests", body, headers)
+            answer = await self.say(instance, "/inference/v1/abort_requests", body, headers)
         except EngineLost:
             return False
         return answer.status == 200
+
+
+def limit_silence(response: aiohttp.ClientResponse, silence_s: float) -> None:
+    """Let an open stream be silent for no longer than this from now on."""
+    connection = response.connection
+    if connection is not None and connection.protocol is not None:  # None: all of it is here already
+        connection.protocol.read_timeout = silence_s
+        connection.protocol.start_timeout()
 
 
 async def read(response: aiohttp.ClientResponse) -> Answer:

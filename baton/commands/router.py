@@ -25,6 +25,7 @@ import uvloop
 from baton.lifeline import watch_lifeline
 from baton.output import announce_ready
 from baton.registry import add_registry_arguments, open_registry
+from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8000, help="port for clients, 0 = a free one (default %(default)s)")
     parser.add_argument("--admin-host", default="127.0.0.1", help="address of the admin side (default %(default)s)")
     parser.add_argument(
-        "--admin-port", type=int, default=8001, help="metrics and readiness, 0 = free (default %(default)s)"
+        "--admin-port", type=int, default=8001, help="metrics, readiness, /explain; 0 = free (default %(default)s)"
     )
     parser.add_argument("--policy", choices=sorted(POLICIES), default="least_load", help="default %(default)s")
     for name, help_text in _LIMITS.items():
@@ -78,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what each choice depended on, and the choice, one JSON object a line (large: for finding out why)",
     )
+    add_ticket_keys_argument(parser, "the fleet's")
     add_registry_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
     parser.add_argument("--lifeline", action="store_true", help="stop when stdin ends: for a parent that may be killed")
@@ -92,7 +94,9 @@ _LIMITS = {
     "head_timeout_s": "a request head must arrive within this, s",
     "first_token_s": "deadline for the first token, s",
     "stall_s": "longest silence within a stream, s",
+    "whole_s": "longest time to an answer that is not streamed, s",
     "drain_s": "after SIGTERM, open requests may take this long, s",
+    "explain_last": "finished requests that /explain on the admin side remembers",
 }
 
 
@@ -102,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"`-- {' '.join(args.vllm_args)}`: the router starts no engine; give vLLM flags to `baton engine`"
         )
+    ticket_keys = open_fleet_keys(named_file(args, os.environ))
     config = RouterConfig(
         instances=tuple(instances(args)),
         host=args.host,
@@ -111,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
         has_registry=args.registry is not None,
         policy=args.policy,
         seeding=args.seeding,
+        ticket_keys=None if ticket_keys is None else ticket_keys.get,
         engine_key=os.environ.get("VLLM_API_KEY") or None,
         **{name: getattr(args, name) for name in _LIMITS},
     )

@@ -117,6 +117,8 @@ class Instance:
                 self.handoffs.pull(effect)
             case GiveBack(source=source):
                 self.handoffs.give_back(source)
+            case Refused(request=request) if not self.ready.is_set():
+                self.serving.lost(request)  # it was on its way to an engine that died
             case Refused(request=request, because=because):
                 self.serving.refused(request, because)
             case Lost(request=request):

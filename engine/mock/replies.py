@@ -114,12 +114,12 @@ class Replies:
             return None
         over, real_ms = part.over, 1 / MS / self._settings.speed
         decode_ms = max(0, over.at_ns - part.first_ns) * real_ms
-        queued_ns = max(0, (over.first_run_ns or part.first_ns) - answer.arrived_ns)
+        begun_ns = over.first_run_ns or part.first_ns
         steps = over.outputs - 1
         return {
-            "time_to_first_token_ms": (part.first_ns - answer.arrived_ns) * real_ms,
+            "time_to_first_token_ms": (part.first_ns - begun_ns) * real_ms,  # from its first step on, as in vLLM
             "generation_time_ms": decode_ms,
-            "queue_time_ms": queued_ns * real_ms,
+            "queue_time_ms": max(0, begun_ns - answer.arrived_ns) * real_ms,
             "mean_itl_ms": decode_ms / steps if steps > 0 else None,
             "tokens_per_second": steps / decode_ms * 1000 if steps > 0 and decode_ms else None,
             "speculative_decoding": None,

@@ -7,7 +7,9 @@ from cluster.ids import InstanceId
 from cluster.wire import Transfer
 from router.journey import (
     CANCEL_WAIT_S,
+    HOLD_USE_S,
     PATIENCE_S,
+    TURN,
     AnswerFromPrefill,
     AwaitFleet,
     CancelPrefill,
@@ -252,11 +254,27 @@ def test_after_a_seed_errors_are_events() -> None:
 
 def test_a_d_that_keeps_a_seeded_client_waiting_is_left_for_another() -> None:
     machine = seeded()
-    assert machine.next_wakeup() == 1.0 + machine.stall_s
-    play(machine, [(Tick(), [CloseDecode(), Choose(frozenset({D}), hand_over=True)])], now=1.0 + machine.stall_s)
-    play(machine, [(Chosen(P, D2, "retry"), [SendPrefill(P, 2)])], now=122.0)
-    assert machine.next_wakeup() == 1.0 + 2 * machine.stall_s
-    play(machine, [(Tick(), [FailStream(error(504))])], now=1.0 + 2 * machine.stall_s)
+    turn, end = 1.0 + machine.stall_s * TURN, 1.0 + machine.stall_s
+    assert machine.next_wakeup() == turn
+    play(machine, [(Tick(), [CloseDecode(), Choose(frozenset({D}), hand_over=True)])], now=turn)
+    play(machine, [(Chosen(P, D2, "retry"), [Release(D2, HOLD), SendPrefill(P, 2)])], now=turn + 1)
+    assert machine.next_wakeup() == end, "the client waits no longer for it than for the first"
+    play(machine, [(Tick(), [FailStream(error(504)), CloseDecode()])], now=end)
+
+
+def test_however_many_are_tried_a_waiting_client_waits_once() -> None:
+    machine = seeded()
+    for other in (D2, InstanceId("d3")):
+        turn = machine.next_wakeup()
+        assert turn is not None and turn < 1.0 + machine.stall_s
+        play(
+            machine, [(Tick(), [CloseDecode(), Choose(machine.excluded | {machine.decode}, hand_over=True)])], now=turn
+        )
+        held = [Release(D2, HOLD)] if other is D2 else []
+        play(machine, [(Chosen(None, other, "whole"), [*held, SendDecode(other, None, 7)])], now=turn)
+    end = machine.next_wakeup()
+    assert end == 1.0 + machine.stall_s, "the last one has all the time that is left"
+    play(machine, [(Tick(), [FailStream(error(504)), CloseDecode(), Finish("expired")])], now=end)
 
 
 def test_a_broken_stream_goes_on_elsewhere_where_that_is_exact() -> None:
@@ -284,7 +302,7 @@ def test_a_plain_stream_that_breaks_is_resumed_too() -> None:
             (Lost("reset", again=True), [CloseDecode(), Choose(frozenset({D}), hand_over=True)]),
         ],
     )
-    assert machine.next_wakeup() == 1.0 + machine.stall_s
+    assert machine.next_wakeup() == 1.0 + machine.stall_s * (1 - TURN), "the first one had its turn"
     play(machine, [(Chosen(None, None, "nobody"), [FailStream(error(503)), Finish("failed")])])
 
 
@@ -334,7 +352,7 @@ def test_client_leaves_during_prefill_and_a_short_leg_is_released_by_name() -> N
         journey(),
         [
             (BOTH_LEGS, [SendPrefill(P, 1)]),
-            (ClientLeft(), []),
+            (ClientLeft(), [CloseDecode()]),
             (HELD, [Release(D, HOLD)]),
             (Released(ok=True), [Finish("client_left")]),
         ],
@@ -343,7 +361,7 @@ def test_client_leaves_during_prefill_and_a_short_leg_is_released_by_name() -> N
 
 def test_client_leaves_during_a_long_prefill_and_it_is_aborted() -> None:
     machine = journey()
-    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (ClientLeft(), [])], now=5.0)
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (ClientLeft(), [CloseDecode()])], now=5.0)
     assert machine.next_wakeup() == 5.0 + PATIENCE_S
     play(machine, [(Tick(), [CancelPrefill(P)])], now=5.0 + PATIENCE_S)
     assert machine.next_wakeup() == 5.0 + PATIENCE_S + CANCEL_WAIT_S
@@ -352,7 +370,7 @@ def test_client_leaves_during_a_long_prefill_and_it_is_aborted() -> None:
 
 def test_prefill_that_never_answers_is_given_up() -> None:
     machine = journey()
-    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (ClientLeft(), [])], now=5.0)
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (ClientLeft(), [CloseDecode()])], now=5.0)
     play(machine, [(Tick(), [CancelPrefill(P)])], now=6.0)
     play(machine, [(Tick(), [ClosePrefill(), Finish("client_left")])], now=6.0 + CANCEL_WAIT_S)
 
@@ -363,27 +381,46 @@ def test_client_leaves_during_decode_and_the_leg_is_closed(opened: bool) -> None
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
     if opened:
         play(machine, [(Opened(), [Relay()])])
-    play(machine, [(ClientLeft(), [CloseDecode(), Finish("client_left")]), (ClientLeft(), [])])
+        play(machine, [(ClientLeft(), [CloseDecode(), Finish("client_left")]), (ClientLeft(), [])])
+        return
+    play(machine, [(ClientLeft(), [CloseDecode(), Release(D, HOLD)]), (ClientLeft(), [])])
+    play(machine, [(Released(ok=True), [Finish("client_left")])])
 
 
 def test_deadline_in_prefill() -> None:
     machine = journey()
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (Tick(), [])], now=99.0)
-    play(machine, [(Tick(), [Fail(error(504))])], now=100.0)
+    play(machine, [(Tick(), [Fail(error(504)), CloseDecode()])], now=100.0)
     play(machine, [(HELD, [Release(D, HOLD)]), (Released(ok=False), [Finish("expired")])], now=100.1)
 
 
 def test_deadline_before_the_first_streamed_token() -> None:
     machine = journey()
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
-    play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), Finish("expired")])], now=100.0)
+    play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), Release(D, HOLD)])], now=100.0)
 
 
-def test_an_answer_in_one_piece_has_no_deadline_once_prefilled() -> None:
+def test_an_answer_in_one_piece_has_its_own_deadline_once_prefilled() -> None:
     machine = journey(stream=False)
-    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
-    assert machine.next_wakeup() is None
+    machine.whole_deadline = 1900.0
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)])])
+    assert machine.next_wakeup() == 100.0
+    play(machine, [(HELD, [SendDecode(D, HOLD)])])
+    assert machine.next_wakeup() == 1900.0
     play(machine, [(Tick(), [])], now=1000.0)
+    play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), Release(D, HOLD)])], now=1900.0)
+
+
+@pytest.mark.parametrize(("waited_s", "pulls"), [(HOLD_USE_S - 1, True), (HOLD_USE_S, False)])
+def test_a_hold_whose_lease_may_have_ended_is_not_pulled(waited_s: float, pulls: bool) -> None:
+    """D did not take the leg, and no other had a place for a while: by then P's blocks may be another prompt's."""
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
+    play(machine, [(Lost("refused", untouched=True), [Choose(frozenset({D}), hand_over=True)])])
+    play(machine, [(Chosen(None, None, "full", wait=True), [AwaitFleet()])])
+    play(machine, [(FleetChanged(), [Choose(frozenset({D}), hand_over=True)])], now=1.0 + waited_s)
+    anew = [Release(D2, HOLD), SendPrefill(P, 2)]
+    play(machine, [(Chosen(P, D2, "a place"), [SendDecode(D2, HOLD)] if pulls else anew)], now=1.0 + waited_s)
 
 
 def test_late_events_are_no_ops() -> None:

@@ -1,0 +1,269 @@
+"""Keeps one request's account: what was decided and when, told to `/explain`, to the meters and to the trace. A shell.
+
+The exchange says what happens; only here the clock is read for it. Nothing is done per token: the stream's first events
+are looked at until the second token is out, and its last ones for the usage that a client asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cluster.instance import Instance
+from cluster.request import Request
+from router.exact import CHAT, Verdict
+from router.journey import Choose, Chosen, Lost, Refused
+from router.memory import Memory, Story
+from router.meters import Meters
+from router.timing import Stage, Told, engine_times, told_at_end, told_in
+
+if TYPE_CHECKING:
+    from cluster.telemetry import RequestSpan, Tracing
+
+HEADER: Final = "x-baton-timing"
+"""A client that sends 1 gets the parts: as the last comment of a stream, or under this name in an answer's head."""
+
+_LEG_NAMES: Final[dict[str, str]] = {Stage.PREFILL_LEG: "prefill", Stage.DECODE_LEG: "decode", Stage.WHOLE_LEG: "whole"}
+
+
+class Account:
+    """One request's."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        meters: Meters,
+        tracing: Tracing | None,
+        request: Request,
+        verdict: Verdict,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._memory = memory
+        self._meters = meters
+        self._request = request
+        self._story = Story(request, verdict)
+        self._timeline = self._story.timeline
+        self._asked = headers.get(HEADER) == "1"
+        options = request.body.get("stream_options")
+        self._usage_asked = isinstance(options, dict) and options.get("include_usage") is True
+        self._leg: str = Stage.WHOLE_LEG
+        self._told = Told()
+        self._span: RequestSpan | None = None
+        self._unsampled: RequestSpan | None = None
+        if tracing is not None:
+            span = tracing.request(self._operation(), headers)
+            if span.recording:
+                span.say(self._request_attributes())
+                self._span = span
+            else:
+                self._unsampled = span
+        memory.begin(self._story)
+
+    # -- on its way --
+
+    def chose(self, effect: Choose, chosen: Chosen) -> None:
+        """The policy has spoken."""
+        now = time.monotonic()
+        self._timeline.again(now)
+        self._story.add(
+            now,
+            "choice",
+            prefill=chosen.prefill,
+            decode=chosen.decode,
+            wait=chosen.wait,
+            because=chosen.because,
+            excluded=sorted(effect.excluded),
+        )
+        if self._span is not None:
+            choice = {"baton.prefill": chosen.prefill, "baton.decode": chosen.decode, "baton.because": chosen.because}
+            self._span.event("baton.choice", choice)
+
+    def waits(self) -> None:
+        """It stands in line."""
+        self._timeline.enter(Stage.CREDIT, time.monotonic())
+
+    def called(self) -> None:
+        """It does not any more."""
+        self._timeline.enter(Stage.ROUTER, time.monotonic())
+
+    def sends(self, leg: str, instance: Instance, headers: dict[str, str]) -> dict[str, str]:
+        """A leg goes out: with these headers."""
+        now = time.monotonic()
+        self._leg = leg
+        self._timeline.enter(leg, now)
+        self._story.add(now, "leg", leg=_LEG_NAMES[leg], instance=instance.id, url=instance.url, epoch=instance.epoch)
+        if self._span is None:
+            return headers if self._unsampled is None else self._unsampled.passed_on(headers)
+        place = urlsplit(instance.url)
+        attributes = {
+            "gen_ai.operation.name": self._operation_name(),
+            "gen_ai.provider.name": "vllm",
+            "gen_ai.request.model": self._request.model,
+            "server.address": place.hostname or "",
+            "server.port": place.port or (443 if place.scheme == "https" else 80),
+            "baton.instance": instance.id,
+            "baton.instance.epoch": instance.epoch,
+        }
+        return self._span.leg(_LEG_NAMES[leg], headers, attributes)
+
+    def failed(self, event: Lost | Refused) -> None:
+        """A leg came to nothing, or was refused by its engine."""
+        now = time.monotonic()
+        if isinstance(event, Refused):
+            self._story.add(now, "refused", status=event.status)
+            error = str(event.status)
+        else:
+            self._story.add(now, "lost", because=event.because)
+            error = "lost"
+        if self._span is not None:
+            self._span.leg_over(_LEG_NAMES[self._leg], error)
+
+    # -- the prefill leg --
+
+    def prefilled(self, at: float, finish_reason: str | None, answer: Mapping[str, Any]) -> None:
+        """P has answered, at this time."""
+        self._timeline.enter(Stage.ROUTER, at)
+        times = engine_times(answer.get("metrics"))
+        if times is not None:
+            self._timeline.report(Stage.PREFILL_LEG, times)
+        self._story.add(at, "prefilled", finish_reason=finish_reason)
+        if self._span is not None:
+            usage = answer.get("usage")
+            told: dict[str, Any] = _usage(usage if isinstance(usage, Mapping) else {})
+            if finish_reason is not None:
+                told["gen_ai.response.finish_reasons"] = [finish_reason]
+            self._span.leg_over("prefill", attributes=told)
+
+    def not_seeded(self, because: str) -> None:
+        """Its first token waits for D."""
+        self._story.seed = because
+
+    def seeds(self) -> None:
+        """Its first token is about to go out before D has spoken."""
+        self._timeline.seeded = True
+        self._timeline.relabel(Stage.RELAY)
+
+    def seeded(self) -> None:
+        """It is out."""
+        now = time.monotonic()
+        self._timeline.first(now, Stage.ROUTER)
+        self._story.add(now, "seed")
+
+    # -- the answering leg --
+
+    def opened(self, *, spoken: bool) -> None:
+        """D has begun to answer; `spoken`: its client has had a token already."""
+        at = time.monotonic()
+        self._timeline.enter(Stage.STEP if spoken else Stage.RELAY, at)
+        self._story.add(at, "opened")
+
+    def first_out(self) -> None:
+        """The first token is out, of a stream without a seed."""
+        self._timeline.first(time.monotonic(), Stage.STEP)
+
+    def second_out(self) -> None:
+        """The second token is."""
+        self._timeline.second(time.monotonic())
+
+    def answered(self, body: bytes) -> dict[str, str]:
+        """A whole answer is about to go out: the headers that tell about it."""
+        self._read(told_in(body) or Told())
+        return self.headers()
+
+    def headers(self) -> dict[str, str]:
+        """What an answer in one piece says about its times, where that was asked for."""
+        self._timeline.end(time.monotonic())
+        return {HEADER: self._timing_json().decode()} if self._asked else {}
+
+    def streamed(self, tail: bytes) -> bytes:
+        """All of the stream is out: its last events are these, and this is what may follow them."""
+        self._timeline.end(time.monotonic())
+        if self._usage_asked:
+            self._read(told_at_end(tail) or Told())
+        return self.comment()
+
+    def comment(self) -> bytes:
+        """What a stream says about its times, where that was asked for."""
+        return b": " + HEADER.encode() + b" " + self._timing_json() + b"\n\n" if self._asked else b""
+
+    def _read(self, told: Told) -> None:
+        self._told = told
+        times = engine_times(told.metrics)
+        if times is not None:
+            self._timeline.report(self._leg, times)
+
+    def _timing_json(self) -> bytes:
+        return msgspec.json.encode({"id": self._request.id, **self._story.timing(time.monotonic()).as_json()})
+
+    # -- the end --
+
+    def finish(self, outcome: str) -> None:
+        """It is over."""
+        if self._story.outcome:
+            return
+        now = time.monotonic()
+        self._timeline.end(now)
+        self._story.outcome = outcome
+        self._story.add(now, "end", outcome=outcome)
+        timing = self._story.timing(now)
+        if outcome == "served":
+            self._meters.times.observe(timing)
+        self._memory.finish(self._story)
+        if self._span is not None:
+            times = {} if timing.ttft is None else {"gen_ai.response.time_to_first_chunk": timing.ttft.total_s}
+            for name, each in (("ttft", timing.ttft), ("tt2t", timing.tt2t), ("answer", timing.answer)):
+                if each is not None:
+                    parts = {**each.parts, "residual": each.residual_s}
+                    times |= {f"baton.{name}.{part}": value for part, value in parts.items() if value is not None}
+            told = {**_usage(self._told.usage or {}), **times, "baton.way": timing.way, "baton.outcome": outcome}
+            self._span.end("" if outcome == "served" else outcome, told)
+            self._span = None
+
+    # -- in a trace --
+
+    def _operation_name(self) -> str:
+        return "chat" if self._request.path == CHAT else "text_completion"
+
+    def _operation(self) -> str:
+        return f"{self._operation_name()} {self._request.model}".strip()
+
+    def _request_attributes(self) -> dict[str, Any]:
+        """By the GenAI semantic conventions (opentelemetry-semantic-conventions 0.66b2, ``gen_ai.*``)."""
+        body, request = self._request.body, self._request
+        found: dict[str, Any] = {
+            "gen_ai.operation.name": self._operation_name(),
+            "gen_ai.provider.name": "vllm",
+            "gen_ai.request.model": request.model,
+            "gen_ai.request.stream": request.stream,
+            "http.route": request.path,
+            "baton.request.id": request.id,
+        }
+        for name, key in _SETTINGS.items():
+            value = body.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                found[name] = value
+        return found
+
+
+_SETTINGS: Final = {
+    "gen_ai.request.max_tokens": "max_tokens",
+    "gen_ai.request.temperature": "temperature",
+    "gen_ai.request.top_p": "top_p",
+    "gen_ai.request.seed": "seed",
+}
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Token counts as an engine gives them."""
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    counts = {
+        "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
+        "gen_ai.usage.output_tokens": usage.get("completion_tokens"),
+        "gen_ai.usage.cache_read.input_tokens": cached,
+    }
+    return {name: count for name, count in counts.items() if isinstance(count, int)}

@@ -1,0 +1,149 @@
+"""What became of the last requests, and of all open ones: what `/explain` tells. Pure.
+
+A `Story` is one request's decisions, each with its ``because``, its legs, and its times. `Memory` keeps those of open
+requests, and the last finished ones within a limit in count and in bytes; the oldest go first. Nothing of what a client
+wrote or read is kept, but the names in it: model, path, request id.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from cluster.request import Request
+from router.exact import Verdict
+from router.timing import Timeline, Timing
+
+TEXT_MAX = 400
+"""Characters kept of a reason: some quote engines."""
+
+TURNS_MAX = 64
+"""Turns kept of a story, the first and the last: one that waits long in a full fleet asks again and again."""
+
+BYTES_MAX = 16 << 20
+"""All finished stories together. One is about 3 KB, so that the default count is reached long before."""
+
+_STORY_BYTES = 1200
+_TURN_BYTES = 300
+"""As measured with `tracemalloc` on CPython 3.11, texts apart."""
+
+
+class Story:
+    """One request, as it happens."""
+
+    __slots__ = ("_dropped", "_texts", "_turns", "outcome", "request_id", "seed", "timeline", "told", "verdict")
+
+    def __init__(self, request: Request, verdict: Verdict) -> None:
+        self.request_id: Final = request.id
+        self.verdict: Final = verdict
+        self.timeline: Final = Timeline(request.arrived, stream=request.stream)
+        self.told: Final = {"path": request.path, "model": request.model[:TEXT_MAX], "stream": request.stream}
+        self.seed = ""
+        """Why it was not seeded; empty where it was, or where the verdict says it all."""
+        self.outcome = ""
+        """Empty while it is open."""
+        self._turns: list[tuple[float, str, dict[str, Any]]] = []
+        self._texts = 0
+        self._dropped = 0
+
+    def add(self, now: float, turn: str, because: str | None = None, **fields: Any) -> None:
+        """Something was decided, or happened. Values are short texts, numbers, or lists of them."""
+        if because is not None:
+            fields["because"] = because = because[:TEXT_MAX]
+            self._texts += len(because)
+        if len(self._turns) >= TURNS_MAX:
+            del self._turns[TURNS_MAX // 2]
+            self._dropped += 1
+        self._turns.append((now, turn, fields))
+
+    @property
+    def bytes(self) -> int:
+        """What it takes, about."""
+        texts = min(self._texts, TURNS_MAX * TEXT_MAX)
+        return _STORY_BYTES + _TURN_BYTES * len(self._turns) + texts
+
+    def timing(self, now: float) -> Timing:
+        """Where its time went, or has gone until now."""
+        return self.timeline.read(now)
+
+    def line(self, now: float) -> dict[str, Any]:
+        """It in a line."""
+        timing = self.timing(now)
+        ttft, tt2t = timing.ttft, timing.tt2t
+        return {
+            "id": self.request_id,
+            "state": self.outcome or "open",
+            "way": timing.way,
+            "model": self.told["model"],
+            "ttft_ms": None if ttft is None else round(ttft.total_s * 1000, 3),
+            "tt2t_ms": None if tt2t is None else round(tt2t.total_s * 1000, 3),
+            "total_ms": round(timing.total_s * 1000, 3),
+        }
+
+    def as_json(self, now: float) -> dict[str, Any]:
+        """All of it; times in milliseconds since it arrived."""
+        arrived = self.timeline.arrived
+        timing = self.timing(now).as_json()
+        turns = [{"at_ms": round((at - arrived) * 1000, 3), "turn": turn, **more} for at, turn, more in self._turns]
+        verdict = self.verdict
+        return {
+            "id": self.request_id,
+            "state": self.outcome or "open",
+            **self.told,
+            "verdict": {"way": verdict.way.value, "because": verdict.because, "resumable": verdict.resumable},
+            "seed": {"given": self.timeline.seeded, "because": "" if self.timeline.seeded else self._no_seed()},
+            "turns": turns,
+            "turns_left_out": self._dropped,
+            "timing": timing,
+        }
+
+    def _no_seed(self) -> str:
+        return self.verdict.because or self.seed or "it was not handed over"
+
+
+class Memory:
+    """Open stories, and the last finished ones."""
+
+    def __init__(self, last_max: int, bytes_max: int = BYTES_MAX) -> None:
+        self.last_max: Final = last_max
+        self._bytes_max: Final = bytes_max
+        self._open: Final[dict[Story, None]] = {}
+        self._last: Final[deque[tuple[Story, int]]] = deque()
+        self._by_id: Final[dict[str, Story]] = {}
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._last)
+
+    @property
+    def bytes(self) -> int:
+        """What the finished ones take, about."""
+        return self._bytes
+
+    def begin(self, story: Story) -> None:
+        """A request has come. Of several with one id the latest is shown."""
+        self._open[story] = None
+        self._by_id[story.request_id] = story
+
+    def finish(self, story: Story) -> None:
+        """It is over."""
+        if story not in self._open:
+            return
+        del self._open[story]
+        size = story.bytes
+        self._last.append((story, size))
+        self._bytes += size
+        while len(self._last) > self.last_max or self._bytes > self._bytes_max:
+            oldest, freed = self._last.popleft()
+            self._bytes -= freed
+            if self._by_id.get(oldest.request_id) is oldest:
+                del self._by_id[oldest.request_id]
+
+    def get(self, request_id: str) -> Story | None:
+        """The latest with this id."""
+        return self._by_id.get(request_id)
+
+    def latest(self, count: int) -> list[Story]:
+        """The last that came and are open, then the last that ended; the newest first."""
+        opened = list(reversed(self._open))[:count]
+        return opened + [story for story, _ in list(reversed(self._last))[: count - len(opened)]]

@@ -1,0 +1,272 @@
+"""Where a request's time went: two sums, each part from its own clock, and what is left over. Pure.
+
+A `Timeline` is the router's own clock: which stage a request was in since when, without gaps. What an engine says
+about its part of a leg (`EngineTimes`, from vLLM's per-request ``metrics``) replaces that part of the leg; the rest of
+the leg is the *residual*: networks, the engine's HTTP server, and whatever nobody's clock has seen. docs/timing.md has
+the sums.
+
+What always holds: the parts of a sum and its residual add up to its total; a part that nobody measured is None, not 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+
+class Stage:
+    """What a request is waiting for. Plain texts: an Enum's hash costs more than all else that is done with them."""
+
+    ROUTER: Final = "router"
+    """Us: parsing, choosing, building the legs."""
+    CREDIT: Final = "credit"
+    """A place on an instance, in line."""
+    PREFILL_LEG: Final = "prefill_leg"
+    """P's answer."""
+    DECODE_LEG: Final = "decode_leg"
+    """D's first event; its whole answer where that is not streamed."""
+    WHOLE_LEG: Final = "whole_leg"
+    """The same, of the one instance that does it all."""
+    RELAY: Final = "relay"
+    """Us: an engine has spoken, the client has not heard it yet."""
+    STEP: Final = "step"
+    """D's second token."""
+    RETRIES: Final = "retries"
+    """Anything that came to nothing, and was done again."""
+    REST: Final = "rest"
+    """The answer's further tokens: in no sum."""
+
+
+LEGS: Final = {
+    Stage.PREFILL_LEG: ("queue_p", "prefill"),
+    Stage.DECODE_LEG: ("handoff_queue_d", "step_d"),
+    Stage.WHOLE_LEG: ("queue", "prefill"),
+}
+"""Legs, and what their engines' ``queue_time_ms`` and ``time_to_first_token_ms`` are.
+
+vLLM 0.32 counts a request as queued until its first step is scheduled (v1/core/sched/scheduler.py), and a pull goes
+before that: D's queue time is handoff and queue in one. Time to first token is counted from that step on
+(entrypoints/generate/base/serving.py), so that the two follow one another.
+"""
+
+_LOST: Final = frozenset({*LEGS, Stage.RELAY, Stage.STEP, Stage.REST})
+"""What is charged to `RETRIES` when the request has to be sent again."""
+
+
+class EngineTimes(NamedTuple):
+    """What one engine says about one leg, in seconds of its own clock."""
+
+    queue_s: float
+    first_s: float
+    """From its first step to its first token."""
+    generation_s: float | None = None
+    """From its first token to its last."""
+
+
+def engine_times(metrics: object) -> EngineTimes | None:
+    """From the ``metrics`` of an answer (``--enable-per-request-metrics``); None where they are not, or not whole."""
+    if not isinstance(metrics, Mapping):
+        return None
+    queue_s, first_s = _seconds(metrics, "queue_time_ms"), _seconds(metrics, "time_to_first_token_ms")
+    if queue_s is None or first_s is None:
+        return None
+    return EngineTimes(queue_s, first_s, _seconds(metrics, "generation_time_ms"))
+
+
+def _seconds(metrics: Mapping[str, Any], name: str) -> float | None:
+    value = metrics.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e12:
+        return None
+    return value / 1000
+
+
+class Told(msgspec.Struct):
+    """What an engine says about a request, beside its answer."""
+
+    metrics: dict[str, Any] | None = None
+    usage: dict[str, Any] | None = None
+
+
+_TOLD: Final = msgspec.json.Decoder(Told)
+
+
+def told_in(body: bytes) -> Told | None:
+    """From a whole answer: everything else in it is passed over. None: not an engine's JSON."""
+    try:
+        return _TOLD.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def told_at_end(tail: bytes) -> Told | None:
+    """From a stream's last events: its usage event, which has no choices. None: the client did not ask for one."""
+    at = tail.rfind(b'"usage":')
+    if at < 0:
+        return None
+    event = tail[tail.rfind(b"\n\n", 0, at) + 1 :].lstrip(b"\n").partition(b"\n\n")[0]
+    return told_in(event.removeprefix(b"data:")) if event.startswith(b"data:") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """One sum, in seconds."""
+
+    total_s: float
+    parts: Mapping[str, float | None]
+    """By name, in order; None: nobody's clock saw it."""
+    residual_s: float
+    """What of the total is in no part."""
+
+    def as_json(self) -> dict[str, float | None]:
+        """Milliseconds."""
+        parts = {name: None if seconds is None else _ms(seconds) for name, seconds in self.parts.items()}
+        return {"total": _ms(self.total_s), **parts, "residual": _ms(self.residual_s)}
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Where one request's time went."""
+
+    way: str
+    """seeded, plain or aggregated."""
+    ttft: Sum | None
+    """Arrival to the first token's way out. None: not streamed, or it never came."""
+    tt2t: Sum | None
+    """From then to the second token's way out."""
+    answer: Sum | None
+    """Arrival to the answer's way out, where that comes in one piece."""
+    first_made_s: float | None
+    """Arrival to when the first token was there for us to give, whoever got it: what seeding makes of TTFT."""
+    total_s: float
+    """Arrival to the last byte's way out."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Milliseconds; sums that there are not, are left out."""
+        sums = {"ttft": self.ttft, "tt2t": self.tt2t, "answer": self.answer}
+        said: dict[str, Any] = {"way": self.way, "total_ms": _ms(self.total_s)}
+        if self.first_made_s is not None:
+            said["first_made_ms"] = _ms(self.first_made_s)
+        return said | {f"{name}_ms": each.as_json() for name, each in sums.items() if each is not None}
+
+
+class Timeline:
+    """Which stage a request is in, and since when. Times are monotonic seconds of one clock."""
+
+    __slots__ = ("_ended", "_first", "_reports", "_second", "_since", "_stages", "_stream", "arrived", "seeded")
+
+    def __init__(self, arrived: float, *, stream: bool) -> None:
+        self.seeded = False
+        self.arrived = arrived
+        self._stream = stream
+        self._stages: list[str] = [Stage.ROUTER]
+        self._since: list[float] = [arrived]
+        self._reports: dict[int, EngineTimes] = {}
+        """What engines said, by the stage it is about."""
+        self._first: int | None = None
+        """The stage that began as the first token went out; everything before belongs to the first sum."""
+        self._second: int | None = None
+        self._ended: float | None = None
+
+    def enter(self, stage: str, now: float) -> None:
+        """Something else begins."""
+        self._stages.append(stage)
+        self._since.append(now)
+
+    def relabel(self, stage: str) -> None:
+        """What is under way turns out to be something else."""
+        self._stages[-1] = stage
+
+    def again(self, now: float) -> None:
+        """It has to be sent (again): what was waited for last came to nothing."""
+        if self._stages[-1] in _LOST:
+            self._stages[-1] = Stage.RETRIES
+            self.enter(Stage.ROUTER, now)
+
+    def first(self, now: float, then: str) -> None:
+        """The first token is on its way to the client."""
+        self._first = len(self._stages)
+        self.enter(then, now)
+
+    def second(self, now: float) -> None:
+        """The second token is."""
+        self._second = len(self._stages)
+        self.enter(Stage.REST, now)
+
+    def end(self, now: float) -> None:
+        """The last byte is; what is said later changes nothing."""
+        if self._ended is None:
+            self._ended = now
+
+    def report(self, leg: str, times: EngineTimes) -> None:
+        """What the engine of the last such leg says."""
+        for number in range(len(self._stages) - 1, -1, -1):
+            if self._stages[number] == leg:
+                self._reports[number] = times
+                return
+
+    def read(self, now: float) -> Timing:
+        """The sums, as far as they are known at this time."""
+        ended = now if self._ended is None else self._ended
+        since = [*self._since, ended]
+        whole = None if self._stream or self._ended is None else self._sum(0, len(self._stages), since)
+        first = None if self._first is None else self._sum(0, self._first, since)
+        second = None
+        if self._first is not None and self._second is not None:
+            second = self._sum(self._first, self._second, since)
+        handed_over = "plain" if Stage.DECODE_LEG in self._stages else "aggregated"
+        return Timing(
+            way="seeded" if self.seeded else handed_over,
+            ttft=first,
+            tt2t=second,
+            answer=whole,
+            first_made_s=self._first_made(since),
+            total_s=ended - self.arrived,
+        )
+
+    def _sum(self, begin: int, end: int, since: Sequence[float]) -> Sum:
+        """Of the stages from `begin` to before `end`."""
+        parts: dict[str, float | None] = {Stage.ROUTER: 0.0, Stage.CREDIT: 0.0, Stage.RETRIES: 0.0}
+        residual = 0.0
+        for number in range(begin, end):
+            stage = self._stages[number]
+            seconds = since[number + 1] - since[number]
+            if stage in LEGS:
+                residual += self._add_leg(parts, number, seconds)
+            else:
+                parts[stage] = (parts.get(stage) or 0.0) + seconds
+        return Sum(since[end] - since[begin], parts, residual)
+
+    def _add_leg(self, parts: dict[str, float | None], number: int, seconds: float) -> float:
+        """By its engine's clock where that has spoken, else in one; and what is left of it."""
+        stage, times = self._stages[number], self._reports.get(number)
+        queue, first = LEGS[stage]
+        if times is None:
+            parts.setdefault(queue, None)
+            parts.setdefault(first, None)
+            parts[stage] = (parts.get(stage) or 0.0) + seconds
+            return 0.0
+        parts[queue] = (parts.get(queue) or 0.0) + times.queue_s
+        parts[first] = (parts.get(first) or 0.0) + times.first_s
+        left = seconds - times.queue_s - times.first_s
+        if not self._stream and stage != Stage.PREFILL_LEG and times.generation_s is not None:
+            parts["generation"] = (parts.get("generation") or 0.0) + times.generation_s
+            left -= times.generation_s
+        return left
+
+    def _first_made(self, since: Sequence[float]) -> float | None:
+        """When P answered; without P, when the first event came, or by the engine's own word."""
+        for number, stage in enumerate(self._stages):
+            if stage not in LEGS or (number + 1 == len(self._stages) and self._ended is None):
+                continue
+            if self._stream or stage == Stage.PREFILL_LEG:
+                return since[number + 1] - self.arrived
+            times = self._reports.get(number)
+            return None if times is None else since[number] + times.queue_s + times.first_s - self.arrived
+        return None
