@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long check validate bench-router bench-handoff bench-load bench-twin lock clean help
+.PHONY: setup serve test test-long check validate bench-router bench-handoff bench-load bench-lengths bench-prefixes bench-twin chaos-table bench-compare bench-sim bench-vidur lock clean help
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -43,8 +43,14 @@ bench-handoff: setup ## what a hand-over costs a client, on two real engines (AR
 bench-load: setup ## `baton load` beside `vllm bench serve` on one mock (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.load $(ARGS)
 
+bench-compare: setup ## aggregated, disaggregated and rivals, simulated; traces need BATON_DATA (ARGS=--quick, --only, --publish)
+	@$(BIN)/python -m bench.compare $(ARGS)
+
 bench-twin: setup ## what the engine twin costs: µs a leg, memory (ARGS=--only decode)
 	@$(BIN)/python -m bench.twin $(ARGS)
+
+chaos-table: setup ## what clients get when things go wrong: Baton and vllm-router (ARGS=--quick, --publish, --only TEXT)
+	@$(BIN)/python -m bench.chaos $(ARGS)
 
 validate: setup ## measured runs of real engines beside what the twin predicts; needs BATON_DATA (ARGS=--markdown, --json)
 	@if [ ! -d "$${BATON_DATA:-}/measured" ]; then \
@@ -52,6 +58,18 @@ validate: setup ## measured runs of real engines beside what the twin predicts; 
 	    exit 2; \
 	fi
 	@$(BIN)/baton validate "$$BATON_DATA/measured" $(ARGS)
+
+bench-sim: setup ## how fast the simulator is: 1,000 instances, a million requests (ARGS=--quick)
+	@$(BIN)/python bench/sim.py $(ARGS)
+
+bench-vidur: setup ## Vidur beside our simulator on the same requests: CPU for each (ARGS=--quick, --publish)
+	@$(BIN)/python -m bench.vidur $(ARGS)
+
+bench-lengths: setup ## predicted answer lengths on traces; needs BATON_DATA (ARGS=--quick, --publish)
+	@$(BIN)/python -m bench.lengths $(ARGS)
+
+bench-prefixes: setup ## what the prefix index expects and what engines hold; needs BATON_DATA (ARGS=--quick, --publish)
+	@$(BIN)/python -m bench.prefixes $(ARGS)
 
 lock: setup ## resolve requirements/*.txt again (UPGRADE=1 takes the newest versions)
 	@$(BIN)/python tools/lock.py $(if $(UPGRADE),--upgrade)

@@ -1,0 +1,46 @@
+"""Rivals' routing policies, each after its published description, in the shape of our own: `(Fleet, Wanted) -> Chosen`.
+
+    policy = BASELINES["dynamo"]()          # a new one for each run: what it remembers is its own
+    world = World(members, settings, policy=policy)
+    follow(world, policy)                   # for those that book work until it is done; harmless for the others
+
+| name | rule | source |
+| --- | --- | --- |
+| `round_robin` | each pool in turn | vLLM's toy proxy, production-stack |
+| `least_requests` | fewest requests in flight | load balancers |
+| `power_of_two` | the better of two random ones | Mitzenmacher; vllm-router, sglang-router |
+| `cache_aware` | longest known prefix, or the shortest queue | SGLang's router 0.3 |
+| `dynamo` | prefill blocks less overlap, plus decode blocks | NVIDIA Dynamo 1.6 |
+| `llm_d` | weighted scores of prefix, queue, KV usage | llm-d inference scheduler |
+| `splitwise` | shortest queue in tokens, with a mixed pool | Splitwise, ISCA 2024 |
+| `distserve` | shortest prefill queue, least loaded decode, pools as placed beforehand | DistServe, OSDI 2024 |
+
+Each module says its source, its constants, and in what it differs from the original. A fleet of instances of role both
+is aggregated serving under any of them (`pools`), which chunked prefill and `cache_aware` make the honest baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router.policy import Policy
+from sim.baselines.dynamo import Dynamo
+from sim.baselines.following import Following, follow
+from sim.baselines.llmd import Llmd
+from sim.baselines.plain import PowerOfTwo, RoundRobin, least_requests
+from sim.baselines.sglang import CacheAware
+from sim.baselines.splitwise import Splitwise
+
+__all__ = ["BASELINES", "Following", "follow"]
+
+BASELINES: dict[str, Callable[[], Policy]] = {
+    "round_robin": RoundRobin,
+    "least_requests": lambda: least_requests,
+    "power_of_two": PowerOfTwo,
+    "cache_aware": CacheAware,
+    "dynamo": Dynamo,
+    "llm_d": Llmd,
+    "splitwise": Splitwise,
+    "distserve": lambda: least_requests,
+}
+"""Makers of policies by the name used on the command line: what a policy remembers belongs to one run."""

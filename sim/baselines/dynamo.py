@@ -1,0 +1,127 @@
+"""NVIDIA Dynamo's router cost: blocks still to be prefilled, less what is cached, plus blocks that decode.
+
+Source: ai-dynamo/dynamo, ``docs/design-docs/router-design.md`` at 4032c56 and the router pages of the documentation
+v1.6.0:
+
+    cost = prefill_load_scale · max(prefill_blocks − overlap_score_credit · overlap_blocks, 0) + decode_blocks
+
+with prefill_blocks = (prompt tokens active there + this prompt) / block size, decode_blocks = blocks active there +
+this request's; scale 1, credit 1, temperature 0 (the least cost). With separate pools ("Disaggregated Serving", v1.6.0)
+the prefill router tracks no active blocks, the decode router neither overlap nor prefill tokens.
+
+Different here: Dynamo learns cached blocks from engines' events; here they are what was sent there, remembered up to
+`INDEX_TOKENS` (Dynamo's own mode without events is like that, with an age instead of a size). Blocks that two active
+requests share count twice. An answer's blocks count as the prompt's until it ends: output blocks are not tracked, which
+is its default. Equal costs: the fewest legs sent, instead of a random one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.ids import InstanceId
+from router.columns import Ints
+from router.journey import Chosen
+from router.policy.candidates import Wanted
+from router.view import Fleet
+from sim.baselines.pools import by_rule
+from sim.baselines.sent import Sent
+
+_Cost = Callable[[InstanceId], float]
+
+OVERLAP_CREDIT: Final = 1.0
+PREFILL_LOAD_SCALE: Final = 1.0
+BLOCK_TOKENS: Final = 16
+"""vLLM's block on GPUs, which Dynamo's block size is to match."""
+INDEX_TOKENS: Final = 400_000
+"""About what an 80 GB GPU keeps of an 8B model: an engine forgets beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """What one request costs where it is."""
+
+    prefill: InstanceId
+    prefill_tokens: int
+    decode: InstanceId
+    decode_blocks: int
+
+
+class Dynamo:
+    """The costs, and the least of them."""
+
+    def __init__(
+        self,
+        overlap_credit: float = OVERLAP_CREDIT,
+        prefill_load_scale: float = PREFILL_LOAD_SCALE,
+        index_tokens: int = INDEX_TOKENS,
+    ) -> None:
+        self.overlap_credit: Final = overlap_credit
+        self.prefill_load_scale: Final = prefill_load_scale
+        self.sent: Final = Sent(index_tokens)
+        self.prefill_tokens: Final[Counter[InstanceId]] = Counter()
+        self.decode_blocks: Final[Counter[InstanceId]] = Counter()
+        self._active: Final[dict[int, Booking]] = {}
+        self._prefilling: Final[set[int]] = set()
+
+    def __call__(self, fleet: Fleet, wanted: Wanted) -> Chosen:
+        def prefill(rows: Ints) -> int:
+            return self._cheapest(fleet, rows, lambda name: self.prefill_cost(name, wanted))
+
+        def decode(rows: Ints) -> int:
+            return self._cheapest(fleet, rows, lambda name: self.decode_cost(name, wanted))
+
+        def whole(rows: Ints) -> int:
+            return self._cheapest(
+                fleet, rows, lambda name: self.prefill_cost(name, wanted) + self.decode_cost(name, wanted)
+            )
+
+        return by_rule(fleet, wanted, "least cost (Dynamo)", prefill, decode, whole)
+
+    def prefill_cost(self, name: InstanceId, wanted: Wanted) -> float:
+        """Blocks to prefill there, in front of this prompt and with it."""
+        blocks = (self.prefill_tokens[name] + wanted.prompt_tokens) / BLOCK_TOKENS
+        overlap = self.sent.matched(name, wanted) / BLOCK_TOKENS
+        return self.prefill_load_scale * max(blocks - self.overlap_credit * overlap, 0.0)
+
+    def decode_cost(self, name: InstanceId, wanted: Wanted) -> float:
+        """Blocks that would decode there."""
+        return self.decode_blocks[name] + _blocks(wanted)
+
+    @staticmethod
+    def _cheapest(fleet: Fleet, rows: Ints, cost: _Cost) -> int:
+        of = fleet.columns
+        ranked = [(cost(fleet.at(row).id), int(of.sent[row]), int(of.order[row]), int(row)) for row in rows.tolist()]
+        return min(ranked)[3]
+
+    # --- the book (sim.baselines.following) ---------------------------------------------------------------------------
+
+    def placed(self, request: int, wanted: Wanted, chosen: Chosen) -> None:
+        self.ended(request)
+        assert chosen.decode is not None
+        at = chosen.prefill or chosen.decode
+        booked = Booking(at, wanted.prompt_tokens - self.sent.matched(at, wanted), chosen.decode, _blocks(wanted))
+        self.sent.add(at, wanted)
+        self._active[request] = booked
+        self._prefilling.add(request)
+        self.prefill_tokens[at] += booked.prefill_tokens
+        self.decode_blocks[chosen.decode] += booked.decode_blocks
+
+    def prefilled(self, request: int) -> None:
+        if request in self._prefilling:
+            self._prefilling.remove(request)
+            booked = self._active[request]
+            self.prefill_tokens[booked.prefill] -= booked.prefill_tokens
+
+    def ended(self, request: int) -> None:
+        self.prefilled(request)
+        booked = self._active.pop(request, None)
+        if booked is not None:
+            self.decode_blocks[booked.decode] -= booked.decode_blocks
+
+
+def _blocks(wanted: Wanted) -> int:
+    return -(-wanted.prompt_tokens // BLOCK_TOKENS)

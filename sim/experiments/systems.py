@@ -1,0 +1,206 @@
+"""A system under comparison: pools of equal instances, and the policy in front. From that to a simulated fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from costs.cost import Costs, costs_of
+from costs.hardware import gpu_named
+from costs.model import ModelShape
+from costs.profile import Profile
+from costs.shape import Spans
+from costs.step import Work
+from engine.twin.config import Config, Version
+from loadgen.arrival import Arrival
+from router.policy import Policy
+from sim.baselines import BASELINES, follow
+from sim.engine_args import engine_of, read_words
+from sim.fleet import Member, member
+from sim.result import Result
+from sim.settings import Settings
+from sim.world import World
+
+SEQS_2023: Final = 256
+"""vLLM's ``max_num_seqs`` of 2023."""
+LOAD_AGE_S: Final = {"llm_d": 0.05}
+"""Rivals that route by what engines report hear it as often as in their own product: llm-d scrapes each 50 ms."""
+MEMORY_2023: Final = 0.9
+"""Its ``gpu_memory_utilization``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """So many equal instances."""
+
+    role: Role
+    count: int
+    tp: int
+    gpu: str
+    batched_tokens: int | None = None
+    """``max_num_batched_tokens``; None = vLLM 0.32's default for the GPU."""
+    chunked: bool = True
+    prefix_caching: bool = False
+    profile: str | None = None
+    """Use just this profile (a paper's); the engine is then one of 2023: no asynchronous scheduling."""
+    length_max: int | None = None
+    """``max_model_len``; needed where `profile` is given."""
+    serial: bool = False
+    """Prompts and decodes take steps of their own, as before chunked prefill (`Serial`)."""
+    nvlink: bool = False
+    """KV goes over the links inside a node instead of the network: prefill and decode share nodes."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all of them."""
+        return self.count * self.tp
+
+
+@dataclass(frozen=True, slots=True)
+class Serial:
+    """Steps of an engine that computes prompts first and lets decodes wait: a step that has both takes as long as both.
+
+    vLLM of 2023 decided them as steps of their own, prompts first; here each prompt's step brings one token of every
+    decode as well. The sum of the times is the same, and so is a request's mean time per token.
+    """
+
+    costs: Costs
+
+    def step_ns(self, work: Work) -> int:
+        """A prompt step, and a decode step after it."""
+        if not (work.batch and work.new_tokens):
+            return self.costs.step_ns(work)
+        return self.costs.step_ns(Work(new_tokens=work.new_tokens, area=work.area)) + self.costs.decode_step_ns(
+            work.batch, work.sum_context
+        )
+
+    def decode_run_ns(self, batch: int, sum_context: int, steps: int) -> int:
+        """As they are."""
+        return self.costs.decode_run_ns(batch, sum_context, steps)
+
+    def decode_steps_for(self, batch: int, sum_context: int, duration_ns: int) -> int:
+        """As they are."""
+        return self.costs.decode_steps_for(batch, sum_context, duration_ns)
+
+
+def as_is(policy: Policy) -> Policy:
+    """No admission in front."""
+    return policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """What is compared."""
+
+    name: str
+    pools: tuple[Pool, ...]
+    policy: str = "least_requests"
+    make_policy: Callable[[Sequence[Member]], Policy] | None = None
+    """A policy that has to know the fleet, instead of the one of that name."""
+    admission: Callable[[Policy], Policy] = as_is
+    """What stands in front of the policy. The place for Baton's own admission, which does not exist yet."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all pools."""
+        return sum(pool.gpus for pool in self.pools)
+
+    def __str__(self) -> str:
+        """`3P tp2 + 1D tp4`; aggregated pools with their token budget."""
+        letters = {Role.PREFILL: "P", Role.DECODE: "D", Role.BOTH: "×"}
+        return " + ".join(f"{pool.count}{letters[pool.role]} tp{pool.tp}{_budget(pool)}" for pool in self.pools)
+
+
+def _budget(pool: Pool) -> str:
+    if pool.role is not Role.BOTH:
+        return ""
+    if not pool.chunked:
+        return " whole prompts"
+    return f" {pool.batched_tokens} tokens" if pool.batched_tokens else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Sizes and profiles to build fleets from; members once made are kept."""
+
+    models: Mapping[str, ModelShape]
+    profiles: Sequence[Profile]
+    made: dict[tuple[str, Pool], Member] = field(default_factory=dict)
+
+    def member(self, model: str, pool: Pool) -> Member:
+        """One instance of a pool, whatever the pool's size."""
+        key = (model, replace(pool, count=1))
+        if key not in self.made:
+            self.made[key] = self._member(model, pool)
+        return self.made[key]
+
+    def costs(self, model: str, pool: Pool) -> Costs:
+        """What its steps cost."""
+        costs = self.member(model, pool).costs
+        assert isinstance(costs, Costs)
+        return costs
+
+    def members(self, model: str, pools: Sequence[Pool]) -> list[Member]:
+        """All instances, named by role and number."""
+        found: list[Member] = []
+        for at, pool in enumerate(pools):
+            one = self.member(model, pool)
+            if pool.serial:
+                one = replace(one, costs=Serial(self.costs(model, pool)))
+            found += [replace(one, name=InstanceId(f"{pool.role.value}-{at}-{n:02d}")) for n in range(pool.count)]
+        return found
+
+    def _member(self, model: str, pool: Pool) -> Member:
+        costs, config = self._of_2023(model, pool) if pool.profile else self._of_today(model, pool)
+        one = member("one", pool.role, model, costs, config)
+        return replace(one, nic_gb_s=costs.gpu.link_gb_s * pool.tp) if pool.nvlink else one
+
+    def _of_today(self, model: str, pool: Pool) -> tuple[Costs, Config]:
+        words = [] if pool.batched_tokens is None else [f"--max-num-batched-tokens={pool.batched_tokens}"]
+        words += [] if pool.prefix_caching else ["--no-enable-prefix-caching"]
+        words += [] if pool.length_max is None else [f"--max-model-len={pool.length_max}"]
+        shape = Spans(tp=pool.tp)
+        gpu = gpu_named(pool.gpu)
+        return engine_of(pool.role, self.models[model], gpu, shape, read_words(words), profiles=self.profiles)
+
+    def _of_2023(self, model: str, pool: Pool) -> tuple[Costs, Config]:
+        assert pool.length_max is not None, "an engine of 2023 needs its length"
+        profile = next(each for each in self.profiles if each.name == pool.profile)
+        batched = pool.batched_tokens or pool.length_max
+        costs = costs_of(
+            self.models[model],
+            gpu_named(pool.gpu),
+            Spans(tp=pool.tp),
+            only=profile,
+            memory_share=MEMORY_2023,
+            batched_tokens=batched,
+        )
+        config = Config(
+            role=pool.role,
+            num_blocks=costs.kv_capacity_tokens // 16,
+            max_num_batched_tokens=batched,
+            max_num_seqs=SEQS_2023,
+            max_model_len=pool.length_max,
+            chunked_prefill=pool.chunked,
+            prefix_caching=False,
+            contents=False,
+            every_share=False,
+            version=Version(pull_after_forward=False),
+        )
+        return costs, config
+
+
+def simulate(system: System, model: str, shelf: Shelf, arrivals: Sequence[Arrival], first_token_s: float) -> Result:
+    """One run, without the simulator's own checks. A request without a first token after `first_token_s` has failed."""
+    members = shelf.members(model, system.pools)
+    policy = BASELINES[system.policy]() if system.make_policy is None else system.make_policy(members)
+    age_s = LOAD_AGE_S.get(system.policy)
+    settings = Settings(checks=False, first_token_s=first_token_s)
+    if age_s is not None:
+        settings = replace(settings, beat_every_s=age_s, read_every_s=age_s)
+    world = World(members, settings, policy=system.admission(policy), model=model)
+    follow(world, policy)
+    return world.run(arrivals)
