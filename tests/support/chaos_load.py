@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -17,9 +19,9 @@ import aiohttp
 from support.chaos_scenarios import Limits
 
 from engine.mock import asked
+from engine.mock.asked import CHAT, COMPLETIONS
 from engine.mock.prompts import said_tokens
 from engine.mock.words import text_of
-from engine.mock.asked import CHAT, COMPLETIONS
 
 MODEL = "fake"
 _LIMITS = asked.Limits(model=MODEL, max_model_len=8192, block_size=16)
@@ -35,7 +37,8 @@ class Ask:
     body: dict[str, Any]
     right: str
     leave_after: int | None = None
-    """He leaves once he has read so many events; 0: at once."""
+    """He leaves once he has read so many events; 0: after `leave_s`, whatever has come."""
+    leave_s: float = 0.0
 
     @property
     def stream(self) -> bool:
@@ -61,8 +64,9 @@ def _ask(rng: Random, name: str, at_s: float, leave: float) -> Ask:
         body["stream"] = True
         if rng.random() < 0.4:
             body["stream_options"] = {"include_usage": True}
-    leaves = rng.randint(0, 6) if rng.random() < leave else None
-    return Ask(id=name, at_s=at_s, path=path, body=body, right=right(path, body), leave_after=leaves)
+    leaves = max(0, rng.randint(-6, 6)) if rng.random() < leave else None
+    leave_s = rng.uniform(0.002, 0.03)
+    return Ask(id=name, at_s=at_s, path=path, body=body, right=right(path, body), leave_after=leaves, leave_s=leave_s)
 
 
 def right(path: str, body: dict[str, Any]) -> str:
@@ -111,11 +115,10 @@ class Verdict:
 
 async def send(session: aiohttp.ClientSession, url: str, ask: Ask, patience_s: float) -> Heard:
     """One request, to its end or the client's."""
-    loop, heard = asyncio.get_running_loop(), Heard()
-    began = loop.time()
+    heard, began = Heard(), time.monotonic()
 
     def mark() -> None:
-        heard.moments_s.append(loop.time() - began)
+        heard.moments_s.append(time.monotonic() - began)
 
     try:
         async with asyncio.timeout(patience_s):
@@ -144,7 +147,7 @@ async def load(url: str, listed: Sequence[Ask], patience_s: float) -> list[Heard
 
         async def one(ask: Ask) -> Heard:
             await asyncio.sleep(ask.at_s)
-            short = 0.01 if ask.leave_after == 0 else patience_s
+            short = ask.leave_s if ask.leave_after == 0 else patience_s
             heard = await send(session, url, ask, short)
             if ask.leave_after == 0 and heard.gave_up:
                 heard.gave_up, heard.left = False, True
@@ -157,10 +160,11 @@ async def load(url: str, listed: Sequence[Ask], patience_s: float) -> list[Heard
 
 def judge(ask: Ask, heard: Heard, limits: Limits) -> Verdict:
     """Right, a true error, or one of the things that must not be."""
-    longest = longest_s(ask, heard)
-    allowed = (limits.stall_s if ask.stream and heard.status == 200 else limits.first_token_s) + limits.grace_s
+    longest, allowed = _over(ask, heard, limits)
 
     def say(kind: Kind, why: str = "") -> Verdict:
+        if kind in {Kind.RIGHT, Kind.ERROR} and longest > allowed:
+            return Verdict(ask, Kind.HUNG, f"{longest:.2f} s of silence, {allowed:g} are allowed; {why}", longest)
         return Verdict(ask, kind, why, longest)
 
     if heard.gave_up:
@@ -178,15 +182,16 @@ def judge(ask: Ask, heard: Heard, limits: Limits) -> Verdict:
         return say(Kind.WRONG, f"a good end after {len(told.text)} of {len(ask.right)}: {told}")
     if told.tokens not in (None, len(ask.right) // 4):
         return say(Kind.WRONG, f"usage says {told.tokens} tokens")
-    if longest > allowed:
-        return say(Kind.HUNG, f"{longest:.2f} s of silence, {allowed:g} are allowed")
     return say(Kind.RIGHT)
 
 
-def longest_s(ask: Ask, heard: Heard) -> float:
-    """The longest silence."""
+def _over(ask: Ask, heard: Heard, limits: Limits) -> tuple[float, float]:
+    """The silence that is furthest over its limit (or least below it), and that limit, in seconds."""
+    first = limits.first_token_s if ask.stream else limits.whole_s
     moments = [0.0, *heard.moments_s]
-    return max(later - earlier for earlier, later in zip(moments, moments[1:], strict=False)) if heard.moments_s else 0.0
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
+    silences = [(gap, (limits.stall_s if number else first) + limits.grace_s) for number, gap in enumerate(gaps)]
+    return max(silences, key=lambda each: each[0] - each[1], default=(0.0, limits.grace_s))
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""A wire that can be cut: bytes between a router and one engine pass until they do not. Connections stay open, nobody is
-told, new ones are accepted and silent, as with a network that drops packets."""
+"""A wire that can be cut: bytes between a router and one engine pass until they do not. Connections stay open, nobody
+is told, new ones are accepted and silent, as with a network that drops packets."""
 
 from __future__ import annotations
 

@@ -1,0 +1,164 @@
+"""Our router in front of a chaos fleet: in this loop, by URLs or by a registry, or as a process that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from support.chaos_fleet import ChaosFleet
+from support.chaos_scenarios import LIMITS
+from support.redis_server import start
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance
+from cluster.registry.membership import Heartbeat, State
+from cluster.registry.memory import MemoryRegistry
+from cluster.registry.registry import Registry, RegistryDown
+from engine.mock.instance import Instance as Mock
+from router.app import serve
+from router.config import RouterConfig
+
+BEAT_S = 0.1
+CREDITS = 6
+"""Of each instance: fewer than clients, so that some wait in line."""
+
+_LIMITS = ("first_token_s", "stall_s", "whole_s")
+
+
+@asynccontextmanager
+async def in_process(fleet: ChaosFleet, seed: int) -> AsyncIterator[str]:
+    """By the seed: engines by URL that pin (the client has P's token before the hand-over), by URL that do not, or
+    announced in a registry, with credits. At the end no place is taken and no task is left."""
+    if seed % 3 == 2:
+        registry = MemoryRegistry(clock=time.monotonic)
+        async with announced(fleet, registry, registry, seed) as endpoint:
+            yield endpoint
+        return
+    instances = tuple(
+        Instance(id=InstanceId(name), role=mock.settings.role, url=fleet.url(name), pins=seed % 3 == 0)
+        for name, mock in fleet.mocks.instances.items()
+    )
+    async with _serving(_config(instances=instances), None, len(fleet.mocks.instances), seed) as endpoint:
+        yield endpoint
+
+
+@asynccontextmanager
+async def announced(fleet: ChaosFleet, agents: Registry, own: Registry, seed: int) -> AsyncIterator[str]:
+    """The router knows the fleet from a registry alone, through `own`; what agents would say goes through `agents`."""
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as beating:
+        for mock in fleet.mocks.instances.values():
+            beating.create_task(_beat(fleet, mock, agents, stop))
+        try:
+            async with _serving(_config(has_registry=True), own, len(fleet.mocks.instances), seed) as endpoint:
+                yield endpoint
+        finally:
+            stop.set()
+
+
+async def _beat(fleet: ChaosFleet, mock: Mock, registry: Registry, stop: asyncio.Event) -> None:
+    """As an agent: about its engine's life, not about who can reach it."""
+    name, seq = mock.settings.name, 0
+    while not stop.is_set():
+        seq += 1
+        beat = Heartbeat(
+            id=InstanceId(name),
+            agent=f"agent-{name}",
+            epoch=mock.epoch,
+            seq=seq,
+            role=mock.settings.role,
+            state=State.READY if mock.ready.is_set() else State.RESTARTING,
+            credits=CREDITS,
+            url=fleet.url(name),
+            models=({"id": "fake"},),
+            pins=True,
+        )
+        with contextlib.suppress(RegistryDown):  # an agent goes on, and so do its heartbeats
+            await registry.beat(beat)
+        try:
+            async with asyncio.timeout(BEAT_S):
+                await stop.wait()
+        except TimeoutError:
+            continue
+
+
+def _config(**more: Any) -> RouterConfig:
+    limits = {name: getattr(LIMITS, name) for name in _LIMITS}
+    return RouterConfig(port=0, admin_port=0, drain_s=0.5, **limits, **more)
+
+
+@asynccontextmanager
+async def _serving(config: RouterConfig, registry: Registry | None, count: int, seed: int) -> AsyncIterator[str]:
+    ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, registry))
+    try:
+        endpoint, _ = await ready
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(aiohttp.ClientSession())
+            await _all_up(client, endpoint, count)
+            yield endpoint
+            await _no_place_taken(client, endpoint, seed)
+    finally:
+        stop.set()
+        await serving
+
+
+async def _instances(client: aiohttp.ClientSession, endpoint: str) -> list[dict[str, object]]:
+    async with client.get(endpoint + "/ready") as response:
+        listed: list[dict[str, object]] = (await response.json())["instances"]
+        return listed
+
+
+async def _all_up(client: aiohttp.ClientSession, endpoint: str, count: int) -> None:
+    async with asyncio.timeout(10):
+        while [each["state"] for each in await _instances(client, endpoint)] != ["up"] * count:
+            await asyncio.sleep(0.005)
+
+
+async def _no_place_taken(client: aiohttp.ClientSession, endpoint: str, seed: int) -> None:
+    """Every journey is over: places given back, nothing in the background."""
+    taken: object = None
+    try:
+        async with asyncio.timeout(LIMITS.released_s + LIMITS.lease_s + LIMITS.grace_s):
+            while taken := _left(await _instances(client, endpoint), seed):
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        pytest.fail(f"seed {seed}: places that are never given back, or tasks that never end: {taken}")
+
+
+def _left(listed: list[dict[str, object]], seed: int) -> list[object]:
+    working = [task.get_name() for task in asyncio.all_tasks() if f"-c{seed}-" in task.get_name()]
+    return [f"{each['id']}: {each['inflight']}" for each in listed if each["inflight"]] + working
+
+
+@asynccontextmanager
+async def as_process(fleet: ChaosFleet, killed: list[subprocess.Popen[bytes]]) -> AsyncIterator[str]:
+    """`baton router` with these engines. The process is put into `killed`, for whoever strikes."""
+    words = [sys.executable, "-m", "baton", "router", "--port", "0", "--admin-port", "0", "--pins"]
+    for name, mock in fleet.mocks.instances.items():
+        words += [f"--{mock.settings.role.value}-url", f"{name}={fleet.url(name)}"]
+    for name in _LIMITS:
+        words += [f"--{name.replace('_', '-')}", str(getattr(LIMITS, name))]
+    process = start(tuple(words), stderr=subprocess.DEVNULL)
+    killed.append(process)
+    try:
+        assert process.stdout is not None
+        line = await asyncio.to_thread(process.stdout.readline)
+        endpoint = line.decode().split()[-1]
+        async with aiohttp.ClientSession() as client:
+            await _all_up(client, endpoint, len(fleet.mocks.instances))
+        yield endpoint
+    finally:
+        process.kill()
+        process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()
