@@ -21,8 +21,8 @@ from router.account import Account
 from router.desk import HANDSHAKE_S, Seat
 from router.exact import CHAT, Verdict, Way
 from router.policy.candidates import Wanted
-from router.reply import ERROR_EVENT, Reply, next_chunk
-from router.seam import Seed, seed_of, stops_of
+from router.reply import Reply, next_chunk
+from router.seam import ERROR_EVENT, Seed, seed_of, stops_of
 from router.timing import Stage
 from router.upstream import Answer, EngineLost, limit_silence, read
 

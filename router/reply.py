@@ -14,7 +14,7 @@ from cluster.request import Request
 from router import journey as j
 from router.account import Account
 from router.exact import CHAT
-from router.seam import Said, Seam, SeamBroken, Seed, said_in
+from router.seam import ERROR_EVENT, Said, Seam, SeamBroken, Seed, said_in
 from router.upstream import EngineLost, say
 
 logger = logging.getLogger("baton.router")
@@ -24,9 +24,6 @@ EVENT_BYTES_MAX = 1 << 20
 
 REMEMBERED_BYTES_MAX = 256 << 10
 """So much of a stream is kept for its resumption (about 1,000 chunks of vLLM's); a longer one ends with an error."""
-
-ERROR_EVENT = b'data: {"error"'
-"""How vLLM says, in a stream, that it failed. In an answer's text the quotes would be escaped."""
 
 LAST_EVENT = b"data: [DONE]"
 

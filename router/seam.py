@@ -18,6 +18,9 @@ import msgspec
 
 from router.exact import CHAT
 
+ERROR_EVENT = b'data: {"error"'
+"""How vLLM says, in a stream, that it failed. In an answer's text the quotes would be escaped."""
+
 REPLACEMENT = "\ufffd"
 """How a decoder shows bytes that are not a whole character."""
 
@@ -193,6 +196,8 @@ class Seam:
             event, end, rest = self._rest.partition(b"\n\n")
             if not end:
                 return out
+            if event.startswith(ERROR_EVENT):
+                return out + event + end  # this stream is at its end too: the caller looks for it
             self._rest = rest
             out += self._take(event)
         out, self._rest = out + self._rest, b""

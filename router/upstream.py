@@ -19,9 +19,10 @@ CONNECT_S = 5.0
 """An engine that does not accept within this is as good as gone."""
 
 
-WORD_S = 5.0
+WORD_S = 1.0
 """A short word to an engine (a release, an abort) is answered within this, or not at all: an engine that takes
-connections and says nothing would keep the request it belongs to, and its places, for ever."""
+connections and says nothing would keep the request it belongs to, and its places, for ever. A release that is only late
+is then said twice, by another engine: no harm, and the hold is gone sooner."""
 
 PIECE_BYTES = 1 << 20
 """Bodies over this are sent in pieces."""

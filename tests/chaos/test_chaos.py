@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -48,8 +48,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def holds_true(outcome: Outcome) -> None:
     """The suite's promise, for one run."""
     scenario, kinds = outcome.scenario, outcome.kinds
-    never = [Kind.WRONG, Kind.HUNG] + ([Kind.ERROR] if scenario.hurts is Hurts.NOBODY else [])
+    never = [Kind.WRONG, Kind.HUNG]
     assert not any(kinds[kind] for kind in never), f"seed {outcome.seed}\n{wordy(outcome.verdicts, never)}"
+    if scenario.hurts is Hurts.NOBODY:
+        # What strikes one leg in four may strike all three tries of a request; which legs, the moment decides.
+        unlucky = 1 if scenario.fault.get("share", 1) < 1 else 0
+        assert kinds[Kind.ERROR] <= unlucky, f"seed {outcome.seed}\n{wordy(outcome.verdicts, [Kind.ERROR])}"
     assert scenario.leave or not kinds[Kind.LEFT]
     if scenario.drive != "router":
         assert kinds[Kind.RIGHT] >= len(outcome.verdicts) // 4, f"hardly anybody was served: {kinds}"
@@ -58,20 +62,21 @@ def holds_true(outcome: Outcome) -> None:
         assert not outcome.leaked
 
 
-async def runs(scenario: Scenario, seeds: Iterable[int]) -> list[Outcome]:
-    """All seeds at once, each with a fleet and a router of its own: most of a run is waiting.
-
-    A run that got no time from its machine says nothing about limits, and is made again: whatever came of it.
-    """
+async def fairly(once: Callable[[], Awaitable[list[Outcome]]]) -> list[Outcome]:
+    """Runs that got their time from the machine. Others say nothing about limits, and are made again: whatever came of
+    them."""
     for _ in range(TRIES):
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(Run(scenario=scenario, router=in_process, seed=seed).outcome()) for seed in seeds
-            ]
-        outcomes = [task.result() for task in tasks]
+        outcomes = await once()
         if max(each.starved_s for each in outcomes) < STARVED_S:
             return outcomes
     pytest.skip(f"chaos: no processor time for {STARVED_S} s, {TRIES} times; run it on a machine with a free core")
+
+
+async def runs(scenario: Scenario, seeds: Iterable[int]) -> list[Outcome]:
+    """All seeds at once, each with a fleet and a router of its own: most of a run is waiting."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(Run(scenario=scenario, router=in_process, seed=seed).outcome()) for seed in seeds]
+    return [task.result() for task in tasks]
 
 
 SCENARIO = pytest.mark.parametrize(
@@ -82,7 +87,7 @@ SCENARIO = pytest.mark.parametrize(
 
 @SCENARIO
 async def test_nothing_is_wrong_late_or_left_behind(scenario: Scenario) -> None:
-    outcomes = await runs(scenario, SEEDS)
+    outcomes = await fairly(lambda: runs(scenario, SEEDS))
     assert any(each.strikes for each in outcomes) or not scenario.fault, "the fault never struck"
     for outcome in outcomes:
         holds_true(outcome)
@@ -92,7 +97,8 @@ async def test_nothing_is_wrong_late_or_left_behind(scenario: Scenario) -> None:
 @SCENARIO
 async def test_nor_with_many_seeds(scenario: Scenario) -> None:
     for first in range(100, 124, 4):
-        for outcome in await runs(scenario, range(first, first + 4)):
+        seeds = range(first, first + 4)
+        for outcome in await fairly(lambda seeds=seeds: runs(scenario, seeds)):
             holds_true(outcome)
 
 
@@ -119,7 +125,13 @@ async def test_a_stream_goes_on_elsewhere_word_for_word() -> None:
 @pytest.mark.parametrize("engine_dies", [False, True], ids=["", "and a P starts anew meanwhile"])
 async def test_redis_gone_and_back(tmp_path: Path, engine_dies: bool) -> None:
     """The stand-in is killed under load, and comes back empty. The router serves on with what it knows."""
-    server = RedisServer(tmp_path, standin=True)
+    (outcome,) = await fairly(lambda: _without_redis(tmp_path, engine_dies=engine_dies))
+    assert outcome.strikes == 1
+    holds_true(outcome)
+
+
+async def _without_redis(directory: Path, *, engine_dies: bool) -> list[Outcome]:
+    server = RedisServer(directory, standin=True)
     await asyncio.to_thread(server.start)
     back: list[asyncio.Future[None]] = []
 
@@ -137,9 +149,7 @@ async def test_redis_gone_and_back(tmp_path: Path, engine_dies: bool) -> None:
         await agents.close()
 
     try:
-        outcome = await Run(scenario=BY_NAME["Redis gone and back"], router=router, strike=strike).outcome()
-        assert outcome.strikes == 1
-        holds_true(outcome)
+        return [await Run(scenario=BY_NAME["Redis gone and back"], router=router, strike=strike).outcome()]
     finally:
         for each in back:
             await each

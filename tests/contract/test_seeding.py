@@ -250,6 +250,26 @@ async def test_an_error_event_within_a_stream_is_a_broken_stream(start: Starter)
     assert not errors(events)
 
 
+async def test_a_second_stream_may_fail_before_it_is_joined(start: Starter) -> None:
+    """An error event at the seam is the end of that stream, not another answer."""
+    fleet = await start(decode=3)
+    breaks_after(fleet.engines["decode-0"], "one ", "two ")
+    second = fleet.engines["decode-1"]
+
+    async def fail(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        second._free(body.get("kv_transfer_params") or {})
+        response = await write(request, "one ")
+        await response.write(b'data: {"error": {"message": "EngineCore died"}}\n\ndata: [DONE]\n\n')
+        await response.write_eof()
+        return response
+
+    second.behave = fail
+    events = await listen(fleet, GREEDY)
+    assert text_of(events) == "".join(TOKENS)
+    assert not errors(events)
+    assert fleet.engines["decode-2"].generated
+
+
 @pytest.mark.parametrize("body", [BY_LOT, {**GREEDY, "logprobs": 1}, {**GREEDY, "tools": [{"type": "function"}]}])
 async def test_what_cannot_be_repeated_ends_with_an_error(start: Starter, body: dict[str, Any]) -> None:
     fleet = await start(decode=2)
