@@ -82,6 +82,15 @@ def single_token(body: Body) -> bool:
     return isinstance(limit, int) and not isinstance(limit, bool) and limit == 1
 
 
+def has_room(body: Body, prompt_tokens: int | None, context: int | None) -> bool:
+    """Whether D will take the lengths that leg 1 does not carry: refused, they need a true status, not a seed.
+
+    vLLM refuses what does not fit `context` (its ``max_model_len``) together with the prompt, all in tokens.
+    """
+    wanted = max(_token_limit(body) or 0, body.get("min_tokens") or 0)
+    return not wanted or (prompt_tokens is not None and context is not None and prompt_tokens + wanted <= context)
+
+
 # --- conditions -------------------------------------------------------------------------------------------------------
 
 
@@ -153,6 +162,16 @@ def _usage_in_every_chunk(_: str, body: Body) -> bool:
     return isinstance(options, Mapping) and bool(options.get("continuous_usage_stats"))
 
 
+def _odd_options(_: str, body: Body) -> bool:
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    known = {"include_usage", "continuous_usage_stats"}
+    return not isinstance(options, Mapping) or any(
+        name not in known or not (value is None or isinstance(value, bool)) for name, value in options.items()
+    )
+
+
 def _drawn_by_lot(_: str, body: Body) -> bool:
     """Sampled, and not repeatable: vLLM's own default temperature is the model's, mostly above 0."""
     return body.get("temperature") != 0 and not isinstance(body.get("seed"), int)
@@ -203,11 +222,15 @@ RULES: tuple[Rule, ...] = (
          _set("return_tokens_as_token_ids")),
     Rule("stream_options.continuous_usage_stats", "true", _P, False, "every chunk counts tokens",
          _usage_in_every_chunk),
+    Rule("stream_options", "of another form than vLLM's", _P, False, "only D sees them: the engine shall say so",
+         _odd_options),
     Rule("tools", "given, tool_choice not none", _P, False, "a parser stands between tokens and text", _tools),
     # seen only in P's answer
     Rule("first token", "ends inside a character, or has no text", _P, True,
          "its text is not known before the next token", _never),
     Rule("first token", "reasoning, or a tool call", _P, False, "a parser stands between tokens and text", _never),
+    Rule("max_tokens, min_tokens", "beyond the model's context, or that is not known", _P, True,
+         "only D sees them: it may refuse, with a true status", _never),
     Rule("stop", "the first token's text holds or may begin a stop string", _P, True,
          "D may have to take that text back", _never),
     Rule("finish_reason", "stop at the first token", _W, False, "EOS or a stop string first: P's answer is the whole "

@@ -19,7 +19,7 @@ from cluster.request import Request
 from router import journey as j
 from router.account import Account
 from router.desk import HANDSHAKE_S, Seat
-from router.exact import CHAT, Verdict, Way
+from router.exact import CHAT, Verdict, Way, has_room
 from router.policy.candidates import Wanted
 from router.reply import Reply, next_chunk
 from router.seam import ERROR_EVENT, Seed, seed_of, stops_of
@@ -258,6 +258,9 @@ class Exchange:
             off = not self._router.config.seeding
             self._account.not_seeded("seeding is off" if off else "D's engine cannot be told its first token")
             return None
+        if not self._has_room(answer):
+            self._account.not_seeded("D may refuse its length")
+            return None
         seed = seed_of(answer, self._request.path, stops_of(self._request.body))
         if isinstance(seed, str):
             logger.debug("%s: not seeded: %s", self._request.id, seed)
@@ -265,6 +268,13 @@ class Exchange:
             return None
         self._seed = seed
         return seed.token
+
+    def _has_room(self, answer: dict[str, Any]) -> bool:
+        assert self._seat.decode is not None
+        usage = answer.get("usage")
+        prompt_tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        context = self._router.view.get(self._seat.decode).context(self._request.model)
+        return has_room(self._request.body, prompt_tokens if isinstance(prompt_tokens, int) else None, context)
 
     async def _send_seed(self) -> j.Event | None:
         assert self._seed is not None

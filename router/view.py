@@ -63,6 +63,11 @@ class InstanceView:
         """Give the row back; the object is of no use after it."""
         self._columns.give_back(self.row)
 
+    def context(self, model: str) -> int | None:
+        """A model's ``max_model_len`` in tokens, by the engine's own word; an empty name is its only model's."""
+        lengths = [entry.get("max_model_len") for entry in self.models_json if entry.get("id") == model or not model]
+        return next((length for length in lengths if isinstance(length, int)), None)
+
     @property
     def id(self) -> InstanceId:
         """Its name in the fleet."""

@@ -101,6 +101,10 @@ async def test_the_first_token_comes_while_d_has_said_nothing(start: Starter) ->
         {**GREEDY, "logprobs": 1},
         {**GREEDY, "return_token_ids": True},
         {**GREEDY, "stream_options": {"continuous_usage_stats": True}},
+        {**GREEDY, "stream_options": 1},
+        {**GREEDY, "stream_options": {"include_usage": "yes"}},
+        {**GREEDY, "max_tokens": 93},  # 7 tokens of prompt, 99 of context
+        {**GREEDY, "max_tokens": None, "min_tokens": 93},
     ],
 )
 async def test_plain_where_seeding_is_not_exact(start: Starter, body: dict[str, Any]) -> None:
@@ -129,6 +133,26 @@ async def test_nothing_is_seeded_where_d_cannot_be_told_or_nobody_wants_it(
     assert text_of(await listen(fleet, GREEDY)) == "".join(TOKENS)
     assert PIN not in fleet.engines["decode-0"].generated[0]["kv_transfer_params"]
     assert "return_token_ids" not in fleet.engines["prefill-0"].generated[0]
+
+
+async def test_the_longest_answer_that_fits_is_seeded(start: Starter) -> None:
+    fleet = await start(pins=True)
+    await listen(fleet, {**GREEDY, "max_tokens": 92})
+    (leg2,) = fleet.engines["decode-0"].generated
+    assert PIN in leg2["kv_transfer_params"]
+
+
+async def test_what_only_d_can_refuse_has_a_true_status(start: Starter) -> None:
+    """Leg 1 asks for one token: that the client's own limit is too long, only D sees."""
+    fleet = await start(pins=True)
+
+    async def refuse(_: web.Request, body: dict[str, Any]) -> web.Response:
+        return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
+
+    fleet.engines["decode-0"].behave = refuse
+    status, answer = await fleet.post(COMPLETIONS, json={**GREEDY, "max_tokens": 1000})
+    assert (status, answer["error"]["message"]) == (400, "too long")
+    await eventually(lambda: fleet.held == 0, "no hold is left")
 
 
 async def test_chat_is_seeded_with_its_role(start: Starter) -> None:

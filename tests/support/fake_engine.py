@@ -138,7 +138,8 @@ class FakeEngine:
         }
         if (await request.json()).get("return_token_ids"):
             choice["token_ids"] = [FIRST_TOKEN]
-        return web.json_response({"id": "x", "choices": [choice], "kv_transfer_params": params})
+        usage = {"prompt_tokens": 7, "completion_tokens": 1}
+        return web.json_response({"id": "x", "choices": [choice], "usage": usage, "kv_transfer_params": params})
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if not body.get("stream"):
