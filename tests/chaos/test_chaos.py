@@ -51,9 +51,9 @@ def holds_true(outcome: Outcome) -> None:
     never = [Kind.WRONG, Kind.HUNG]
     assert not any(kinds[kind] for kind in never), f"seed {outcome.seed}\n{wordy(outcome.verdicts, never)}"
     if scenario.hurts is Hurts.NOBODY:
-        # What strikes one leg in four may strike all three tries of a request; which legs, the moment decides.
-        unlucky = 1 if scenario.fault.get("share", 1) < 1 else 0
-        assert kinds[Kind.ERROR] <= unlucky, f"seed {outcome.seed}\n{wordy(outcome.verdicts, [Kind.ERROR])}"
+        # Limits are around a second here, and what strikes one leg in four may strike all three tries of a request: one
+        # of them may hear a true error in time. Which legs are struck, the moment decides.
+        assert kinds[Kind.ERROR] <= 1, f"seed {outcome.seed}\n{wordy(outcome.verdicts, [Kind.ERROR])}"
     assert scenario.leave or not kinds[Kind.LEFT]
     if scenario.drive != "router":
         assert kinds[Kind.RIGHT] >= len(outcome.verdicts) // 4, f"hardly anybody was served: {kinds}"
