@@ -48,12 +48,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def holds_true(outcome: Outcome) -> None:
     """The suite's promise, for one run."""
     scenario, kinds = outcome.scenario, outcome.kinds
-    never = [Kind.WRONG, Kind.HUNG]
+    never = [Kind.WRONG, Kind.HUNG] + ([Kind.ERROR] if scenario.hurts is Hurts.NOBODY else [])
     assert not any(kinds[kind] for kind in never), f"seed {outcome.seed}\n{wordy(outcome.verdicts, never)}"
-    if scenario.hurts is Hurts.NOBODY:
-        # Limits are around a second here, and what strikes one leg in four may strike all three tries of a request: one
-        # of them may hear a true error in time. Which legs are struck, the moment decides.
-        assert kinds[Kind.ERROR] <= 1, f"seed {outcome.seed}\n{wordy(outcome.verdicts, [Kind.ERROR])}"
     assert scenario.leave or not kinds[Kind.LEFT]
     if scenario.drive != "router":
         assert kinds[Kind.RIGHT] >= len(outcome.verdicts) // 4, f"hardly anybody was served: {kinds}"
