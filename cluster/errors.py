@@ -36,6 +36,9 @@ class ApiError(BatonError):
     `kind` is OpenAI's ``type``; `param` the offending field where there is one.
     """
 
+    retry_after_s: int | None = None
+    """When it is worth trying again: ``Retry-After``."""
+
     def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
@@ -76,6 +79,13 @@ def body_timeout(seconds: float) -> ApiError:
 def no_instance(because: str) -> ApiError:
     """503: nothing can take the request now."""
     return ApiError(503, "ServiceUnavailableError", f"No instance can serve this request: {because}.")
+
+
+def shed(because: str, retry_after_s: int) -> ApiError:
+    """429: what its class promises cannot be kept now, and its class is refused then."""
+    error = ApiError(429, "RateLimitError", f"Refused: {because}. Try again in {retry_after_s} s.")
+    error.retry_after_s = retry_after_s
+    return error
 
 
 def upstream_failed(because: str) -> ApiError:

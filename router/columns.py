@@ -20,6 +20,9 @@ Bools = NDArray[np.bool_]
 NO_LIMIT: Final = 1 << 62
 """Credits of an instance that has no agent to say."""
 
+NO_GRANT: Final = -1
+"""Of an instance whose agent does not say which router may use how many of its credits."""
+
 _FIRST_ROWS = 16
 
 _WAITING_BITS = 32
@@ -41,6 +44,8 @@ class Columns:
     """The engine's own word (`cluster.instance.Load`)."""
     credits: Ints
     """Legs that all routers together may have there; `NO_LIMIT` where nobody says."""
+    grants: Ints
+    """Legs of those that its agent has granted to this router; `NO_GRANT` where it grants none by name."""
     order: Ints
     """Rank of the instance's id among all ids: the last tie-break."""
     ready: Bools
@@ -55,6 +60,7 @@ class Columns:
         "waiting": np.int64,
         "kv_usage": np.float64,
         "credits": np.int64,
+        "grants": np.int64,
         "order": np.int64,
         "ready": np.bool_,
         "prefills": np.bool_,
@@ -108,12 +114,23 @@ class Columns:
             self.credits[row] = value
             self._limits.clear()
 
+    def set_grant(self, row: int, legs: int | None) -> None:
+        """As `set_credits`."""
+        value = NO_GRANT if legs is None else legs
+        if self.grants[row] != value:
+            self.grants[row] = value
+            self._limits.clear()
+
     def limits(self, routers: int) -> Ints:
-        """Legs that one of `routers` may have at each instance: an equal part of the credits, one at least."""
+        """Legs that this router may have at each instance: its grant.
+
+        Without one, as one of `routers`, an equal part of the credits, one at least.
+        """
         found = self._limits.get(routers)
         if found is None:
             share = max(1, routers)
             found = np.maximum(1, -(-self.credits // share))
             found[self.credits >= NO_LIMIT] = NO_LIMIT
+            found = np.where(self.grants >= 0, self.grants, found)
             self._limits[routers] = found
         return found

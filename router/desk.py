@@ -8,15 +8,27 @@ Whoever is *called* (the methods' results) is to be asked again: its driver feed
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cluster.ids import InstanceId
+from router.admission import NO_PROMISE, Gate, Line, Promise
+from router.foresight import Expected, Foresight
 from router.journey import Choose, Chosen, Lost
 from router.policy.candidates import Wanted
+from router.prices import Prices
 from router.view import Fleet, View
 from router.waiting import Waiting
+
+SECOND_LEGS_SHARE = 0.1
+"""Second legs (`Choose.second`) beside each choice with a prefill leg. In a fleet where everybody is slow each of them
+makes all others slower; a tenth cannot tip it over (the retry budget of Site Reliability Engineering, chapter 21)."""
+
+SECOND_LEGS_SAVED = 10.0
+"""So many may be sent at once: one P that hangs has about as many legs of one router."""
 
 HANDSHAKE_S = 0.5
 """What a first handshake between two engines takes, with room (0.1 to 0.3 s on loopback)."""
@@ -29,38 +41,195 @@ class Seat:
     """One request at the desk."""
 
     wanted: Wanted
+    promise: Promise = NO_PROMISE
     decode: InstanceId | None = None
     """Where its answer has a place."""
+    prefill: InstanceId | None = None
+    """Where its last prefill leg was to go."""
+    ahead: int = 0
+    """Our legs that were there before it, less those that have ended."""
+    ended: int = 0
+    """Of all our legs there, how many had ended when that was counted."""
+    late: bool = False
+    """It is taken to miss its target for the first token."""
+    lane: int = -1
+    """The row whose lane for late prompts it is in."""
+    expected: Expected = field(default_factory=Expected)
 
 
 class Desk:
     """The places of one router."""
 
-    def __init__(self, view: View, policy: Callable[[Fleet, Wanted], Chosen]) -> None:
+    def __init__(
+        self,
+        view: View,
+        policy: Callable[[Fleet, Wanted], Chosen],
+        *,
+        admission: bool = False,
+        foresees: bool = False,
+    ) -> None:
+        """The desk of one router.
+
+        Args:
+            view: its fleet.
+            policy: who chooses.
+            admission: keep promises by order, and by letting nobody in who would break them (`router.admission`).
+            foresees: keep what is expected of requests for the policy; an admission has it kept in any case.
+        """
         self.view: Final = view
         self.policy: Final = policy
-        self.waiting: Final = Waiting()
+        self.foresight: Final = Foresight(view.all()) if foresees or admission else None
+        self.gate: Final = Gate() if admission else None
+        self.line: Final = Line() if admission else None
+        view.all().gate = self.gate
+        self.waiting: Final[Waiting | Line] = Waiting() if self.line is None else self.line
+        self.placed: Final[Counter[tuple[InstanceId, str]]] = Counter()
+        """Places taken, by instance and tenant."""
+        self.shares: Mapping[str, float] = {}
+        """The tenants' weights; who is not in it has 1."""
+        self._second_legs = SECOND_LEGS_SAVED
+        """Second legs that may be sent now."""
+        self._ended: Final[dict[InstanceId, int]] = {}
+        """Our legs that have ended, by instance."""
 
-    def choose(self, seat: Seat, effect: Choose) -> tuple[Chosen, Calls]:
-        """Ask the policy, and take D's place before P begins. Without a place, the seat stands in line."""
-        mine = seat.wanted
-        wanted = Wanted(
-            model=mine.model,
+    # --- choosing -----------------------------------------------------------------------------------------------------
+
+    def choose(self, seat: Seat, effect: Choose, now: float) -> tuple[Chosen, Calls]:
+        """Ask the policy, and take D's place before P begins. Without a place, the seat stands in line; unless it asks
+        for a second leg: then it keeps the place that it has.
+        """
+        if effect.second and (self._has_a_queue(seat) or self._second_legs < 1):
+            return Chosen(None, None, "its prefill instance has a queue, or there are enough second legs"), ()
+        former = seat.decode
+        calls = self.occupy(seat, None) if effect.second else self._leave_place(seat, now)
+        wanted = self._judged(seat, self._asks(seat, effect, now))
+        if seat.late and seat.promise.sheds:
+            calls += self.waiting.leave(seat, placed=False)
+            return self._shed(wanted), calls
+        chosen = self.policy(self.view.all(), wanted)
+        if effect.second and chosen.prefill is None:
+            kept = former if former is not None and self.view.knows(former) else None
+            return Chosen(None, None, chosen.because), calls + self.occupy(seat, kept)
+        if chosen.prefill is not None:
+            more = -1.0 if effect.second else SECOND_LEGS_SHARE
+            self._second_legs = min(SECOND_LEGS_SAVED, self._second_legs + more)
+            seat.prefill, seat.ended = chosen.prefill, self._ended.get(chosen.prefill, 0)
+            seat.ahead = self.view.get(chosen.prefill).inflight
+        if chosen.wait:
+            return chosen, calls + self._stand_in_line(seat, wanted)
+        calls += self.waiting.leave(seat, placed=chosen.decode is not None)
+        if chosen.decode is not None:
+            self._take_place(seat, wanted, chosen)
+        return chosen, calls + self.occupy(seat, chosen.decode)
+
+    def _asks(self, seat: Seat, effect: Choose, now: float) -> Wanted:
+        promise = seat.promise
+        return replace(
+            seat.wanted,
             hand_over=effect.hand_over,
-            prefill_only=mine.prefill_only,
             excluded=effect.excluded,
             routers=self.view.routers,
-            prompt_tokens=mine.prompt_tokens,
-            prefix=mine.prefix,
-            prefix_block_tokens=mine.prefix_block_tokens,
+            ttft_ms=promise.ttft_ms,
+            tpot_ms=promise.tpot_ms,
+            late=seat.late,
+            now=now,
         )
-        calls = self.occupy(seat, None)
-        chosen = self.policy(self.view.all(), wanted)
-        if chosen.wait:
-            self.waiting.enter(seat, wanted.kind)
+
+    def _judged(self, seat: Seat, wanted: Wanted) -> Wanted:
+        """Whether it can still have its first token in time, on the best instance and with nobody before it."""
+        if self.line is None or seat.late or not wanted.ttft_ms:
+            return wanted
+        rows = self.view.all().ready(wanted.model).any
+        if not len(rows) or not self.view.all().book.speeds.sure(rows):
+            return wanted
+        prices = Prices(self.view.all(), wanted)
+        if float((prices.ttft - prices.waits)[rows].min()) <= wanted.ttft_ms:
+            return wanted
+        self._cannot(seat)
+        return replace(wanted, ttft_ms=seat.promise.ttft_ms, tpot_ms=seat.promise.tpot_ms, late=seat.late)
+
+    def _cannot(self, seat: Seat) -> None:
+        """Its promise cannot be kept: it has its class's second one, or is late."""
+        if seat.promise.degraded is not None:
+            seat.promise = seat.promise.degraded
         else:
-            calls += self.waiting.leave(seat, placed=chosen.decode is not None)
-        return chosen, calls + self.occupy(seat, chosen.decode)
+            seat.late = True
+
+    def _stand_in_line(self, seat: Seat, wanted: Wanted) -> Calls:
+        if self.line is None:
+            assert isinstance(self.waiting, Waiting)
+            self.waiting.enter(seat, wanted.kind)
+            return ()
+        fleet = self.view.all()
+        rows = fleet.ready(wanted.model).prefills
+        work_ms = float(Prices(fleet, wanted).prompt[rows].min()) if len(rows) else 0.0
+        self.line.enter(seat, wanted, work_ms, wanted.now)
+        calls: Calls = ()
+        sure = len(rows) and fleet.book.speeds.sure(rows)
+        for who in self.line.hopeless(wanted.now, len(rows)) if sure else ():
+            assert isinstance(who, Seat)
+            self._cannot(who)
+            if not who.late or who.promise.sheds:
+                calls += (who,)  # it is to ask again, on other terms
+        for who in self.line.aged(wanted.now):
+            assert isinstance(who, Seat)
+            who.late = False
+        return calls
+
+    def _shed(self, wanted: Wanted) -> Chosen:
+        assert self.line is not None
+        rows = self.view.all().ready(wanted.model).prefills
+        wait_s = self.line.drains_s(max(1, len(rows)))
+        because = f"its first token would come after {wanted.ttft_ms:g} ms, and its class is refused then"
+        return Chosen(None, None, because, shed_s=max(1, math.ceil(wait_s)))
+
+    def _take_place(self, seat: Seat, wanted: Wanted, chosen: Chosen) -> None:
+        if self.foresight is None:
+            return
+        prices = self.foresight.placed(seat.expected, wanted, chosen)
+        if self.line is None or self.gate is None:
+            return
+        assert chosen.decode is not None
+        row = self.view.get(chosen.prefill or chosen.decode).row
+        prompt_ms = float(prices.prompt[row])
+        answer_ms = prices.output * float(prices.longer[self.view.get(chosen.decode).row])
+        self.line.gave(wanted.tenant, (prompt_ms + answer_ms) / self.shares.get(wanted.tenant, 1.0))
+        self.line.took(prompt_ms, wanted.now)
+        if seat.late:
+            seat.lane = row
+            self.gate.took(row)
+
+    # --- what becomes of it -------------------------------------------------------------------------------------------
+
+    def prompt_over(self, seat: Seat, now: float, *, done: bool, cached_tokens: int | None = None) -> None:
+        """Its prompt is computed, with so many tokens of it from the cache (`done`), or will not be."""
+        if self.foresight is not None:
+            self.foresight.prompt_over(seat.expected, seat.wanted, now, done=done, cached_tokens=cached_tokens)
+        self._leave_lane(seat)
+
+    def opened(self, seat: Seat, now: float) -> None:
+        """The first token of its answer has come from where it is decoded."""
+        if self.foresight is not None:
+            self.foresight.opened(seat.expected, seat.wanted, now)
+        self._leave_lane(seat)
+
+    def finish(self, seat: Seat, now: float, tokens: int | None = None, *, cut_off: bool = False) -> Calls:
+        """The request is over, after so many tokens; None: nobody has counted them."""
+        if self.foresight is not None:
+            self.foresight.ended(seat.expected, seat.wanted, now, tokens, cut_off=cut_off)
+        self._leave_lane(seat)
+        return self.occupy(seat, None) + self.waiting.leave(seat, placed=False)
+
+    def _leave_place(self, seat: Seat, now: float) -> Calls:
+        if self.foresight is not None:
+            self.foresight.let_go(seat.expected, now)
+        self._leave_lane(seat)
+        return self.occupy(seat, None)
+
+    def _leave_lane(self, seat: Seat) -> None:
+        if seat.lane >= 0 and self.gate is not None:
+            self.gate.gave_back(seat.lane)
+        seat.lane = -1
 
     def found_none(self, seat: Seat) -> Calls:
         """It waits (`journey.AwaitFleet`): if it was called, the call was for somebody else."""
@@ -71,19 +240,40 @@ class Desk:
         if instance == seat.decode:
             return ()
         former, seat.decode = seat.decode, instance
-        calls = self.leg_ended(former) if former is not None else ()
+        calls: Calls = ()
+        if former is not None:
+            self._count(former, seat, -1)
+            calls = self.leg_ended(former)
         if instance is not None:
+            self._count(instance, seat, 1)
             self.view.leg_started(instance)
         return calls
+
+    def _count(self, instance: InstanceId, seat: Seat, more: int) -> None:
+        at = (instance, seat.wanted.tenant)
+        self.placed[at] += more
+        if not self.placed[at]:
+            del self.placed[at]
 
     def leg_ended(self, instance: InstanceId) -> Calls:
         """A place is free again."""
         self.view.leg_ended(instance)
+        if self.view.knows(instance):
+            self._ended[instance] = self._ended.get(instance, 0) + 1
+        else:
+            self._ended.pop(instance, None)
         return self.waiting.call_first()
 
-    def finish(self, seat: Seat) -> Calls:
-        """The request is over."""
-        return self.occupy(seat, None) + self.waiting.leave(seat, placed=False)
+    def _has_a_queue(self, seat: Seat) -> bool:
+        """Whether its prefill instance has, since we looked last, answered legs that were there before this one, and no
+        later ones, as far as one can count: it works, and in order. Elsewhere the queue is as long, or the policy would
+        have gone there.
+        """
+        assert seat.prefill is not None
+        ended = self._ended.get(seat.prefill, 0)
+        answered, seat.ended = ended - seat.ended, ended
+        seat.ahead -= answered
+        return answered > 0 and seat.ahead >= 0
 
     def fleet_changed(self) -> Calls:
         """Somebody came, left, or said something new."""

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -32,6 +33,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("baton.router")
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What an engine said to a prefill leg, and when."""
+
+    answer: Answer
+    at: float
+
+
+@dataclass(slots=True)
+class _Leg:
+    """A prefill leg that was sent: a task of its own, so that a client's leaving does not cut it off before it said
+    what it holds.
+    """
+
+    instance: InstanceId
+    attempt: int
+    lost: asyncio.Future[None]
+    """Done when its instance is lost."""
+    task: asyncio.Task[_Said | j.Lost] = field(init=False)
+
+
 class Exchange:
     """One client request on its way through the fleet."""
 
@@ -54,14 +76,16 @@ class Exchange:
         self._headers = {**wire.forwarded_headers(http.headers), "Content-Type": "application/json"}
         self._headers["X-Request-Id"] = request.id
         self._pending: deque[j.Effect] = deque()
-        self._prefill: asyncio.Task[j.Event] | None = None
+        self._legs: dict[InstanceId, _Leg] = {}
+        """Prefill legs that are waited for, oldest first."""
+        self._producer: _Leg | None = None
+        """Whose answer the journey goes on with; before there is one, who was sent a leg last."""
         self._releasing: asyncio.Task[j.Event] | None = None
         self._prefill_answer: Answer | None = None
         self._refusal: Answer | None = None
         self._answer: Answer | aiohttp.ClientResponse | None = None
         self._first_chunk = b""
         self._seed: Seed | None = None
-        self._prefilling_on = InstanceId("")
         self._way = "whole"
         self._relayed = False
 
@@ -73,7 +97,7 @@ class Exchange:
         except asyncio.CancelledError:
             self._router.spawn(self._wind_down(), f"after-{self._request.id}")
             raise
-        except Exception:
+        except Exception:  # whatever it was: places are given back before it goes on to the log
             self._abandon()
             raise
         if not self._over:
@@ -88,17 +112,17 @@ class Exchange:
         """What is left once nobody waits for it."""
         try:
             await self._drive()
-        except Exception:
+        except Exception:  # whatever it was: places are given back before it goes on to the log
             self._abandon()
             raise
 
     def _abandon(self) -> None:
         """A bug of ours has ended this exchange: places are given back all the same, and it is not open any more."""
         self._account.finish("broken")
-        if self._prefill is not None:
-            self._prefill.cancel()
+        for leg in self._legs.values():
+            leg.task.cancel()
         self._close_decode()
-        self._router.line.call(self._router.desk.finish(self._seat))
+        self._router.line.call(self._router.desk.finish(self._seat, time.monotonic()))
         self._router.line.forget(self._seat)
 
     @property
@@ -129,25 +153,38 @@ class Exchange:
         if self._journey.state is j.State.RELEASING and self._releasing is not None:
             await asyncio.wait({self._releasing})  # goes on although this is cancelled: the client may leave meanwhile
             return self._releasing.result()
-        assert self._prefill is not None, f"nothing to wait for in {self._journey.state}"
-        lost = self._router.losses.of(self._prefilling_on)
-        legs: set[asyncio.Future[Any]] = {self._prefill, lost}
-        done, _ = await asyncio.wait(legs, timeout=self._seconds_left(), return_when=asyncio.FIRST_COMPLETED)
-        if self._prefill in done:
-            return self._prefill.result()
-        if lost in done:
-            given_up, self._prefill = self._prefill, None
-            self._router.spawn(self._outlast(given_up, self._prefilling_on), f"release-{self._request.id}")
-            return j.Lost("the instance was lost")
+        return await self._prefill_event()
+
+    async def _prefill_event(self) -> j.Event:
+        """A prefill leg's answer or loss, the oldest's first; or the end of the time for it."""
+        assert self._legs, f"nothing to wait for in {self._journey.state}"
+        waited = [each for leg in self._legs.values() for each in (leg.task, leg.lost)]
+        await asyncio.wait(waited, timeout=self._seconds_left(), return_when=asyncio.FIRST_COMPLETED)
+        for leg in list(self._legs.values()):
+            if leg.task.done():
+                del self._legs[leg.instance]
+                return self._read_prefill(leg, leg.task.result())
+            if leg.lost.done():
+                del self._legs[leg.instance]
+                self._router.spawn(self._see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
+                return j.Lost("the instance was lost", by=leg.instance)
         return j.Tick()
 
-    async def _outlast(self, leg: asyncio.Task[j.Event], producer: InstanceId) -> None:
-        """An instance that seems lost may yet do its work, and hold blocks for us. To cut it off races with that."""
-        done, _ = await asyncio.wait({leg}, timeout=j.CANCEL_WAIT_S)
-        answered = leg.result() if done else None
-        if isinstance(answered, j.PrefillAnswered) and answered.transfer is not None:
-            await self._release(InstanceId(""), answered.transfer, producer)
-        leg.cancel()
+    async def _outlast(self, leg: _Leg) -> None:
+        """Another has answered: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it."""
+        done, _ = await asyncio.wait({leg.task}, timeout=j.PATIENCE_S)
+        if not done and self._router.view.knows(leg.instance):
+            await self._cancel_prefill(leg.instance)
+        await self._see_out(leg, j.CANCEL_WAIT_S)
+
+    async def _see_out(self, leg: _Leg, wait_s: float) -> None:
+        """A leg that nobody waits for may yet do its work, and hold blocks for us. To cut it off races with that."""
+        done, _ = await asyncio.wait({leg.task}, timeout=wait_s)
+        said = leg.task.result() if done else None
+        transfer = _hold_in(said.answer) if isinstance(said, _Said) else None
+        if transfer is not None:
+            await self._release(InstanceId(""), transfer, leg)
+        leg.task.cancel()
 
     def _seconds_left(self) -> float | None:
         wakeup = self._journey.next_wakeup()
@@ -168,8 +205,10 @@ class Exchange:
             case j.CancelPrefill(instance):
                 await self._cancel_prefill(instance)
             case j.ClosePrefill():
-                assert self._prefill is not None
-                self._prefill.cancel()
+                for leg in self._legs.values():
+                    leg.task.cancel()
+            case j.OutlastPrefill(instance):
+                self._router.spawn(self._outlast(self._legs.pop(instance)), f"release-{self._request.id}")
             case j.CloseDecode():
                 self._close_decode()
             case j.Relay():
@@ -184,7 +223,8 @@ class Exchange:
             case j.FailStream(error):
                 await self._reply.fail(error)
             case j.Release(via, transfer):
-                releasing = self._release(via, transfer, self._prefilling_on)
+                assert self._producer is not None
+                releasing = self._release(via, transfer, self._producer)
                 self._releasing = self._router.spawn(releasing, f"release-{self._request.id}")  # it may go on meanwhile
             case j.Finish(outcome):
                 self._finish(outcome)
@@ -193,60 +233,65 @@ class Exchange:
     # -- choosing --
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
-        if effect.excluded:
-            self._router.meters.retries.labels("resumed" if self._relayed else "again").inc()
-        chosen, called = self._router.desk.choose(self._seat, effect)
+        chosen, called = self._router.desk.choose(self._seat, effect, time.monotonic())
         self._router.line.call(called)
-        self._account.chose(effect, chosen)
         logger.debug("%s: %s", self._request.id, chosen.because)
+        if effect.second and chosen.prefill is None:  # all stays as it is
+            return chosen
+        if effect.excluded:
+            kind = "second" if effect.second else "resumed" if self._relayed else "again"
+            self._router.meters.retries.labels(kind).inc()
+        self._account.chose(effect, chosen)
         return chosen
 
-    # -- the prefill leg: a task of its own, so that a client's leaving does not cut it off before it said what it holds
+    # -- the prefill leg --
 
     def _send_prefill(self, instance: InstanceId, attempt: int) -> None:
         self._router.view.leg_started(instance)
-        self._prefilling_on = instance
-        self._prefill = self._router.spawn(self._run_prefill(instance), f"prefill-{self._request.id}-{attempt}")
+        leg = self._legs[instance] = self._producer = _Leg(instance, attempt, self._router.losses.of(instance))
+        leg.task = self._router.spawn(self._run_prefill(leg), f"prefill-{self._request.id}-{attempt}")
 
-    async def _run_prefill(self, instance: InstanceId) -> j.Event:
-        leg = wire.prefill_body(self._request.body, token_ids=self._may_seed())
-        body = msgspec.json.encode(self._stamped(leg, instance))
-        started = time.monotonic()
+    async def _run_prefill(self, leg: _Leg) -> _Said | j.Lost:
         try:
-            target = self._router.view.get(instance).instance
+            body = wire.prefill_body(self._request.body, token_ids=self._may_seed())
+            raw = msgspec.json.encode(self._stamped(body, leg.instance, leg))
+            started = time.monotonic()
+            target = self._router.view.get(leg.instance).instance
             headers = self._account.sends(Stage.PREFILL_LEG, target, self._headers)
-            answer = await self._router.upstream.call(target, "POST", self._request.path, body, headers)
+            answer = await self._router.upstream.call(target, "POST", self._request.path, raw, headers)
         except EngineLost as lost:
-            return self._lost(instance, lost)
+            return self._lost(leg.instance, lost)
         finally:
-            self._router.leg_ended(instance)
+            self._router.leg_ended(leg.instance)
         answered = time.monotonic()
         self._router.meters.leg_seconds.labels("prefill").observe(answered - started)
-        return self._read_prefill(answer, answered)
+        return _Said(answer, answered)
 
-    def _stamped(self, leg: Mapping[str, Any], to: InstanceId, *, pulls: bool = False) -> Mapping[str, Any]:
-        """A leg with the ticket that a guarded engine asks for."""
-        holder = self._prefilling_on if pulls else to
-        epoch = self._router.view.get(holder).instance.epoch if self._router.view.knows(holder) else 0
-        transfer = TransferId(self._request.id, self._journey.attempt, epoch)
-        return self._router.tickets.stamp(leg, to, transfer, producer=holder)
+    def _stamped(self, body: Mapping[str, Any], to: InstanceId, holder: _Leg | None) -> Mapping[str, Any]:
+        """A leg with the ticket that a guarded engine asks for. `holder`: whose blocks it is about."""
+        producer, attempt = (to, self._journey.attempt) if holder is None else (holder.instance, holder.attempt)
+        epoch = self._router.view.get(producer).instance.epoch if self._router.view.knows(producer) else 0
+        transfer = TransferId(self._request.id, attempt, epoch)
+        return self._router.tickets.stamp(body, to, transfer, producer=producer)
 
-    def _read_prefill(self, answer: Answer, at: float) -> j.Event:
-        current = self._prefill is asyncio.current_task()
+    def _read_prefill(self, leg: _Leg, said: _Said | j.Lost) -> j.Event:
+        if isinstance(said, j.Lost):
+            return replace(said, by=leg.instance)
+        answer = said.answer
         if answer.status != 200:
-            return self._refused(answer) if current else j.Lost(f"HTTP {answer.status}")
+            return replace(self._refused(answer), by=leg.instance)
         try:
             fields = msgspec.json.decode(answer.body)
         except msgspec.DecodeError as error:
-            return j.Lost(f"unreadable answer: {error}")
+            return j.Lost(f"unreadable answer: {error}", by=leg.instance)
         if not isinstance(fields, dict):
-            return j.Lost("unreadable answer: not an object")
-        if not current:  # the journey is elsewhere by now (`_outlast`)
-            return j.PrefillAnswered(None, wire.read_transfer(fields))
-        self._prefill_answer = answer
+            return j.Lost("unreadable answer: not an object", by=leg.instance)
+        self._producer, self._prefill_answer = leg, answer
         reason = wire.first_finish_reason(fields)
-        self._account.prefilled(at, reason, fields)
-        return j.PrefillAnswered(reason, wire.read_transfer(fields), self._read_seed(fields))
+        # An older leg's own times began before the stage that it ends: they are left out, and nothing is claimed.
+        newest = leg.attempt == self._journey.attempt
+        self._account.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
+        return j.PrefillAnswered(reason, wire.read_transfer(fields), self._read_seed(fields), by=leg.instance)
 
     def _may_seed(self) -> bool:
         """Where it is exact, and D can be told to begin with P's token."""
@@ -283,7 +328,7 @@ class Exchange:
         self._account.seeds()
         return await self._reply.give(self._seed)
 
-    def _refused(self, answer: Answer) -> j.Event:
+    def _refused(self, answer: Answer) -> j.Lost | j.Refused:
         """4xx is the client's to read; 5xx is the engine's fault, and another engine may do better."""
         if wire.is_ticket_refused(answer.status, answer.body):
             logger.error("%s: our ticket was refused: %s", self._request.id, answer.body[:300].decode(errors="replace"))
@@ -321,7 +366,7 @@ class Exchange:
             return away
         self._way = "handoff" if transfer is not None else "whole"
         leg = wire.decode_body(self._request.body, transfer, effect.first_token)
-        body = self._stamped(leg, instance, pulls=transfer is not None)
+        body = self._stamped(leg, instance, self._producer if transfer is not None else None)
         self._occupy(instance)
         started = time.monotonic()
         opening = self._router.spawn(
@@ -402,32 +447,32 @@ class Exchange:
 
     # -- the end --
 
-    async def _release(self, via: InstanceId, transfer: wire.Transfer, producer: InstanceId) -> j.Event:
+    async def _release(self, via: InstanceId, transfer: wire.Transfer, holder: _Leg) -> j.Event:
         """Have D tell P to free this hold, or, where D does not answer, another one."""
-        done = await self._reject(via, transfer)
+        done = await self._reject(via, transfer, holder)
         if not done:
-            others = [seen for seen in self._router.view.all() if seen.ready and seen.id not in {via, producer}]
+            others = [seen for seen in self._router.view.all() if seen.ready and seen.id not in {via, holder.instance}]
             other = max(others, key=lambda seen: seen.role.decodes, default=None)  # with no D left, a P says it as well
-            done = other is not None and await self._reject(other.id, transfer)
+            done = other is not None and await self._reject(other.id, transfer, holder)
         self._router.meters.releases.labels(str(done).lower()).inc()
         if not done:
             logger.warning("%s: a hold of %d tokens is left to its lease", self._request.id, transfer.tokens)
         return j.Released(done)
 
-    async def _reject(self, via: InstanceId, transfer: wire.Transfer) -> bool:
+    async def _reject(self, via: InstanceId, transfer: wire.Transfer, holder: _Leg) -> bool:
         """Have it reject a leg for this hold. To a producer it has never met, D's first word only starts a handshake,
         and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
         """
-        done = await self._reject_once(via, transfer)
+        done = await self._reject_once(via, transfer, holder)
         if done and not self._router.view.pair_warm(transfer.producer, via):
             await asyncio.sleep(HANDSHAKE_S)
-            done = await self._reject_once(via, transfer)
+            done = await self._reject_once(via, transfer, holder)
         return done
 
-    async def _reject_once(self, via: InstanceId, transfer: wire.Transfer) -> bool:
+    async def _reject_once(self, via: InstanceId, transfer: wire.Transfer, holder: _Leg) -> bool:
         if not self._router.view.knows(via):
             return False
-        body = msgspec.json.encode(self._stamped(wire.release_body(transfer), via, pulls=True))
+        body = msgspec.json.encode(self._stamped(wire.release_body(transfer), via, holder))
         target = self._router.view.get(via).instance
         try:
             answer = await self._router.upstream.say(target, "/v1/completions", body, self._headers)
@@ -438,7 +483,7 @@ class Exchange:
         return 400 <= answer.status < 500  # the rejection is the release
 
     def _finish(self, outcome: str) -> None:
-        self._router.line.call(self._router.desk.finish(self._seat))
+        self._router.line.call(self._router.desk.finish(self._seat, time.monotonic()))
         self._router.line.forget(self._seat)
         seconds = time.monotonic() - self._request.arrived
         self._router.meters.requests.labels(self._request.path, self._way, outcome).inc()
@@ -446,3 +491,12 @@ class Exchange:
         self._router.meters.broken_seams.inc(self._reply.broken_seams)
         self._account.finish(outcome)
         logger.debug("%s: %s, %s, %.3f s", self._request.id, self._way, outcome, seconds)
+
+
+def _hold_in(answer: Answer) -> wire.Transfer | None:
+    """What P's answer says it holds for us, of an answer that is not used."""
+    try:
+        fields = msgspec.json.decode(answer.body)
+    except msgspec.DecodeError:
+        return None
+    return wire.read_transfer(fields) if answer.status == 200 and isinstance(fields, dict) else None

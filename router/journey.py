@@ -11,7 +11,9 @@ What it promises:
 - an HTTP status is only spoken once it is true: failures before the first byte move on to another instance or answer
   with an error; after it another instance goes on where that is exact (`router.exact`), else the stream ends with an
   error event;
-- where it is exact and D can be told its first token, the client has P's token before the handoff begins (a *seed*).
+- where it is exact and D can be told its first token, the client has P's token before the handoff begins (a *seed*);
+- a P that keeps silent for its turn gets company: a second leg on another P, where there is one. The first that answers
+  is used, the other runs to its end for nobody, and what it holds is released.
 
 It does not know HTTP, instances' load, or time other than `now`.
 """
@@ -22,7 +24,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cluster.errors import ApiError, deadline_passed, no_instance, upstream_failed
+from cluster.errors import ApiError, deadline_passed, no_instance, shed, upstream_failed
 from cluster.ids import InstanceId
 from cluster.wire import Transfer
 
@@ -53,6 +55,8 @@ class Chosen:
     because: str
     wait: bool = False
     """Somebody could, but all of them have their hands full: worth asking again when that changes."""
+    shed_s: int | None = None
+    """It is refused, as its class wants it where a promise cannot be kept; worth sending again in so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class PrefillAnswered:
     transfer: Transfer | None
     first_token: int | None = None
     """Set where the client may be given this token now, and D be bound to it."""
+    by: InstanceId | None = None
+    """Whose leg; None: the one that was sent last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,8 @@ class Refused:
     """The engine answered with an error status that is the client's to read (4xx)."""
 
     status: int
+    by: InstanceId | None = None
+    """Of a prefill leg: whose; None: the one that was sent last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,8 @@ class Lost:
     """The leg never reached the engine: a hold that it was to pull is as it was."""
     again: bool = False
     """Of a stream: what the client has of it can be taken out of a second one."""
+    by: InstanceId | None = None
+    """Of a prefill leg: whose; None: the one that was sent last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +137,9 @@ class Choose:
 
     excluded: frozenset[InstanceId]
     hand_over: bool
+    second: bool = False
+    """A prefill leg is under way, and D's place is taken: another pair is wanted only if it can begin now. Where there
+    is none, all stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +180,15 @@ class CancelPrefill:
 @dataclass(frozen=True, slots=True)
 class ClosePrefill:
     """Stop waiting for the prefill leg: close its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutlastPrefill:
+    """Nobody waits for this prefill leg any more, and no event of its is wanted. It is not cut off: see to its end as
+    `CancelPrefill` and `ClosePrefill` would, after the same times, and release what it holds.
+    """
+
+    instance: InstanceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +248,7 @@ Effect = (
     | SendDecode
     | CancelPrefill
     | ClosePrefill
+    | OutlastPrefill
     | CloseDecode
     | Relay
     | AnswerFromPrefill
@@ -258,6 +281,9 @@ that has the leg extend it (the first within 5 s). Past it the blocks may be ano
 TURN = 0.5
 """What one instance may use up of the time that a client waits for more, while another could still take over."""
 
+TURN_LEAST_S = 0.1
+"""A shorter turn gives nobody the time for a prefill: nobody else is asked any more."""
+
 
 # --- the machine -----------------------------------------------------------------------------------------------------
 
@@ -285,6 +311,11 @@ class Journey:
     attempt: int = 0
     excluded: frozenset[InstanceId] = frozenset()
     prefill: InstanceId | None = None
+    """Whose prefill leg was sent last; once one has answered, that one."""
+    legs: tuple[InstanceId, ...] = ()
+    """Whose prefill legs are waited for, oldest first."""
+    asks_second: bool = False
+    """The policy was asked for a second prefill leg, and has not said anything yet."""
     decode: InstanceId | None = None
     transfer: Transfer | None = None
     touched: bool = False
@@ -302,20 +333,23 @@ class Journey:
     held_until: float = 0.0
     """Until when the hold may be given to a D."""
     turn_ends: float = math.inf
-    """When an answering leg has used up its part of a waiting client's time."""
+    """When the leg that was sent last has used up its part of a waiting client's time."""
 
     def begin(self) -> tuple[Effect, ...]:
         """The first effect: ask the policy."""
         return (Choose(self.excluded, self.hand_over),)
 
     def next_wakeup(self) -> float | None:
-        """The deadline while no first token is there; the end of our patience with an unwanted leg.
+        """The deadline while no first token is there, or the end of a leg's turn; the end of our patience with an
+        unwanted leg.
 
         An answer that is not streamed shows its first token only with its last: once P has spoken, its deadline is that
         of the whole answer, since generation may rightly take minutes.
         """
-        if self.state in {State.CHOOSING, State.PREFILLING}:
+        if self.state is State.CHOOSING:
             return self.deadline
+        if self.state is State.PREFILLING:
+            return self.turn_ends if self.attempt < self.attempts_max else self.deadline
         if self.state is State.OPENING:
             limit = self.turn_ends if self._may_turn else self.deadline
             return limit if self.stream else self.whole_deadline
@@ -338,6 +372,8 @@ class Journey:
         self.because = event.because
         if event.wait:
             return (AwaitFleet(),)
+        if event.shed_s is not None:
+            return self._fail(shed(event.because, event.shed_s))
         if event.decode is None:
             return self._fail(no_instance(f"{event.because}; last failure: {self.last_failure}"))
         self.attempt += 1
@@ -348,9 +384,28 @@ class Journey:
         release = self._let_go(event.decode if event.decode != self.prefill else previous)
         if event.prefill is None:  # whole, on one engine; a producer must never be asked to pull
             return (*release, self._send_decode(event.decode, None))
-        self.prefill = event.prefill
-        self.state = State.PREFILLING
-        return (*release, SendPrefill(event.prefill, self.attempt))
+        return (*release, self._send_prefill(event.prefill))
+
+    def _second_chosen(self, event: Chosen) -> tuple[Effect, ...]:
+        if not self.asks_second:
+            return ()
+        self.asks_second = False
+        if event.prefill is None or event.decode is None or not {event.prefill, event.decode}.isdisjoint(self.legs):
+            self._begin_turn()  # waiting is all that can be done; there may be somebody after as long again
+            return ()
+        self.attempt += 1
+        self.because, self.decode = event.because, event.decode
+        return (self._send_prefill(event.prefill),)
+
+    def _send_prefill(self, instance: InstanceId) -> SendPrefill:
+        self.state, self.prefill = State.PREFILLING, instance
+        self.legs += (instance,)
+        self._begin_turn()
+        return SendPrefill(instance, self.attempt)
+
+    def _begin_turn(self) -> None:
+        turn_s = (self.deadline - self.now) * TURN
+        self.turn_ends = self.now + turn_s if turn_s >= TURN_LEAST_S else self.deadline
 
     def _let_go(self, via: InstanceId | None) -> tuple[Effect, ...]:
         """Release a hold that this journey will not use. `via` is not P: an engine cannot release its own."""
@@ -366,33 +421,81 @@ class Journey:
         return (Choose(self.excluded, self.hand_over),)
 
     def _prefilled(self, event: PrefillAnswered) -> tuple[Effect, ...]:
-        assert self.prefill is not None
+        by = self._answered(event.by)
+        if by is None:
+            return ()
         assert self.decode is not None
+        if event.finish_reason not in {"length", "stop"} or (event.finish_reason == "stop" and self.spoken):
+            return self._half_done(by, event)  # "abort": the engine is going down
         self.transfer, self.held_until = event.transfer, self.now + HOLD_USE_S
+        self.excluded = (self.excluded | {*self.legs}) - {by}
+        self.prefill = by
+        others = self._outlast()
         if event.finish_reason == "length":
             seed: tuple[Effect, ...] = ()
             if event.first_token is not None and self.stream and not self.spoken:
                 self.first_token = event.first_token
                 self._speak()
                 seed = (SendSeed(),)
-            return (*seed, self._send_decode(self.decode, self.transfer))
-        if event.finish_reason != "stop" or self.spoken:  # "abort": the engine is going down
-            return self._try_again(self.prefill, f"the prefill leg ended with {event.finish_reason!r}")
+            return (*others, *seed, self._send_decode(self.decode, self.transfer))
         # P's first token was the last one (EOS, a stop string): there is nothing to hand over.
         if not self.stream:
-            return (AnswerFromPrefill(), *self._wind_up("served"))
+            return (*others, AnswerFromPrefill(), *self._wind_up("served"))
         # A stream must look like the engine's own: P makes it, from its prefix cache.
         via, transfer, self.transfer = self.decode, self.transfer, None
-        self.decode = self.prefill
+        self.decode = by
         release: tuple[Effect, ...] = (Release(via, transfer),) if transfer is not None else ()
-        return (*release, self._send_decode(self.prefill, None))
+        return (*others, *release, self._send_decode(by, None))
+
+    def _half_done(self, by: InstanceId, event: PrefillAnswered) -> tuple[Effect, ...]:
+        """P has answered with nothing to go on with; it may hold blocks all the same."""
+        because = f"the prefill leg ended with {event.finish_reason!r}"
+        if not self.legs:
+            self.transfer, self.held_until = event.transfer, self.now + HOLD_USE_S
+            return self._try_again(by, because)
+        assert self.decode is not None
+        release = (Release(self.decode, event.transfer),) if event.transfer is not None else ()
+        return (*release, *self._leg_failed(by, because))
 
     def _prefill_refused(self, event: Refused) -> tuple[Effect, ...]:
-        return (ForwardRefusal(), *self._wind_up("refused"))
+        by = self._answered(event.by)
+        if by is None:
+            return ()
+        others = self._outlast()
+        if self.spoken:
+            error = upstream_failed(f"{by}: the prefill leg was refused with HTTP {event.status}")
+            return (*others, *self._fail(error))
+        return (*others, ForwardRefusal(), *self._wind_up("refused"))
 
     def _prefill_lost(self, event: Lost) -> tuple[Effect, ...]:
-        assert self.prefill is not None
-        return self._try_again(self.prefill, event.because)
+        by = self._answered(event.by)
+        return self._leg_failed(by, event.because) if by is not None else ()
+
+    def _answered(self, by: InstanceId | None) -> InstanceId | None:
+        """Whose prefill leg is not waited for any more; None: it was not waited for."""
+        by = by if by is not None else self.prefill
+        if by not in self.legs:
+            return None
+        self.legs = tuple(leg for leg in self.legs if leg != by)
+        return by
+
+    def _leg_failed(self, by: InstanceId, because: str) -> tuple[Effect, ...]:
+        """Another prefill leg may still answer: the request has not failed before that has."""
+        if not self.legs:
+            return self._try_again(by, because)
+        self.excluded |= {by}
+        self.last_failure = f"{by}: {because}"
+        newest, self.prefill = by == self.prefill, self.legs[-1]
+        return self._ask_second() if newest and self.attempt < self.attempts_max else ()
+
+    def _ask_second(self) -> tuple[Effect, ...]:
+        self.asks_second = True
+        return (Choose(self.excluded | {*self.legs}, self.hand_over, second=True),)
+
+    def _outlast(self) -> tuple[Effect, ...]:
+        """Leave the prefill legs that are still under way to themselves."""
+        left, self.legs, self.asks_second = self.legs, (), False
+        return tuple(OutlastPrefill(leg) for leg in left)
 
     def _opened(self, event: Opened) -> tuple[Effect, ...]:
         self.state = State.STREAMING
@@ -471,6 +574,8 @@ class Journey:
             assert self.decode is not None
             self.touched = True
             return (CloseDecode(), *self._try_again(self.decode, "no token in its turn"))
+        if self.state is State.PREFILLING and now < self.deadline:
+            return self._ask_second()
         limit = self.stall_s if self.spoken else self.deadline_s
         if self.state is State.OPENING and not self.stream:
             limit += self.whole_deadline - self.deadline  # since its arrival
@@ -484,7 +589,8 @@ class Journey:
             self.outcome = outcome
             self.state = State.CANCELLING
             self.give_up = now + PATIENCE_S
-            return (CloseDecode(),)  # D's place is free at once
+            self._answered(self.prefill)
+            return (CloseDecode(), *self._outlast())  # D's place is free at once
         if self.state in {State.OPENING, State.STREAMING}:
             # A D that has the request gives the hold back when it aborts; a leg cut off on its way there never got so
             # far. Released twice is no harm: P does not know the name any more.
@@ -504,6 +610,7 @@ class Journey:
 _TABLE = {
     (State.CHOOSING, Chosen): Journey._chosen,
     (State.CHOOSING, FleetChanged): Journey._fleet_changed,
+    (State.PREFILLING, Chosen): Journey._second_chosen,
     (State.PREFILLING, PrefillAnswered): Journey._prefilled,
     (State.PREFILLING, Refused): Journey._prefill_refused,
     (State.PREFILLING, Lost): Journey._prefill_lost,

@@ -46,7 +46,8 @@ class Meters:
         )
         self.retries = Counter(
             "baton_retries",
-            "Requests sent again elsewhere: before anything of D's was relayed, or as a broken stream's resumption.",
+            "Requests sent again elsewhere: before anything of D's was relayed (again), beside a prefill leg that is "
+            "silent (second), or as a broken stream's resumption (resumed).",
             ["kind"],
             registry=self.registry,
         )

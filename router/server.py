@@ -58,6 +58,8 @@ class Router:
         self.memory = Memory(config.explain_last)
         self.tracing = tracing("baton-router")
         self.desk = Desk(self.view, policy if log is None else logged(config.policy, policy, log))
+        if self.watch is not None:
+            self.watch.desk = self.desk
         self.upstream = Upstream(stall_s=config.stall_s)
         self.tickets = Tickets(config.ticket_keys)
         self.line = Line()

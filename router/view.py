@@ -7,15 +7,21 @@ columns as well (`router.columns`), so that a choice among a thousand instances 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 import numpy as np
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
+from router.book import Book
 from router.columns import Columns, Ints
+from router.prefixes import Prefixes
+from router.speeds import Make
+
+if TYPE_CHECKING:
+    from router.admission import Gate
 
 FAILURES_UNTIL_DOWN = 2
 """Probes in a row that must fail before an instance is taken out: one lost probe on a busy machine is noise."""
@@ -30,6 +36,7 @@ class InstanceView:
         "_accepting",
         "_columns",
         "_credits",
+        "_grant",
         "_inflight",
         "_load",
         "_models",
@@ -55,7 +62,7 @@ class InstanceView:
         self._models: tuple[str, ...] = ()
         self._up, self._accepting = False, True
         self._load = _NO_LOAD
-        self.inflight, self.sent, self.credits = inflight, sent, None
+        self.inflight, self.sent, self.credits, self.grant = inflight, sent, None, None
         columns.prefills[self.row], columns.decodes[self.row] = instance.role.prefills, instance.role.decodes
         columns.changed()
 
@@ -130,6 +137,16 @@ class InstanceView:
         self._columns.set_credits(self.row, value)
 
     @property
+    def grant(self) -> int | None:
+        """Legs of those that are this router's, by the agent's word; None: it grants none by name."""
+        return self._grant
+
+    @grant.setter
+    def grant(self, value: int | None) -> None:
+        self._grant: int | None = value
+        self._columns.set_grant(self.row, value)
+
+    @property
     def load(self) -> Load:
         """The engine's own word on how busy it is."""
         return self._load
@@ -161,7 +178,9 @@ class InstanceView:
         self._sent = self._columns.sent[self.row] = value
 
     def has_place(self, routers: int) -> bool:
-        """Whether our share of its credits is not used up. Each of `routers` may use an equal part, one at least."""
+        """Whether our share of its credits is not used up: our grant, or one of `routers` equal parts, one at least."""
+        if self._grant is not None:
+            return self._inflight < self._grant
         return self._credits is None or self._inflight < max(1, math.ceil(self._credits / max(1, routers)))
 
 
@@ -177,8 +196,15 @@ class Ready(NamedTuple):
 class Fleet(Sequence[InstanceView]):
     """Every instance, in the order in which they were added; and the same as columns. What a policy reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
         self.columns: Final = Columns()
+        self.book: Final = Book()
+        self.book.reach(len(self.columns.ready))
+        self.prefixes: Prefixes | None = None
+        """Who has which beginning of a prompt, where somebody keeps that."""
+        self.gate: Gate | None = None
+        """Where there is room without breaking a promise, where something is promised."""
+        self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
         self._rows: dict[int, InstanceView] = {}
         self._ready: dict[str | None, Ready] = {}
@@ -231,18 +257,26 @@ class Fleet(Sequence[InstanceView]):
         """A new instance, or another incarnation in the old one's place."""
         former = self.by_id.get(view.id)
         if former is not None:
-            del self._rows[former.row]
-            former.forget()
+            self._forget(former)
         self.by_id[view.id] = view
         self._rows[view.row] = view
         self._ranked = False
+        book = self.book
+        book.reach(len(self.columns.ready))
+        book.know(view.row, None if self._makes is None else self._makes(view.instance))
+        if self.prefixes is not None:
+            self.prefixes.join(view.row, book.speeds.capacity[view.row], view.instance.epoch)
 
     def remove(self, instance: InstanceId) -> None:
         """It has left."""
-        view = self.by_id.pop(instance)
-        del self._rows[view.row]
-        view.forget()
+        self._forget(self.by_id.pop(instance))
         self._ranked = False
+
+    def _forget(self, view: InstanceView) -> None:
+        del self._rows[view.row]
+        if self.prefixes is not None:
+            self.prefixes.leave(view.row)
+        view.forget()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,13 +289,15 @@ class Reported:
     credits: int
     load: Load
     models: tuple[dict[str, object], ...]
+    grant: int | None = None
+    """Legs of its credits that are this router's; None: its agent grants none by name."""
 
 
 class View:
     """The fleet, instance by instance, in the order in which they were added."""
 
-    def __init__(self) -> None:
-        self._fleet: Final = Fleet()
+    def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
+        self._fleet: Final = Fleet(makes)
         self._instances: Final = self._fleet.by_id
         self._warm: set[tuple[str, InstanceId]] = set()
         self.routers = 1
@@ -307,6 +343,8 @@ class View:
             view.state, view.accepting = each.state, each.accepting
         if view.credits != each.credits:
             view.credits = each.credits
+        if view.grant != each.grant:
+            view.grant = each.grant
         view.load = each.load
         self._learn_models(view, each.models)
 

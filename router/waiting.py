@@ -27,6 +27,10 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._of)
 
+    def everybody(self) -> tuple[object, ...]:
+        """All who stand in line, in no order."""
+        return tuple(self._of)
+
     def enter(self, who: object, kind: Hashable) -> None:
         """Stand in line; who stood there before keeps its position, as long as it wants the same."""
         if who in self._of and self._of[who] == kind:

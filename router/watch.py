@@ -14,7 +14,9 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from cluster.credits import local_shares
 from cluster.ids import InstanceId
 from cluster.registry.membership import (
     BEAT_EVERY_S,
@@ -26,8 +28,11 @@ from cluster.registry.membership import (
     Snapshot,
     State,
     What,
+    encode,
 )
 from cluster.registry.registry import Registry, RegistryDown
+from router.demand import demands, legs_said
+from router.desk import Desk
 from router.view import Reported
 
 logger = logging.getLogger("baton.router")
@@ -47,7 +52,11 @@ class Watch:
         self._instances = Membership(registry.ttl_s)
         self._routers = Membership(registry.ttl_s)
         self._id = secrets.token_hex(8)
+        self._name = InstanceId(f"router-{self._id[:8]}")
         self._seq = 0
+        self._mute = False
+        self.desk: Desk | None = None
+        """Whose legs and demand are announced; None: the agents give this router no grants of their own."""
         self.heard = False
         """Whether the last reading succeeded."""
         self._closed = False
@@ -81,31 +90,54 @@ class Watch:
         wall = time.time()  # noqa: TID251 - only to tell whose clock is off
         self._log(self._instances.fold(beats, now, wall))
         self._routers.fold(routers, now, wall)
-        self._on_fleet(tuple(_reported(member) for member in self.snapshot()), max(1, len(self._routers.snapshot())))
+        reported = tuple(_reported(member, self._name) for member in self.snapshot())
+        self._on_fleet(reported, max(1, len(self._routers.snapshot())))
 
     @staticmethod
     def _log(changes: tuple[Change, ...]) -> None:
         for change in changes:
             logger.log(logging.WARNING if change.what in _LOUD else logging.DEBUG, "%s", change.because)
 
+    def local_shares(self) -> dict[str, float]:
+        """The tenants' weights at this router: of each one's weight the part that its demand here is of all of it."""
+        by_router = [(member.id, _by_tenant(member.beat)) for member in self._routers.snapshot()]
+        mine = dict(by_router).get(self._name, {})
+        return local_shares(mine, [wants for _, wants in by_router], self.desk.shares if self.desk else {})
+
     async def announce_forever(self, url: str, admin_url: str) -> None:
-        """Tell the others that this router shares the fleet's credits."""
+        """Tell agents and the other routers that this router shares the fleet's credits, and how many it could use."""
         while not self._closed:
-            self._seq += 1
-            beat = Heartbeat(
-                id=InstanceId(f"router-{self._id[:8]}"),
-                agent=self._id,
-                where=f"{socket.gethostname()}:{os.getpid()}",
-                kind=Kind.ROUTER,
-                seq=self._seq,
-                url=url,
-                agent_url=admin_url,
-                state=State.READY,
-                sent_at=time.time(),  # noqa: TID251 - informative
-            )
             with contextlib.suppress(RegistryDown):
-                await self._registry.beat(beat)
+                await self._registry.beat(self.announcement(url, admin_url))
             await asyncio.sleep(BEAT_EVERY_S)
+
+    def announcement(self, url: str, admin_url: str) -> Heartbeat:
+        """The next one: legs, and the heartbeats they were begun by, are of one moment."""
+        self._seq += 1
+        beat = Heartbeat(
+            id=self._name,
+            agent=self._id,
+            where=f"{socket.gethostname()}:{os.getpid()}",
+            kind=Kind.ROUTER,
+            seq=self._seq,
+            url=url,
+            agent_url=admin_url,
+            state=State.READY,
+            sent_at=time.time(),  # noqa: TID251 - informative
+        )
+        if self.desk is None:
+            return beat
+        goes_by = {member.id: member.beat.order for member in self.snapshot()}
+        beat = replace(beat, legs=legs_said(self.desk.view, goes_by, self._seq))
+        told = replace(beat, demand=demands(self.desk))
+        try:
+            encode(told)
+        except ValueError as fault:  # a tenant's or model's name that no announcement can hold
+            logger.log(logging.DEBUG if self._mute else logging.WARNING, "this router's demand is not told: %s", fault)
+            self._mute = True
+            return beat
+        self._mute = False
+        return told
 
     def stop(self) -> None:
         """Let the loops end at their next turn."""
@@ -114,17 +146,31 @@ class Watch:
     async def close(self) -> None:
         """Say goodbye."""
         with contextlib.suppress(RegistryDown):
-            await self._registry.leave(f"router-{self._id[:8]}", self._id, Kind.ROUTER)
+            await self._registry.leave(self._name, self._id, Kind.ROUTER)
         await self._registry.close()
 
 
-def _reported(member: Member) -> Reported:
+def _reported(member: Member, router: InstanceId) -> Reported:
     beat = member.beat
     return Reported(
         instance=member.instance,
         state=beat.state.value,
         accepting=member.takes_work,
         credits=beat.credits,
+        grant=_grant(beat, router),
         load=beat.load,
         models=beat.models,
     )
+
+
+def _grant(beat: Heartbeat, router: InstanceId) -> int | None:
+    """Where others are granted legs and this router is not heard of yet: one, so that a first request gets through."""
+    return beat.grants.get(router, min(1, beat.credits)) if beat.grants else None
+
+
+def _by_tenant(beat: Heartbeat) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for pool in beat.demand:
+        for tenant, (legs, _) in pool.tenants.items():
+            found[tenant] = found.get(tenant, 0.0) + legs
+    return found

@@ -90,10 +90,9 @@ class Checks:
             law(passage.journey.state is not j.State.DONE, f"request {passage.number} is over and still open")
             if passage.decode is not None:
                 taken[passage.decode] += 1
-            leg = passage.prefill_leg
-            if leg is not None and not leg.detached:
-                taken[leg.at.name] += 1
             law(self._moves(passage), f"request {passage.number} waits for nothing, {passage.journey.state}")
+        for leg in world.front.prefilling:
+            taken[leg.at.name] += 1
         for view in world.view.all():
             law(view.inflight == taken[view.id], f"{view.id}: {view.inflight} places taken by {taken[view.id]} legs")
 

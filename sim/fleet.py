@@ -14,6 +14,7 @@ from costs.model import ModelShape
 from costs.shape import ONE_GPU, Shape, gpus
 from costs.transfer import NIC_EFFICIENCY, NIC_LATENCY_MS, copies, paths
 from engine.twin.config import Config, StepCosts
+from router.speeds import Make, make_of
 from sim.kernel import NS
 
 MS: Final = NS // 1000
@@ -92,3 +93,15 @@ def check_members(members: Iterable[Member]) -> None:
     for model in {each.model for each in listed}:
         if len({each.config.block_size for each in listed if each.model == model}) > 1:
             raise ValueError(f"{model}: members with different block sizes cannot hand over to each other")
+
+
+def make_of_member(member: Member) -> Make | None:
+    """What the router knows of it; None where its costs are not the cost model's."""
+    if not isinstance(member.costs, Costs):
+        return None
+    config = member.config
+    return make_of(
+        member.costs,
+        capacity_tokens=config.num_blocks * config.block_size,
+        budget_tokens=config.max_num_batched_tokens,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ from cluster.wire import Transfer
 from engine.twin.request import Source
 from loadgen.arrival import Arrival
 from router import journey as j
+from router.admission import Promise
 from router.desk import HANDSHAKE_S, Desk
 from sim import result as rows
 from sim.instance import Leg
@@ -30,8 +32,12 @@ class Front:
         self.settings: Final = world.settings
         self.desk: Final = desk
         self.model: Final = model
+        self.promises: Mapping[str, Promise] = {}
+        """Of SLO classes by name; that of requests which name none is under the empty one."""
         self.open: Final[dict[int, Passage]] = {}
         """Requests that are not over."""
+        self.prefilling: Final[dict[Leg, None]] = {}
+        """Prefill legs that have a place, in the order in which they were sent."""
         self.rows: Final = rows.Rows()
         self.details: Final[dict[int, str]] = {}
         self.classes: Final[dict[str | None, int]] = {None: 0}
@@ -66,7 +72,21 @@ class Front:
         """The router is done with a prefill leg: its place is free."""
         if not leg.detached:
             leg.detached = True
+            del self.prefilling[leg]
             self.call(self.desk.leg_ended(leg.at.name))
+
+    def outlast(self, leg: Leg) -> None:
+        """Its request goes on without it: it may end by itself, is aborted after a while, and given up at last."""
+        leg.outlasted = True
+        self.kernel.at(self.kernel.now_ns + round(j.PATIENCE_S * NS), self.world.abort, leg)
+        self.kernel.at(self.kernel.now_ns + round((j.PATIENCE_S + j.CANCEL_WAIT_S) * NS), self.leg_over, leg)
+
+    def release_elsewhere(self, leg: Leg, transfer: Transfer | None) -> None:
+        """Have somebody tell its producer to free what an outlasted leg holds."""
+        others = [seen for seen in self.desk.view.all() if seen.ready and seen.id != leg.at.name]
+        via = max(others, key=lambda seen: seen.role.decodes, default=None)
+        if transfer is not None and via is not None:
+            self.release(leg.passage, via.id, transfer, waits=False)
 
     def met(self, leg: Leg) -> None:
         """A pull has worked: the two engines know each other."""
@@ -102,14 +122,15 @@ class Front:
 
     def finish(self, passage: Passage, outcome: str) -> None:
         """A journey is over: write its row, forget the rest."""
-        self.call(self.desk.finish(passage))
         leg, arrival = passage.answer, passage.arrival
+        tokens = leg.outputs if leg is not None else None
+        self.call(self.desk.finish(passage, self.kernel.now_s, tokens, cut_off=outcome != "served"))
         first_ns, last_ns = passage.first_ns, -1
         if leg is not None and first_ns >= 0:
             passage.keep_second(leg)
             last_ns = self._seen(leg.last_ns)
         del self.open[passage.number]
-        passage.answer = passage.prefill_leg = None  # legs name their passage: no cycles are left for the collector
+        passage.answer, passage.prefill_legs = None, ()  # legs name their passage: no cycles are left for the collector
         self.ended_ns = self.kernel.now_ns
         self.rows.write(
             passage.number,

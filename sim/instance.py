@@ -42,6 +42,7 @@ class Leg:
         "last_ns",
         "local_ns",
         "number",
+        "outlasted",
         "outputs",
         "over",
         "passage",
@@ -66,6 +67,8 @@ class Leg:
         """Its engine has answered, refused, or lost it."""
         self.detached = False
         """The router does not listen any more."""
+        self.outlasted = False
+        """Of a prefill leg: its request goes on without it; only what it holds is still to be released."""
 
 
 class Slowness:

@@ -17,6 +17,7 @@ from engine.twin.tokens import Prompt, Segment
 from loadgen.arrival import Arrival
 from router import exact
 from router import journey as j
+from router.admission import NO_PROMISE
 from router.desk import Seat
 from router.policy.candidates import Wanted
 from sim import result as rows
@@ -72,7 +73,7 @@ class Passage(Seat):
         "journey",
         "legs",
         "number",
-        "prefill_leg",
+        "prefill_legs",
         "prefilled_on",
         "prompt",
         "second_ns",
@@ -86,16 +87,24 @@ class Passage(Seat):
         one = arrival.output_tokens < 2
         self.verdict = VERDICTS[one, front.settings.greedy]
         hand_over = self.verdict.way is not exact.Way.WHOLE
-        super().__init__(
-            Wanted(
-                model=model,
-                hand_over=hand_over,
-                prefill_only=one,
-                prompt_tokens=arrival.input_tokens,
-                prefix=arrival.prefix,
-                prefix_block_tokens=arrival.block_tokens,
-            )
+        promise = front.promises.get(arrival.slo_class or "", NO_PROMISE)
+        wanted = Wanted(
+            model=model,
+            hand_over=hand_over,
+            prefill_only=one,
+            prompt_tokens=arrival.input_tokens,
+            prefix=arrival.prefix,
+            prefix_block_tokens=arrival.block_tokens,
+            slo_class=arrival.slo_class or "",
+            arrived=front.kernel.now_s,
         )
+        foresight = front.desk.foresight
+        if foresight is None:
+            super().__init__(wanted, promise)
+        else:
+            wanted, lengths = foresight.foretell(wanted)
+            super().__init__(wanted, promise)
+            self.expected.lengths = lengths
         limit_s = front.settings.first_token_s
         read_s = front.kernel.now_s + front.lead_ns / NS
         self.front = front
@@ -110,10 +119,11 @@ class Passage(Seat):
             stall_s=front.settings.stall_s,
         )
         self.watched_s = self.journey.deadline
-        """The wakeup that the front knows of."""
+        """The wakeup that the front knows of: no later than the journey's, which may have moved on since."""
         self.slo_class = front.class_number(arrival.slo_class)
         self.legs = 0
-        self.prefill_leg: Leg | None = None
+        self.prefill_legs: tuple[Leg, ...] = ()
+        """All that were sent."""
         self.answer: Leg | None = None
         self.prefilled_on = -1
         self.cached_tokens = self.flags = self.status = 0
@@ -150,7 +160,7 @@ class Passage(Seat):
             if event is not None:
                 pending.extend(self.journey.handle(event, self.front.kernel.now_s))
         wakeup_s = self.journey.next_wakeup()
-        if wakeup_s is not None and wakeup_s != self.watched_s:
+        if wakeup_s is not None and (wakeup_s < self.watched_s or self.watched_s <= self.front.kernel.now_s):
             self.watched_s = wakeup_s
             self.front.arm(wakeup_s, self.number)
 
@@ -176,10 +186,12 @@ class Passage(Seat):
                 front.release(self, via, transfer, waits=self.journey.state is j.State.RELEASING)
             case j.CloseDecode():
                 self._close_decode()
-            case j.CancelPrefill():
-                front.world.abort(self.prefill_leg)
+            case j.CancelPrefill(instance):
+                front.world.abort(self._leg_at(instance))
             case j.ClosePrefill():
                 self._close_prefill()
+            case j.OutlastPrefill(instance):
+                front.outlast(self._leg_at(instance))
             case j.Fail(error):
                 self._failed(error)
             case j.FailStream(error):
@@ -193,7 +205,7 @@ class Passage(Seat):
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
         front = self.front
-        chosen, called = front.desk.choose(self, effect)
+        chosen, called = front.desk.choose(self, effect, front.kernel.now_s)
         if front.on_choice is not None:
             front.on_choice(self, chosen)
         front.call(called)
@@ -203,15 +215,21 @@ class Passage(Seat):
         front = self.front
         front.desk.view.leg_started(instance)
         at = front.world.by_name[instance]
-        self.prefilled_on = at.index
         name = RequestId(str(self.number))
         hold = TransferId(name, self.journey.attempt, at.epoch)
         self.legs += 1
         request = Request(
             id=RequestId(f"{name}/{self.legs}"), prompt=self.prompt, max_tokens=1, hold=hold, seed=self.number
         )
-        self.prefill_leg = Leg(self, at, request, self.legs, prefill=True)
-        front.world.send(self.prefill_leg)
+        leg = Leg(self, at, request, self.legs, prefill=True)
+        self.prefilled_on = at.index
+        self.prefill_legs += (leg,)
+        front.prefilling[leg] = None
+        front.world.send(leg)
+
+    def _leg_at(self, instance: InstanceId) -> Leg:
+        """Its last prefill leg there."""
+        return next(leg for leg in reversed(self.prefill_legs) if leg.at.name == instance)
 
     def _send_decode(self, instance: InstanceId, transfer: Transfer | None) -> j.Event | None:
         front = self.front
@@ -243,10 +261,10 @@ class Passage(Seat):
         self.front.call(self.front.desk.occupy(self, None))
 
     def _close_prefill(self) -> None:
-        leg = self.prefill_leg
-        if leg is not None and not leg.detached:
-            self.front.leg_over(leg)
-            self.front.world.abort(leg)
+        for leg in self.prefill_legs:
+            if not leg.detached and not leg.outlasted:
+                self.front.leg_over(leg)
+                self.front.world.abort(leg)
 
     def _spoken(self) -> None:
         """The first token is at the router, and goes on; later ones of the same answer are not the first."""
@@ -268,37 +286,47 @@ class Passage(Seat):
             self.cached_tokens = max(self.cached_tokens, finished.local_tokens)
             self.feed(j.Ended())
             return
-        self.cached_tokens = finished.local_tokens
         self.front.leg_over(leg)
+        if leg.outlasted:
+            self.front.release_elsewhere(leg, _transfer(leg, finished))
+            return
+        self.cached_tokens, self.prefilled_on = finished.local_tokens, leg.at.index
+        self.front.desk.prompt_over(self, self.front.kernel.now_s, done=True, cached_tokens=finished.local_tokens)
         seeds = self.front.settings.seeding and self.verdict.way is exact.Way.SEEDED and self.first_ns < 0
         first = _FIRST_TOKEN if seeds and self.front.desk.pins(self) else None
-        self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first))
+        self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first, by=leg.at.name))
 
     def opened(self, leg: Leg) -> None:
         """The first token of the answer is here."""
         if not leg.detached and leg is self.answer:
             self.front.met(leg)
+            self.front.desk.opened(self, self.front.kernel.now_s)
             self.feed(j.Opened())
 
     def refused(self, leg: Leg, status: int, because: str) -> None:
         """The engine would not have it."""
         if leg.detached:
             return
+        self._over(leg)
+        if leg.outlasted:
+            return
         self.status = status
         self.front.details[self.number] = because
-        self._over(leg)
-        self.feed(j.Refused(status))
+        self.feed(j.Refused(status, by=leg.at.name if leg.prefill else None))
 
     def lost(self, leg: Leg, because: str, *, untouched: bool = False) -> None:
         """The leg can no longer end well."""
         if leg.detached or (not leg.prefill and leg is not self.answer):
+            return
+        if leg.outlasted:
+            self._over(leg)
             return
         again = self.journey.state is j.State.STREAMING and self.verdict.resumable
         if again:
             self.flags |= rows.RESUMED
         self.keep_second(leg)
         self._over(leg)
-        self.feed(j.Lost(because, untouched=untouched, again=again))
+        self.feed(j.Lost(because, untouched=untouched, again=again, by=leg.at.name if leg.prefill else None))
 
     def keep_second(self, leg: Leg) -> None:
         """When the client had its second token, from whichever leg it came first."""

@@ -7,7 +7,7 @@ back, heartbeats are read. Every decision is made by an imported object.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from cluster.ids import InstanceId
@@ -15,12 +15,14 @@ from engine.twin import events as ev
 from engine.twin.request import Source
 from engine.twin.tokens import answer_key
 from loadgen.arrival import Arrival
+from router.admission import Promise
 from router.desk import Desk
-from router.policy import POLICIES, Policy
+from router.policy import FORESEEING, POLICIES, Policy
+from router.prefixes import Prefixes
 from router.view import View
 from sim import result as rows
 from sim.checks import Checks
-from sim.fleet import Member, check_members
+from sim.fleet import Member, check_members, make_of_member
 from sim.front import Front
 from sim.instance import Leg, SimInstance
 from sim.kernel import NS, Kernel
@@ -43,7 +45,9 @@ class World:
         policy: Policy = POLICIES["least_load"],
         model: str | None = None,
         view: View | None = None,
+        promises: Mapping[str, Promise] | None = None,
     ) -> None:
+        """`promises`: what SLO classes are promised; with them the router admits by them (`router.admission`)."""
         check_members(members)
         self.settings: Final = settings or Settings()
         self.kernel: Final = Kernel()
@@ -52,9 +56,14 @@ class World:
         self.hop_ns: Final = round(self.settings.hop_us * 1000)
         self.keeps_contents: Final = all(getattr(each.config, "contents", True) for each in members)
         self.counts: Final[Counter[str]] = Counter()
-        self.view: Final = view or View()
+        by_name = {each.name: each for each in members}
+        self.view: Final = view or View(lambda instance: make_of_member(by_name[instance.id]))
+        if any(_caches(each) for each in members) and (promises or policy in FORESEEING):
+            self.view.all().prefixes = Prefixes()
         self.view.routers = self.settings.routers
-        self.front: Final = Front(self, Desk(self.view, policy), model or members[0].model)
+        desk = Desk(self.view, policy, admission=bool(promises), foresees=policy in FORESEEING)
+        self.front: Final = Front(self, desk, model or members[0].model)
+        self.front.promises = promises or {}
         self.pulls: Final = Pulls(self)
         self.lives: Final = Lives(self)
         self.on_effect: Callable[[SimInstance, ev.Effect], None] | None = None
@@ -324,6 +333,10 @@ class World:
         """A consumer still wants a hold."""
         if word[0].ready:
             self.tell(*word)
+
+
+def _caches(member: Member) -> bool:
+    return bool(getattr(member.config, "prefix_caching", False))
 
 
 def _load_is(at: SimInstance, effect: ev.LoadIs) -> None:

@@ -21,6 +21,7 @@ HOLD = Transfer({"remote_num_tokens": 1})
 NAMES = tuple(InstanceId(name) for name in "pqdefg")
 EVENTS: dict[str, j.Event] = {
     "two chosen": j.Chosen(NAMES[0], NAMES[2], ""),
+    "two others chosen": j.Chosen(NAMES[1], NAMES[4], ""),
     "one chosen": j.Chosen(None, NAMES[3], ""),
     "all full": j.Chosen(None, None, "", wait=True),
     "nobody": j.Chosen(None, None, ""),
@@ -56,10 +57,11 @@ def explore() -> dict[tuple[str, str], dict[tuple[str, str], None]]:
             for name, event in EVENTS.items():
                 then = copy.copy(machine)
                 effects = then.handle(event, _time(machine) if name == "time is up" else 1.0)
-                if effects or then.state is not machine.state:
+                if effects or _state(then) != _state(machine):
                     said = ", ".join(type(effect).__name__ for effect in effects)
                     found.setdefault((_state(machine), name), {})[(_state(then), said)] = None
-                key = (_state(then), then.attempt, then.transfer is None, then.touched, then.first_token, then.aborted)
+                key = (_state(then), then.attempt, then.transfer is None, then.touched, then.first_token, then.aborted,
+                       then.asks_second)  # fmt: skip
                 if key not in seen:
                     seen.add(key)
                     following.append(then)
@@ -74,7 +76,8 @@ def _time(machine: j.Journey) -> float:
 
 def _state(machine: j.Journey) -> str:
     silent = {j.State.STREAMING, j.State.DONE, j.State.RELEASING, j.State.CANCELLING}
-    return f"{machine.state} (spoken)" if machine.spoken and machine.state not in silent else str(machine.state)
+    state = "prefilling twice" if len(machine.legs) > 1 else str(machine.state)
+    return f"{state} (spoken)" if machine.spoken and machine.state not in silent else state
 
 
 def diagram(found: dict[tuple[str, str], dict[tuple[str, str], None]]) -> str:
@@ -84,7 +87,7 @@ def diagram(found: dict[tuple[str, str], dict[tuple[str, str], None]]) -> str:
         for target, _ in outcomes:
             if target != state:
                 edges.setdefault((state, target), {})[event] = None
-    ids = {state: state.replace(" (spoken)", "_spoken") for pair in edges for state in pair}
+    ids = {state: state.replace(" (spoken)", "_spoken").replace(" ", "_") for pair in edges for state in pair}
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> choosing"]
     lines += [f'    state "{state}" as {name}' for state, name in ids.items() if state != name]
     lines += [f"    {ids[a]} --> {ids[b]}: {', '.join(events)}" for (a, b), events in edges.items()]

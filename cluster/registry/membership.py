@@ -25,6 +25,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from cluster.credits import POOLS_MAX, Demand
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 
@@ -110,6 +111,13 @@ class Heartbeat:
     load: Load = field(default_factory=Load)
     credits: _Count = 0
     """Legs that may be in flight there in all, of all routers together."""
+    grants: dict[_Name, _Count] = field(default_factory=dict)
+    """Those legs by router (its name here), once the agent has heard of one; how: `engine.agent.grants`."""
+    legs: dict[_Name, tuple[_Count, _Count, _Count]] = field(default_factory=dict)
+    """Of a router: by instance, its legs in flight there, and the `order` of the heartbeat whose grant it goes by. Not
+    each announcement names every instance; the last word about one holds."""
+    demand: Annotated[tuple[Demand, ...], msgspec.Meta(max_length=POOLS_MAX)] = ()
+    """Of a router: what its tenants want of each pool."""
     holds: _Count = 0
     """Holds it keeps for decode instances, as far as its agent knows."""
     revision: _Text = ""
@@ -176,7 +184,8 @@ def _checked(beat: Heartbeat) -> tuple[Heartbeat | None, str]:
     if any(not 1 <= ranks <= 65536 for ranks in beat.shape.values()):
         return None, "its shape has a number of ranks below 1 or above 65536"
     texts = [("where", beat.where), ("detail", beat.detail), ("revision", beat.revision)]
-    for name, text in [*texts, *(("models", model) for model in beat.model_names)]:
+    said = [("demand", text) for each in beat.demand for text in (each.model, *each.tenants)]
+    for name, text in [*texts, *said, *(("models", model) for model in beat.model_names)]:
         if not text.isprintable():
             return None, f"control characters in `{name}`"
     return beat, ""

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import EngineFailed, UsageError
-from cluster.registry.membership import BEAT_EVERY_S, Heartbeat
+from cluster.registry.membership import BEAT_EVERY_S, Heartbeat, Kind, Membership
 from cluster.registry.membership import State as MemberState
 from cluster.registry.registry import Refused, Registry, RegistryDown
+from engine.agent.grants import concerning
 from engine.agent.http import agent_app, listen
 from engine.agent.machine import (
     AgentMachine,
@@ -27,6 +28,7 @@ from engine.agent.machine import (
     LoadRead,
     Publish,
     ResumeAsked,
+    RoutersHeard,
     Say,
     State,
     StopAsked,
@@ -81,6 +83,7 @@ class Agent:
         self._id = secrets.token_hex(8)
         self._seq = 0
         self._epoch = 0
+        self._routers = None if registry is None else Membership(registry.ttl_s)
         self._models: tuple[dict[str, Any], ...] = ()
         self._nudge = asyncio.Event()
         self._look = asyncio.Event()
@@ -182,6 +185,7 @@ class Agent:
             "pid": os.getpid(),
             "models": [entry.get("id") for entry in self._models],
             "credits": machine.credits,
+            "grants": {name: router.granted[-1][1] for name, router in machine.shared.routers.items()},
             "load": {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage},
             "log": str(self.engine.log_path),
         }
@@ -195,6 +199,7 @@ class Agent:
             "baton_agent_draining": machine.state is State.DRAINING,
             "baton_agent_epoch": machine.epoch,
             "baton_agent_credits": machine.credits,
+            "baton_agent_credits_of_dead_routers": machine.shared.ghosts,
             "baton_agent_running": load.running,
             "baton_agent_waiting": load.waiting,
             "baton_agent_kv_usage": load.kv_usage,
@@ -284,11 +289,12 @@ class Agent:
     def _heartbeat(self) -> Heartbeat:
         self._seq += 1
         machine = self.machine
+        epoch = max(1, machine.epoch)
         return Heartbeat(
             id=self.spec.instance,
             agent=self._id,
             where=f"{socket.gethostname()}:{os.getpid()}",
-            epoch=max(1, machine.epoch),
+            epoch=epoch,
             seq=self._seq,
             role=self.spec.role,
             models=self._models,
@@ -298,6 +304,7 @@ class Agent:
             detail=machine.detail[:500],
             load=machine.load,
             credits=machine.credits,
+            grants=machine.grants((epoch, self._seq)),
             revision=self.config.revision,
             pins=self.spec.pins,
             sent_at=time.time(),  # noqa: TID251 - only said to others, nothing is decided by it
@@ -330,9 +337,10 @@ class Agent:
             await asyncio.sleep(BEAT_EVERY_S)
 
     async def _beat_forever(self) -> None:
-        assert self.registry is not None
+        assert self.registry is not None and self._routers is not None
         down = False
         while not self._over:  # not by cancellation alone: a library may swallow one
+            await self._hear_routers(self.registry, self._routers)
             try:
                 answer = await self.registry.beat(self._heartbeat())
             except RegistryDown as reason:
@@ -350,6 +358,19 @@ class Agent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_EVERY_S):
                     await self._nudge.wait()
+
+    async def _hear_routers(self, registry: Registry, routers: Membership) -> None:
+        """Who shares the credits, and who wants how many. While the registry is away, as last heard."""
+        now = asyncio.get_running_loop().time()
+        try:
+            beats = await registry.read(Kind.ROUTER)
+        except RegistryDown:
+            routers.deaf(now)  # that it is down, the heartbeat says
+            return
+        routers.fold(beats, now)
+        names = [str(entry["id"]) for entry in self._models if "id" in entry]
+        said = (concerning(member.beat, self.spec.instance, self.spec.role, names) for member in routers.snapshot())
+        self._feed(RoutersHeard(tuple(said)))
 
     async def _say_goodbye(self) -> None:
         if self.registry is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cluster.instance import Load
+from engine.agent.grants import Grants, Order, RouterSays
 from engine.agent.rules import Rules
 
 QUIET_S = 2.0
@@ -47,6 +48,13 @@ class LoadRead:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutersHeard:
+    """What the routers that are alive announce."""
+
+    routers: tuple[RouterSays, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAsked:
     """Take no new work. With `leave`, end once nothing is unfinished, or at the deadline."""
 
@@ -69,7 +77,7 @@ class Tick:
     """The time `next_wakeup` asked for."""
 
 
-Event = EngineIs | LoadRead | DrainAsked | ResumeAsked | StopAsked | Tick
+Event = EngineIs | LoadRead | RoutersHeard | DrainAsked | ResumeAsked | StopAsked | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +124,20 @@ class AgentMachine:
     drain_s: float = 0.0
     idle_since: float | None = None
     gone: bool = False
+    shared: Grants = field(init=False)
+    """Its credits among the routers."""
+
+    def __post_init__(self) -> None:
+        self.shared = Grants(self.name)
 
     @property
     def credits(self) -> int:
         """Legs that may be in flight here in all; 0 unless ready."""
         return self.rules.credits(self.load) if self.state is State.READY else 0
+
+    def grants(self, order: Order) -> dict[str, int]:
+        """Those legs by router, as they go out with the heartbeat of this order: from then on they count as granted."""
+        return self.shared.issue(order, self.credits)
 
     def next_wakeup(self) -> float | None:
         """The end of the quiet time, or the drain's deadline."""
@@ -139,6 +156,9 @@ class AgentMachine:
                 return self._engine_is(event, now)
             case LoadRead(load):
                 return self._load_read(load, now)
+            case RoutersHeard(routers):
+                self.shared.heard(routers, now)
+                return ()
             case DrainAsked():
                 return self._drain(event, now)
             case ResumeAsked():
@@ -161,6 +181,7 @@ class AgentMachine:
             return self._stop(f"its engine died ({event.detail})") if self.leaving else self._set(event)
         if event.state != "ready":
             self.load = Load()  # a new engine holds nothing
+            self.shared.engine_lost()
         return self._set(event)
 
     def _set(self, event: EngineIs) -> tuple[Effect, ...]:
@@ -198,6 +219,7 @@ class AgentMachine:
 
     def _load_read(self, load: Load, now: float) -> tuple[Effect, ...]:
         self.load = load
+        self.shared.engine_has(load, now)
         if self.state is not State.DRAINING:
             return ()
         left = self.rules.unfinished(load)

@@ -10,9 +10,15 @@ from collections.abc import Callable
 from router.journey import Chosen
 from router.policy.candidates import Wanted
 from router.policy.least_load import least_load
+from router.policy.workload import workload
 from router.view import Fleet
 
 Policy = Callable[[Fleet, Wanted], Chosen]
 
-POLICIES: dict[str, Policy] = {"least_load": least_load}
+POLICIES: dict[str, Policy] = {"least_load": least_load, "workload": workload}
 """Policies by the name used on the command line."""
+
+FORESEEING: frozenset[Policy] = frozenset({workload})
+"""Those that read what is expected of requests (`Fleet.book`): it costs some 50 µs a request to keep, and the others
+have no use for it.
+"""

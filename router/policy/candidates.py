@@ -33,8 +33,24 @@ class Wanted:
     """About so many; 0: nobody has estimated it."""
     prefix: tuple[int, ...] = ()
     """Names of the prompt's blocks from its beginning, where somebody has hashed them."""
-    prefix_block_tokens: int = 0
+    prefix_block_tokens: float = 0
     """Tokens behind each of them."""
+    tenant: str = ""
+    slo_class: str = ""
+    output_tokens: float = 0.0
+    """Expected length of its answer; 0: nobody has predicted it."""
+    output_middle: float = 0.0
+    """Its median: half of such answers are shorter, and pauses weigh more in them."""
+    output_variance: float = 0.0
+    ttft_ms: float = 0.0
+    """Its class's target for the first token, from its arrival; 0: none."""
+    tpot_ms: float = 0.0
+    """And for each token after it."""
+    arrived: float = 0.0
+    now: float = 0.0
+    """Monotonic seconds: of its arrival, and of this choice."""
+    late: bool = False
+    """It is taken to miss its target for the first token anyway (`router.admission`)."""
 
     @property
     def kind(self) -> Hashable:
@@ -69,6 +85,8 @@ def with_place(fleet: Fleet, rows: Ints, wanted: Wanted) -> Ints:
     """Those whose credits leave room for one more leg of ours."""
     columns = fleet.columns
     room: Bools = columns.inflight[rows] < columns.limits(wanted.routers)[rows]
+    if fleet.gate is not None and len(rows):
+        room &= fleet.gate.for_rows(fleet, rows, wanted)
     return rows if room.all() else rows[room]
 
 

@@ -48,21 +48,32 @@ def follow(world: World, policy: object) -> None:
         if effect_before is not None:
             effect_before(at, effect)
         if isinstance(effect, ev.Run):
-            for share in effect.shares:
-                if share.first == _FIRST:
-                    policy.prefilled(_number(share.request))
+            starting = [_number(share.request) for share in effect.shares if share.first == _FIRST]
+            if starting:  # known when the run begins, true when its first step has ended
+                world.kernel.at(at.world_ns(_first_end_ns(at, effect)), prefilled, starting)
         elif isinstance(effect, ev.Finished):
             _finished(world, policy, effect)
 
+    def prefilled(requests: list[int]) -> None:
+        for request in requests:
+            policy.prefilled(request)
+
     world.front.on_choice, world.on_effect = on_choice, on_effect
+
+
+def _first_end_ns(at: SimInstance, run: ev.Run) -> int:
+    """When the first step of a run has ended, on the twin's own clock."""
+    if run.steps == 1:
+        return run.end_ns
+    return run.at_ns + at.member.costs.decode_run_ns(run.batch, run.sum_context, 1)
 
 
 def _finished(world: World, policy: Following, effect: ev.Finished) -> None:
     """A leg is over; the request with it, unless it was a prefill leg that made its token."""
     number = _number(effect.request)
     passage = world.front.open.get(number)
-    leg = None if passage is None else passage.prefill_leg
-    if leg is not None and leg.request.id == effect.request and effect.outputs:
+    prefills = () if passage is None else passage.prefill_legs
+    if effect.outputs and any(leg.request.id == effect.request for leg in prefills):
         policy.prefilled(number)
     else:
         policy.ended(number)

@@ -16,7 +16,9 @@ from costs.shape import Spans
 from costs.step import Work
 from engine.twin.config import Config, Version
 from loadgen.arrival import Arrival
-from router.policy import Policy
+from loadgen.report import Targets
+from router.admission import NO_PROMISE, Promise
+from router.policy import POLICIES, Policy
 from sim.baselines import BASELINES, follow
 from sim.engine_args import engine_of, read_words
 from sim.fleet import Member, member
@@ -86,11 +88,6 @@ class Serial:
         return self.costs.decode_steps_for(batch, sum_context, duration_ns)
 
 
-def as_is(policy: Policy) -> Policy:
-    """No admission in front."""
-    return policy
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     """What is compared."""
@@ -100,8 +97,8 @@ class System:
     policy: str = "least_requests"
     make_policy: Callable[[Sequence[Member]], Policy] | None = None
     """A policy that has to know the fleet, instead of the one of that name."""
-    admission: Callable[[Policy], Policy] = as_is
-    """What stands in front of the policy. The place for Baton's own admission, which does not exist yet."""
+    admission: bool = False
+    """Baton's own, in front of the policy."""
 
     @property
     def gpus(self) -> int:
@@ -193,14 +190,33 @@ class Shelf:
         return costs, config
 
 
-def simulate(system: System, model: str, shelf: Shelf, arrivals: Sequence[Arrival], first_token_s: float) -> Result:
-    """One run, without the simulator's own checks. A request without a first token after `first_token_s` has failed."""
+def policy_of(system: System, members: Sequence[Member]) -> Policy:
+    """A rival's, or one of ours."""
+    if system.make_policy is not None:
+        return system.make_policy(members)
+    return BASELINES[system.policy]() if system.policy in BASELINES else POLICIES[system.policy]
+
+
+def simulate(
+    system: System,
+    model: str,
+    shelf: Shelf,
+    arrivals: Sequence[Arrival],
+    first_token_s: float,
+    targets: Targets | None = None,
+) -> Result:
+    """One run, without the simulator's own checks. A request without a first token after `first_token_s` has failed.
+
+    `targets` are what the router is told to promise to everybody, where the system has an admission.
+    """
     members = shelf.members(model, system.pools)
-    policy = BASELINES[system.policy]() if system.make_policy is None else system.make_policy(members)
+    policy = policy_of(system, members)
     age_s = LOAD_AGE_S.get(system.policy)
     settings = Settings(checks=False, first_token_s=first_token_s)
     if age_s is not None:
         settings = replace(settings, beat_every_s=age_s, read_every_s=age_s)
-    world = World(members, settings, policy=system.admission(policy), model=model)
+    promise = Promise(ttft_ms=targets.ttft_ms or 0.0, tpot_ms=targets.tpot_ms or 0.0) if targets else NO_PROMISE
+    promises = {"": promise} if system.admission else None
+    world = World(members, settings, policy=policy, model=model, promises=promises)
     follow(world, policy)
     return world.run(arrivals)

@@ -59,7 +59,7 @@ class Case:
         """Whether this system serves this rate."""
         arrivals = self.load.at_rate(rate, self.size.count(rate, self.life_s))
         expires_s = max(EXPIRES_S_MIN, EXPIRES * self.ttft_ms / 1000)
-        result = simulate(system, self.model, shelf, arrivals, expires_s)
+        result = simulate(system, self.model, shelf, arrivals, expires_s, self.targets)
         if self.criterion is not None:
             return self.criterion(result)
         return attainment(result, self.targets) >= ATTAINMENT

@@ -92,6 +92,7 @@ async def test_nothing_is_wrong_late_or_left_behind(scenario: Scenario) -> None:
 @pytest.mark.long
 @SCENARIO
 async def test_nor_with_many_seeds(scenario: Scenario) -> None:
+    """What must hold is `holds_true`'s to say; that every fault strikes is the shorter run's."""
     for first in range(100, 124, 4):
         seeds = range(first, first + 4)
         for outcome in await fairly(lambda seeds=seeds: runs(scenario, seeds)):

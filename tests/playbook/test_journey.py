@@ -10,6 +10,7 @@ from router.journey import (
     HOLD_USE_S,
     PATIENCE_S,
     TURN,
+    TURN_LEAST_S,
     AnswerFromPrefill,
     AwaitFleet,
     CancelPrefill,
@@ -27,6 +28,7 @@ from router.journey import (
     Journey,
     Lost,
     Opened,
+    OutlastPrefill,
     PrefillAnswered,
     Refused,
     Relay,
@@ -39,10 +41,11 @@ from router.journey import (
     Tick,
 )
 
-P, P2, D, D2 = (InstanceId(name) for name in ("p", "p2", "d", "d2"))
+P, P2, P3, D, D2 = (InstanceId(name) for name in ("p", "p2", "p3", "d", "d2"))
 HOLD = Transfer({"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_num_tokens": 7, "remote_engine_id": "e"})
 BOTH_LEGS = Chosen(P, D, "test")
 HELD = PrefillAnswered("length", HOLD)
+NOBODY = Chosen(None, None, "nobody else")
 
 
 def journey(*, hand_over: bool = True, stream: bool = True) -> Journey:
@@ -85,6 +88,132 @@ def test_whole_on_one_instance() -> None:
         journey(hand_over=False),
         [(Chosen(None, D, "whole"), [SendDecode(D, None)]), (Opened(), [Relay()]), (Ended(), [Finish("served")])],
     )
+
+
+# -- a P that keeps silent --
+
+HOLD_2 = Transfer({**HOLD.fields, "remote_engine_id": "e2"})
+SECOND = Choose(frozenset({P}), hand_over=True, second=True)
+HALF = 1.0 + 99.0 * TURN
+"""When P has had its turn: sent at 1, of a request that has until 100."""
+
+
+def silent(*, stream: bool = True) -> Journey:
+    """P has had its turn, and P2 has a leg beside it."""
+    machine = journey(stream=stream)
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)])])
+    assert machine.next_wakeup() == HALF
+    play(machine, [(Tick(), [])], now=HALF - 1)
+    play(machine, [(Tick(), [SECOND]), (Chosen(P2, D2, "second"), [SendPrefill(P2, 2)])], now=HALF)
+    return machine
+
+
+def answer(by: InstanceId, hold: Transfer | None, reason: str = "length", token: int | None = None) -> PrefillAnswered:
+    return PrefillAnswered(reason, hold, token, by=by)
+
+
+def test_a_silent_prefill_leg_gets_a_second_one_beside_it_and_the_second_answers_first() -> None:
+    machine = silent()
+    play(
+        machine,
+        [
+            (answer(P2, HOLD_2, token=7), [OutlastPrefill(P), SendSeed(), SendDecode(D2, HOLD_2, 7)]),
+            (answer(P, HOLD), []),
+            (Opened(), [Relay()]),
+            (Ended(), [Finish("served")]),
+        ],
+    )
+    assert machine.excluded == {P}, "should D fail, it is not asked again"
+
+
+def test_the_first_leg_may_still_answer_first_and_is_used() -> None:
+    machine = silent()
+    play(machine, [(answer(P, HOLD), [OutlastPrefill(P2), SendDecode(D2, HOLD)])])
+    assert machine.prefill == P and P not in machine.excluded
+    play(machine, [(Lost("connection refused", untouched=True), [Choose(frozenset({P2, D2}), hand_over=True)])])
+    play(machine, [(Chosen(P, D, "again"), [SendDecode(D, HOLD)])])
+
+
+def test_where_nobody_else_is_free_a_silent_leg_is_waited_for_to_the_end() -> None:
+    """A fleet with one P, or a full one: nothing is given up, and the policy is asked again, ever later."""
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)])])
+    asked = []
+    while (wakeup := machine.next_wakeup()) != 100.0:
+        assert wakeup is not None
+        asked.append(wakeup)
+        play(machine, [(Tick(), [SECOND]), (Chosen(None, D, "whole", wait=len(asked) == 1), [])], now=wakeup)
+    assert asked[:2] == [HALF, HALF + (100.0 - HALF) * TURN]
+    assert 100.0 - asked[-1] < 4 * TURN_LEAST_S and len(asked) < 12
+    play(machine, [(HELD, [SendDecode(D, HOLD)])], now=99.9)
+    assert (machine.attempt, machine.excluded) == (1, frozenset())
+
+
+def test_the_last_try_has_all_the_time_that_is_left() -> None:
+    machine = silent()
+    quarter = HALF + (100.0 - HALF) * TURN
+    assert machine.next_wakeup() == quarter
+    third = Choose(frozenset({P, P2}), hand_over=True, second=True)
+    play(machine, [(Tick(), [third]), (Chosen(P3, D, "third"), [SendPrefill(P3, 3)])], now=quarter)
+    assert machine.next_wakeup() == 100.0
+    gone = [OutlastPrefill(P), OutlastPrefill(P2)]
+    play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), *gone])], now=100.0)
+    play(machine, [(HELD, [Release(D, HOLD)]), (Released(ok=True), [Finish("expired")])], now=100.1)
+
+
+def test_a_second_leg_that_fails_costs_the_first_nothing() -> None:
+    machine = silent()
+    play(
+        machine,
+        [
+            (Lost("reset", by=P2), [Choose(frozenset({P, P2}), hand_over=True, second=True)]),
+            (NOBODY, []),
+            (answer(P, HOLD), [SendDecode(D2, HOLD)]),
+        ],
+    )
+    machine = silent()
+    play(
+        machine,
+        [
+            (answer(P2, HOLD_2, "abort"), [Release(D2, HOLD_2), Choose(frozenset({P, P2}), True, second=True)]),
+            (Chosen(P3, D, "third"), [SendPrefill(P3, 3)]),
+            (Lost("reset", by=P3), []),
+            (Lost("reset", by=P), [Fail(error(502)), Finish("failed")]),
+        ],
+    )
+
+
+def test_a_first_leg_that_is_lost_leaves_the_second_its_turn() -> None:
+    machine = silent()
+    before = machine.next_wakeup()
+    play(machine, [(Lost("the instance was lost", by=P), [])], now=60.0)
+    assert machine.next_wakeup() == before
+    play(machine, [(HELD, [SendDecode(D2, HOLD)])], now=60.0)
+
+
+def test_a_refusal_is_the_clients_whoever_says_it_first() -> None:
+    play(silent(), [(Refused(400, by=P), [OutlastPrefill(P2), ForwardRefusal(), Finish("refused")])])
+
+
+def test_ended_at_the_first_token_of_a_second_leg() -> None:
+    machine = silent(stream=False)
+    ended = [OutlastPrefill(P), AnswerFromPrefill(), Release(D2, HOLD_2)]
+    play(machine, [(answer(P2, HOLD_2, "stop"), ended), (Released(ok=True), [Finish("served")])])
+    machine = silent()
+    play(machine, [(answer(P2, HOLD_2, "stop"), [OutlastPrefill(P), Release(D2, HOLD_2), SendDecode(P2, None)])])
+
+
+def test_a_client_that_leaves_with_two_legs_under_way() -> None:
+    machine = silent()
+    play(machine, [(ClientLeft(), [CloseDecode(), OutlastPrefill(P)])], now=60.0)
+    play(machine, [(Tick(), [CancelPrefill(P2)])], now=60.0 + PATIENCE_S)
+    play(machine, [(answer(P2, None, "abort"), [Finish("client_left")])], now=62.0)
+
+
+def test_a_choice_that_nobody_asked_for_sends_nothing() -> None:
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (Chosen(P2, D2, ""), [])])
+    play(machine, [(Tick(), [SECOND]), (Chosen(P, D2, "the same again"), [])], now=HALF)
 
 
 def test_nobody_can_serve() -> None:
@@ -228,6 +357,18 @@ def test_after_a_seed_another_d_goes_on_with_the_same_token() -> None:
     )
 
 
+def test_a_refusal_after_a_seed_is_an_event() -> None:
+    machine = seeded()
+    play(
+        machine,
+        [
+            (Lost("reset"), [Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(P2, D2, "retry"), [Release(D2, HOLD), SendPrefill(P2, 2)]),
+            (Refused(400), [FailStream(error(502)), Finish("failed")]),
+        ],
+    )
+
+
 def test_a_second_prefill_seeds_nothing_again() -> None:
     machine = seeded()
     play(
@@ -258,7 +399,10 @@ def test_a_d_that_keeps_a_seeded_client_waiting_is_left_for_another() -> None:
     assert machine.next_wakeup() == turn
     play(machine, [(Tick(), [CloseDecode(), Choose(frozenset({D}), hand_over=True)])], now=turn)
     play(machine, [(Chosen(P, D2, "retry"), [Release(D2, HOLD), SendPrefill(P, 2)])], now=turn + 1)
-    assert machine.next_wakeup() == end, "the client waits no longer for it than for the first"
+    second = Choose(frozenset({D, P}), hand_over=True, second=True)
+    while (wakeup := machine.next_wakeup()) != end:
+        assert wakeup is not None and wakeup < end, "the client waits no longer for it than for the first"
+        play(machine, [(Tick(), [second]), (NOBODY, [])], now=wakeup)
     play(machine, [(Tick(), [FailStream(error(504)), CloseDecode()])], now=end)
 
 
@@ -403,6 +547,7 @@ def test_deadline_before_the_first_streamed_token() -> None:
 def test_an_answer_in_one_piece_has_its_own_deadline_once_prefilled() -> None:
     machine = journey(stream=False)
     machine.whole_deadline = 1900.0
+    machine.attempts_max = 1
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)])])
     assert machine.next_wakeup() == 100.0
     play(machine, [(HELD, [SendDecode(D, HOLD)])])

@@ -13,9 +13,15 @@ EVENTS = st.one_of(
     st.builds(j.Chosen, st.none() | NAMES, st.none() | NAMES, st.just("")),
     st.just(j.Chosen(None, None, "", wait=True)),
     st.just(j.FleetChanged()),
-    st.builds(j.PrefillAnswered, st.sampled_from(["length", "stop", "abort", None]), HOLDS, st.none() | st.just(7)),
-    st.builds(j.Refused, st.just(400)),
-    st.builds(j.Lost, st.just("lost"), st.booleans(), st.booleans()),
+    st.builds(
+        j.PrefillAnswered,
+        st.sampled_from(["length", "stop", "abort", None]),
+        HOLDS,
+        st.none() | st.just(7),
+        by=st.none() | NAMES,
+    ),
+    st.builds(j.Refused, st.just(400), st.none() | NAMES),
+    st.builds(j.Lost, st.just("lost"), st.booleans(), st.booleans(), st.none() | NAMES),
     st.just(j.Opened()),
     st.just(j.Ended()),
     st.just(j.ClientLeft()),
@@ -29,14 +35,23 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
     machine = j.Journey(hand_over=hand_over, stream=stream, deadline=100.0, deadline_s=100.0)
     effects: list[j.Effect] = [*machine.begin()]
     held: Transfer | None = None
+    legs: set[InstanceId] = set()
     touched = False
     now = 0.0
     for event, step in events:
         now += step
-        before = machine.state
+        before, waited, newest = machine.state, machine.legs, machine.prefill
         caused = machine.handle(event, now)
         effects += caused
-        if isinstance(event, j.PrefillAnswered) and before in {j.State.PREFILLING, j.State.CANCELLING}:
+        if isinstance(event, j.PrefillAnswered | j.Refused | j.Lost) and before is j.State.PREFILLING:
+            by = event.by or newest
+            if by not in waited:
+                assert not caused, "nobody hears a leg that is not waited for"
+            elif isinstance(event, j.PrefillAnswered):
+                assert held is None
+                held, touched = event.transfer, False
+            legs.discard(by)  # type: ignore[arg-type]
+        elif isinstance(event, j.PrefillAnswered) and before is j.State.CANCELLING:
             held, touched = event.transfer, False
         if isinstance(event, j.Lost) and before is j.State.OPENING and not event.untouched:
             touched = True
@@ -44,6 +59,13 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
             if isinstance(effect, j.Release):
                 assert effect.transfer is held, "released once, and only what is held"
                 held = None
+            if isinstance(effect, j.SendPrefill):
+                assert effect.instance not in legs, "an instance has one leg of a request"
+                legs.add(effect.instance)
+            if isinstance(effect, j.OutlastPrefill):
+                legs.remove(effect.instance)
+            if isinstance(effect, j.SendDecode | j.AnswerFromPrefill):
+                assert not legs, "whoever answers first is the only one that is waited for"
             if isinstance(effect, j.SendDecode) and effect.transfer is not None:
                 assert effect.transfer is held and not touched, "nobody pulls what is not surely held"
         if machine.state in {j.State.STREAMING, j.State.DONE} and any(
@@ -52,6 +74,7 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
             held = None  # D has it, and its abort gives it back
     if machine.state is j.State.DONE:
         assert held is None, "a finished journey holds nothing"
+        assert not machine.legs, "and waits for nobody"
         assert sum(isinstance(effect, j.Finish) for effect in effects) == 1
     spoken = [e for e in effects if isinstance(e, j.SendSeed | j.AnswerFromPrefill | j.ForwardRefusal | j.Fail)]
     assert len(spoken) <= 1, "one beginning"

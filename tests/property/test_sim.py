@@ -67,7 +67,9 @@ LOADS = st.builds(
 )
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["add", "remove", "seen", "down", "drain", "start", "end", "credits", "model", "renew"]),
+        st.sampled_from(
+            ["add", "remove", "seen", "down", "drain", "start", "end", "credits", "grant", "model", "renew"]
+        ),
         st.integers(0, 5),
         ROLES,
         LOADS,
@@ -112,6 +114,8 @@ def move(view: View, what: str, name: InstanceId, role: Role, load: Load, legs: 
         view.leg_ended(name)
     elif what == "credits":
         seen.credits = legs
+    elif what == "grant":
+        seen.grant = legs
 
 
 @given(MOVES, st.lists(ASKS, min_size=1, max_size=4))

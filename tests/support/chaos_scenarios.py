@@ -111,7 +111,8 @@ def _of_requests() -> list[Scenario]:
 
     one = {"everywhere": False}
     return [
-        row("hang P during leg 1", Side.P, {"fault": "hang", **p}, hurts=Hurts.SOME),
+        row("hang P during leg 1", Side.P, {"fault": "hang", "leg": "prefill"}, **one),
+        row("every P hangs during leg 1", Side.P, {"fault": "hang", **p}, hurts=Hurts.SOME),
         row("hang D before its first byte", Side.D, hang(first), **one, lease=_DEAF_D, hurts=Hurts.SOME),
         row("hang D mid-stream", Side.D, hang(middle), **one, hurts=Hurts.SOME),
         row("hang D at the end", Side.D, hang(last), **one, hurts=Hurts.SOME),

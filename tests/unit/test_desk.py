@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.desk import Desk, Seat
+from router.desk import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Desk, Seat
 from router.journey import Choose, Lost
 from router.policy import POLICIES
 from router.policy.candidates import Wanted
@@ -29,23 +29,23 @@ def seat() -> Seat:
 
 def test_a_place_is_taken_with_the_choice_and_given_back_at_the_end() -> None:
     here, one = desk(), seat()
-    chosen, called = here.choose(one, ASK)
+    chosen, called = here.choose(one, ASK, 0.0)
     assert (chosen.prefill, chosen.decode, called) == (P, D, ())
     assert (here.view.get(D).inflight, one.decode) == (1, D)
-    assert here.finish(one) == ()
+    assert here.finish(one, 0.0) == ()
     assert (here.view.get(D).inflight, one.decode) == (0, None)
-    assert here.finish(one) == (), "once"
+    assert here.finish(one, 0.0) == (), "once"
 
 
 def test_a_place_that_is_given_back_is_offered_to_the_line() -> None:
     here, one, two, three = desk(), seat(), seat(), seat()
-    here.choose(one, ASK)
+    here.choose(one, ASK, 0.0)
     for late in (two, three):
-        chosen, called = here.choose(late, ASK)
+        chosen, called = here.choose(late, ASK, 0.0)
         assert (chosen.wait, called) == (True, ())
         assert here.found_none(late) == ()
-    assert here.finish(one) == (two,)
-    chosen, called = here.choose(two, ASK)
+    assert here.finish(one, 0.0) == (two,)
+    chosen, called = here.choose(two, ASK, 0.0)
     assert (chosen.decode, called) == (D, ())
     assert len(here.waiting) == 1
 
@@ -53,15 +53,15 @@ def test_a_place_that_is_given_back_is_offered_to_the_line() -> None:
 def test_who_is_called_and_leaves_passes_the_place_on() -> None:
     here, one, two, three = desk(), seat(), seat(), seat()
     for each in (one, two, three):
-        here.choose(each, ASK)
-    assert here.finish(one) == (two,)
-    assert here.finish(two) == (three,)
+        here.choose(each, ASK, 0.0)
+    assert here.finish(one, 0.0) == (two,)
+    assert here.finish(two, 0.0) == (three,)
 
 
 def test_choosing_again_gives_the_former_place_back_first() -> None:
     here, one = desk(), seat()
-    here.choose(one, ASK)
-    chosen, _ = here.choose(one, Choose(frozenset(), hand_over=True))
+    here.choose(one, ASK, 0.0)
+    chosen, _ = here.choose(one, Choose(frozenset(), hand_over=True), 0.0)
     assert chosen.decode == D, "its own place does not stand in its way"
     assert here.view.get(D).inflight == 1
 
@@ -69,12 +69,12 @@ def test_choosing_again_gives_the_former_place_back_first() -> None:
 def test_the_fleet_that_grows_is_offered_to_all_who_wait() -> None:
     here, one, two, three = desk(), seat(), seat(), seat()
     for each in (one, two, three):
-        here.choose(each, ASK)
+        here.choose(each, ASK, 0.0)
     here.view.add(Instance(id=D2, role=Role.DECODE, url="http://d2"))
     here.view.seen(D2, ({"id": "m"},), Load())
     assert here.fleet_changed() == (two,)
-    assert here.choose(two, ASK)[1] == (three,)
-    assert here.choose(three, ASK)[0].decode == D2
+    assert here.choose(two, ASK, 0.0)[1] == (three,)
+    assert here.choose(three, ASK, 0.0)[0].decode == D2
 
 
 def test_an_instance_that_went_away_turns_legs_away() -> None:
@@ -89,7 +89,71 @@ def test_only_an_engine_that_can_be_told_is_pinned() -> None:
     one, two = seat(), seat()
     able, unable = desk(pins=True), desk()
     assert not able.pins(one), "no place yet"
-    able.choose(one, ASK)
-    unable.choose(two, ASK)
+    able.choose(one, ASK, 0.0)
+    unable.choose(two, ASK, 0.0)
     assert able.pins(one)
     assert not unable.pins(two)
+
+
+SECOND = Choose(frozenset({P}), hand_over=True, second=True)
+P2 = InstanceId("p2")
+
+
+def with_second(*, places: int = 1) -> Desk:
+    here = desk(places=places)
+    here.view.add(Instance(id=P2, role=Role.PREFILL, url="http://p2"))
+    here.view.seen(P2, ({"id": "m"},), Load())
+    here.view.get(P2).credits = 64
+    return here
+
+
+def test_a_second_leg_keeps_the_place_for_the_answer() -> None:
+    here, one = with_second(), seat()
+    here.choose(one, ASK, 0.0)
+    chosen, _ = here.choose(one, SECOND, 0.0)
+    assert (chosen.prefill, chosen.decode) == (P2, D), "its own place on D does not make D full"
+    assert (one.decode, here.view.get(D).inflight) == (D, 1)
+
+
+def test_where_there_is_no_second_all_stays_as_it_is() -> None:
+    here, one, late = desk(), seat(), seat()
+    here.choose(one, ASK, 0.0)
+    here.choose(late, ASK, 0.0)
+    chosen, called = here.choose(one, SECOND, 0.0)
+    assert (chosen.prefill, chosen.decode, chosen.wait) == (None, None, False), "not whole on D either"
+    assert (one.decode, here.view.get(D).inflight) == (D, 1)
+    assert len(here.waiting) == 1, "it does not stand in line itself"
+    assert called == (late,) and here.choose(late, ASK, 0.0)[0].wait
+
+
+def test_second_legs_are_few_where_everybody_is_slow() -> None:
+    here, one, count, sent = with_second(places=10_000), seat(), 200, 0
+    here.choose(one, ASK, 0.0)
+    for _ in range(count):
+        here.choose(seat(), ASK, 0.0)
+        sent += here.choose(one, SECOND, 0.0)[0].prefill is not None
+    assert SECOND_LEGS_SAVED + count * SECOND_LEGS_SHARE - 2 <= sent <= SECOND_LEGS_SAVED + count * SECOND_LEGS_SHARE
+
+
+def test_a_queue_is_no_silence() -> None:
+    """Answers to those ahead of it: it works. To nobody, or to somebody behind it: it has lost this one."""
+    here = with_second(places=100)
+    ahead, one = [seat() for _ in range(3)], seat()
+    for each in (*ahead, one):
+        here.choose(each, Choose(frozenset({P2}), hand_over=True), 0.0)
+        here.view.leg_started(P)
+    here.leg_ended(P)
+    assert here.choose(one, SECOND, 0.0)[0].prefill is None, "one of three has been answered"
+    here.leg_ended(P)
+    assert here.choose(one, SECOND, 0.0)[0].prefill is None, "and another"
+    assert here.choose(one, SECOND, 0.0)[0].prefill == P2, "and then nobody for as long as it takes to ask again"
+
+
+def test_whoever_is_overtaken_is_not_in_a_queue() -> None:
+    here, one = with_second(places=100), seat()
+    for each in (seat(), one, seat(), seat()):
+        here.choose(each, Choose(frozenset({P2}), hand_over=True), 0.0)
+        here.view.leg_started(P)
+    here.leg_ended(P)
+    here.leg_ended(P)
+    assert here.choose(one, SECOND, 0.0)[0].prefill == P2

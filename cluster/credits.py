@@ -1,0 +1,170 @@
+"""How an instance's credits are shared out among routers: by demand, tenants by weight. Pure; all of it is arithmetic.
+
+A tenant comes in through any router, and its part of the fleet must not depend on which. So credits are first divided
+among *tenants*, max-min fair by their weights: nobody gets more than it wants, and what one leaves is the others'. Each
+tenant's part then goes to the routers where its demand is. What nobody wants is divided equally, so that a burst finds
+room wherever it arrives; and every router keeps a small part, so that a first request needs no round trip.
+
+`engine.agent.grants` applies it instance by instance. An instance sees the whole pool's demand; scaled by its own part
+of the pool's credits, the instances' grants add up to the pool's fair division without knowing of each other.
+
+A router divides its grants among its tenants by `local_shares`: by the tenants' plain weights, one that comes in
+through two routers would be served twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import msgspec
+
+from cluster.instance import Role
+
+Amounts = Mapping[str, float]
+
+SMALL_PART: Final = 16
+"""A router without demand keeps at least one of so many parts of an equal share, and one credit at least."""
+
+TENANTS_MAX: Final = 32
+"""Tenants of a pool that a router announces by name, those with most demand; the others are summed up."""
+
+POOLS_MAX: Final = 8
+"""Pools of which a router announces demand, those with most."""
+
+NAME_BYTES_MAX: Final = 64
+"""Longest name of a tenant in an announcement; who has a longer one is among the others."""
+
+OTHERS: Final = "*"
+"""The name under which the other tenants are summed up."""
+
+PLACES_BYTES_MAX: Final = 36 * 1024
+"""Of an announcement, for the legs at instances: about 800 of them. Whose turn it is not has it the next time."""
+
+Places = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one router's tenants want of one pool."""
+
+    role: Role
+    """Prefill or decode legs. An instance of role both gets both."""
+    model: Name
+    """Empty: any."""
+    places: Places
+    """Credits of all the pool's instances together, as this router sees them."""
+    tenants: Annotated[dict[Name, tuple[Places, Share]], msgspec.Meta(max_length=TENANTS_MAX + 1)] = field(
+        default_factory=dict
+    )
+    """By tenant: legs in flight in the pool and legs that wait for a place there; and its weight."""
+
+
+def fair(total: float, wants: Amounts, weights: Amounts) -> dict[str, float]:
+    """Divide `total` max-min fair by weight: nobody gets more than it wants, and who gets less has no less than others.
+
+    A weight that is missing is 1. The sum is `total`, or all that is wanted if that is less.
+    """
+    given: dict[str, float] = {}
+    left, heavy = total, sum(weights.get(each, 1.0) for each in wants)
+    for each in sorted(wants, key=lambda name: (wants[name] / weights.get(name, 1.0), name)):
+        weight = weights.get(each, 1.0)
+        given[each] = max(0.0, min(wants[each], left * weight / heavy if heavy > 0 else left))
+        left, heavy = left - given[each], heavy - weight
+    return given
+
+
+def whole(total: int, parts: Amounts, order: Iterable[str]) -> dict[str, int]:
+    """`parts` in whole numbers that add up to `total`: rounded down, what is left by the largest remainder.
+
+    `parts` must add up to `total`, or to less than one below it for each part. Ties go by `order`.
+    """
+    given = {name: int(part + _ROUND) for name, part in parts.items()}
+    rank = {name: at for at, name in enumerate(order)}
+    for name in sorted(parts, key=lambda each: (given[each] - parts[each], rank[each]))[: total - sum(given.values())]:
+        given[name] += 1
+    return given
+
+
+_ROUND: Final = 1e-9
+"""What floating point may be off by: 2.9999999999 is 3."""
+
+
+def share_out(
+    total: int, wants: Mapping[str, Amounts], shares: Amounts, *, turn: int = 0, salt: str = ""
+) -> dict[str, int]:
+    """An instance's credits, by router. `wants` is by router and tenant, in legs; `shares` are the tenants' weights.
+
+    The sum is always `total`, if there is a router. With fewer credits than routers, those that want some have them;
+    with fewer than those, they take turns: `turn` counts on, and `salt` (the instance's name) has not every instance
+    begin with the same router.
+    """
+    total = max(0, total)
+    order = _ring(wants, turn, salt)
+    if total < len(order):
+        order = [router for router in order if any(legs > 0 for legs in wants[router].values())] or order
+    if total < len(order):
+        return {router: int(router in order[:total]) for router in wants}
+    parts = _by_demand(total, {router: wants[router] for router in order}, shares)
+    idle = (total - sum(parts.values())) / max(1, len(parts))
+    parts = {router: part + idle for router, part in parts.items()}
+    small = max(1, total // (SMALL_PART * max(1, len(order))))
+    return dict.fromkeys(wants, 0) | whole(total, _lifted(parts, small), order)
+
+
+def local_shares(mine: Amounts, everybody: Iterable[Amounts], shares: Amounts) -> dict[str, float]:
+    """A router's weights for its own tenants: of each tenant's weight the part that its demand here is of all of it.
+
+    `mine` is the router's demand by tenant, `everybody` that of all routers, this one's included.
+    """
+    total: dict[str, float] = {}
+    for wants in everybody:
+        for tenant, legs in wants.items():
+            total[tenant] = total.get(tenant, 0.0) + legs
+    return {
+        tenant: shares.get(tenant, 1.0) * (legs / max(total.get(tenant, 0.0), legs) if legs > 0 else 1.0)
+        for tenant, legs in mine.items()
+    }
+
+
+def largest(tenants: Mapping[str, tuple[int, float]]) -> dict[str, tuple[int, float]]:
+    """What of a pool's demand is announced: the largest tenants by name, the rest as one, with their weights added."""
+    ranked = sorted(
+        (name for name, (legs, _) in tenants.items() if legs > 0), key=lambda name: (-tenants[name][0], name)
+    )
+    named = [name for name in ranked if len(name.encode()) <= NAME_BYTES_MAX and name != OTHERS][:TENANTS_MAX]
+    said = {name: tenants[name] for name in named}
+    rest = [tenants[name] for name in ranked if name not in said]
+    if rest:
+        said[OTHERS] = (sum(legs for legs, _ in rest), sum(share for _, share in rest))
+    return said
+
+
+def _by_demand(total: int, wants: Mapping[str, Amounts], shares: Amounts) -> dict[str, float]:
+    """Tenants by weight; each tenant's part to the routers where its demand is."""
+    wanted: dict[str, float] = {}
+    for mine in wants.values():
+        for tenant, legs in mine.items():
+            wanted[tenant] = wanted.get(tenant, 0.0) + legs
+    given = fair(total, wanted, shares)
+    met = {tenant: given[tenant] / legs if legs > 0 else 0.0 for tenant, legs in wanted.items()}
+    return {router: sum(met[tenant] * legs for tenant, legs in mine.items()) for router, mine in wants.items()}
+
+
+def _lifted(parts: Amounts, least: int) -> dict[str, float]:
+    """Nobody below `least`; those above give of what they have above it. The sum stays; it must suffice."""
+    missing = sum(max(0.0, least - part) for part in parts.values())
+    above = sum(max(0.0, part - least) for part in parts.values())
+    kept = max(0.0, 1.0 - missing / above) if above > 0 else 0.0
+    return {router: least + max(0.0, part - least) * kept for router, part in parts.items()}
+
+
+def _ring(names: Iterable[str], turn: int, salt: str) -> list[str]:
+    """An order that is another one on each instance, and moves on by one with each turn."""
+    ranked = sorted(names, key=lambda name: (hashlib.blake2b(f"{salt}\0{name}".encode(), digest_size=8).digest(), name))
+    at = turn % len(ranked) if ranked else 0
+    return ranked[at:] + ranked[:at]

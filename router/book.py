@@ -1,0 +1,280 @@
+"""What this router's requests do to the instances they are at: prompts still to be computed, answers under way. Pure.
+
+The engines' own reports are a second old; what a router has sent itself it knows at once and exactly. Every request has
+one booking, opened when it is placed and closed when it is over. By row of the fleet's columns the book keeps
+
+- the prompts' predicted time that is not worked off yet, and since when the first of them runs;
+- the answers, their context, the KV they will come to need (mean and variance), the strictest target among them;
+- by how much prompts of late have kept the engine from decoding;
+- for each answer, how much more of that it can take and still keep its target: so that what a prompt would do to those
+  who decode there is a count of requests, not a guess.
+
+All of it is arithmetic on what was predicted; `Speeds` learns from what it really took.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.columns import Floats
+from router.speeds import UNKNOWN, Make, Speeds
+
+DUTY_S: Final = 5.0
+"""Over which prefill's part of an instance's time is averaged: some answers' length of a 32B model, several of an 8B's.
+Shorter, and one long prompt looks like steady load; longer, and a burst is over before it is seen."""
+DUTY_MAX: Final = 0.9
+
+NEARLY: Final = 0.9
+"""Of a target: steps grow while an answer is made, as others join it."""
+
+SPREAD: Final = 2.0
+"""Standard deviations of room kept for answers that turn out longer than predicted: 2 % of the time it is not enough,
+and vLLM preempts."""
+
+TOGETHER_S: Final = 0.001
+"""Ends of one engine step are no further apart than this."""
+
+_COLUMNS: Final = (
+    "backlog", "since", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean", "kv_variance",
+    "strictest", "recent", "recent_at", "stalled",
+)  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Booking:
+    """One request's entries."""
+
+    prompt_tokens: int
+    mean_tokens: float
+    """Expected length of its answer."""
+    short_tokens: float
+    """Length that half of such answers do not reach."""
+    variance: float
+    tpot_ms: float = math.inf
+    """Its target."""
+    prefill_row: int = -1
+    prefill_life: int = -1
+    prefill_ms: float = 0.0
+    """Predicted time of its prompt; 0 once that is done."""
+    plain_ms: float = 0.0
+    """The same by the costs alone."""
+    sent_s: float = 0.0
+    """When it can begin, its engine's front end passed."""
+    cached_tokens: int = 0
+    """Of its prompt, where it is prefilled, as expected."""
+    decode_row: int = -1
+    decode_life: int = -1
+    context: float = 0.0
+    opened_s: float = -1.0
+    """When its answer's first token was here."""
+    limit_ms: float = math.inf
+    """Of its instance's `stalled`, up to which its target holds."""
+    stalled_ms: float = 0.0
+    """That when it began to decode."""
+    began_step_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class _Row:
+    """What does not fit a column."""
+
+    life: int = 0
+    plain_ms: float = 0.0
+    observed_ms: float = 0.0
+    """Of the prompts that ended last, together."""
+    limits: list[float] = field(default_factory=list)
+    targets: dict[float, int] = field(default_factory=dict)
+
+
+class Book:
+    """Columns, one entry per row of `router.columns`."""
+
+    def __init__(self) -> None:
+        self.speeds: Final = Speeds()
+        self.backlog: Floats = np.zeros(0)
+        """Predicted milliseconds of prompts placed there and not done."""
+        self.prompts: Floats = np.zeros(0)
+        """How many these are."""
+        self.since: Floats = np.zeros(0)
+        """Seconds; when the first of them began, or the last one ended."""
+        self.decoding: Floats = np.zeros(0)
+        """Answers under way there, or promised."""
+        self.answer_context: Floats = np.zeros(0)
+        """Their tokens of context, halfway through."""
+        self.step: Floats = np.zeros(0)
+        """A decode step with these, ms."""
+        self.beside: Floats = np.zeros(0)
+        """What they add to each step of a prompt, ms."""
+        self.kv_mean: Floats = np.zeros(0)
+        self.kv_variance: Floats = np.zeros(0)
+        """Tokens of KV they will have at their ends."""
+        self.strictest: Floats = np.zeros(0)
+        """The least TPOT target among them, ms; 0: none has one."""
+        self.recent: Floats = np.zeros(0)
+        self.recent_at: Floats = np.zeros(0)
+        """Milliseconds of prompts placed of late, decayed; and when that was."""
+        self.stalled: Floats = np.zeros(0)
+        """Milliseconds of prompts ever placed there: what its answers had to wait for is a difference of two."""
+        self._rows: Final[list[_Row]] = []
+
+    def reach(self, rows: int) -> None:
+        """Have as many rows as the fleet's columns."""
+        former = len(self._rows)
+        more = rows - former
+        if more <= 0:
+            return
+        for name in _COLUMNS:
+            column: NDArray[np.float64] = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros(more)]))
+        self._rows.extend(_Row() for _ in range(more))
+        self.speeds.reach(rows)
+
+    def know(self, row: int, make: Make | None) -> None:
+        """An instance has this row now. What was booked for another is void."""
+        self.reach(row + 1)
+        life = self._rows[row].life
+        self._rows[row] = _Row(life=life + 1)
+        for name in _COLUMNS:
+            getattr(self, name)[row] = 0.0
+        self.speeds.know(row, make or UNKNOWN)
+        self._steps(row)
+
+    # --- what policies ask --------------------------------------------------------------------------------------------
+
+    def waits_ms(self, now: float) -> Floats:
+        """How long a prompt placed now waits for those before it, by row."""
+        done = (now - self.since) * 1000.0
+        left: Floats = np.maximum(self.backlog - done, 0.0)
+        return left
+
+    def duty(self, now: float) -> Floats:
+        """Part of each instance's time that prompts have taken of late, up to `DUTY_MAX`."""
+        decay = np.exp((self.recent_at - now) / DUTY_S)
+        share: Floats = np.minimum(self.recent * decay / (DUTY_S * 1000.0), DUTY_MAX)
+        return share
+
+    def harmed(self, row: int, ms: float) -> int:
+        """How many answers there would miss their TPOT target if a prompt took so much of their time."""
+        limits, stalled = self._rows[row].limits, float(self.stalled[row])
+        return bisect_right(limits, stalled + ms) - bisect_right(limits, stalled)
+
+    def kv_needed(self) -> Floats:
+        """Tokens of KV that answers placed there will come to need, with `SPREAD` of room, by row."""
+        needed: Floats = self.kv_mean + SPREAD * np.sqrt(self.kv_variance)
+        return needed
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def prompt_placed(self, booking: Booking, row: int, ms: float, stall_ms: float, now: float) -> None:
+        """A prompt goes there and will take so long."""
+        self.prompt_over(booking, now, done=False)
+        at = self._rows[row]
+        booking.prefill_row, booking.prefill_life, booking.prefill_ms = row, at.life, ms
+        booking.plain_ms = ms / float(self.speeds.prefill_factor[row])
+        booking.sent_s = now + float(self.speeds.first[row]) / 1000.0
+        if not self.prompts[row]:
+            self.since[row] = booking.sent_s
+            self.backlog[row] = 0.0
+        self.prompts[row] += 1
+        self.backlog[row] += ms
+        self.stalled[row] += stall_ms
+        self.recent[row] = float(self.recent[row]) * math.exp((float(self.recent_at[row]) - now) / DUTY_S) + stall_ms
+        self.recent_at[row] = now
+
+    def prompt_over(self, booking: Booking, now: float, *, done: bool) -> None:
+        """Its prompt is computed, or will not be (`done` false)."""
+        row, ms = booking.prefill_row, booking.prefill_ms
+        booking.prefill_ms = 0.0
+        if ms <= 0 or self._rows[row].life != booking.prefill_life:
+            return
+        self.prompts[row] -= 1
+        self.backlog[row] = max(0.0, float(self.backlog[row]) - ms) if self.prompts[row] else 0.0
+        if done:
+            self._time_prompt(row, booking, now)
+            self.since[row] = now
+
+    def _time_prompt(self, row: int, booking: Booking, now: float) -> None:
+        """Learn from the time since the one before. Prompts of one step end together, and are one observation."""
+        at = self._rows[row]
+        if now - float(self.since[row]) < TOGETHER_S:
+            at.plain_ms += booking.plain_ms
+            return
+        if at.plain_ms > 0:
+            self.speeds.prompt_took(row, at.plain_ms, at.observed_ms)
+        at.plain_ms = booking.plain_ms
+        at.observed_ms = (now - max(float(self.since[row]), booking.sent_s)) * 1000.0
+
+    def answer_placed(self, booking: Booking, row: int) -> None:
+        """Its answer is promised a place there."""
+        self.answer_over(booking)
+        at = self._rows[row]
+        booking.decode_row, booking.decode_life = row, at.life
+        booking.context = booking.prompt_tokens + booking.mean_tokens / 2
+        booking.opened_s = -1.0
+        self._count(booking, row, 1)
+        if math.isfinite(booking.tpot_ms):
+            at.targets[booking.tpot_ms] = at.targets.get(booking.tpot_ms, 0) + 1
+            self.strictest[row] = min(at.targets)
+
+    def opened(self, booking: Booking, now: float) -> None:
+        """The first token of its answer is there: from now on prompts keep it waiting."""
+        row = booking.decode_row
+        if row < 0 or self._rows[row].life != booking.decode_life or booking.opened_s >= 0:
+            return
+        booking.opened_s = now
+        booking.stalled_ms = float(self.stalled[row])
+        booking.began_step_ms = float(self.step[row])
+        if math.isfinite(booking.tpot_ms):
+            slack = (NEARLY * booking.tpot_ms - booking.began_step_ms) * max(booking.short_tokens - 1, 1.0)
+            booking.limit_ms = booking.stalled_ms + max(0.0, slack)
+            insort(self._rows[row].limits, booking.limit_ms)
+
+    def answer_over(self, booking: Booking, now: float | None = None, tokens: int = 0) -> None:
+        """Its answer has ended after so many tokens, or will not come from there (`now` None)."""
+        row = booking.decode_row
+        if row < 0:
+            return
+        booking.decode_row = -1
+        at = self._rows[row]
+        if at.life != booking.decode_life:
+            return
+        if now is not None and tokens > 2 and booking.opened_s >= 0:
+            self._learn(booking, row, now, tokens)
+        self._count(booking, row, -1)
+        if booking.tpot_ms in at.targets:
+            at.targets[booking.tpot_ms] -= 1
+            if not at.targets[booking.tpot_ms]:
+                del at.targets[booking.tpot_ms]
+            self.strictest[row] = min(at.targets, default=0.0)
+        if booking.opened_s >= 0 and math.isfinite(booking.limit_ms):
+            found = bisect_left(at.limits, booking.limit_ms)
+            if found < len(at.limits) and at.limits[found] == booking.limit_ms:
+                del at.limits[found]
+        booking.limit_ms = math.inf
+
+    def _learn(self, booking: Booking, row: int, now: float, tokens: int) -> None:
+        """How long its steps took, without what prompts kept it waiting."""
+        stalled_ms = float(self.stalled[row]) - booking.stalled_ms
+        taken_ms = (now - booking.opened_s) * 1000.0
+        if stalled_ms > 0.25 * taken_ms:
+            return  # too much of it is other people's prompts to say anything about steps
+        predicted = (booking.began_step_ms + float(self.step[row])) / 2
+        self.speeds.steps_took(row, predicted, (taken_ms - stalled_ms) / (tokens - 1))
+
+    def _count(self, booking: Booking, row: int, sign: int) -> None:
+        self.decoding[row] += sign
+        self.answer_context[row] = max(0.0, self.answer_context[row] + sign * booking.context)
+        self.kv_mean[row] = max(0.0, self.kv_mean[row] + sign * (booking.prompt_tokens + booking.mean_tokens))
+        self.kv_variance[row] = max(0.0, self.kv_variance[row] + sign * booking.variance)
+        self._steps(row)
+
+    def _steps(self, row: int) -> None:
+        batch, context = int(self.decoding[row]), float(self.answer_context[row])
+        self.step[row] = self.speeds.decode_ms(row, batch, context)
+        self.beside[row] = self.speeds.beside_ms(row, batch, context) if batch else 0.0

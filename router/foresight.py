@@ -1,0 +1,142 @@
+"""What is expected of the requests of one router, from their arrival to their end: lengths, bookings, prefixes. Pure.
+
+The desk tells it what happens; policies and admission read what follows from it (`Fleet.book`, `Fleet.prefixes`). What
+was expected is compared with what came, so that the next expectation is better: answers' lengths (`router.lengths`),
+engines' speeds (`router.speeds`), who still has which prefix (`router.prefixes`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from router.book import Booking
+from router.chunks import CHUNK_BYTES
+from router.journey import Chosen
+from router.lengths import Features, Lengths, Predictor
+from router.policy.candidates import Wanted
+from router.prefixes import Sent
+from router.prices import OUTPUT_UNKNOWN, Prices
+from router.view import Fleet
+
+_SIGMAS: Final = 1.2816
+"""Standard deviations from a normal's median to its 0.9 quantile."""
+
+
+@dataclass(slots=True, eq=False)
+class Expected:
+    """Of one request."""
+
+    lengths: Lengths | None = None
+    booking: Booking | None = None
+    sent: list[Sent] = field(default_factory=list)
+    """Where its prompt is taken to be cached from now on."""
+
+
+class Foresight:
+    """Of all requests of one router."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet: Final = fleet
+        self.lengths: Final = Predictor()
+
+    def foretell(
+        self,
+        wanted: Wanted,
+        *,
+        max_tokens: int | None = None,
+        min_tokens: int = 0,
+        ignore_eos: bool = False,
+        cues: int = 0,
+    ) -> tuple[Wanted, Lengths]:
+        """The same request with its answer's expected length; and the prediction, for `Expected.lengths`."""
+        found = self.lengths.predict(
+            Features(
+                wanted.tenant,
+                wanted.model or "",
+                wanted.slo_class,
+                wanted.prompt_tokens,
+                max_tokens,
+                min_tokens=min_tokens,
+                ignore_eos=ignore_eos,
+                cues=cues,
+            )
+        )
+        middle, high, _ = found.served
+        spread = (high - middle) / _SIGMAS
+        told = replace(
+            wanted, output_tokens=max(1.0, found.mean), output_middle=float(middle), output_variance=spread * spread
+        )
+        return told, found
+
+    def placed(self, expected: Expected, wanted: Wanted, chosen: Chosen) -> Prices:
+        """The policy has found a place. Tells what it was predicted to cost there."""
+        fleet, book = self._fleet, self._fleet.book
+        assert chosen.decode is not None
+        prices = Prices(fleet, wanted)
+        prompt_row = fleet.by_id[chosen.prefill or chosen.decode].row
+        answer_row = fleet.by_id[chosen.decode].row
+        self.let_go(expected, wanted.now)
+        booking = expected.booking = Booking(
+            prompt_tokens=wanted.prompt_tokens,
+            mean_tokens=wanted.output_tokens or OUTPUT_UNKNOWN,
+            short_tokens=wanted.output_middle or OUTPUT_UNKNOWN,
+            variance=wanted.output_variance,
+            tpot_ms=wanted.tpot_ms or math.inf,
+        )
+        booking.cached_tokens = prices.cached.get(prompt_row, 0)
+        ms, stall_ms = float(prices.prompt[prompt_row]), float(prices.stall[prompt_row])
+        book.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
+        if not wanted.prefill_only:
+            book.answer_placed(booking, answer_row)
+        if fleet.prefixes is not None and wanted.prefix:
+            sent = fleet.prefixes.sent(prompt_row, wanted.prefix, wanted.now)
+            expected.sent = [] if sent is None else [sent]
+            if answer_row != prompt_row:
+                fleet.prefixes.sent(answer_row, wanted.prefix, wanted.now)
+        return prices
+
+    def prompt_over(
+        self, expected: Expected, wanted: Wanted, now: float, *, done: bool, cached_tokens: int | None = None
+    ) -> None:
+        """Its prompt is computed, or will not be."""
+        if expected.booking is None:
+            return
+        self._fleet.book.prompt_over(expected.booking, now, done=done)
+        prefixes, sent, expected.sent = self._fleet.prefixes, expected.sent, []
+        if not done or prefixes is None or not wanted.prefix_block_tokens:
+            return
+        text_bytes = round(wanted.prompt_tokens * CHUNK_BYTES / wanted.prefix_block_tokens)
+        for each in sent:
+            prefixes.answered(
+                each, now, prompt_tokens=wanted.prompt_tokens, text_bytes=text_bytes, cached_tokens=cached_tokens
+            )
+
+    def opened(self, expected: Expected, wanted: Wanted, now: float) -> None:
+        """The first token of its answer has come from where it is decoded: its prompt is computed, wherever that was."""
+        if expected.booking is not None:
+            self.prompt_over(expected, wanted, now, done=True)
+            self._fleet.book.opened(expected.booking, now)
+
+    def ended(
+        self, expected: Expected, wanted: Wanted, now: float, tokens: int | None, *, cut_off: bool = False
+    ) -> None:
+        """It is over, after so many tokens; None: nobody has counted them."""
+        booking = expected.booking
+        if booking is not None:
+            row = booking.decode_row
+            if row >= 0 and self._fleet.prefixes is not None:
+                self._fleet.prefixes.used(row, wanted.prefix, now)
+                self._fleet.prefixes.wrote(row, tokens or 0, now)
+            self._fleet.book.answer_over(booking, now, tokens or 0)
+        if expected.lengths is not None and tokens:
+            self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
+        self.let_go(expected, now)
+
+    def let_go(self, expected: Expected, now: float) -> None:
+        """It is not where it was placed any more."""
+        booking, expected.booking, expected.sent = expected.booking, None, []
+        if booking is not None:
+            self._fleet.book.prompt_over(booking, now, done=False)
+            self._fleet.book.answer_over(booking)

@@ -1,0 +1,108 @@
+"""A prefill leg that keeps silent: another is sent beside it, the first answer is used, and no hold stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.fleet import Fleet, Starter, eventually
+
+from cluster import wire
+from router import journey
+
+PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
+MINE = {"X-Request-Id": "mine"}
+LIMIT_S = 1.0
+"""Deadline for the first token: a leg's turn is half of it."""
+
+
+async def places(fleet: Fleet) -> int:
+    return sum(each["inflight"] for each in (await fleet.get("/ready"))[1]["instances"])
+
+
+async def none_taken(fleet: Fleet) -> None:
+    async with asyncio.timeout(5):
+        while await places(fleet):
+            await asyncio.sleep(0.005)
+    assert fleet.held == 0
+
+
+def asked(fleet: Fleet) -> list[int]:
+    return [len(fleet.engines[f"prefill-{number}"].generated) for number in range(2)]
+
+
+def released(fleet: Fleet) -> set[str]:
+    """Whose holds were released by a leg that was to be rejected."""
+    bodies = [body for engine in fleet.engines.values() for _, body in engine.bodies if isinstance(body, dict)]
+    return {body["kv_transfer_params"]["remote_engine_id"] for body in bodies if body["model"] == wire.RELEASE_MODEL}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_another_prefill_instance_serves_and_the_silent_leg_is_aborted(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(journey, "PATIENCE_S", 0.05)
+    fleet = await start(prefill=2, first_token_s=LIMIT_S)
+    silent = fleet.engines["prefill-0"]
+    silent.hold_leg = asyncio.Event()
+    status, answer = await fleet.post("/v1/completions", json={**PROMPT, "stream": stream}, headers=MINE)
+    assert status == 200 and "decode-0" in str(answer)
+    assert asked(fleet) == [1, 1]
+    assert await places(fleet) == 1, "its place is counted as long as it may be at work"
+    await eventually(lambda: silent.aborted == ["cmpl-mine-0"], "it is told that nobody wants its answer")
+    await none_taken(fleet)
+    assert silent.cut_off == 0
+    told = await fleet.client.get(fleet.admin + "/metrics")
+    assert 'baton_retries_total{kind="second"} 1.0' in await told.text()
+
+
+async def test_what_the_silent_leg_holds_in_the_end_is_released(start: Starter) -> None:
+    fleet = await start(prefill=2, decode=2, first_token_s=LIMIT_S)
+    silent = fleet.engines["prefill-0"]
+    silent.hold_leg = asyncio.Event()
+    status, _ = await fleet.post("/v1/completions", json=PROMPT, headers=MINE)
+    assert status == 200
+    silent.hold_leg.set()
+    await eventually(lambda: "prefill-0" in released(fleet), "it answers all the same, and its hold is given back")
+    await none_taken(fleet)
+    assert silent.aborted == []
+
+
+async def test_the_first_leg_is_used_where_it_answers_first(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journey, "PATIENCE_S", 0.05)
+    fleet = await start(prefill=2, first_token_s=LIMIT_S)
+    slow, second = fleet.engines["prefill-0"], fleet.engines["prefill-1"]
+    slow.hold_leg, second.hold_leg = asyncio.Event(), asyncio.Event()
+    request = asyncio.ensure_future(fleet.post("/v1/completions", json=PROMPT, headers=MINE))
+    await eventually(lambda: asked(fleet) == [1, 1], "a second leg")
+    slow.hold_leg.set()
+    status, _ = await request
+    assert status == 200
+    (leg,) = fleet.engines["decode-0"].generated
+    assert leg["kv_transfer_params"]["remote_engine_id"] == "prefill-0"
+    await eventually(lambda: second.aborted == ["cmpl-mine-0"], "the second is not wanted any more")
+    await none_taken(fleet)
+
+
+async def test_a_slow_instance_that_is_alone_is_waited_for(start: Starter) -> None:
+    """Nothing is gained by giving it up; and it is not left for a decode instance, whose answers would suffer."""
+    fleet = await start(first_token_s=LIMIT_S)
+    slow = fleet.engines["prefill-0"]
+    slow.hold_leg = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.7 * LIMIT_S, slow.hold_leg.set)
+    status, answer = await fleet.post("/v1/completions", json=PROMPT, headers=MINE)
+    assert (status, answer["from"]) == (200, "decode-0")
+    assert len(slow.generated) == 1
+    assert fleet.engines["decode-0"].generated[0]["kv_transfer_params"]["remote_engine_id"] == "prefill-0"
+    await none_taken(fleet)
+
+
+async def test_two_silent_legs_and_the_deadline(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journey, "PATIENCE_S", 0.05)
+    fleet = await start(prefill=2, first_token_s=0.4)
+    for number in range(2):
+        fleet.engines[f"prefill-{number}"].hold_leg = asyncio.Event()
+    status, answer = await fleet.post("/v1/completions", json=PROMPT, headers=MINE)
+    assert (status, answer["error"]["type"]) == (504, "DeadlineExceededError")
+    await none_taken(fleet)
+    assert [fleet.engines[f"prefill-{number}"].aborted for number in range(2)] == [["cmpl-mine-0"]] * 2

@@ -1,0 +1,79 @@
+"""A P that hangs, on virtual time: who else prefills, when, and what becomes of the leg that was sent first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.simulated import every, members, simulate
+
+from cluster.instance import Role
+from router import desk
+from router.desk import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE
+from router.journey import PATIENCE_S
+from sim.faults import Fault, Faults
+from sim.kernel import NS
+from sim.settings import Settings
+from sim.world import World
+
+P, D = Role.PREFILL, Role.DECODE
+LIMIT_S = 8.0
+LIMITS: dict[str, Any] = {"first_token_s": LIMIT_S, "stall_s": 4.0}
+
+
+def hang(name: str, *, duration_s: float = 1000.0) -> Fault:
+    """As good as still: a step takes 20 minutes, and its agent is well all the while."""
+    return Fault(at_s=0.0, kind="slow", instance=name, factor=1_000_000, duration_s=duration_s)
+
+
+def test_who_meets_a_hanging_p_is_served_by_another_within_the_deadline() -> None:
+    world, result = simulate(members(P, P, D, D), every(0.2, 40), faults=[hang("prefill-0")], **LIMITS)
+    rows = result.columns
+    assert (rows["outcome"] == 1).all(), result.details
+    late = rows[rows["attempts"] > 1]
+    assert 0 < len(late) <= SECOND_LEGS_SAVED
+    waited_s = (late["first_ns"] - late["at_ns"]) / NS
+    assert waited_s.min() >= LIMIT_S / 2 and waited_s.max() < LIMIT_S / 2 + 0.5
+    assert (late["prefill"] == 1).all()
+    assert all(view.inflight == 0 for view in world.view.all()), "places are given back"
+
+
+@pytest.mark.parametrize("late_s", [0.2, PATIENCE_S + 5.0], ids=["by itself", "aborted"])
+def test_what_the_silent_leg_holds_is_released_when_it_answers(late_s: float) -> None:
+    """It comes back after another has answered, long before the end of a lease."""
+    well_s = LIMIT_S / 2 + late_s
+    world = World(members(P, P, D, D, config={"lease_s": 100.0}), Settings(**LIMITS))
+    Faults(world, [hang("prefill-0", duration_s=well_s)], 0)
+    slow = world.instances[0]
+    usage: list[float] = []
+    for at_s in (well_s - 0.1, well_s + PATIENCE_S):
+        world.kernel.at(round(at_s * NS), lambda _: usage.append(world.kv_usage(slow)))
+    result = world.run(every(0.5, 4))
+    assert (result.columns["outcome"] == 1).all(), result.details
+    assert (result.columns["attempts"] > 1).any()
+    assert usage[0] > 0, "it was at work all the while"
+    assert usage[1] == 0
+    assert all(view.inflight == 0 for view in world.view.all())
+
+
+def test_a_slow_p_that_is_alone_is_waited_for() -> None:
+    _, result = simulate(members(P, D), every(0.5, 3), faults=[hang("prefill-0", duration_s=6.0)], **LIMITS)
+    assert (result.columns["outcome"] == 1).all(), result.details
+    assert (result.columns["attempts"] == 1).all()
+
+
+def test_a_fleet_that_is_slow_everywhere_serves_no_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody's queue is longer than a turn: a second leg would make all the others later."""
+    load = every(0.2, 300)
+    faults = [Fault(at_s=0.0, kind="slow", instance=f"prefill-{n}", factor=600, duration_s=1000.0) for n in range(2)]
+
+    def served() -> tuple[int, int]:
+        rows = simulate(members(P, P, D, D), load, faults=faults, **LIMITS)[1].columns
+        return int((rows["outcome"] == 1).sum()), int((rows["attempts"] > 1).sum())
+
+    right, seconds = served()
+    assert seconds <= SECOND_LEGS_SAVED + len(load) * SECOND_LEGS_SHARE
+    monkeypatch.setattr(desk, "SECOND_LEGS_SAVED", 0.0)
+    without, none = served()
+    assert none == 0 and 0 < without < len(load) / 4, "most had no chance"
+    assert right >= without

@@ -1,0 +1,232 @@
+"""Routers that share a fleet's credits, on virtual time: real views, desks and agents' machines; engines are counters.
+
+What travels is encoded and decoded as in a registry, and heard as late as the intervals have it. Clients are a closed
+loop: each tenant keeps so many requests with a router. Which of a router's tenants is served next is for its admission
+to say; here the one with the least service by its weight at this router (`cluster.credits.local_shares`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from cluster.credits import local_shares
+from cluster.ids import InstanceId
+from cluster.instance import Load, Role
+from cluster.registry.membership import Heartbeat, Kind, Membership, State, decode, encode
+from decode.rules import DecodeRules
+from engine.agent.grants import concerning
+from engine.agent.machine import AgentMachine, EngineIs, LoadRead, RoutersHeard
+from prefill.rules import PrefillRules
+from router.demand import demands, legs_said
+from router.desk import Desk, Seat
+from router.journey import Choose
+from router.policy import POLICIES
+from router.policy.candidates import Wanted
+from router.view import View
+from router.watch import _by_tenant, _reported
+
+ASK = Choose(frozenset(), hand_over=True)
+
+
+class World:
+    """A clock, a registry, and everybody."""
+
+    def __init__(self, seed: int, shares: dict[str, float], *, equal: bool = False) -> None:
+        self.now = 0.0
+        self.equal = equal
+        """For comparison: agents grant nothing by name, each router uses an equal share and plain weights."""
+        self.rng = random.Random(seed)
+        self.shares = shares
+        self.kept: dict[tuple[Kind, str], Heartbeat] = {}
+        self.down = False
+        self._todo: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+        self.agents: dict[str, Agent] = {}
+        self.routers: dict[str, Front] = {}
+        self.served: Counter[str] = Counter()
+
+    def after(self, wait_s: float, do: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._todo, (self.now + wait_s, self._number, do))
+
+    def run(self, until: float) -> None:
+        while self._todo and self._todo[0][0] <= until:
+            self.now, _, do = heapq.heappop(self._todo)
+            do()
+        self.now = until
+
+    def write(self, beat: Heartbeat) -> None:
+        kept, fault = decode(encode(beat))
+        assert kept is not None, fault
+        if not self.down:
+            self.kept[beat.kind, beat.id] = kept
+
+    def read(self, kind: Kind) -> list[Heartbeat]:
+        return [beat for (each, _), beat in self.kept.items() if each is kind]
+
+
+class Agent:
+    """One instance: its machine, and its engine's legs."""
+
+    def __init__(self, world: World, name: str, role: Role, places: int) -> None:
+        rules: Any = PrefillRules(legs_max=places) if role is Role.PREFILL else DecodeRules(streams_max=places)
+        self.world, self.name, self.role, self.places = world, name, role, places
+        self.machine = AgentMachine(name=name, rules=rules)
+        self.machine.handle(EngineIs("ready", "", 1), 0.0)
+        self.routers, self.seq = Membership(), 0
+        self.legs = self.most = 0
+        world.agents[name] = self
+        world.after(world.rng.random(), self.beat)
+        world.after(world.rng.random() / 2, self.look)
+
+    def beat(self) -> None:
+        world = self.world
+        world.after(1.0, self.beat)
+        if world.down:
+            self.routers.deaf(world.now)
+        elif not world.equal:
+            self.routers.fold(world.read(Kind.ROUTER), world.now)
+            said = (concerning(each.beat, self.name, self.role, ["m"]) for each in self.routers.snapshot())
+            self.machine.handle(RoutersHeard(tuple(said)), world.now)
+        self.seq += 1
+        world.write(
+            Heartbeat(
+                id=InstanceId(self.name), agent=f"agent-{self.name}", seq=self.seq, role=self.role, state=State.READY,
+                url="http://h", models=({"id": "m"},), load=self.machine.load, credits=self.machine.credits,
+                grants=self.machine.grants((1, self.seq)),
+            )
+        )  # fmt: skip
+
+    def look(self) -> None:
+        self.world.after(0.5, self.look)
+        running = min(self.legs, self.places // 2)
+        self.machine.handle(LoadRead(Load(running=running, waiting=self.legs - running)), self.world.now)
+
+    def take(self, leg_s: float, done: Callable[[], None]) -> None:
+        self.legs += 1
+        self.most = max(self.most, self.legs)
+        assert self.legs <= self.places or self.world.equal, (
+            f"{self.name} has {self.legs} legs at {self.world.now:.1f} s"
+        )
+        self.world.after(leg_s, lambda: self._end(done))
+
+    def _end(self, done: Callable[[], None]) -> None:
+        self.legs -= 1
+        done()
+
+
+class Front:
+    """One router: its view and desk, and the clients that talk to it."""
+
+    def __init__(self, world: World, name: str, *, announces: bool = True) -> None:
+        self.world, self.name, self.alive, self.announces = world, name, True, announces
+        self.view = View()
+        self.desk = Desk(self.view, POLICIES["least_load"])
+        self.desk.shares = world.shares
+        self.instances, self.others, self.seq = Membership(), Membership(), 0
+        self.line: dict[str, list[Seat]] = {}
+        self.spent: dict[str, float] = {}
+        """By tenant: legs had, by its weight; who comes late begins with what the last one served had (`begun`)."""
+        self.begun = 0.0
+        self.weights: dict[str, float] = {}
+        world.routers[name] = self
+        world.after(world.rng.random() / 2, self.read)
+        world.after(world.rng.random(), self.announce)
+
+    def read(self) -> None:
+        if not self.alive:
+            return None
+        self.world.after(0.5, self.read)
+        if self.world.down:
+            self.instances.deaf(self.world.now)
+            return self.others.deaf(self.world.now)
+        self.instances.fold(self.world.read(Kind.INSTANCE), self.world.now)
+        self.others.fold(self.world.read(Kind.ROUTER), self.world.now)
+        self.view.routers = max(1, len(self.others.snapshot()))
+        self.view.fold(tuple(_reported(each, InstanceId(self.name)) for each in self.instances.snapshot()))
+        if self.world.equal:
+            self.weights = self.world.shares
+            return self.called(self.desk.fleet_changed())
+        wants = {each.id: _by_tenant(each.beat) for each in self.others.snapshot()}
+        self.weights = local_shares(wants.get(InstanceId(self.name), {}), wants.values(), self.world.shares)
+        return self.called(self.desk.fleet_changed())
+
+    def announce(self) -> None:
+        if not self.alive or not self.announces:
+            return
+        self.world.after(1.0, self.announce)
+        self.seq += 1
+        goes_by = {each.id: each.beat.order for each in self.instances.snapshot()}
+        self.world.write(
+            Heartbeat(
+                id=InstanceId(self.name), agent=self.name, kind=Kind.ROUTER, seq=self.seq, url="http://r",
+                state=State.READY, legs=legs_said(self.view, goes_by, self.seq), demand=demands(self.desk),
+            )
+        )  # fmt: skip
+
+    def client(self, tenant: str, times: int = 1) -> None:
+        """So many more requests of this tenant at once, each followed by another when it ends."""
+        for _ in range(times):
+            if not self.line.get(tenant):
+                self.spent[tenant] = max(self.spent.get(tenant, 0.0), self.begun)
+            self.line.setdefault(tenant, []).append(Seat(Wanted(model="m", hand_over=True, tenant=tenant)))
+            self.ask()
+
+    def called(self, whom: tuple[object, ...]) -> None:
+        for each in whom:
+            self.world.after(0.0, lambda seat=each: self.ask(seat))
+
+    def ask(self, called: object = None) -> None:
+        """Whose turn it is asks; whoever was called passes that on when it is not he."""
+        waiting = [tenant for tenant, seats in self.line.items() if seats]
+        if not waiting or not self.alive:
+            return
+        tenant = min(waiting, key=lambda each: (self.spent[each], each))
+        seat = self.line[tenant][0]
+        chosen, calls = self.desk.choose(seat, ASK, 0.0)
+        if chosen.decode is None:
+            for late in self.line.values():  # all stand in line, so that all are counted
+                for each in late:
+                    self.desk.waiting.enter(each, each.wanted.kind)
+            self.called(calls + (self.desk.found_none(called) if isinstance(called, Seat) else ()))
+            return
+        if isinstance(called, Seat) and called is not seat:
+            calls += self.desk.found_none(called)
+        self.called(calls)
+        self.line[tenant].pop(0)
+        self.begun = self.spent[tenant]
+        self.spent[tenant] += 1 / self.weights.get(tenant, 1.0)
+        assert chosen.prefill is not None
+        prefill, decode = self.world.agents[chosen.prefill], self.world.agents[chosen.decode]
+        self.view.leg_started(chosen.prefill)
+        prefill_s, decode_s = self.world.rng.uniform(0.02, 0.06), self.world.rng.uniform(0.5, 1.5)
+        prefill.take(prefill_s, lambda: self.prefilled(seat, prefill, decode, decode_s))
+        self.ask()
+
+    def prefilled(self, seat: Seat, prefill: Agent, decode: Agent, decode_s: float) -> None:
+        if self.alive:
+            self.called(self.desk.leg_ended(InstanceId(prefill.name)))
+            decode.take(decode_s, lambda: self.over(seat))
+
+    def over(self, seat: Seat) -> None:
+        self.world.served[seat.wanted.tenant] += 1
+        if self.alive:
+            self.called(self.desk.finish(seat, 0.0))
+            self.client(seat.wanted.tenant)
+
+    def kill(self) -> dict[str, int]:
+        """Its process is gone; what it sent runs to its end. How many requests of each tenant it had."""
+        self.alive = False
+        had = Counter({tenant: len(seats) for tenant, seats in self.line.items()})
+        for (_, tenant), legs in self.desk.placed.items():
+            had[tenant] += legs
+        return had
+
+
+def jain(values: list[float]) -> float:
+    """1: all the same; 1/n: one has all."""
+    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
