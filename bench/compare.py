@@ -12,6 +12,7 @@ docs/benchmarks.md and, with matplotlib, docs/figures/compare-*.svg; with `--onl
 from __future__ import annotations
 
 import argparse
+import csv
 import gc
 import json
 import os
@@ -29,7 +30,7 @@ from bench import compare_figures, compare_tables, published
 from costs import shipped
 from loadgen.arrival import Arrival
 from loadgen.traces import azure, mooncake
-from sim.experiments import distserve, rivals, scenarios, splitwise
+from sim.experiments import distserve, rivals, scenarios, splitwise, splitwise_gap
 from sim.experiments.loads import FULL, QUICK, Load, Size, traced
 from sim.experiments.systems import Shelf
 from sim.experiments.tuning import Best
@@ -44,6 +45,10 @@ FILES = {
     "Mooncake conversation": ("mooncake/conversation_trace.jsonl", mooncake.read),
 }
 SPLITWISE_MODELS = ("bigscience/bloom", "meta-llama/Llama-2-70b-hf")
+PERF_MODEL = "profiles/splitwise/perf_model.csv"
+GAP_REQUESTS = (1200, 4000)
+"""Of a run with our number of machines, and with the paper's."""
+GAP_TOLERANCE = 0.06
 SLOWER_BESIDE = 2.0
 """Attention of decodes beside prompts, times as slow as alone: as was measured on two boards (docs/costs.md)."""
 
@@ -181,9 +186,10 @@ def of_splitwise(plan: Plan) -> Iterator[dict[str, Any]]:
     if load is None:
         return
     budgets = (("power", splitwise.ISO_POWER, splitwise.POWER), ("cost", splitwise.ISO_COST, splitwise.COST))
+    size = splitwise.SIZE if plan.size is FULL else plan.size
     for model in SPLITWISE_MODELS:
         for budget, designs, weight in budgets:
-            for row in splitwise.compare(model, designs, weight, load, plan.shelf, plan.size, plan.tolerance):
+            for row in splitwise.compare(model, designs, weight, load, plan.shelf, size, plan.tolerance):
                 yield {
                     "model": model,
                     "equal": budget,
@@ -196,6 +202,35 @@ def of_splitwise(plan: Plan) -> Iterator[dict[str, Any]]:
                 }
 
 
+def of_splitwise_gap(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Three of the paper's ratios as its simulator's assumptions are taken over, one after the other."""
+    load = plan.trace("Azure conversation", splitwise.LENGTH_MAX - 2)
+    if load is None or plan.data is None:
+        return
+    with (plan.data / PERF_MODEL).open() as lines:
+        lookups = splitwise_gap.lookups(csv.DictReader(lines))
+    few = plan.size is not FULL
+    for said, assumed in splitwise_gap.STEPS:
+        at_most = GAP_REQUESTS[1] if assumed.full_size else GAP_REQUESTS[0]
+        count = at_most // 4 if few else at_most
+        ground = splitwise_gap.Ground(
+            model=splitwise_gap.MODEL,
+            load=splitwise_gap.drawn(load, count, SEED) if assumed.drawn else load,
+            shelf=plan.shelf,
+            lookups=lookups,
+            requests=count,
+            tolerance=max(plan.tolerance, GAP_TOLERANCE),
+        )
+        yield {
+            "step": said,
+            "requests": count,
+            "rates": {
+                name: {"rate": round(found.rate, 4), "machines": [list(each) for each in found.design.machines]}
+                for name, found in splitwise_gap.waterfall(ground, assumed).items()
+            },
+        }
+
+
 PARTS: dict[str, Callable[[Plan], Iterator[dict[str, Any]]]] = {
     "scenarios": of_scenarios,
     "beside": of_beside,
@@ -203,6 +238,7 @@ PARTS: dict[str, Callable[[Plan], Iterator[dict[str, Any]]]] = {
     "rivals": of_rivals,
     "distserve": of_distserve,
     "splitwise": of_splitwise,
+    "splitwise_gap": of_splitwise_gap,
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.published import Table
+from sim.experiments import splitwise_gap
 
 THEIR_MODEL = "bigscience/bloom"
 THEIR_POWER = {"Splitwise-AA": "2.15 × Baseline-A100", "Splitwise-HA": "1.18 × Baseline-H100 at 10 % less cost"}
@@ -14,10 +15,11 @@ THEIR_COST = {"Splitwise-AA": "1.4 × Baseline-H100"}
 
 def line(row: dict[str, Any]) -> str:
     """Progress: one row in short."""
-    name = row.get("scenario") or row.get("application") or row.get("design")
+    name = row.get("scenario") or row.get("application") or row.get("design") or row.get("step")
     parts = [str(name), *(str(row[key]) for key in ("policy", "scale", "equal", "chunked") if key in row)]
     keys = [key for key in ("aggregated", "colocated_2023", "colocated_chunked", "disaggregated") if key in row]
     parts += [f"{key} {row[key]['per_gpu']:.3f}/s/GPU ({row[key]['system']})" for key in keys]
+    parts += [f"{key} {found['rate']:.2f}/s" for key, found in row.get("rates", {}).items()]
     if "rate" in row:
         parts.append(f"{row['rate']:.2f}/s ({row['system']})")
     return ", ".join(parts)
@@ -41,6 +43,7 @@ def tables(figures: dict[str, Any]) -> list[Table]:
         ("rivals", _rivals),
         ("distserve", _distserve),
         ("splitwise", _splitwise),
+        ("splitwise_gap", _splitwise_gap),
     ):
         if figures.get(name):
             found += make(figures[name])
@@ -146,6 +149,21 @@ def _splitwise(rows: list[dict[str, Any]]) -> list[Table]:
             mine = [row for row in rows if row["equal"] == budget and row["model"] == model]
             found.append(_designs(model, budget, mine, theirs if model == THEIR_MODEL else {}))
     return found
+
+
+def _splitwise_gap(rows: list[dict[str, Any]]) -> list[Table]:
+    ratios = splitwise_gap.RATIOS
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        rates = {name: found["rate"] for name, found in row["rates"].items()}
+        over = [rates[each.name] / rates[each.over.name] if rates[each.over.name] else None for each in ratios]
+        return [row["step"], *(_rate(rates[name]) for name in rates), *(_ratio(value) for value in over)]
+
+    shown = [cells(row) for row in rows]
+    shown.append(["theirs", *("" for _ in rows[0]["rates"]), *(_ratio(each.theirs) for each in ratios)])
+    columns = ("assumption", *(f"{name}, req/s" for name in rows[0]["rates"]), *(each.said for each in ratios))
+    title = f"Splitwise, {splitwise_gap.MODEL}: the paper's assumptions taken over, one after the other"
+    return [Table(title, columns, shown)]
 
 
 def _designs(model: str, budget: str, rows: list[dict[str, Any]], theirs: dict[str, str]) -> Table:

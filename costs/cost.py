@@ -26,7 +26,7 @@ from costs.hardware import Dtype, Gpu
 from costs.memory import MEMORY_SHARE, kv_capacity_tokens
 from costs.model import ModelShape
 from costs.profile import (
-    FIRST_TOKEN_MS_PER_LAYER,
+    FIRST_TOKEN_MS,
     KERNEL_STEP_FACTOR,
     Profile,
     by_kind,
@@ -81,7 +81,7 @@ class Costs:
     ticks: TicksByKind
     peak: Peaks
     first_token_ms: float
-    """What a request's first token waits for beside its step: tokenising, scheduling, sampling, answering."""
+    """What a request's first token waits for beside its steps, alone in the engine: HTTP, tokenising, answering."""
     kv_capacity_tokens: int
     """Per data-parallel rank."""
     kv_dtype: Dtype | None = None
@@ -215,7 +215,7 @@ def costs_of(
         now=plain,
         ticks=TicksByKind.of(plain),
         peak=peaks(model, gpu, shape, kv_dtype=kv_dtype),
-        first_token_ms=found.first_token_ms_per_layer * model.layers,
+        first_token_ms=found.first_token_ms,
         kv_capacity_tokens=kv_tokens,
         kv_dtype=kv_dtype,
     )
@@ -226,7 +226,7 @@ class _Found:
     source: Source
     said: str
     cost: StepCost
-    first_token_ms_per_layer: float
+    first_token_ms: float
     step_factor: float
     mixed_context: float
 
@@ -258,7 +258,7 @@ def _best(
         said=said,
         cost=here,
         # The roofline's efficiencies are fitted to kernel times.
-        first_token_ms_per_layer=FIRST_TOKEN_MS_PER_LAYER,
+        first_token_ms=FIRST_TOKEN_MS,
         step_factor=KERNEL_STEP_FACTOR,
         mixed_context=efficiency_of(gpu).mixed_context,
     )
@@ -270,7 +270,7 @@ def _fitted(source: Source, said: str, profile: Profile, cost: StepCost) -> _Fou
         source=source,
         said=said,
         cost=cost,
-        first_token_ms_per_layer=origin.first_token_ms_per_layer,
+        first_token_ms=origin.first_token_ms,
         step_factor=origin.step_factor,
         mixed_context=profile.mixed_context,
     )

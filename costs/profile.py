@@ -16,11 +16,14 @@ from costs.model import ModelShape
 from costs.shape import Shape
 from costs.step import ByKind, StepCost
 
-FIRST_TOKEN_MS_PER_LAYER = 0.8
-"""CPU time that a request's first token waits for beside the kernels, per layer of the model.
+FIRST_TOKEN_MS = 7.8
+"""What a request's first token waits for beside its steps: HTTP, tokenising, the way to the scheduler and back.
 
-Source: the fits of aiconfigurator's kernel times against measured vLLM (README of the profile data): latency of one
-request, not time that the GPU is taken. For origins of kernel times only."""
+Source: requests with short prompts, one at a time, on H100s (github.com/yobitelcomm/bench): median time to the first
+token less the median step was 13.98 - 6.48 = 7.5 ms for Llama-3.1-8B (32 layers, vLLM 0.21.0;
+docs/recipes/concurrency-sweep.md at 1a865f6) and 24.21 - 16.05 = 8.2 ms for Qwen2.5-72B (80 layers, vLLM 0.22.1;
+validation-runs/2026-06-13-llm-h100/c1-79d354b13545.json at 363c146); this is their mean. It does not grow with layers.
+Nothing waits for other requests there: that is a scheduler's part, and the twin's. For origins of kernel times only."""
 
 KERNEL_STEP_FACTOR = 1.075
 """Steps that decode take this much longer than their kernels: the middle of the 5 to 10 % measured on vLLM's
@@ -36,7 +39,7 @@ class Origin:
     licence: str
     today: bool = True
     """Whether the kernels are present engines'. 2023's are 2 to 4 times slower in decode: used only on request."""
-    first_token_ms_per_layer: float = 0.0
+    first_token_ms: float = 0.0
     step_factor: float = 1.0
 
 

@@ -23,7 +23,7 @@ class Settings:
     trip that clouds state within a zone. A parameter."""
     pull_front_ms: float = 2.0
     """A decode leg in its engine before its pull is ordered: HTTP, tokeniser, hand-over to the scheduler. Estimated
-    (vLLM's own front end takes low single milliseconds); a prompt leg's is the cost model's 0.8 ms per layer."""
+    (vLLM's own front end takes low single milliseconds); a prompt leg's is the cost model's `first_token_ms`."""
     handshake_ms: float = 0.0
     """A pair's first pull waits this long. 0: pairs are taken as warmed; 100 to 300 ms were measured on loopback
     (`router.desk.HANDSHAKE_S`), which is what an unwarmed fleet of today pays once for each pair."""

@@ -33,7 +33,7 @@ from costs.fit import (
 from costs.hardware import GPUS, Gpu, gpu_named
 from costs.memory import kv_capacity_tokens
 from costs.profile import (
-    FIRST_TOKEN_MS_PER_LAYER,
+    FIRST_TOKEN_MS,
     KERNEL_STEP_FACTOR,
     Origin,
     Profile,
@@ -73,7 +73,7 @@ def aiconfigurator(data: Path) -> dict[str, Any]:
         name="aiconfigurator",
         source="kernel times computed with NVIDIA aiconfigurator 0.12 (github.com/ai-dynamo/aiconfigurator), vllm",
         licence="Apache-2.0",
-        first_token_ms_per_layer=FIRST_TOKEN_MS_PER_LAYER,
+        first_token_ms=FIRST_TOKEN_MS,
         step_factor=KERNEL_STEP_FACTOR,
     )
     fits = []

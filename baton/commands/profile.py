@@ -153,7 +153,7 @@ async def _measured(
             name="measured",
             source=source,
             licence="its owner's",
-            first_token_ms_per_layer=round((found.server_ms or 0.0) / model.layers, 4),
+            first_token_ms=round(found.server_ms or 0.0, 4),
         )
         return fit_profile(origin, model, gpu, args.tp, list(found.prefills.values()), list(found.decodes.values()))
 

@@ -6,24 +6,26 @@ long where something waits and pending + prompt > 8,192 tokens. Token: the least
 mixed; full where prompt and answer do not fit. Where nobody is found, the least loaded machine of the opposite pool
 joins the mixed pool; it goes home when it has nothing left to do. Where that fails too, one machine serves all of it.
 
-Homes are given, or the instances' roles; those of role both without a home are mixed from the start, and only instances
-of role both can leave home: an engine of one role cannot do the other's work.
+Homes are given, or the instances' roles; those of role both without a home are mixed from the start, and only those of
+role both can leave home: an engine of one role cannot do the other's work. Where nobody has a home there is nothing to
+split: a request stays on one machine, the one with the least pending tokens, which is the paper's baseline
+(``TokenJSQScheduler``).
 
-Different here: theirs knows each answer's length beforehand, here `answer_tokens` is booked for each; its queue counts
-tokens of batches, ours of requests whose first token is not there yet.
+Different here: theirs knows each answer's length beforehand, here `answer_tokens` is booked for each unless `known`
+says more; its queue counts tokens of batches, ours of requests whose first token is not there yet.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from router.journey import Chosen
-from router.policy.candidates import Wanted, ready, with_place
+from router.policy.candidates import Wanted, of_role, ready, with_place
 from router.view import Fleet, InstanceView
 
 PROMPT_PENDING_MAX: Final = 8192
@@ -53,6 +55,7 @@ class Splitwise:
         tokens: Iterable[InstanceId] = (),
         capacity_tokens: int | None = None,
         answer_tokens: int = ANSWER_TOKENS,
+        known: Sequence[int] = (),
     ) -> None:
         self.homes: Final[dict[InstanceId, Role]] = {
             **dict.fromkeys(prompts, Role.PREFILL),
@@ -60,6 +63,8 @@ class Splitwise:
         }
         self.capacity_tokens: Final = capacity_tokens
         self.answer_tokens: Final = answer_tokens
+        self.known: Final = known
+        """Answers' tokens by the number of the request, where somebody knows them."""
         self.mixed: Final[set[InstanceId]] = set()
         """Away from home."""
         self.pending: Final[Counter[InstanceId]] = Counter()
@@ -82,6 +87,8 @@ class Splitwise:
         free = [fleet.at(row) for row in with_place(fleet, found.any, wanted).tolist()]
         if not free:
             return Chosen(None, None, "every instance is full", wait=True)
+        if not self.homes and len(of_role(found, Role.BOTH)) == len(found.any):
+            return self._alone(free, None)
         prompt = self._prompt(free, wanted)
         token = self._token(free, wanted)
         prompt = prompt or self._borrow(free, Role.DECODE, self.pending)
@@ -142,11 +149,12 @@ class Splitwise:
     def placed(self, request: int, wanted: Wanted, chosen: Chosen) -> None:
         self.ended(request)
         assert chosen.decode is not None
+        answer_tokens = self.known[request] if self.known else self.answer_tokens
         booked = Booking(
             chosen.prefill or chosen.decode,
             chosen.decode,
             wanted.prompt_tokens,
-            wanted.prompt_tokens + self.answer_tokens,
+            wanted.prompt_tokens + answer_tokens,
         )
         self._active[request] = booked
         self._prefilling.add(request)

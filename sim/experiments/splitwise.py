@@ -7,10 +7,11 @@ type that prefills, the second the one that decodes; cap = power-capped. Times a
 `costs/profiles/splitwise.json`), lengths Azure's conversation or code trace, as in the paper.
 
 Its nine targets, as slowdowns against a lone request on a DGX-A100: TTFT p50/p90/p99 ≤ 2/3/6, TBT and E2E ≤ 1.25/1.5/5.
-Baselines batch prompts and decodes together on every machine, whole prompts as in 2023, shortest queue in tokens.
+Baselines batch prompts and decodes together on every machine, whole prompts as in 2023, shortest queue in tokens; a
+request stays on one machine.
 
-Different here: p99 is taken of runs of a few hundred requests; KV goes over the machine's network after the prompt, not
-layer by layer during it; poisson arrivals, their traces' own lengths.
+Different here: KV goes over the machine's network after the prompt, not layer by layer during it; the trace's own
+arrivals and pairs of lengths. What else differs, and how much hangs on it: `splitwise_gap`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,8 @@ from sim.fleet import Member
 from sim.result import Result
 
 LENGTH_MAX: Final = 8192
+SIZE: Final = Size(fewest=1500, most=3500, lives=4.0)
+"""A p99 wants more requests than the 500 at least of other comparisons."""
 BATCHED: Final = 2048
 """Prompt tokens of one batch at most (section IV-B: throughput falls beyond it)."""
 POWER: Final = {"H": 44.0, "A": 24.8, "Hcap": 44.0 * 0.7}
@@ -58,6 +61,11 @@ class Design:
     name: str
     prompt: tuple[str, int]
     token: tuple[str, int] | None = None
+
+    def times(self, factor: int) -> Design:
+        """So many times as large."""
+        token = None if self.token is None else (self.token[0], self.token[1] * factor)
+        return Design(name=self.name, prompt=(self.prompt[0], self.prompt[1] * factor), token=token)
 
     @property
     def machines(self) -> list[tuple[str, int]]:
@@ -127,32 +135,56 @@ def _pool(model: str, kind: str, count: int, chunked: int | None) -> Pool:
 
 def _policy(design: Design, members: Sequence[Member]) -> Policy:
     """Its scheduler; all machines can do both, as its mixed pool needs."""
+    return scheduler(design, members)
+
+
+def scheduler(design: Design, members: Sequence[Member], known: Sequence[int] = ()) -> Splitwise:
+    """Its scheduler, with the design's homes for its machines; `known` are answers' lengths by request."""
     names = [each.name for each in members]
     capacity = min(each.config.num_blocks * each.config.block_size for each in members)
     prompts = design.prompt[1] if design.token is not None else 0
     tokens = names[prompts:] if prompts else []
-    return Splitwise(names[:prompts], tokens, capacity_tokens=capacity)
+    return Splitwise(names[:prompts], tokens, capacity_tokens=capacity, known=known)
+
+
+def reference(model: str, shelf: Shelf) -> Costs:
+    """The machine that slowdowns are against."""
+    return shelf.costs(model, _pool(model, "A", 1, None))
+
+
+class Lone(Protocol):
+    """What a lone request is asked of."""
+
+    def prefill_ms(self, new_tokens: int) -> float:
+        """Its prompt."""
+
+    def decode_step_ms(self, batch: int, sum_context: int) -> float:
+        """A step of its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
     """A lone request on the reference machine."""
 
-    costs: Costs
+    costs: Lone
+    half: bool = True
+    """Its steps have half of its answer as context beside the prompt, which is the mean; else the prompt alone."""
+    whole_run: bool = False
+    """All requests count, start and end of the run too, and time per token is over all of them, the first included."""
 
     def slowdowns(self, result: Result) -> dict[str, NDArray[Any]]:
         """TTFT, TBT and E2E of the window's requests, as multiples; infinite for what failed."""
-        rows = result.columns[steady(result)]
-        ttft = np.array([self.costs.prefill_ms(int(each)) for each in rows["input_tokens"]])
-        context = rows["input_tokens"] + rows["made_tokens"] / 2
-        tbt = np.array([self.costs.decode_step_ms(1, int(each)) for each in context])
-        alone = {"ttft": ttft, "tpot": tbt, "e2e": ttft + tbt * np.maximum(0, rows["made_tokens"] - 1)}
-        good = result.good()[steady(result)]
-        found = {}
-        for name, times in alone.items():
-            took = result.latency_s(name)[steady(result)] * 1000
-            found[name] = np.where(good, took / times, np.inf)
-        return found
+        counted = np.ones(len(result.columns), dtype=np.bool_) if self.whole_run else steady(result)
+        rows, good = result.columns[counted], result.good()[counted]
+        made, prompts = rows["made_tokens"], rows["input_tokens"]
+        ttft = np.array([self.costs.prefill_ms(int(each)) for each in prompts])
+        contexts = prompts + made / 2 if self.half else prompts
+        tbt = np.array([self.costs.decode_step_ms(1, int(each)) for each in contexts])
+        alone = {"ttft": ttft, "tpot": tbt, "e2e": ttft + tbt * np.maximum(0, made - 1)}
+        took = {name: result.latency_s(name)[counted] * 1000 for name in alone}
+        if self.whole_run:
+            took["tpot"] *= (made - 1) / np.maximum(1, made)
+        return {name: np.where(good, took[name] / times, np.inf) for name, times in alone.items()}
 
 
 def within(alone: Alone, result: Result) -> bool:
@@ -189,7 +221,6 @@ def compare(
     The budget is that of the largest design, in power or in cost: they differ by less than one machine.
     """
     budget = max(sum(weight[kind] * count for kind, count in each.machines) for each in designs)
-    reference = shelf.costs(model, _pool(model, "A", 1, None))
     case = Case(
         name=load.name,
         model=model,
@@ -197,7 +228,7 @@ def compare(
         targets=FOR_SIZE,
         size=size,
         tolerance=tolerance,
-        criterion=partial(within, Alone(reference)),
+        criterion=partial(within, Alone(reference(model, shelf))),
     )
     rows = []
     for design in designs:

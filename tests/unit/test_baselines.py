@@ -317,5 +317,27 @@ def test_splitwise_does_not_ask_an_engine_of_one_role_for_the_other() -> None:
     assert not policy.mixed
 
 
+def test_splitwise_splits_nothing_where_nobody_has_a_home() -> None:
+    """Its own baseline: prompt and answer on the machine with the least pending tokens."""
+    policy, view = Splitwise(capacity_tokens=100_000), fleet(B3)
+    policy.placed(1, wanted(500), pair(None, "b0"))
+    policy.placed(2, wanted(400), pair(None, "b1"))
+    assert ask(policy, view) == (None, "b2")
+    policy.placed(3, wanted(5000), pair(None, "b2"))
+    policy.prefilled(1)
+    assert ask(policy, view) == (None, "b0"), "one answer under way counts one token"
+    assert not policy.mixed
+
+
+def test_splitwise_books_an_answer_that_is_known() -> None:
+    usual, knowing = Splitwise(*HOMES), Splitwise(*HOMES, known=[7, 900])
+    for policy in (usual, knowing):
+        policy.placed(1, wanted(1000), pair("b0", "b1"))
+    assert usual.memory["b1"] == 1000 + 211
+    assert knowing.memory["b1"] == 1000 + 900
+    knowing.ended(1)
+    assert knowing.memory["b1"] == 0
+
+
 def test_who_keeps_a_book_is_known_by_its_methods() -> None:
     assert {name for name, make in BASELINES.items() if isinstance(make(), Following)} == {"dynamo", "splitwise"}

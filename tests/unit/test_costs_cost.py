@@ -8,7 +8,7 @@ import pytest
 from costs import shipped
 from costs.cost import Costs, Source, costs_of
 from costs.hardware import Dtype, gpu_named
-from costs.profile import FIRST_TOKEN_MS_PER_LAYER, KERNEL_STEP_FACTOR, Profile
+from costs.profile import FIRST_TOKEN_MS, KERNEL_STEP_FACTOR, Profile
 from costs.shape import ONE_GPU, Spans
 from costs.step import Work, decoding, prompt
 from costs.table import CostTable
@@ -80,7 +80,16 @@ def test_kernel_times_become_those_of_an_engine() -> None:
     fitted = costs.plain.prefill
     assert costs.prefill_ms(4000) == fitted.step_ms(prompt(4000))
     assert costs.decode_step_ms(8, 8000) == pytest.approx(KERNEL_STEP_FACTOR * fitted.step_ms(decoding(8, 8000)))
-    assert costs.first_token_ms == FIRST_TOKEN_MS_PER_LAYER * 64
+    assert costs.first_token_ms == FIRST_TOKEN_MS
+
+
+def test_a_lone_first_token_on_an_h100_comes_as_was_measured() -> None:
+    """Short prompts, one at a time: sources at `FIRST_TOKEN_MS`. 80 layers wait no longer than 32."""
+    llama = costs_of(shipped.model_named("meta-llama/Llama-3.1-8B"), gpu_named("H100"), profiles=PROFILES)
+    assert llama.prefill_ms(32) + llama.first_token_ms == pytest.approx(13.98, rel=0.1)
+    large = shipped.model_named("meta-llama/Llama-3.1-70B")
+    costs = costs_of(large, gpu_named("H100"), Spans(tp=4), profiles=PROFILES)
+    assert costs.first_token_ms == llama.first_token_ms
 
 
 def test_a_mixed_step_is_of_its_kind() -> None:

@@ -12,6 +12,7 @@ from support.twin import Linear
 from baton.cli import main
 from cluster.errors import UsageError
 from costs import shipped
+from costs.profile import FIRST_TOKEN_MS
 from engine.twin.config import Config, Version
 from engine.twin.tokens import Segment
 from sim.validate.drive import drive
@@ -280,7 +281,7 @@ def test_a_steady_run_is_seen_by_its_client() -> None:
     for name in ("TTFT mean", "E2E p99"):
         with_cpu, without = usual.figure(name), bare.figure(name)
         assert with_cpu is not None and without is not None
-        assert with_cpu.predicted - without.predicted == pytest.approx(32 * 0.8), "0.8 ms for each of 32 layers"
+        assert with_cpu.predicted - without.predicted == pytest.approx(FIRST_TOKEN_MS)
     tpot, same = usual.figure("TPOT mean"), bare.figure("TPOT mean")
     assert tpot is not None and tpot.measured == pytest.approx((2000 - 40) / 247)
     assert same is not None and tpot.predicted == pytest.approx(same.predicted, rel=1e-9)
