@@ -15,10 +15,13 @@ import msgspec
 
 from cluster.instance import Instance
 from cluster.request import Request
+from router.clients import Client
+from router.desk import Seat
 from router.exact import CHAT, Verdict
 from router.journey import Choose, Chosen, Lost, Refused
-from router.memory import Memory, Story
+from router.memory import NOBODY, Memory, Story
 from router.meters import Meters
+from router.promises import Seen, judge, seen_in
 from router.timing import Stage, Told, engine_times, told_at_end, told_in
 
 if TYPE_CHECKING:
@@ -41,11 +44,13 @@ class Account:
         request: Request,
         verdict: Verdict,
         headers: Mapping[str, str],
+        client: Client = NOBODY,
     ) -> None:
         self._memory = memory
         self._meters = meters
         self._request = request
-        self._story = Story(request, verdict)
+        self._client = client
+        self._story = Story(request, verdict, client)
         self._timeline = self._story.timeline
         self._asked = headers.get(HEADER) == "1"
         options = request.body.get("stream_options")
@@ -65,9 +70,10 @@ class Account:
 
     # -- on its way --
 
-    def chose(self, effect: Choose, chosen: Chosen) -> None:
+    def chose(self, effect: Choose, chosen: Chosen, seat: Seat) -> None:
         """The policy has spoken."""
         now = time.monotonic()
+        foretold = _foretold(seat) if seat.ttft_ms > 0 and chosen.decode is not None else {}
         self._timeline.again(now)
         self._story.add(
             now,
@@ -77,6 +83,7 @@ class Account:
             wait=chosen.wait,
             because=chosen.because,
             excluded=sorted(effect.excluded),
+            **foretold,
         )
         if self._span is not None:
             choice = {"baton.prefill": chosen.prefill, "baton.decode": chosen.decode, "baton.because": chosen.because}
@@ -199,10 +206,15 @@ class Account:
     def _timing_json(self) -> bytes:
         return msgspec.json.encode({"id": self._request.id, **self._story.timing(time.monotonic()).as_json()})
 
+    @property
+    def usage(self) -> Mapping[str, Any]:
+        """What the answering engine has counted, where it has said so."""
+        return self._told.usage or {}
+
     # -- the end --
 
-    def finish(self, outcome: str) -> None:
-        """It is over."""
+    def finish(self, outcome: str, seat: Seat | None = None, tokens: int | None = None) -> None:
+        """It is over, after so many tokens of an answer; None: nobody has counted them."""
         if self._story.outcome:
             return
         now = time.monotonic()
@@ -212,6 +224,8 @@ class Account:
         timing = self._story.timing(now)
         if outcome == "served":
             self._meters.times.observe(timing)
+        if seat is not None and (self._client.slo is not None or seat.ttft_ms > 0):
+            self._judge(seat, seen_in(timing, tokens, streamed=self._request.stream), outcome)
         self._memory.finish(self._story)
         if self._span is not None:
             times = {} if timing.ttft is None else {"gen_ai.response.time_to_first_chunk": timing.ttft.total_s}
@@ -222,6 +236,18 @@ class Account:
             told = {**_usage(self._told.usage or {}), **times, "baton.way": timing.way, "baton.outcome": outcome}
             self._span.end("" if outcome == "served" else outcome, told)
             self._span = None
+
+    def _judge(self, seat: Seat, seen: Seen, outcome: str) -> None:
+        """What was foretold, and promised, beside what came."""
+        attainment, slo = self._meters.attainment, self._client.slo
+        if outcome == "served":
+            attainment.compare(seat, seen)
+        told: dict[str, Any] = {"foretold": _foretold(seat), "seen": seen.as_json(), "tokens": seen.tokens}
+        if slo is not None:
+            result = judge(slo, seen, outcome)
+            attainment.ended(self._client, seat, result)
+            told |= {"targets": dict(slo.targets()), "late": seat.late, "degraded": seat.degraded, "result": result}
+        self._story.promised = told
 
     # -- in a trace --
 
@@ -255,6 +281,10 @@ _SETTINGS: Final = {
     "gen_ai.request.top_p": "top_p",
     "gen_ai.request.seed": "seed",
 }
+
+
+def _foretold(seat: Seat) -> dict[str, float]:
+    return {"ttft_ms": round(seat.ttft_ms, 3), "tpot_ms": round(seat.tpot_ms, 3)}
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:

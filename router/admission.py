@@ -37,6 +37,9 @@ AHEAD_MS: Final = 10.0
 """Work that an engine is given ahead, beside what its front end needs: a step of a few hundred tokens. It must never
 run dry, and more would be out of reach of the order kept here."""
 
+MARGIN: Final = 0.93
+"""Of a TPOT target, what engines are filled to: a request's own mean scatters around what is predicted for all."""
+
 LATE_LANES: Final = 4
 """One in so many instances may compute late prompts at a time: they are long, and no engine stops one for another."""
 
@@ -55,7 +58,8 @@ RATE_S: Final = 2.0
 class Gate:
     """Where one more has room. Asked by policies for the rows they are about to price."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: Line) -> None:
+        self._line: Final = line
         self._late: Final[dict[int, int]] = {}
         """Late prompts by row."""
 
@@ -77,16 +81,20 @@ class Gate:
         """Rows where an answer keeps its target, and leaves those there theirs."""
         book = prices.fleet.book
         strictest = np.where(book.strictest > 0, book.strictest, np.inf)
-        found: Bools = prices.tpot <= strictest
+        found: Bools = prices.tpot <= MARGIN * strictest
         if prices.tpot_ms:
-            found &= prices.tpot <= prices.tpot_ms
+            found &= prices.tpot <= MARGIN * prices.tpot_ms
         return found | (book.decoding == 0)
+
+    def queue_ms(self, servers: int) -> float:
+        """Until those who wait for places now have them."""
+        return 1000.0 * self._line.drains_s(servers)
 
     def for_rows(self, fleet: Fleet, rows: Ints, wanted: Wanted) -> Bools:
         """For policies that know of legs alone: what their instances' roles would have them do."""
         prices = Prices(fleet, wanted)
         columns = fleet.columns
-        prompts = self.prompts(prices)[rows] | ~columns.prefills[rows]
+        prompts = prices.open[rows] | ~columns.prefills[rows]
         return prompts & ((self.answers(prices) & prices.fits())[rows] | ~columns.decodes[rows])
 
     def took(self, row: int) -> None:

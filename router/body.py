@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -28,10 +29,17 @@ def parse_json(raw: bytes, content_type: str) -> dict[str, Any]:
     return body
 
 
-def clean_json(raw: bytes, content_type: str) -> bytes:
+def clean_json(
+    raw: bytes,
+    content_type: str,
+    *,
+    namespace: str = "",
+    salt: Callable[[dict[str, Any]], None] | None = None,
+) -> bytes:
     """A body for an endpoint we do not read ourselves, with transfer fields gone whatever its content type says.
 
     JSON is parsed and written anew, so that duplicate or escaped keys cannot mean one thing here and another there.
+    `namespace` is `wire.strip`'s; `salt` may add to an object.
 
     Raises:
         ApiError: 400 for JSON that does not parse, and for forms that carry fields of ours.
@@ -50,7 +58,12 @@ def clean_json(raw: bytes, content_type: str) -> bytes:
         if media_type == "application/json" or media_type.endswith("+json"):
             raise
         return raw  # not JSON, and not said to be: an engine cannot read fields from it either
-    return msgspec.json.encode(strip({"": body})[""] if not isinstance(body, dict) else strip(body))
+    if not isinstance(body, dict):
+        return msgspec.json.encode(strip({"": body})[""])
+    clean = strip(body, namespace=namespace)
+    if salt is not None:
+        salt(clean)
+    return msgspec.json.encode(clean)
 
 
 def check_multipart(raw: bytes, content_type: str) -> None:
@@ -80,14 +93,14 @@ def model_of(body: dict[str, Any]) -> str | None:
     return name or None
 
 
-def strip(body: dict[str, Any]) -> dict[str, Any]:
+def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
     """`wire.strip` with its one failure told to the client.
 
     Raises:
         ApiError: 400 for a body nested too deep.
     """
     try:
-        return wire.strip(body)
+        return wire.strip(body, namespace=namespace)
     except wire.NestedTooDeep as error:
         raise bad_request(str(error)) from None
 

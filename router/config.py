@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from cluster.errors import UsageError
 from cluster.instance import Instance
+from cluster.spec import SloClass, Tenant
 from kvtransfer.ticket import Key
+from router.clients import Keys
+from router.speeds import Make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,16 @@ class RouterConfig:
     ticket_keys: Callable[[], tuple[Key, ...]] | None = None
     """Tells the fleet's keys for tickets, the first one for signing. None: engines are not guarded."""
     engine_key: str | None = None
-    """Key for probes of engines started with ``--api-key``; clients bring their own."""
+    """Key for engines started with ``--api-key``: for probes, and for clients' requests where tenants have keys of
+    ours; elsewhere clients bring the engines' own."""
+    classes: Mapping[str, SloClass] = field(default_factory=dict)
+    """What classes of requests are promised. None: best effort, nothing is ever refused for being late."""
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    """Who may use it. None: everybody who reaches it, as one tenant."""
+    tenant_keys: Mapping[str, Keys] = field(default_factory=dict)
+    """Tells each tenant's keys."""
+    makes: Callable[[Instance], Make | None] | None = None
+    """What is known beforehand of an instance's speed. None: it is learned from its legs."""
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the field, its value and the fix."""
@@ -60,5 +72,7 @@ class RouterConfig:
         for name in ("body_bytes_max", "body_timeout_s", "head_timeout_s", "first_token_s", "stall_s", "whole_s"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be above 0")
+        if set(self.tenants) != set(self.tenant_keys):
+            raise UsageError("tenants without keys, or keys without tenants: each tenant needs a key file")
         if self.explain_last < 0:
             raise UsageError(f"--explain-last is {self.explain_last}: give 0 (remember none) or more")

@@ -16,6 +16,7 @@ from cluster.instance import Instance, Load
 from router.journey import Chosen
 from router.policy import Policy
 from router.policy.candidates import Wanted
+from router.speeds import Make
 from router.view import Fleet, Reported, View
 
 Write = Callable[[bytes], Any]
@@ -96,8 +97,8 @@ def entry_of(line: bytes) -> Entry:
 class LoggedView(View):
     """A view that writes down what it is told."""
 
-    def __init__(self, write: Write) -> None:
-        super().__init__()
+    def __init__(self, write: Write, makes: Callable[[Instance], Make | None] | None = None) -> None:
+        super().__init__(makes)
         self._write: Final = write
         self._folding = False
 

@@ -55,6 +55,12 @@ class Seat:
     lane: int = -1
     """The row whose lane for late prompts it is in."""
     expected: Expected = field(default_factory=Expected)
+    ttft_ms: float = 0.0
+    """What it was told at its last choice that its first token would take, from its arrival; 0: nobody foretells."""
+    tpot_ms: float = 0.0
+    """The same of each token after it."""
+    degraded: bool = False
+    """It has its class's second promise."""
 
 
 class Desk:
@@ -79,14 +85,16 @@ class Desk:
         self.view: Final = view
         self.policy: Final = policy
         self.foresight: Final = Foresight(view.all()) if foresees or admission else None
-        self.gate: Final = Gate() if admission else None
         self.line: Final = Line() if admission else None
+        self.gate: Final = None if self.line is None else Gate(self.line)
         view.all().gate = self.gate
         self.waiting: Final[Waiting | Line] = Waiting() if self.line is None else self.line
         self.placed: Final[Counter[tuple[InstanceId, str]]] = Counter()
         """Places taken, by instance and tenant."""
         self.shares: Mapping[str, float] = {}
         """The tenants' weights; who is not in it has 1."""
+        self.local_shares: Mapping[str, float] = {}
+        """The part of them that counts here, where other routers serve the same tenants (`cluster.credits`)."""
         self._second_legs = SECOND_LEGS_SAVED
         """Second legs that may be sent now."""
         self._ended: Final[dict[InstanceId, int]] = {}
@@ -151,7 +159,7 @@ class Desk:
     def _cannot(self, seat: Seat) -> None:
         """Its promise cannot be kept: it has its class's second one, or is late."""
         if seat.promise.degraded is not None:
-            seat.promise = seat.promise.degraded
+            seat.promise, seat.degraded = seat.promise.degraded, True
         else:
             seat.late = True
 
@@ -187,17 +195,21 @@ class Desk:
         if self.foresight is None:
             return
         prices = self.foresight.placed(seat.expected, wanted, chosen)
+        assert chosen.decode is not None
+        row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
+        seat.ttft_ms, seat.tpot_ms = float(prices.ttft[row]), float(prices.tpot[answer_row])
         if self.line is None or self.gate is None:
             return
-        assert chosen.decode is not None
-        row = self.view.get(chosen.prefill or chosen.decode).row
         prompt_ms = float(prices.prompt[row])
-        answer_ms = prices.output * float(prices.longer[self.view.get(chosen.decode).row])
-        self.line.gave(wanted.tenant, (prompt_ms + answer_ms) / self.shares.get(wanted.tenant, 1.0))
+        answer_ms = prices.output * float(prices.longer[answer_row])
+        self.line.gave(wanted.tenant, (prompt_ms + answer_ms) / self._share(wanted.tenant))
         self.line.took(prompt_ms, wanted.now)
         if seat.late:
             seat.lane = row
             self.gate.took(row)
+
+    def _share(self, tenant: str) -> float:
+        return self.local_shares.get(tenant, self.shares.get(tenant, 1.0))
 
     # --- what becomes of it -------------------------------------------------------------------------------------------
 

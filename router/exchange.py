@@ -19,9 +19,11 @@ from cluster.ids import InstanceId, TransferId
 from cluster.request import Request
 from router import journey as j
 from router.account import Account
+from router.clients import Client
 from router.desk import HANDSHAKE_S, Seat
 from router.exact import CHAT, Verdict, Way, has_room
-from router.policy.candidates import Wanted
+from router.intake import Taken, answer_tokens, cached_in
+from router.promises import SHED
 from router.reply import Reply, next_chunk
 from router.seam import ERROR_EVENT, Seed, seed_of, stops_of
 from router.timing import Stage
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from router.server import Router
 
 logger = logging.getLogger("baton.router")
+
+_NO_USAGE: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +67,25 @@ class Exchange:
         http: web.Request,
         request: Request,
         journey: j.Journey,
-        wanted: Wanted,
+        seat: Seat,
         verdict: Verdict,
+        client: Client,
+        taken: Taken | None,
     ) -> None:
+        """`taken`: what was foretold of it; None: nobody foresees anything."""
         self._router = router
         self._request = request
         self._journey = journey
         self._verdict = verdict
-        self._account = Account(router.memory, router.meters, router.tracing, request, verdict, http.headers)
-        self._reply = Reply(http, request, self._account, resumable=verdict.resumable and request.stream)
-        self._seat = Seat(wanted)
-        self._headers = {**wire.forwarded_headers(http.headers), "Content-Type": "application/json"}
+        self._account = Account(router.memory, router.meters, router.tracing, request, verdict, http.headers, client)
+        resumable = verdict.resumable and request.stream
+        self._reply = Reply(http, request, self._account, resumable=resumable, counts=taken is not None)
+        self._seat = seat
+        self._taken = taken
+        self._presumed: asyncio.TimerHandle | None = None
+        """When the prompt of an answer in one piece is taken to be computed."""
+        self._shed = False
+        self._headers = {**router.headers_for(http), "Content-Type": "application/json"}
         self._headers["X-Request-Id"] = request.id
         self._pending: deque[j.Effect] = deque()
         self._legs: dict[InstanceId, _Leg] = {}
@@ -219,7 +231,9 @@ class Exchange:
                 assert self._refusal is not None
                 await self._reply.respond(self._refusal.status, self._refusal.body, self._refusal.content_type)
             case j.Fail(error):
-                await self._reply.respond(error.status, msgspec.json.encode(error.body()))
+                self._shed = error.retry_after_s is not None
+                body = msgspec.json.encode(error.body())
+                await self._reply.respond(error.status, body, retry_after_s=error.retry_after_s)
             case j.FailStream(error):
                 await self._reply.fail(error)
             case j.Release(via, transfer):
@@ -241,7 +255,7 @@ class Exchange:
         if effect.excluded:
             kind = "second" if effect.second else "resumed" if self._relayed else "again"
             self._router.meters.retries.labels(kind).inc()
-        self._account.chose(effect, chosen)
+        self._account.chose(effect, chosen, self._seat)
         return chosen
 
     # -- the prefill leg --
@@ -275,23 +289,42 @@ class Exchange:
         return self._router.tickets.stamp(body, to, transfer, producer=producer)
 
     def _read_prefill(self, leg: _Leg, said: _Said | j.Lost) -> j.Event:
-        if isinstance(said, j.Lost):
-            return replace(said, by=leg.instance)
+        newest = leg.attempt == self._journey.attempt
+        fields = said if isinstance(said, j.Lost) else self._fields(said.answer)
+        if not isinstance(fields, dict):
+            if newest:
+                self._prompt_over(done=False)
+            return replace(fields, by=leg.instance)
+        assert isinstance(said, _Said)
         answer = said.answer
+        self._producer, self._prefill_answer = leg, answer
+        reason = wire.first_finish_reason(fields)
+        usage = fields.get("usage")
+        self._prompt_over(done=newest, usage=usage if isinstance(usage, dict) else {})
+        # An older leg's own times began before the stage that it ends: they are left out, and nothing is claimed.
+        self._account.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
+        return j.PrefillAnswered(reason, wire.read_transfer(fields), self._read_seed(fields), by=leg.instance)
+
+    def _fields(self, answer: Answer) -> dict[str, Any] | j.Lost | j.Refused:
+        """Of P's answer."""
         if answer.status != 200:
-            return replace(self._refused(answer), by=leg.instance)
+            return self._refused(answer)
         try:
             fields = msgspec.json.decode(answer.body)
         except msgspec.DecodeError as error:
-            return j.Lost(f"unreadable answer: {error}", by=leg.instance)
-        if not isinstance(fields, dict):
-            return j.Lost("unreadable answer: not an object", by=leg.instance)
-        self._producer, self._prefill_answer = leg, answer
-        reason = wire.first_finish_reason(fields)
-        # An older leg's own times began before the stage that it ends: they are left out, and nothing is claimed.
-        newest = leg.attempt == self._journey.attempt
-        self._account.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
-        return j.PrefillAnswered(reason, wire.read_transfer(fields), self._read_seed(fields), by=leg.instance)
+            return j.Lost(f"unreadable answer: {error}")
+        return fields if isinstance(fields, dict) else j.Lost("unreadable answer: not an object")
+
+    def _prompt_over(self, *, done: bool, usage: Mapping[str, Any] = _NO_USAGE) -> None:
+        """Its prompt was computed where it was last sent to, or will not be (`done` false)."""
+        intake, seat = self._router.intake, self._seat
+        if intake is None or self._taken is None:
+            return
+        seat.wanted = intake.told(seat.wanted, self._taken, usage)
+        cached, booking = cached_in(usage), seat.expected.booking
+        if done and cached is not None and booking is not None:
+            self._router.meters.attainment.prefix(booking.cached_tokens, cached)
+        self._router.desk.prompt_over(seat, time.monotonic(), done=done, cached_tokens=cached)
 
     def _may_seed(self) -> bool:
         """Where it is exact, and D can be told to begin with P's token."""
@@ -369,6 +402,8 @@ class Exchange:
         body = self._stamped(leg, instance, self._producer if transfer is not None else None)
         self._occupy(instance)
         started = time.monotonic()
+        if transfer is None and not self._request.stream:
+            self._presume(started)
         opening = self._router.spawn(
             self._open_decode(instance, msgspec.json.encode(body), pulls=transfer is not None),
             f"decode-{self._request.id}",
@@ -383,6 +418,19 @@ class Exchange:
             self._router.view.pair_met(transfer.producer, instance)
         self._router.meters.leg_seconds.labels("decode").observe(time.monotonic() - started)
         return event
+
+    def _presume(self, now: float) -> None:
+        """Nobody says when the prompt of an answer in one piece is computed: it is when that was foretold."""
+        if self._taken is not None and self._seat.ttft_ms > 0:
+            left_s = self._request.arrived + self._seat.ttft_ms / 1000 - now
+            self._presumed = asyncio.get_running_loop().call_later(max(0.0, left_s), self._presume_over)
+
+    def _presume_over(self) -> None:
+        self._router.desk.prompt_over(self._seat, time.monotonic(), done=False)
+
+    def _presume_no_more(self) -> None:
+        if self._presumed is not None:
+            self._presumed.cancel()
 
     async def _opened(self, opening: asyncio.Task[j.Event], instance: InstanceId) -> j.Event:
         lost = self._router.losses.of(instance)
@@ -420,6 +468,9 @@ class Exchange:
         return self._begins()
 
     def _begins(self) -> j.Opened:
+        self._presume_no_more()
+        if self._request.stream or self._seat.wanted.prefill_only:  # else all of the answer is here, and says no time
+            self._router.desk.opened(self._seat, time.monotonic())
         self._account.opened(spoken=self._reply.first_out)
         return j.Opened()
 
@@ -427,6 +478,7 @@ class Exchange:
         if isinstance(self._answer, aiohttp.ClientResponse):
             self._answer.close()
         self._answer = None
+        self._presume_no_more()
         self._occupy(None)
 
     def _occupy(self, instance: InstanceId | None) -> None:
@@ -483,14 +535,28 @@ class Exchange:
         return 400 <= answer.status < 500  # the rejection is the release
 
     def _finish(self, outcome: str) -> None:
-        self._router.line.call(self._router.desk.finish(self._seat, time.monotonic()))
+        self._presume_no_more()
+        tokens = self._count_tokens()
+        cut_off = outcome != "served" or self._reply.cut_off
+        self._router.line.call(self._router.desk.finish(self._seat, time.monotonic(), tokens, cut_off=cut_off))
         self._router.line.forget(self._seat)
+        outcome = SHED if self._shed else outcome
         seconds = time.monotonic() - self._request.arrived
         self._router.meters.requests.labels(self._request.path, self._way, outcome).inc()
         self._router.meters.request_seconds.observe(seconds)
         self._router.meters.broken_seams.inc(self._reply.broken_seams)
-        self._account.finish(outcome)
+        self._account.finish(outcome, self._seat, tokens)
         logger.debug("%s: %s, %s, %.3f s", self._request.id, self._way, outcome, seconds)
+
+    def _count_tokens(self) -> int | None:
+        """Of the answer: as its engine has counted them, else by the events that went through."""
+        intake, usage = self._router.intake, self._account.usage
+        if intake is None or self._taken is None:
+            return None
+        if usage and self._seat.wanted is self._taken.wanted:  # P has not said how long the prompt is
+            self._seat.wanted = intake.told(self._seat.wanted, self._taken, usage)
+        tokens, answers = answer_tokens(usage) or self._reply.tokens(), self._request.body.get("n")
+        return tokens // answers if tokens and isinstance(answers, int) and answers > 1 else tokens
 
 
 def _hold_in(answer: Answer) -> wire.Transfer | None:

@@ -8,9 +8,11 @@ wrote or read is kept, but the names in it: model, path, request id.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import Any, Final
 
 from cluster.request import Request
+from router.clients import Client
 from router.exact import Verdict
 from router.timing import Timeline, Timing
 
@@ -28,12 +30,30 @@ _TURN_BYTES = 300
 """As measured with `tracemalloc` on CPython 3.11, texts apart."""
 
 
+NOBODY: Final = Client()
+
+
 class Story:
     """One request, as it happens."""
 
-    __slots__ = ("_dropped", "_texts", "_turns", "outcome", "request_id", "seed", "timeline", "told", "verdict")
+    __slots__ = (
+        "_dropped",
+        "_texts",
+        "_turns",
+        "client",
+        "outcome",
+        "promised",
+        "request_id",
+        "seed",
+        "timeline",
+        "told",
+        "verdict",
+    )
 
-    def __init__(self, request: Request, verdict: Verdict) -> None:
+    def __init__(self, request: Request, verdict: Verdict, client: Client = NOBODY) -> None:
+        self.client: Final = client
+        self.promised: dict[str, Any] = {}
+        """Its class's targets, what was foretold and what came; empty where there are no classes."""
         self.request_id: Final = request.id
         self.verdict: Final = verdict
         self.timeline: Final = Timeline(request.arrived, stream=request.stream)
@@ -75,6 +95,7 @@ class Story:
             "state": self.outcome or "open",
             "way": timing.way,
             "model": self.told["model"],
+            **self._whose(),
             "ttft_ms": None if ttft is None else round(ttft.total_s * 1000, 3),
             "tt2t_ms": None if tt2t is None else round(tt2t.total_s * 1000, 3),
             "total_ms": round(timing.total_s * 1000, 3),
@@ -90,12 +111,19 @@ class Story:
             "id": self.request_id,
             "state": self.outcome or "open",
             **self.told,
+            **self._whose(),
+            **({"slo": self.promised} if self.promised else {}),
             "verdict": {"way": verdict.way.value, "because": verdict.because, "resumable": verdict.resumable},
             "seed": {"given": self.timeline.seeded, "because": "" if self.timeline.seeded else self._no_seed()},
             "turns": turns,
             "turns_left_out": self._dropped,
             "timing": timing,
         }
+
+    def _whose(self) -> dict[str, str]:
+        """What there is of tenant and class."""
+        named = {"tenant": self.client.tenant, "slo_class": self.client.slo_class}
+        return {name: value for name, value in named.items() if value}
 
     def _no_seed(self) -> str:
         return self.verdict.because or self.seed or "it was not handed over"
@@ -143,7 +171,8 @@ class Memory:
         """The latest with this id."""
         return self._by_id.get(request_id)
 
-    def latest(self, count: int) -> list[Story]:
-        """The last that came and are open, then the last that ended; the newest first."""
-        opened = list(reversed(self._open))[:count]
-        return opened + [story for story, _ in list(reversed(self._last))[: count - len(opened)]]
+    def latest(self, count: int, tenant: str | None = None) -> list[Story]:
+        """The last that came and are open, then the last that ended; the newest first. `tenant`: of this one only."""
+        stories = (*reversed(self._open), *(story for story, _ in reversed(self._last)))
+        mine = (story for story in stories if tenant is None or story.client.tenant == tenant)
+        return list(islice(mine, count))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from router.attainment import Attainment
 from router.histograms import Times
 from router.view import View
 
@@ -58,6 +59,8 @@ class Meters:
             registry=self.registry,
         )
         self.times = Times(self.registry, _SECONDS)
+        self.attainment = Attainment(self.registry)
+        self.waiting = Gauge("baton_waiting_requests", "Requests in line for a place.", registry=self.registry)
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
         self.instance_up = Gauge(
             "baton_instance_up", "1 when the instance answers.", ["instance", "role"], registry=self.registry
@@ -69,8 +72,9 @@ class Meters:
             registry=self.registry,
         )
 
-    def text(self, view: View) -> bytes:
-        """Prometheus text, with the fleet's gauges brought up to date."""
+    def text(self, view: View, waiting: int) -> bytes:
+        """Prometheus text, with the fleet's gauges and the line's brought up to date."""
+        self.waiting.set(waiting)
         for seen in view.all():
             labels = (seen.id, seen.role.value)
             self.instance_up.labels(*labels).set(1 if seen.up else 0)

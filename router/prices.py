@@ -61,6 +61,11 @@ class Prices:
         self.stall: Floats = np.maximum(0.0, self.prompt - speeds.shared_ms(tokens))
         self.prompt = self.prompt + speeds.steps(tokens) * book.beside
         self.ttft: Floats = self.waited_ms + self.waits + self.prompt + speeds.first + speeds.overhead
+        gate = fleet.gate
+        self.open: Bools = self.places if gate is None else self.places & gate.prompts(self)
+        """Rows where its prompt would be computed at once, or nearly so."""
+        if gate is not None and not self.open.all():  # elsewhere it is not the only one that waits
+            self.ttft = np.where(self.open, self.ttft, self.ttft + gate.queue_ms(len(self.ttft)))
         self.duty: Floats = book.duty(now)
         context = tokens + self.output / 2
         self.longer: Floats = speeds.request + speeds.context * context

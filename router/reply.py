@@ -26,6 +26,8 @@ REMEMBERED_BYTES_MAX = 256 << 10
 """So much of a stream is kept for its resumption (about 1,000 chunks of vLLM's); a longer one ends with an error."""
 
 LAST_EVENT = b"data: [DONE]"
+CUT_OFF = b'"finish_reason":"length"'
+"""In an answer that ended by its limit. In a text of the model's own its quotes would be escaped."""
 
 _LEFT = (ConnectionError, aiohttp.ClientConnectionError)
 
@@ -33,7 +35,10 @@ _LEFT = (ConnectionError, aiohttp.ClientConnectionError)
 class Reply:
     """What one client is told."""
 
-    def __init__(self, http: web.Request, request: Request, account: Account, *, resumable: bool) -> None:
+    def __init__(
+        self, http: web.Request, request: Request, account: Account, *, resumable: bool, counts: bool = False
+    ) -> None:
+        """`counts`: somebody wants to know how many tokens there were."""
         self._http = http
         self._request = request
         self._account = account
@@ -43,6 +48,12 @@ class Reply:
         self._seed: Seed | None = None
         self.response: web.StreamResponse | None = None
         self.broken_seams = 0
+        self._counts = counts
+        self._events = 0
+        """Events of a stream that are with the client."""
+        self._end = b""
+        self.cut_off = False
+        """The answer ended by its limit."""
 
     @property
     def whole(self) -> bool:
@@ -54,12 +65,17 @@ class Reply:
         """The first token of a stream is with the client."""
         return self._due <= 1
 
-    async def respond(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+    async def respond(
+        self, status: int, body: bytes, content_type: str = "application/json", *, retry_after_s: int | None = None
+    ) -> None:
         """Answer in one piece."""
         if self._http.transport is None:
             return  # nobody is there any more
         told = self._account.answered(body) if status == 200 else self._account.headers()
         headers = self._headers({"Content-Type": content_type}) | told
+        if retry_after_s is not None:
+            headers["Retry-After"] = str(retry_after_s)
+        self.cut_off = CUT_OFF in body
         self.response = web.Response(status=status, body=body, headers=headers)
 
     async def give(self, seed: Seed) -> j.ClientLeft | None:
@@ -113,6 +129,7 @@ class Reply:
         if LAST_EVENT not in last[-64:] + rest:
             return self._lost("the stream ended before its end")
         assert self.response is not None
+        self.cut_off = CUT_OFF in before + last
         await self.response.write_eof(rest + self._account.streamed(before + last))
         return j.Ended()
 
@@ -141,8 +158,18 @@ class Reply:
             self.response = web.StreamResponse(status=200, headers=self._headers(upstream))
             await self.response.prepare(self._http)
 
+    def tokens(self) -> int | None:
+        """Tokens of a stream, as its events tell; None where there is none. Engines that put several tokens into one
+        event make it too few.
+        """
+        around = (self._request.path == CHAT) + (LAST_EVENT in self._end)
+        return self._events - around if self._events > around else None
+
     async def _write(self, events: bytes) -> None:
         assert self.response is not None
+        if self._counts:
+            self._events += events.count(b"\n\n")
+            self._end = events[-64:]
         if self._sent is not None:
             self._sent += events
             if len(self._sent) > REMEMBERED_BYTES_MAX:

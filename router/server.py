@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -23,17 +25,21 @@ from cluster.request import Request
 from cluster.telemetry import tracing
 from router import body as bodies
 from router import exact
+from router.clients import KEY_HEADERS, Clients
 from router.config import RouterConfig
 from router.decisions import LoggedView, logged
-from router.desk import Desk
+from router.desk import Desk, Seat
 from router.exchange import Exchange
+from router.intake import KEY_BYTES, Intake, Taken, chunk_key
 from router.journey import Journey
 from router.line import Line, Losses
 from router.memory import Memory
 from router.meters import Meters
-from router.policy import POLICIES
+from router.policy import FORESEEING, POLICIES
 from router.policy.candidates import Wanted
+from router.prefixes import Prefixes
 from router.prober import Prober
+from router.promises import promise_of, promises_of
 from router.tickets import Tickets
 from router.upstream import EngineLost, Upstream
 from router.view import Reported, View
@@ -53,11 +59,20 @@ class Router:
         self.watch = None if registry is None else Watch(registry, self._fleet_told)
         self._probes: dict[InstanceId, tuple[Instance, asyncio.Task[None]]] = {}
         policy, log = POLICIES[config.policy], config.decision_log
-        self.view = View() if log is None else LoggedView(log)
+        self.view = View(config.makes) if log is None else LoggedView(log, config.makes)
         self.meters = Meters()
         self.memory = Memory(config.explain_last)
         self.tracing = tracing("baton-router")
-        self.desk = Desk(self.view, policy if log is None else logged(config.policy, policy, log))
+        self.desk = Desk(
+            self.view,
+            policy if log is None else logged(config.policy, policy, log),
+            admission=bool(config.classes),
+            foresees=policy in FORESEEING,
+        )
+        self.clients = Clients(config.classes, config.tenants, config.tenant_keys)
+        self.promises = promises_of(config.classes)
+        self.desk.shares = self.clients.shares
+        self.intake = self._intake()
         if self.watch is not None:
             self.watch.desk = self.desk
         self.upstream = Upstream(stall_s=config.stall_s)
@@ -67,6 +82,17 @@ class Router:
         self._tasks: set[asyncio.Task[Any]] = set()
         for instance in config.instances:
             self.view.add(instance)
+
+    def _intake(self) -> Intake | None:
+        """Only where somebody foresees. Routers of a fleet with ticket keys give the same names to prompts; elsewhere
+        each has names of its own, which nobody else reads yet.
+        """
+        if self.desk.foresight is None:
+            return None
+        keys = self.config.ticket_keys
+        secret = secrets.token_bytes(KEY_BYTES) if keys is None else keys()[0].secret
+        self.view.all().prefixes = Prefixes()
+        return Intake(self.desk.foresight, chunk_key(secret))
 
     async def start(self) -> None:
         """Open connections and begin probing."""
@@ -100,6 +126,8 @@ class Router:
 
     def _fleet_told(self, reported: tuple[Reported, ...], routers: int) -> None:
         self.view.routers = routers
+        if self.watch is not None and self.clients.closed:
+            self.desk.local_shares = self.watch.local_shares()
         for lost in self.view.fold(reported):
             self.losses.announce(lost)
         self._probe_all()
@@ -154,14 +182,25 @@ class Router:
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
         """``/v1/completions`` and ``/v1/chat/completions``: over two instances where that is exact, else over one."""
+        tenant = _tenant_of(http)
+        client = self.clients.client(tenant, http.headers)
         raw = await self._read_body(http)
         arrived = time.monotonic()
-        parsed = bodies.strip(bodies.parse_json(raw, http.headers.get("Content-Type", "")))
+        parsed = bodies.strip(bodies.parse_json(raw, http.headers.get("Content-Type", "")), namespace=tenant)
+        self.clients.salt(tenant, parsed)
         request = self._request(http, parsed, arrived)
         verdict = exact.verdict(request.path, parsed)
         hand_over = verdict.way is not exact.Way.WHOLE
-        wanted = Wanted(model=bodies.model_of(parsed), hand_over=hand_over, prefill_only=exact.single_token(parsed))
+        wanted = Wanted(
+            model=bodies.model_of(parsed),
+            hand_over=hand_over,
+            prefill_only=exact.single_token(parsed),
+            tenant=tenant,
+            slo_class=client.slo_class,
+            arrived=arrived,
+        )
         self._check_model(wanted.model)
+        seat, taken = self._take_in(wanted, request)
         now = request.arrived
         limit = self.config.first_token_s
         journey = Journey(
@@ -173,7 +212,27 @@ class Router:
             whole_deadline=now + max(limit, self.config.whole_s),
         )
         with self.meters.open.track_inprogress():
-            return await Exchange(self, http, request, journey, wanted, verdict).run()
+            return await Exchange(self, http, request, journey, seat, verdict, client, taken).run()
+
+    def _take_in(self, wanted: Wanted, request: Request) -> tuple[Seat, Taken | None]:
+        """Its place in the desk's book, with what can be foretold of it, where anything is."""
+        promise = promise_of(self.promises, wanted.slo_class)
+        if self.intake is None:
+            return Seat(wanted, promise), None
+        taken = self.intake.take(wanted, request.path, request.body, scope=self.clients.scope(wanted.tenant))
+        seat = Seat(taken.wanted, promise)
+        seat.expected.lengths = taken.lengths
+        return seat, taken
+
+    def headers_for(self, http: web.Request) -> dict[str, str]:
+        """A client's headers that an engine may see. A key of ours is none of an engine's business: it has its own."""
+        headers = wire.forwarded_headers(http.headers)
+        if not self.clients.closed:
+            return headers
+        headers = {name: value for name, value in headers.items() if name.lower() not in KEY_HEADERS}
+        if self.config.engine_key:
+            headers["Authorization"] = f"Bearer {self.config.engine_key}"
+        return headers
 
     def _request(self, http: web.Request, parsed: dict[str, Any], arrived: float) -> Request:
         return Request(
@@ -192,13 +251,15 @@ class Router:
 
     async def relay_whole(self, http: web.Request) -> web.StreamResponse:
         """Any other path: to one instance that serves whole requests, as it is but for transfer fields."""
+        tenant = _tenant_of(http)
         raw = await self._read_body(http)
-        clean = bodies.clean_json(raw, http.headers.get("Content-Type", ""))
+        salt = partial(self.clients.salt, tenant) if http.path.startswith("/v1/") else None
+        clean = bodies.clean_json(raw, http.headers.get("Content-Type", ""), namespace=tenant, salt=salt)
         chosen = self.desk.policy(self.view.all(), Wanted(model=None, hand_over=False))
         if chosen.decode is None:
             raise no_instance(chosen.because)
         instance = self.view.get(chosen.decode).instance
-        headers = wire.forwarded_headers(http.headers)
+        headers = self.headers_for(http)
         headers["X-Request-Id"] = accept_request_id(http.headers.get("X-Request-Id")) or uuid.uuid4().hex
         self.view.leg_started(instance.id)
         try:
@@ -271,7 +332,12 @@ class Router:
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus text."""
-        return web.Response(body=self.meters.text(self.view), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        text = self.meters.text(self.view, len(self.desk.waiting))
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def no_metrics_here(self, _: web.Request) -> web.Response:
+        """``/metrics`` on the clients' port of a router with tenants: it names them."""
+        raise ApiError(403, "PermissionDeniedError", "Metrics name tenants: they are on the admin side.")
 
     async def explain_last(self, http: web.Request) -> web.Response:
         """``/explain``: who is open, and the last that ended, newest first; ``?n=`` of them."""
@@ -279,17 +345,29 @@ class Router:
         if not given.isdecimal():
             raise bad_request(f"`n` is {given[:50]!r}: give a count, as in /explain?n=20", "n")
         now = time.monotonic()
-        return _json({"requests": [story.line(now) for story in self.memory.latest(int(given))]})
+        latest = self.memory.latest(int(given), self._reader(http))
+        return _json({"requests": [story.line(now) for story in latest]})
 
     async def explain(self, http: web.Request) -> web.Response:
         """``/explain/ID``: what was decided about one request, why, and where its time went."""
         name = http.match_info["id"]
-        story = self.memory.get(name)
-        if story is None:
+        story, reader = self.memory.get(name), self._reader(http)
+        if story is None or reader not in {None, story.client.tenant}:
             kept = f"Open requests are remembered, and the last {self.memory.last_max} finished (--explain-last)"
             message = f"No request `{name[:200]}` is known here. {kept}. Answers tell their id in X-Request-Id."
             raise ApiError(404, "NotFoundError", message)
         return _json(story.as_json(time.monotonic()))
+
+    def _reader(self, http: web.Request) -> str | None:
+        """Whose requests may be read: with a key its tenant's, all of them on this machine or where nobody has keys.
+
+        Raises:
+            ApiError: 401 for an unknown key, and for none from elsewhere.
+        """
+        keyless = not any(name in http.headers for name in KEY_HEADERS)
+        if not self.clients.closed or (keyless and http.remote in LOOPBACK):
+            return None
+        return self.clients.tenant(http.headers, time.monotonic())
 
     def _instances(self) -> list[dict[str, object]]:
         return [
@@ -322,9 +400,21 @@ class Router:
             raise bad_request(f"The body could not be read: {error}") from None
 
 
+def _tenant_of(http: web.Request) -> str:
+    """As the boundary has found it (`_keys`)."""
+    tenant: str = http.get(_TENANT, "")
+    return tenant
+
+
 def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
+
+_TENANT = "baton.tenant"
+_OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+"""Need no key: load balancers ask them."""
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
 
 _WHOLE_PATHS = (
     "/classify",
@@ -345,12 +435,13 @@ _OPERATORS_ONLY = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 def public_app(router: Router) -> web.Application:
     """What clients see."""
-    app = web.Application(client_max_size=router.config.body_bytes_max, middlewares=[_errors(router)])
+    app = web.Application(client_max_size=router.config.body_bytes_max, middlewares=[_errors(router), _keys(router)])
+    metrics = router.no_metrics_here if router.clients.closed else router.metrics
     app.router.add_post(exact.COMPLETIONS, router.generate)
     app.router.add_post(exact.CHAT, router.generate)
     app.router.add_get("/v1/models", router.models)
     app.router.add_get("/v1/models/{name:.+}", router.model)
-    for path, handler in (("/health", router.health), ("/ready", router.ready), ("/metrics", router.metrics)):
+    for path, handler in (("/health", router.health), ("/ready", router.ready), ("/metrics", metrics)):
         app.router.add_get(path, handler)
     for path in _OPERATORS_ONLY:
         app.router.add_route("*", path, router.refuse_operator_path)
@@ -387,11 +478,25 @@ def _errors(router: Router) -> Any:
             problem = ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
         router.meters.rejected.labels(str(problem.status)).inc()
         headers = {"Retry-After": "1"} if problem.status == 503 else {}
+        if problem.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
         if problem.status in {408, 413}:
             headers["Connection"] = "close"  # the rest of the body is not worth reading
         response = _json(problem.body(), problem.status)
         response.headers.update(headers)
         return response
+
+    return middleware
+
+
+def _keys(router: Router) -> Any:
+    """Nobody without a key gets beyond this, where there are keys: no body of his is read."""
+
+    @web.middleware
+    async def middleware(http: web.Request, handler: _Handler) -> web.StreamResponse:
+        if router.clients.closed and http.path not in _OPEN_PATHS:
+            http[_TENANT] = router.clients.tenant(http.headers, time.monotonic())
+        return await handler(http)
 
     return middleware
 

@@ -267,6 +267,15 @@ class Fleet(Sequence[InstanceView]):
         if self.prefixes is not None:
             self.prefixes.join(view.row, book.speeds.capacity[view.row], view.instance.epoch)
 
+    def holds(self, view: InstanceView, kv_tokens: int) -> None:
+        """Its engine has said how many tokens its KV cache has."""
+        capacity = self.book.speeds.capacity
+        if kv_tokens <= 0 or capacity[view.row] == kv_tokens:
+            return
+        capacity[view.row] = kv_tokens
+        if self.prefixes is not None:
+            self.prefixes.join(view.row, kv_tokens, view.instance.epoch)
+
     def remove(self, instance: InstanceId) -> None:
         """It has left."""
         self._forget(self.by_id.pop(instance))
@@ -346,6 +355,7 @@ class View:
         if view.grant != each.grant:
             view.grant = each.grant
         view.load = each.load
+        self._fleet.holds(view, each.load.kv_tokens)
         self._learn_models(view, each.models)
 
     def all(self) -> Fleet:
@@ -373,6 +383,7 @@ class View:
             self._learn_models(view, models)
         if load is not None:
             view.load = load
+            self._fleet.holds(view, load.kv_tokens)
 
     @staticmethod
     def _learn_models(view: InstanceView, models: tuple[dict[str, object], ...]) -> None:

@@ -20,7 +20,8 @@ def least_load(fleet: Fleet, wanted: Wanted) -> Chosen:
         return Chosen(None, None, "no ready instance serves this model")
     if wanted.hand_over and _splits(found.prefills, found.decodes):
         pair = _least_pair(fleet, found.prefills, found.decodes)
-        if fleet.gate is None and all(view.has_place(wanted.routers) for view in pair):  # then it is the least of those with a place, too
+        # Then it is the least of those with a place, too.
+        if fleet.gate is None and all(view.has_place(wanted.routers) for view in pair):
             return _handed_over(*pair)
         prefills, decodes = (with_place(fleet, rows, wanted) for rows in (found.prefills, found.decodes))
         if not _splits(prefills, decodes):

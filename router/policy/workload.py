@@ -20,15 +20,17 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from cluster.instance import Role
-from router.columns import Floats, Ints
+from router.columns import Bools, Floats, Ints
 from router.journey import Chosen
 from router.policy.candidates import Wanted, ready
 from router.prices import Prices
-from router.view import Fleet
+from router.view import Fleet, Ready
 
 K: Final = 8
 """Candidates for each leg that are looked at closely (design 5.3)."""
+
+WAITING: Final = 1.1
+"""What can begin now may cost so many times what is worth waiting for."""
 
 HYSTERESIS: Final = 0.02
 """A handoff must be cheaper by this part than serving on one instance: token counts are estimates, and a handoff has
@@ -36,36 +38,59 @@ costs of its own that no model has."""
 
 
 def workload(fleet: Fleet, wanted: Wanted) -> Chosen:
-    """The cheapest pair, or the cheapest single instance."""
+    """The cheapest pair, or the cheapest single instance; or none, where the cheapest is worth waiting for."""
     found = ready(fleet, wanted)
     if not len(found.any):
         return Chosen(None, None, "no ready instance serves this model")
     prices = Prices(fleet, wanted)
-    whole = _whole(fleet, prices, wanted, found.of)
-    pair = _pair(prices, found.prefills, found.decodes) if wanted.hand_over else None
-    if whole is None and pair is None:
-        return Chosen(None, None, "every instance has its hands full", wait=True)
-    if pair is None or (whole is not None and whole.price <= pair.price * (1 + HYSTERESIS)):
-        assert whole is not None
-        name = fleet.at(whole.row).id
-        against = f"; a pair {pair.price:.2f}" if pair is not None else ""
-        return Chosen(None, name, f"whole on {name}: {whole.says}, costs all {whole.price:.2f}{against}")
-    first, second = fleet.at(pair.prefill).id, fleet.at(pair.decode).id
-    against = f"; whole on {fleet.at(whole.row).id} {whole.price:.2f}" if whole is not None else ""
-    return Chosen(first, second, f"prefill on {first}, decode on {second}: {pair.says}, {pair.price:.2f}{against}")
+    answers = prices.places & prices.fits()
+    if fleet.gate is not None:
+        answers = answers & fleet.gate.answers(prices)
+    options = _wholes(prices, _able(found, wanted), answers)
+    if wanted.hand_over:
+        options += _pairs(prices, found.prefills, found.decodes, answers)
+    return _cheapest(fleet, prices, options)
 
 
-class _Whole(NamedTuple):
-    row: int
+class _Option(NamedTuple):
+    """One way to serve it."""
+
     price: float
-    says: str
-
-
-class _Pair(NamedTuple):
     prefill: int
+    """Row; equal to `decode` for a single instance."""
     decode: int
-    price: float
-    says: str
+    open: bool
+    """It can begin now, or nearly so."""
+
+
+def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option]) -> Chosen:
+    """A single instance is preferred by `HYSTERESIS`."""
+    ranked = sorted(
+        (each.price * (1.0 if each.prefill == each.decode else 1 + HYSTERESIS), at) for at, each in enumerate(options)
+    )
+    now = next((options[at] for _, at in ranked if options[at].open), None)
+    if now is None:
+        return Chosen(None, None, "every instance has its hands full", wait=True)
+    best = options[ranked[0][1]]
+    if not best.open and best.price * WAITING < now.price:
+        because = f"{_say(fleet, prices, best)} is worth waiting for: now there is only {_say(fleet, prices, now)}"
+        return Chosen(None, None, because, wait=True)
+    others = [
+        options[at] for _, at in ranked if (options[at].prefill == options[at].decode) is (now.prefill != now.decode)
+    ]
+    against = f"; {_say(fleet, prices, others[0])}" if others else ""
+    prefill = fleet.at(now.prefill).id if now.prefill != now.decode else None
+    return Chosen(prefill, fleet.at(now.decode).id, _say(fleet, prices, now) + against)
+
+
+def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
+    where = fleet.at(option.decode).id
+    if option.prefill != option.decode:
+        where = f"{fleet.at(option.prefill).id} to {where}"
+    else:
+        where = f"whole on {where}"
+    ttft, tpot = prices.ttft[option.prefill], prices.tpot[option.decode]
+    return f"{where} (TTFT {ttft:.0f} ms, TPOT {tpot:.1f} ms, price {option.price:.2f})"
 
 
 def _best(rows: Ints, price: Floats, count: int) -> list[int]:
@@ -78,52 +103,48 @@ def _best(rows: Ints, price: Floats, count: int) -> list[int]:
     return found
 
 
-def _pair(prices: Prices, prefills: Ints, decodes: Ints) -> _Pair | None:
-    """The best prefill instances with the best decode instances."""
-    gate = prices.fleet.gate
-    prefill_places, decode_places = prices.places, prices.places & prices.fits()
-    if gate is not None:
-        prefill_places = prefill_places & gate.prompts(prices)
-        decode_places = decode_places & gate.answers(prices)
-    prefills, decodes = prefills[prefill_places[prefills]], decodes[decode_places[decodes]]
+def _pairs(prices: Prices, prefills: Ints, decodes: Ints, answers: Bools) -> list[_Option]:
+    """The best pair of all, and the best that can begin now."""
+    prefills, decodes = prefills[prices.places[prefills]], decodes[answers[decodes]]
     if not len(prefills) or not len(decodes):
-        return None
+        return []
     of_prefill, of_decode = prices.of_prefill(), prices.of_decode()
-    firsts = [(row, float(of_prefill[row]) + prices.harm(row)) for row in _best(prefills, of_prefill, K)]
+    firsts = _best(prefills, of_prefill, K)
+    if not prices.open[firsts].any():
+        firsts += _best(prefills[prices.open[prefills]], of_prefill, 1)
     seconds = [(row, float(of_decode[row])) for row in _best(decodes, of_decode, K)]
-    best: _Pair | None = None
-    for first, price in firsts:
+    best: dict[bool, _Option] = {}
+    for first in firsts:
+        begins = bool(prices.open[first])
+        price = float(of_prefill[first]) + prices.harm(first)
         for second, more in seconds:
-            if first == second or (best is not None and price + more >= best.price):
+            known = best.get(begins)
+            if first == second or (known is not None and price + more >= known.price):
                 continue
-            move = prices.handoff(first, second)
-            if best is None or price + more + move < best.price:
-                best = _Pair(first, second, price + more + move, "")
-    if best is None:
-        return None
-    said = f"TTFT {prices.ttft[best.prefill]:.0f} ms, TPOT {prices.tpot[best.decode]:.1f} ms"
-    return best._replace(says=said)
+            whole = price + more + prices.handoff(first, second)
+            if known is None or whole < known.price:
+                best[begins] = _Option(whole, first, second, begins)
+    return list(best.values())
 
 
-_WHOLE: Final = (Role.BOTH, Role.DECODE)
+def _able(found: Ready, wanted: Wanted) -> Ints:
+    """Who may serve all of it: role both or decode; a prefill one for a single token, or if there is no other."""
+    if wanted.prefill_only or not wanted.hand_over:
+        return found.any
+    return found.decodes if len(found.decodes) else found.any
 
 
-def _whole(fleet: Fleet, prices: Prices, wanted: Wanted, of: dict[Role, Ints]) -> _Whole | None:
-    """The best single instance: of role both or decode; a prefill one for a single token, or if there is no other."""
-    places = prices.places & prices.fits()
-    if fleet.gate is not None:
-        places = places & fleet.gate.prompts(prices) & fleet.gate.answers(prices)
-    kinds = (*_WHOLE, Role.PREFILL) if wanted.prefill_only or not wanted.hand_over else _WHOLE
-    listed = [of[role] for role in kinds if role in of and len(of[role])]
-    if not listed and Role.PREFILL in of:
-        listed = [of[Role.PREFILL]]
-    if not listed:
-        return None
-    rows = np.concatenate(listed) if len(listed) > 1 else listed[0]
-    rows = rows[places[rows]]
+def _wholes(prices: Prices, rows: Ints, answers: Bools) -> list[_Option]:
+    """The best single instance, and the best that can begin now."""
+    rows = rows[answers[rows]]
     if not len(rows):
-        return None
-    price = prices.of_prefill() + (0.0 if wanted.prefill_only else prices.of_decode())
-    priced = [(float(price[row]) + prices.harm(row), row) for row in _best(rows, price, K)]
-    least, row = min(priced)
-    return _Whole(row, least, f"TTFT {prices.ttft[row]:.0f} ms, TPOT {prices.tpot[row]:.1f} ms")
+        return []
+    price = prices.of_prefill() + (0.0 if prices.wanted.prefill_only else prices.of_decode())
+    best: dict[bool, _Option] = {}
+    for begins in (True, False):
+        some = rows[prices.open[rows] == begins]
+        priced = [(float(price[row]) + prices.harm(row), row) for row in _best(some, price, K)]
+        if priced:
+            least, row = min(priced)
+            best[begins] = _Option(least, row, row, begins)
+    return list(best.values())

@@ -1,0 +1,150 @@
+"""Who sent a request, and which class it is of: keys, tenants, SLO classes. Pure; files are read by others.
+
+Without tenants everybody is the tenant without a name, and no key is asked for. With them a request needs a key of one
+of them, and may name a class that this tenant may use; who names none has the tenant's usual class, else none: best
+effort. A tenant whose prompts are its own (`cache_scope: tenant`) has them salted, so that no engine lets another one
+have a prefix of them; what clients salt themselves is apart by tenant in any case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cluster.errors import ApiError, bad_request
+from cluster.keys import whose
+from cluster.spec import CacheScope, SloClass, Tenant
+
+CLASS_HEADER: Final = "x-slo-class"
+
+KEYS_EVERY_S: Final = 1.0
+"""Key files are looked at for changes no more often than this: a look at each costs a system call."""
+
+KEY_HEADERS: Final = ("authorization", "x-api-key")
+"""Where clients of OpenAI's API and of Anthropic's put their keys."""
+
+_SCHEME: Final = "bearer "
+
+Keys = Callable[[], tuple[str, ...]]
+"""Tells the digests of one tenant's keys as they are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Whose request it is, and what that is promised."""
+
+    tenant: str = ""
+    slo_class: str = ""
+    slo: SloClass | None = None
+
+
+class Clients:
+    """Tenants and classes of one router."""
+
+    def __init__(
+        self, classes: Mapping[str, SloClass], tenants: Mapping[str, Tenant], keys: Mapping[str, Keys]
+    ) -> None:
+        """`keys`: of each tenant."""
+        self._classes: Final = classes
+        self._tenants: Final = tenants
+        self._keys: Final = keys
+        self._digests: dict[str, tuple[str, ...]] = {}
+        self._read_at = -1.0
+        self._salts: Final = {
+            name: _salt(name) for name, tenant in tenants.items() if tenant.cache_scope is CacheScope.TENANT
+        }
+
+    @property
+    def closed(self) -> bool:
+        """Whether a key is asked for."""
+        return bool(self._tenants)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The tenants' weights."""
+        return {name: tenant.share for name, tenant in self._tenants.items()}
+
+    # --- who ----------------------------------------------------------------------------------------------------------
+
+    def tenant(self, headers: Mapping[str, str], now: float) -> str:
+        """Whose key a request has; empty where none is asked for. `now` in monotonic seconds.
+
+        Raises:
+            ApiError: 401 without a known key.
+        """
+        if not self.closed:
+            return ""
+        key = _key_in(headers)
+        if not key:
+            raise _unauthorized("No API key: send `Authorization: Bearer KEY`.")
+        if self._read_at < 0 or now - self._read_at >= KEYS_EVERY_S:
+            self._read_at = now
+            self._digests = {name: read() for name, read in self._keys.items()}
+        found = whose(key, self._digests)
+        if found is None:
+            raise _unauthorized("This API key is not known here.")
+        return found
+
+    # --- which class --------------------------------------------------------------------------------------------------
+
+    def client(self, tenant: str, headers: Mapping[str, str]) -> Client:
+        """A tenant's request of the class that it names, or of the usual one. Without classes a name means nothing.
+
+        Raises:
+            ApiError: 400 for a class that there is not, 403 for one that is not this tenant's.
+        """
+        if not self._classes:
+            return Client(tenant)
+        named = headers.get(CLASS_HEADER)
+        if named is None:
+            usual = self._usual(tenant)
+            return Client(tenant, usual, self._classes.get(usual))
+        allowed = self._allowed(tenant)
+        if named in allowed:
+            return Client(tenant, named, self._classes[named])
+        yours = ", ".join(f"`{name}`" for name in allowed)
+        if named in self._classes:
+            message = f"The class `{named}` is not for this key. It may use: {yours}."
+            raise ApiError(403, "PermissionDeniedError", message, CLASS_HEADER)
+        raise bad_request(
+            f"`{CLASS_HEADER}` is `{named[:80]}`: there is no such class. Use one of {yours}.", CLASS_HEADER
+        )
+
+    def _allowed(self, tenant: str) -> tuple[str, ...]:
+        said = self._tenants.get(tenant)
+        return said.classes if said is not None and said.classes else tuple(self._classes)
+
+    def _usual(self, tenant: str) -> str:
+        said = self._tenants.get(tenant)
+        if said is None:
+            return ""
+        return said.default_class or (said.classes[0] if said.classes else "")
+
+    # --- whose prefixes -----------------------------------------------------------------------------------------------
+
+    def salt(self, tenant: str, body: dict[str, Any]) -> None:
+        """Have engines keep this tenant's prefixes apart, where the client does not ask for more than that."""
+        if tenant in self._salts and body.get("cache_salt") is None:
+            body["cache_salt"] = self._salts[tenant]
+
+    def scope(self, tenant: str) -> str | None:
+        """Whose text a prompt's names are to match (`router.chunks`); None: everybody's who shares."""
+        return None if self.closed and tenant not in self._salts else tenant
+
+
+def _salt(tenant: str) -> str:
+    """Of no client's own: `cluster.wire.strip` hashes salts of one character or more, in the tenant's namespace."""
+    return hashlib.sha256(f"{tenant}\0".encode()).hexdigest()
+
+
+def _key_in(headers: Mapping[str, str]) -> str:
+    said = headers.get("Authorization", "")
+    if said[: len(_SCHEME)].lower() == _SCHEME:
+        return said[len(_SCHEME) :].strip()
+    return headers.get("x-api-key", "").strip()
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, "AuthenticationError", message)

@@ -1,0 +1,121 @@
+"""What a router makes of a request before it chooses: prompt size, prefix names, expected answer. Pure.
+
+Nothing here reads a token: sizes are guessed from bytes by ratios that engines' `usage` corrects (`router.tokens`),
+prefixes are named by text (`router.chunks`), lengths by what ended before (`router.lengths`, through `Foresight`). Only
+routers whose policy or admission foresees anything have an intake: it costs them some tens of microseconds a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, Final
+
+from router.chunks import CHUNK_BYTES, Hasher, prompt_text
+from router.exact import COMPLETIONS
+from router.foresight import Foresight
+from router.lengths import Lengths, cues_of
+from router.policy.candidates import Wanted
+from router.tokens import Kind, Ratios, kind_of
+
+COMPLETION_TOKENS: Final = 16
+"""vLLM's ``max_tokens`` of a completion that names none (chats then have the rest of the context)."""
+
+KEY_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One request as taken in."""
+
+    wanted: Wanted
+    lengths: Lengths
+    kind: Kind
+    text_bytes: int
+
+
+class Intake:
+    """Of one router."""
+
+    def __init__(self, foresight: Foresight, key: bytes) -> None:
+        """`key`: for names of chunks, the same for all routers that are to understand each other's."""
+        self._foresight: Final = foresight
+        self._hasher: Final = Hasher(key)
+        self._ratios: Final = Ratios()
+
+    def take(self, wanted: Wanted, path: str, body: Mapping[str, Any], *, scope: str | None) -> Taken:
+        """The same request with everything that can be foretold of it.
+
+        Args:
+            wanted: tenant, class, model and arrival are known.
+            path: the endpoint.
+            body: already stripped.
+            scope: whose text its names match (`Clients.scope`).
+        """
+        text = prompt_text(body)
+        model = wanted.model or ""
+        kind = Kind.IDS if _is_ids(body) else kind_of(text)
+        tokens = self._ratios.estimate(wanted.tenant, model, kind, len(text)).tokens
+        salt = body.get("cache_salt")
+        names = self._hasher.names(self._hasher.scope(model, scope, salt if isinstance(salt, str) else ""), text)
+        wanted = replace(
+            wanted, prompt_tokens=tokens, prefix=tuple(names), prefix_block_tokens=_chunk_tokens(tokens, len(text))
+        )
+        wanted, lengths = self._foresight.foretell(
+            wanted,
+            max_tokens=_limit(path, body),
+            min_tokens=_count(body.get("min_tokens")) or 0,
+            ignore_eos=body.get("ignore_eos") is True,
+            cues=cues_of(body),
+        )
+        return Taken(wanted, lengths, kind, len(text))
+
+    def told(self, wanted: Wanted, taken: Taken, usage: Mapping[str, Any]) -> Wanted:
+        """An engine has counted the prompt's tokens: learned from, and put in place of what had been estimated."""
+        tokens = _count(usage.get("prompt_tokens"))
+        if tokens is None or not taken.text_bytes:
+            return wanted
+        self._ratios.learn(wanted.tenant, wanted.model or "", taken.kind, taken.text_bytes, tokens)
+        return replace(wanted, prompt_tokens=tokens, prefix_block_tokens=_chunk_tokens(tokens, taken.text_bytes))
+
+
+def cached_in(usage: Mapping[str, Any]) -> int | None:
+    """Tokens of a prompt that came from the cache; None where the engine does not say (vLLM does with
+    ``--enable-prompt-tokens-details``).
+    """
+    details = usage.get("prompt_tokens_details")
+    return _count(details.get("cached_tokens"), least=0) if isinstance(details, Mapping) else None
+
+
+def answer_tokens(usage: Mapping[str, Any]) -> int | None:
+    """Tokens of an answer."""
+    return _count(usage.get("completion_tokens"))
+
+
+def chunk_key(secret: bytes) -> bytes:
+    """A key for names of chunks from a secret that all routers of the fleet have."""
+    return blake2b(secret[:64], digest_size=KEY_BYTES, person=b"baton chunks").digest()
+
+
+def _chunk_tokens(tokens: int, text_bytes: int) -> float:
+    return CHUNK_BYTES * tokens / text_bytes if text_bytes else 0.0
+
+
+def _limit(path: str, body: Mapping[str, Any]) -> int | None:
+    """The answer's limit as vLLM reads it."""
+    limit = body.get("max_completion_tokens")
+    limit = _count(body.get("max_tokens") if limit is None else limit)
+    return COMPLETION_TOKENS if limit is None and path == COMPLETIONS else limit
+
+
+def _count(value: object, *, least: int = 1) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= least else None
+
+
+def _is_ids(body: Mapping[str, Any]) -> bool:
+    prompt = body.get("prompt")
+    if "messages" in body or not isinstance(prompt, list) or not prompt:
+        return False
+    first = prompt[0]
+    return isinstance(first[0] if isinstance(first, list) and first else first, int)
