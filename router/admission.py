@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from router.columns import Bools, Ints
-from router.prices import Prices
+from router.prices import Prices, prices_of
 
 if TYPE_CHECKING:
     from router.policy.candidates import Wanted
@@ -66,7 +66,7 @@ class Gate:
     def prompts(self, prices: Prices) -> Bools:
         """Rows where a prompt would be computed at once, or nearly so."""
         if not prices.wanted.ttft_ms:
-            return np.ones(len(prices.waits), dtype=np.bool_)
+            return prices.places
         book = prices.fleet.book
         found: Bools = (prices.waits <= book.speeds.first + AHEAD_MS) | (book.prompts < 2)
         if prices.wanted.late:
@@ -80,10 +80,8 @@ class Gate:
     def answers(self, prices: Prices) -> Bools:
         """Rows where an answer keeps its target, and leaves those there theirs."""
         book = prices.fleet.book
-        strictest = np.where(book.strictest > 0, book.strictest, np.inf)
-        found: Bools = prices.tpot <= MARGIN * strictest
-        if prices.tpot_ms:
-            found &= prices.tpot <= MARGIN * prices.tpot_ms
+        own = prices.tpot_ms or math.inf
+        found: Bools = prices.tpot <= MARGIN * np.minimum(book.strictest, own)
         return found | (book.decoding == 0)
 
     def queue_ms(self, servers: int) -> float:
@@ -92,7 +90,7 @@ class Gate:
 
     def for_rows(self, fleet: Fleet, rows: Ints, wanted: Wanted) -> Bools:
         """For policies that know of legs alone: what their instances' roles would have them do."""
-        prices = Prices(fleet, wanted)
+        prices = prices_of(fleet, wanted)
         columns = fleet.columns
         prompts = prices.open[rows] | ~columns.prefills[rows]
         return prompts & ((self.answers(prices) & prices.fits())[rows] | ~columns.decodes[rows])

@@ -28,7 +28,7 @@ from router.speeds import UNKNOWN, Make, Speeds
 DUTY_S: Final = 5.0
 """Over which prefill's part of an instance's time is averaged: some answers' length of a 32B model, several of an 8B's.
 Shorter, and one long prompt looks like steady load; longer, and a burst is over before it is seen."""
-DUTY_MAX: Final = 0.9
+IDLE_MIN: Final = 0.1
 
 NEARLY: Final = 0.9
 """Of a target: steps grow while an answer is made, as others join it."""
@@ -41,7 +41,7 @@ TOGETHER_S: Final = 0.001
 """Ends of one engine step are no further apart than this."""
 
 _COLUMNS: Final = (
-    "backlog", "since", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean", "kv_variance",
+    "backlog", "since", "ends", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean", "kv_variance",
     "strictest", "recent", "recent_at", "stalled",
 )  # fmt: skip
 
@@ -54,7 +54,7 @@ class Booking:
     mean_tokens: float
     """Expected length of its answer."""
     short_tokens: float
-    """Length that half of such answers do not reach."""
+    """Length of a short one."""
     variance: float
     tpot_ms: float = math.inf
     """Its target."""
@@ -99,6 +99,8 @@ class Book:
         self.speeds: Final = Speeds()
         self.backlog: Floats = np.zeros(0)
         """Predicted milliseconds of prompts placed there and not done."""
+        self.ends: Floats = np.zeros(0)
+        """Milliseconds; when all of them will be done."""
         self.prompts: Floats = np.zeros(0)
         """How many these are."""
         self.since: Floats = np.zeros(0)
@@ -115,7 +117,9 @@ class Book:
         self.kv_variance: Floats = np.zeros(0)
         """Tokens of KV they will have at their ends."""
         self.strictest: Floats = np.zeros(0)
-        """The least TPOT target among them, ms; 0: none has one."""
+        """The least TPOT target among them, ms; infinite where none has one."""
+        self.answers = 0
+        """All of them."""
         self.recent: Floats = np.zeros(0)
         self.recent_at: Floats = np.zeros(0)
         """Milliseconds of prompts placed of late, decayed; and when that was."""
@@ -132,6 +136,7 @@ class Book:
         for name in _COLUMNS:
             column: NDArray[np.float64] = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(more)]))
+        self.strictest[former:] = math.inf
         self._rows.extend(_Row() for _ in range(more))
         self.speeds.reach(rows)
 
@@ -139,9 +144,11 @@ class Book:
         """An instance has this row now. What was booked for another is void."""
         self.reach(row + 1)
         life = self._rows[row].life
+        self.answers -= int(self.decoding[row])
         self._rows[row] = _Row(life=life + 1)
         for name in _COLUMNS:
             getattr(self, name)[row] = 0.0
+        self.strictest[row] = math.inf
         self.speeds.know(row, make or UNKNOWN)
         self._steps(row)
 
@@ -149,14 +156,13 @@ class Book:
 
     def waits_ms(self, now: float) -> Floats:
         """How long a prompt placed now waits for those before it, by row."""
-        done = (now - self.since) * 1000.0
-        left: Floats = np.maximum(self.backlog - done, 0.0)
+        left: Floats = np.maximum(self.ends - now * 1000.0, 0.0)
         return left
 
-    def duty(self, now: float) -> Floats:
-        """Part of each instance's time that prompts have taken of late, up to `DUTY_MAX`."""
-        decay = np.exp((self.recent_at - now) / DUTY_S)
-        share: Floats = np.minimum(self.recent * decay / (DUTY_S * 1000.0), DUTY_MAX)
+    def idle(self, now: float) -> Floats:
+        """Part of each instance's time that prompts have left to answers of late, `IDLE_MIN` at least."""
+        decayed = self.recent * np.exp((self.recent_at - now) * (1.0 / DUTY_S))
+        share: Floats = np.maximum(1.0 - decayed * (0.001 / DUTY_S), IDLE_MIN)
         return share
 
     def harmed(self, row: int, ms: float) -> int:
@@ -164,9 +170,11 @@ class Book:
         limits, stalled = self._rows[row].limits, float(self.stalled[row])
         return bisect_right(limits, stalled + ms) - bisect_right(limits, stalled)
 
-    def kv_needed(self) -> Floats:
-        """Tokens of KV that answers placed there will come to need, with `SPREAD` of room, by row."""
-        needed: Floats = self.kv_mean + SPREAD * np.sqrt(self.kv_variance)
+    def kv_needed(self, variance: float) -> Floats:
+        """Tokens of KV that answers placed there will come to need, with `SPREAD` of room for these and one more that
+        may be so much off, by row.
+        """
+        needed: Floats = self.kv_mean + SPREAD * np.sqrt(self.kv_variance + variance)
         return needed
 
     # --- what happens -------------------------------------------------------------------------------------------------
@@ -183,6 +191,7 @@ class Book:
             self.backlog[row] = 0.0
         self.prompts[row] += 1
         self.backlog[row] += ms
+        self.ends[row] = float(self.since[row]) * 1000.0 + float(self.backlog[row])
         self.stalled[row] += stall_ms
         self.recent[row] = float(self.recent[row]) * math.exp((float(self.recent_at[row]) - now) / DUTY_S) + stall_ms
         self.recent_at[row] = now
@@ -198,6 +207,7 @@ class Book:
         if done:
             self._time_prompt(row, booking, now)
             self.since[row] = now
+        self.ends[row] = float(self.since[row]) * 1000.0 + float(self.backlog[row])
 
     def _time_prompt(self, row: int, booking: Booking, now: float) -> None:
         """Learn from the time since the one before. Prompts of one step end together, and are one observation."""
@@ -251,7 +261,7 @@ class Book:
             at.targets[booking.tpot_ms] -= 1
             if not at.targets[booking.tpot_ms]:
                 del at.targets[booking.tpot_ms]
-            self.strictest[row] = min(at.targets, default=0.0)
+            self.strictest[row] = min(at.targets, default=math.inf)
         if booking.opened_s >= 0 and math.isfinite(booking.limit_ms):
             found = bisect_left(at.limits, booking.limit_ms)
             if found < len(at.limits) and at.limits[found] == booking.limit_ms:
@@ -269,6 +279,7 @@ class Book:
 
     def _count(self, booking: Booking, row: int, sign: int) -> None:
         self.decoding[row] += sign
+        self.answers += sign
         self.answer_context[row] = max(0.0, self.answer_context[row] + sign * booking.context)
         self.kv_mean[row] = max(0.0, self.kv_mean[row] + sign * (booking.prompt_tokens + booking.mean_tokens))
         self.kv_variance[row] = max(0.0, self.kv_variance[row] + sign * booking.variance)

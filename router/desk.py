@@ -19,7 +19,7 @@ from router.admission import NO_PROMISE, Gate, Line, Promise
 from router.foresight import Expected, Foresight
 from router.journey import Choose, Chosen, Lost
 from router.policy.candidates import Wanted
-from router.prices import Prices
+from router.prices import prices_of
 from router.view import Fleet, View
 from router.waiting import Waiting
 
@@ -150,8 +150,8 @@ class Desk:
         rows = self.view.all().ready(wanted.model).any
         if not len(rows) or not self.view.all().book.speeds.sure(rows):
             return wanted
-        prices = Prices(self.view.all(), wanted)
-        if float((prices.ttft - prices.waits)[rows].min()) <= wanted.ttft_ms:
+        prices = prices_of(self.view.all(), wanted)
+        if float(prices.alone[rows].min()) <= wanted.ttft_ms:
             return wanted
         self._cannot(seat)
         return replace(wanted, ttft_ms=seat.promise.ttft_ms, tpot_ms=seat.promise.tpot_ms, late=seat.late)
@@ -170,7 +170,7 @@ class Desk:
             return ()
         fleet = self.view.all()
         rows = fleet.ready(wanted.model).prefills
-        work_ms = float(Prices(fleet, wanted).prompt[rows].min()) if len(rows) else 0.0
+        work_ms = float(prices_of(fleet, wanted).prompt[rows].min()) if len(rows) else 0.0
         self.line.enter(seat, wanted, work_ms, wanted.now)
         calls: Calls = ()
         sure = len(rows) and fleet.book.speeds.sure(rows)

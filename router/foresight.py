@@ -17,8 +17,11 @@ from router.journey import Chosen
 from router.lengths import Features, Lengths, Predictor
 from router.policy.candidates import Wanted
 from router.prefixes import Sent
-from router.prices import OUTPUT_UNKNOWN, Prices
+from router.prices import OUTPUT_UNKNOWN, Prices, prices_of
 from router.view import Fleet
+
+SHORT: Final = 0.2
+"""Quantile that stands for a short answer: a pause is spread over few tokens there, and one in five is shorter still."""
 
 _SIGMAS: Final = 1.2816
 """Standard deviations from a normal's median to its 0.9 quantile."""
@@ -66,7 +69,10 @@ class Foresight:
         middle, high, _ = found.served
         spread = (high - middle) / _SIGMAS
         told = replace(
-            wanted, output_tokens=max(1.0, found.mean), output_middle=float(middle), output_variance=spread * spread
+            wanted,
+            output_tokens=max(1.0, found.mean),
+            output_short=float(found.quantile(SHORT)),
+            output_variance=spread * spread,
         )
         return told, found
 
@@ -74,14 +80,14 @@ class Foresight:
         """The policy has found a place. Tells what it was predicted to cost there."""
         fleet, book = self._fleet, self._fleet.book
         assert chosen.decode is not None
-        prices = Prices(fleet, wanted)
+        prices = prices_of(fleet, wanted)
         prompt_row = fleet.by_id[chosen.prefill or chosen.decode].row
         answer_row = fleet.by_id[chosen.decode].row
         self.let_go(expected, wanted.now)
         booking = expected.booking = Booking(
             prompt_tokens=wanted.prompt_tokens,
             mean_tokens=wanted.output_tokens or OUTPUT_UNKNOWN,
-            short_tokens=wanted.output_middle or OUTPUT_UNKNOWN,
+            short_tokens=wanted.output_short or OUTPUT_UNKNOWN,
             variance=wanted.output_variance,
             tpot_ms=wanted.tpot_ms or math.inf,
         )

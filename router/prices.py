@@ -1,7 +1,11 @@
-"""What a place for one request costs the fleet, by row of its columns: time, and targets missed. Pure.
+"""What a place for one request costs the fleet, by row of its columns. Pure.
 
-The price of a place, in milliseconds, is what all requests together lose by it (`router.policy.workload` says which
-parts there are, and compares them; `router.admission` looks at the same predictions for what is promised).
+A price is a part of what was promised: a first token after half of its target costs one half, and the more the less
+there is left (`_barrier`); a target missed costs `MISS`, whosever it is. Without targets, `LOOSE` times an idle
+instance's latency takes their place. `router.policy.workload` says which parts there are and compares them;
+`router.admission` looks at the same predictions for what is promised.
+
+Everything is computed once for all rows, and not before somebody asks: a choice among 16 instances has some 60 µs.
 """
 
 from __future__ import annotations
@@ -10,77 +14,100 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from router.columns import Bools, Floats, Ints
+from router.columns import Bools, Floats
 
 if TYPE_CHECKING:
     from router.policy.candidates import Wanted
     from router.view import Fleet
 
 MISS: Final = 10.0
-"""A missed target is worth so many times a request's whole latency at its targets: nobody saves time for others by
-missing one, and of two places that miss it the faster one is still taken."""
+"""Of a missed target: nobody saves time for others by missing one, and of two places that miss it the faster one is
+still taken."""
 
 LOOSE: Final = 5.0
-"""Without targets, time is counted in so many times what an idle instance would take."""
 
 BARRIER_MAX: Final = 0.95
+"""What is left of a budget counts as a twentieth at least."""
 
 RAMP: Final = (0.85, 1.1)
 """From this part of a target on, a prediction counts as partly missed, beyond this as missed: what is predicted here
 comes out within some 10 % (docs/policy.md)."""
 
-PULL_MS: Final = 4.0
-"""A decode leg's way to its pull beside the bytes: two milliseconds of its engine's front end, and half a step."""
+PULL_MS, PULL_STEPS = 3.0, 3.0
+"""A handoff's pause beside its bytes: its engine's front end and the messages, and steps of D's: the one under way when
+the leg comes, the one after which the blocks are there (steps are decided ahead), and the one that makes the seeded
+token once more (seen on the twin: 24.7 ms where a step takes 7.2).
+"""
 
 OUTPUT_UNKNOWN: Final = 200.0
 """Tokens of an answer where nobody predicts: `router.lengths.PRIOR_P50`."""
+
+_SLOPE: Final = 1.0 / (RAMP[1] - RAMP[0])
+
+
+def prices_of(fleet: Fleet, wanted: Wanted) -> Prices:
+    """Computed once for each time a request asks: policy, admission and book look at the same ones."""
+    known = fleet.priced
+    if known is not None and known.wanted is wanted:
+        return known
+    found = fleet.priced = Prices(fleet, wanted)
+    return found
 
 
 class Prices:
     """Everything that one choice compares, by row of the columns."""
 
     def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
-        book, now = fleet.book, wanted.now
+        book = fleet.book
         self.fleet: Final = fleet
         self.wanted: Final = wanted
-        self.output = wanted.output_tokens or OUTPUT_UNKNOWN
-        self.short = max(2.0, wanted.output_middle or OUTPUT_UNKNOWN)
-        """Tokens that a pause is spread over: of half of such answers, or fewer."""
-        self.waited_ms = max(0.0, now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
-        binding = not wanted.late
-        self.ttft_ms = wanted.ttft_ms if binding else 0.0
-        self.tpot_ms = wanted.tpot_ms
-        self.promised = bool(wanted.ttft_ms or wanted.tpot_ms)
-        self.limits: Ints = fleet.columns.limits(wanted.routers)
-        self.places: Bools = fleet.columns.inflight < self.limits
+        self.output: Final = wanted.output_tokens or OUTPUT_UNKNOWN
+        self.short: Final = max(2.0, wanted.output_short or OUTPUT_UNKNOWN)
+        """Tokens that a pause is spread over, in a short answer."""
+        self.ttft_ms: Final = 0.0 if wanted.late else wanted.ttft_ms
+        self.tpot_ms: Final = wanted.tpot_ms
+        self.promised: Final = bool(wanted.ttft_ms or wanted.tpot_ms)
+        self.places: Final[Bools] = fleet.columns.inflight < fleet.columns.limits(wanted.routers)
         tokens = max(1, wanted.prompt_tokens)
         speeds = book.speeds
-        self.waits: Floats = book.waits_ms(now)
+        self.waits: Final[Floats] = book.waits_ms(wanted.now)
         self.prompt: Floats = speeds.prompts_ms(tokens)
-        self._less_cached(fleet, tokens)
-        self.stall: Floats = np.maximum(0.0, self.prompt - speeds.shared_ms(tokens))
-        self.prompt = self.prompt + speeds.steps(tokens) * book.beside
-        self.ttft: Floats = self.waited_ms + self.waits + self.prompt + speeds.first + speeds.overhead
+        self.cached: Final[dict[int, int]] = {}
+        self._less_cached(tokens)
+        self.stall: Final[Floats] = np.maximum(self.prompt - speeds.shared_ms(tokens), 0.0)
+        """Milliseconds that answers there would wait for its prompt."""
+        self.prompt = self.prompt + book.beside * speeds.steps(tokens)
+        waited_ms = max(0.0, wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
+        self.alone: Final[Floats] = self.prompt + (speeds.lead + waited_ms)
+        """Its first token with nobody before it."""
+        self.ttft: Floats = self.alone + self.waits
         gate = fleet.gate
-        self.open: Bools = self.places if gate is None else self.places & gate.prompts(self)
+        self.open: Bools = self.places
         """Rows where its prompt would be computed at once, or nearly so."""
-        if gate is not None and not self.open.all():  # elsewhere it is not the only one that waits
-            self.ttft = np.where(self.open, self.ttft, self.ttft + gate.queue_ms(len(self.ttft)))
-        self.duty: Floats = book.duty(now)
+        if gate is not None:
+            self.open = self.places & gate.prompts(self)
+            if not self.open.all():  # elsewhere it is not the only one that waits
+                self.ttft = np.where(self.open, self.ttft, self.ttft + gate.queue_ms(len(fleet)))
         context = tokens + self.output / 2
-        self.longer: Floats = speeds.request + speeds.context * context
-        self.step: Floats = book.step + self.longer
-        alone: Floats = book.decoding == 0
-        if alone.any():  # a first answer brings the step itself
-            self.step = np.where(alone, self._steps_alone(context), self.step)
-        self.tpot: Floats = self.step / (1.0 - self.duty)
-        self.ttft_unit = wanted.ttft_ms or LOOSE * float((self.prompt + speeds.first).min())
-        self.tpot_unit = wanted.tpot_ms or LOOSE * float(self._steps_alone(context).min())
+        self.longer: Final[Floats] = speeds.request + speeds.context * context
+        """By how much it makes a step longer."""
+        self.idle: Final[Floats] = book.idle(wanted.now)
+        step = book.step + self.longer
+        self._alone_ms = 0.0
+        if not book.decoding.all():  # a first answer brings the step itself
+            alone = self._steps_alone(context)
+            self._alone_ms = float(alone.min())
+            step = np.where(book.decoding == 0, alone, step)
+        self.step: Final[Floats] = step
+        self.tpot: Final[Floats] = step / self.idle
+        self.ttft_unit: Final = wanted.ttft_ms or LOOSE * float(self.alone.min())
+        self.tpot_unit: Final = wanted.tpot_ms or LOOSE * (self._alone_ms or float(self._steps_alone(context).min()))
+        self._of_prefill: Floats | None = None
+        self._of_decode: Floats | None = None
 
-    def _less_cached(self, fleet: Fleet, tokens: int) -> None:
+    def _less_cached(self, tokens: int) -> None:
         """What is in an instance's cache is not computed again; its last token always is."""
-        self.cached: dict[int, int] = {}
-        wanted = self.wanted
+        fleet, wanted = self.fleet, self.wanted
         if fleet.prefixes is None or not wanted.prefix:
             return
         speeds = fleet.book.speeds
@@ -95,32 +122,25 @@ class Prices:
 
     def _steps_alone(self, context: float) -> Floats:
         speeds = self.fleet.book.speeds
-        each = np.array([make.decode.requests_ms(1) + make.decode.context_ms * context for make in speeds.makes])
-        found: Floats = each[speeds.make_of_row] * speeds.decode_factor
+        each = [make.decode.requests_ms(1) + make.decode.context_ms * context for make in speeds.makes]
+        found: Floats = speeds.spread(each) * speeds.decode_factor
         return found
-
-    def handoff(self, prefill: int, decode: int) -> float:
-        """Price of moving the KV from one to the other: a pause between the first and the second token."""
-        pause_ms = PULL_MS + self.fleet.book.speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode)
-        each_ms = pause_ms / (self.short - 1)
-        price = pause_ms / (self.tpot_unit * self.output)
-        if self.tpot_ms:
-            tpot_ms = float(self.tpot[decode])
-            more = _share_missed((tpot_ms + each_ms) / self.tpot_ms) - _share_missed(tpot_ms / self.tpot_ms)
-            price += MISS * more
-        return price
 
     # --- prices -------------------------------------------------------------------------------------------------------
 
     def of_prefill(self) -> Floats:
-        """By row, without what exactly it does to the targets of those who decode there."""
-        book = self.fleet.book
-        near = _barrier(book.step / (1.0 - self.duty) / self.tpot_unit)
-        stall = book.decoding * self.stall / (self.tpot_unit * self.output) * near
-        price: Floats = self.ttft / self.ttft_unit * _barrier(self.ttft / self.ttft_unit) + stall
-        if self.ttft_ms:
-            price = price + MISS * _missed(self.ttft / self.ttft_ms)
-        return price
+        """By row, without what exactly it does to the targets of those who decode there (`harm`)."""
+        if self._of_prefill is None:
+            book = self.fleet.book
+            used = self.ttft / self.ttft_unit
+            price = used * _barrier(used)
+            if self.ttft_ms:
+                price += _missed(used) * MISS
+            if book.answers:
+                near = _barrier(book.step / (self.idle * self.tpot_unit))
+                price += book.decoding * self.stall * near / (self.tpot_unit * self.short)
+            self._of_prefill = price
+        return self._of_prefill
 
     def harm(self, row: int) -> float:
         """What this prompt does to the targets of answers there."""
@@ -129,37 +149,55 @@ class Prices:
         return MISS * self.fleet.book.harmed(row, float(self.stall[row]))
 
     def of_decode(self) -> Floats:
-        """By row."""
-        book = self.fleet.book
-        idle = 1.0 - self.duty
-        used = self.tpot / self.tpot_unit
-        price: Floats = (used + book.decoding * self.longer / idle / self.tpot_unit) * _barrier(used)
-        if self.tpot_ms:
-            price = price + MISS * _missed(self.tpot / self.tpot_ms)
-        if self.promised:
-            price = price + MISS * self._pushed_over(idle)
-        return price
+        """By row: its own time, and what its part of each step takes from the others."""
+        if self._of_decode is None:
+            book = self.fleet.book
+            used = self.tpot / self.tpot_unit
+            others = book.decoding * self.longer / self.idle / self.tpot_unit
+            price = (used + others) * _barrier(used)
+            if self.promised:
+                if self.tpot_ms:
+                    price += _missed(used) * MISS
+                price += self._pushed_over()
+            self._of_decode = price
+        return self._of_decode
 
-    def _pushed_over(self, idle: Floats) -> Floats:
-        """Answers there that come to miss their target by one more beside them, as a number."""
+    def _pushed_over(self) -> Floats:
+        """Targets of answers there that come to be missed by one more beside them."""
         book = self.fleet.book
-        strictest = np.where(book.strictest > 0, book.strictest, np.inf)
-        more = _missed(self.tpot / strictest) - _missed(book.step / idle / strictest)
-        found: Floats = book.decoding * more
+        limit = book.strictest * self.idle
+        found: Floats = (_missed(self.step / limit) - _missed(book.step / limit)) * (book.decoding * MISS)
         return found
 
+    def pause(self, decode: int) -> float:
+        """A handoff to there, whoever it is from: a pause between the first and the second token."""
+        return self._pause(decode, PULL_MS + PULL_STEPS * float(self.step[decode]))
+
+    def moving(self, prefill: int, decode: int) -> float:
+        """What the bytes add to it."""
+        moving_ms = self.fleet.book.speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode)
+        return self._pause(decode, moving_ms) if moving_ms > 0 else 0.0
+
+    def _pause(self, decode: int, pause_ms: float) -> float:
+        price = pause_ms / (self.tpot_unit * self.output)
+        if self.tpot_ms:
+            used = float(self.tpot[decode]) / self.tpot_ms
+            with_it = used + pause_ms / ((self.short - 1) * self.tpot_ms)
+            price += MISS * (_share_missed(with_it) - _share_missed(used))
+        return price
+
     def fits(self) -> Bools:
-        """Rows with memory left for its prompt and answer."""
-        book = self.fleet.book
-        variance = book.kv_variance + self.wanted.output_variance
-        needed = book.kv_mean + self.wanted.prompt_tokens + self.output + 2.0 * np.sqrt(variance)
-        found: Bools = needed <= book.speeds.capacity[: len(needed)]
-        return found | (book.decoding == 0)
+        """Rows with memory left for its prompt and answer; an empty one always has."""
+        book, wanted = self.fleet.book, self.wanted
+        if not book.answers:
+            return self.places
+        needed = book.kv_needed(wanted.output_variance) + (wanted.prompt_tokens + self.output)
+        found: Bools = (needed <= book.speeds.capacity) | (book.decoding == 0)
+        return found
 
 
 def _share_missed(ratio: float) -> float:
-    low, high = RAMP
-    return min(1.0, max(0.0, (ratio - low) / (high - low)))
+    return min(1.0, max(0.0, (ratio - RAMP[0]) * _SLOPE))
 
 
 def _barrier(used: Floats) -> Floats:
@@ -170,6 +208,5 @@ def _barrier(used: Floats) -> Floats:
 
 def _missed(ratio: Floats) -> Floats:
     """A prediction over its target as a share of a miss."""
-    low, high = RAMP
-    found: Floats = np.clip((ratio - low) / (high - low), 0.0, 1.0)
+    found: Floats = np.minimum(np.maximum((ratio - RAMP[0]) * _SLOPE, 0.0), 1.0)
     return found

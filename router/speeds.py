@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +101,8 @@ class Speeds:
 
     def __init__(self) -> None:
         self.makes: Final[list[Make]] = [UNKNOWN]
+        self._alike: int | None = 0
+        """The make that all rows have, as far as somebody has looked."""
         self.make_of_row: Ints = np.zeros(0, dtype=np.int64)
         self.prefill_factor: Floats = np.zeros(0)
         self.decode_factor: Floats = np.zeros(0)
@@ -112,6 +114,8 @@ class Speeds:
         self.overhead: Floats = np.zeros(0)
         """Milliseconds that a prompt has been seen to take beside its work: the step under way when it came, the like.
         It delays a first token; it is no time of the engine's that others could use."""
+        self.lead: Floats = np.zeros(0)
+        """Both."""
         self.capacity: Floats = np.zeros(0)
         self._steps_seen: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._prompts: Final[list[_Line]] = []
@@ -122,7 +126,7 @@ class Speeds:
         more = rows - former
         if more <= 0:
             return
-        for name in ("prefill_factor", "decode_factor", "request", "context", "first", "overhead", "capacity"):
+        for name in ("prefill_factor", "decode_factor", "request", "context", "first", "overhead", "lead", "capacity"):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more)]))
         self.make_of_row = np.concatenate([self.make_of_row, np.zeros(more, dtype=np.int64)])
         self._steps_seen = np.concatenate([self._steps_seen, np.zeros(more, dtype=np.int64)])
@@ -136,11 +140,18 @@ class Speeds:
         if make not in self.makes:
             self.makes.append(make)
         self.make_of_row[row] = self.makes.index(make)
+        self._alike = None
         self.prefill_factor[row] = self.decode_factor[row] = 1.0
         self._steps_seen[row] = self.overhead[row] = 0
         self._prompts[row] = _Line()
         self.first[row], self.capacity[row] = make.first_ms, make.capacity_tokens
+        self.lead[row] = make.first_ms
         self._slopes(row)
+
+    def look(self, rows: Ints) -> None:
+        """These are all that are there: are they alike? Rows that nobody has are not asked about."""
+        kinds = set(self.make_of_row[rows].tolist())
+        self._alike = kinds.pop() if len(kinds) == 1 else None
 
     def make(self, row: int) -> Make:
         """The row's."""
@@ -160,22 +171,26 @@ class Speeds:
 
     def prompts_ms(self, tokens: int) -> Floats:
         """A prompt of which nothing is cached, by row, without what decodes beside it."""
-        each = np.array([make.prompt_ms(tokens) for make in self.makes])
-        return each[self.make_of_row] * self.prefill_factor
+        return self.spread([make.prompt_ms(tokens) for make in self.makes]) * self.prefill_factor
 
     def prompt_ms(self, row: int, new_tokens: float, cached_tokens: float) -> float:
         """The same for one row, part of it cached."""
         return self.make(row).prompt_ms(new_tokens, cached_tokens) * float(self.prefill_factor[row])
 
-    def steps(self, tokens: int) -> Floats:
+    def spread(self, each: list[float]) -> Any:
+        """What each make has, by row; one number where all rows have the same."""
+        if self._alike is not None:
+            return each[self._alike]
+        return np.array(each)[self.make_of_row]
+
+    def steps(self, tokens: int) -> Any:
         """Engine steps of a prompt, by row."""
-        return np.array([make.steps(tokens) for make in self.makes])[self.make_of_row]
+        return self.spread([make.steps(tokens) for make in self.makes])
 
     def shared_ms(self, tokens: int) -> Floats:
         """Of a prompt's steps, what decoding beside it gets for nothing: weights are read once for both, by row."""
-        each = np.array([make.steps(tokens) * make.decode.decode_ms for make in self.makes])
-        found: Floats = each[self.make_of_row] * self.decode_factor
-        return found
+        each = [make.steps(tokens) * make.decode.decode_ms for make in self.makes]
+        return self.spread(each) * self.decode_factor
 
     def decode_ms(self, row: int, batch: int, context_tokens: float) -> float:
         """A step that makes one token for each of so many answers with so much context in all."""
@@ -203,7 +218,7 @@ class Speeds:
         slope, rest = line.fit()
         bound = self.make(row).off_max
         self.prefill_factor[row] = min(bound, max(1 / bound, slope))
-        self.overhead[row] = rest
+        self.overhead[row], self.lead[row] = rest, rest + float(self.first[row])
 
     def steps_took(self, row: int, predicted_ms: float, observed_ms: float) -> None:
         """An answer's mean time per token, predicted with the factor of now."""

@@ -22,6 +22,7 @@ from router.speeds import Make
 
 if TYPE_CHECKING:
     from router.admission import Gate
+    from router.prices import Prices
 
 FAILURES_UNTIL_DOWN = 2
 """Probes in a row that must fail before an instance is taken out: one lost probe on a busy machine is noise."""
@@ -204,6 +205,8 @@ class Fleet(Sequence[InstanceView]):
         """Who has which beginning of a prompt, where somebody keeps that."""
         self.gate: Gate | None = None
         """Where there is room without breaking a promise, where something is promised."""
+        self.priced: Prices | None = None
+        """What the last request was told (`router.prices.prices_of`)."""
         self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
         self._rows: dict[int, InstanceView] = {}
@@ -252,6 +255,7 @@ class Fleet(Sequence[InstanceView]):
             self._ranked = True
             for rank, name in enumerate(sorted(self.by_id)):
                 self.columns.order[self.by_id[name].row] = rank
+            self.book.speeds.look(np.array([view.row for view in self], dtype=np.int64))
 
     def put(self, view: InstanceView) -> None:
         """A new instance, or another incarnation in the old one's place."""

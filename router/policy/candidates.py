@@ -39,8 +39,8 @@ class Wanted:
     slo_class: str = ""
     output_tokens: float = 0.0
     """Expected length of its answer; 0: nobody has predicted it."""
-    output_middle: float = 0.0
-    """Its median: half of such answers are shorter, and pauses weigh more in them."""
+    output_short: float = 0.0
+    """One in five such answers is shorter: pauses weigh more in them."""
     output_variance: float = 0.0
     ttft_ms: float = 0.0
     """Its class's target for the first token, from its arrival; 0: none."""

@@ -23,11 +23,11 @@ import numpy as np
 from router.columns import Bools, Floats, Ints
 from router.journey import Chosen
 from router.policy.candidates import Wanted, ready
-from router.prices import Prices
+from router.prices import Prices, prices_of
 from router.view import Fleet, Ready
 
-K: Final = 8
-"""Candidates for each leg that are looked at closely (design 5.3)."""
+K: Final = 4
+"""Candidates for each leg that are looked at closely; design 5.3 allows 8."""
 
 WAITING: Final = 1.1
 """What can begin now may cost so many times what is worth waiting for."""
@@ -42,7 +42,7 @@ def workload(fleet: Fleet, wanted: Wanted) -> Chosen:
     found = ready(fleet, wanted)
     if not len(found.any):
         return Chosen(None, None, "no ready instance serves this model")
-    prices = Prices(fleet, wanted)
+    prices = prices_of(fleet, wanted)
     answers = prices.places & prices.fits()
     if fleet.gate is not None:
         answers = answers & fleet.gate.answers(prices)
@@ -56,6 +56,8 @@ class _Option(NamedTuple):
     """One way to serve it."""
 
     price: float
+    ranked: float
+    """With `HYSTERESIS`."""
     prefill: int
     """Row; equal to `decode` for a single instance."""
     decode: int
@@ -65,41 +67,38 @@ class _Option(NamedTuple):
 
 def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option]) -> Chosen:
     """A single instance is preferred by `HYSTERESIS`."""
-    ranked = sorted(
-        (each.price * (1.0 if each.prefill == each.decode else 1 + HYSTERESIS), at) for at, each in enumerate(options)
-    )
-    now = next((options[at] for _, at in ranked if options[at].open), None)
-    if now is None:
+    now = best = other = None
+    for each in options:  # few: the best of each kind, and the best of each that can begin now
+        if best is None or each.ranked < best.ranked:
+            best = each
+        if each.open and (now is None or each.ranked < now.ranked):
+            now, other = each, now
+        elif each.open:
+            other = each
+    if best is None or now is None:
         return Chosen(None, None, "every instance has its hands full", wait=True)
-    best = options[ranked[0][1]]
-    if not best.open and best.price * WAITING < now.price:
+    if not best.open and best.ranked * WAITING < now.ranked:
         because = f"{_say(fleet, prices, best)} is worth waiting for: now there is only {_say(fleet, prices, now)}"
         return Chosen(None, None, because, wait=True)
-    others = [
-        options[at] for _, at in ranked if (options[at].prefill == options[at].decode) is (now.prefill != now.decode)
-    ]
-    against = f"; {_say(fleet, prices, others[0])}" if others else ""
+    against = f"; {'whole' if other.prefill == other.decode else 'a pair'} {other.price:.2f}" if other else ""
     prefill = fleet.at(now.prefill).id if now.prefill != now.decode else None
     return Chosen(prefill, fleet.at(now.decode).id, _say(fleet, prices, now) + against)
 
 
 def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
-    where = fleet.at(option.decode).id
-    if option.prefill != option.decode:
-        where = f"{fleet.at(option.prefill).id} to {where}"
-    else:
-        where = f"whole on {where}"
-    ttft, tpot = prices.ttft[option.prefill], prices.tpot[option.decode]
-    return f"{where} (TTFT {ttft:.0f} ms, TPOT {tpot:.1f} ms, price {option.price:.2f})"
+    first, second = option.prefill, option.decode
+    where = fleet.at(second).id
+    where = f"whole on {where}" if first == second else f"{fleet.at(first).id} to {where}"
+    return f"{where} (TTFT {prices.ttft[first]:.0f} ms, TPOT {prices.tpot[second]:.1f} ms, price {option.price:.2f})"
 
 
 def _best(rows: Ints, price: Floats, count: int) -> list[int]:
     """The cheapest rows, cheapest first; of equal ones the first."""
     of_rows = price[rows]
-    if len(rows) > count:
-        some = np.argpartition(of_rows, count)[:count]
+    if len(rows) > 4 * count:
+        some = np.sort(np.argpartition(of_rows, count)[:count])
         rows, of_rows = rows[some], of_rows[some]
-    found: list[int] = rows[np.lexsort((rows, of_rows))].tolist()
+    found: list[int] = rows[of_rows.argsort(kind="stable")[:count]].tolist()
     return found
 
 
@@ -113,6 +112,7 @@ def _pairs(prices: Prices, prefills: Ints, decodes: Ints, answers: Bools) -> lis
     if not prices.open[firsts].any():
         firsts += _best(prefills[prices.open[prefills]], of_prefill, 1)
     seconds = [(row, float(of_decode[row])) for row in _best(decodes, of_decode, K)]
+    seconds = [(row, price + prices.pause(row)) for row, price in seconds]
     best: dict[bool, _Option] = {}
     for first in firsts:
         begins = bool(prices.open[first])
@@ -121,9 +121,9 @@ def _pairs(prices: Prices, prefills: Ints, decodes: Ints, answers: Bools) -> lis
             known = best.get(begins)
             if first == second or (known is not None and price + more >= known.price):
                 continue
-            whole = price + more + prices.handoff(first, second)
+            whole = price + more + prices.moving(first, second)
             if known is None or whole < known.price:
-                best[begins] = _Option(whole, first, second, begins)
+                best[begins] = _Option(whole, whole * (1 + HYSTERESIS), first, second, begins)
     return list(best.values())
 
 
@@ -146,5 +146,5 @@ def _wholes(prices: Prices, rows: Ints, answers: Bools) -> list[_Option]:
         priced = [(float(price[row]) + prices.harm(row), row) for row in _best(some, price, K)]
         if priced:
             least, row = min(priced)
-            best[begins] = _Option(least, row, row, begins)
+            best[begins] = _Option(least, least, row, row, begins)
     return list(best.values())
