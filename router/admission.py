@@ -82,7 +82,8 @@ class Gate:
         book = prices.fleet.book
         own = prices.tpot_ms or math.inf
         found: Bools = prices.tpot <= MARGIN * np.minimum(book.strictest, own)
-        return found | (book.decoding == 0)
+        empty: Bools = book.decoding == 0
+        return found | empty
 
     def queue_ms(self, servers: int) -> float:
         """Until those who wait for places now have them."""

@@ -120,6 +120,8 @@ class Book:
         """The least TPOT target among them, ms; infinite where none has one."""
         self.answers = 0
         """All of them."""
+        self.turn = 0
+        """Counts what happens: what was read before is not true any more."""
         self.recent: Floats = np.zeros(0)
         self.recent_at: Floats = np.zeros(0)
         """Milliseconds of prompts placed of late, decayed; and when that was."""
@@ -182,6 +184,7 @@ class Book:
     def prompt_placed(self, booking: Booking, row: int, ms: float, stall_ms: float, now: float) -> None:
         """A prompt goes there and will take so long."""
         self.prompt_over(booking, now, done=False)
+        self.turn += 1
         at = self._rows[row]
         booking.prefill_row, booking.prefill_life, booking.prefill_ms = row, at.life, ms
         booking.plain_ms = ms / float(self.speeds.prefill_factor[row])
@@ -202,6 +205,7 @@ class Book:
         booking.prefill_ms = 0.0
         if ms <= 0 or self._rows[row].life != booking.prefill_life:
             return
+        self.turn += 1
         self.prompts[row] -= 1
         self.backlog[row] = max(0.0, float(self.backlog[row]) - ms) if self.prompts[row] else 0.0
         if done:
@@ -278,6 +282,7 @@ class Book:
         self.speeds.steps_took(row, predicted, (taken_ms - stalled_ms) / (tokens - 1))
 
     def _count(self, booking: Booking, row: int, sign: int) -> None:
+        self.turn += 1
         self.decoding[row] += sign
         self.answers += sign
         self.answer_context[row] = max(0.0, self.answer_context[row] + sign * booking.context)

@@ -48,7 +48,7 @@ _SLOPE: Final = 1.0 / (RAMP[1] - RAMP[0])
 def prices_of(fleet: Fleet, wanted: Wanted) -> Prices:
     """Computed once for each time a request asks: policy, admission and book look at the same ones."""
     known = fleet.priced
-    if known is not None and known.wanted is wanted:
+    if known is not None and known.wanted is wanted and known.turn == fleet.book.turn:
         return known
     found = fleet.priced = Prices(fleet, wanted)
     return found
@@ -61,6 +61,7 @@ class Prices:
         book = fleet.book
         self.fleet: Final = fleet
         self.wanted: Final = wanted
+        self.turn: Final = book.turn
         self.output: Final = wanted.output_tokens or OUTPUT_UNKNOWN
         self.short: Final = max(2.0, wanted.output_short or OUTPUT_UNKNOWN)
         """Tokens that a pause is spread over, in a short answer."""

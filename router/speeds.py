@@ -155,7 +155,8 @@ class Speeds:
 
     def make(self, row: int) -> Make:
         """The row's."""
-        return self.makes[self.make_of_row[row]]
+        found: Make = self.makes[self.make_of_row[row]]
+        return found
 
     def _slopes(self, row: int) -> None:
         factor, cost = float(self.decode_factor[row]), self.make(row).decode
@@ -171,7 +172,8 @@ class Speeds:
 
     def prompts_ms(self, tokens: int) -> Floats:
         """A prompt of which nothing is cached, by row, without what decodes beside it."""
-        return self.spread([make.prompt_ms(tokens) for make in self.makes]) * self.prefill_factor
+        found: Floats = self.spread([make.prompt_ms(tokens) for make in self.makes]) * self.prefill_factor
+        return found
 
     def prompt_ms(self, row: int, new_tokens: float, cached_tokens: float) -> float:
         """The same for one row, part of it cached."""
@@ -190,7 +192,8 @@ class Speeds:
     def shared_ms(self, tokens: int) -> Floats:
         """Of a prompt's steps, what decoding beside it gets for nothing: weights are read once for both, by row."""
         each = [make.steps(tokens) * make.decode.decode_ms for make in self.makes]
-        return self.spread(each) * self.decode_factor
+        found: Floats = self.spread(each) * self.decode_factor
+        return found
 
     def decode_ms(self, row: int, batch: int, context_tokens: float) -> float:
         """A step that makes one token for each of so many answers with so much context in all."""

@@ -87,8 +87,8 @@ def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option]) -> Chosen:
 
 def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
     first, second = option.prefill, option.decode
-    where = fleet.at(second).id
-    where = f"whole on {where}" if first == second else f"{fleet.at(first).id} to {where}"
+    name = fleet.at(second).id
+    where = f"whole on {name}" if first == second else f"{fleet.at(first).id} to {name}"
     return f"{where} (TTFT {prices.ttft[first]:.0f} ms, TPOT {prices.tpot[second]:.1f} ms, price {option.price:.2f})"
 
 

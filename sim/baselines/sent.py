@@ -34,7 +34,7 @@ class Sent:
             if name not in known:
                 break
             count += 1
-        tokens = min(count * wanted.prefix_block_tokens, wanted.prompt_tokens)
+        tokens = min(count * int(wanted.prefix_block_tokens), wanted.prompt_tokens)
         return tokens if tokens_max is None else min(tokens, tokens_max)
 
     def tokens(self, instance: InstanceId) -> int:
@@ -47,7 +47,7 @@ class Sent:
         total = self._tokens.get(instance, 0)
         left = wanted.prompt_tokens
         for name in wanted.prefix:
-            size = min(wanted.prefix_block_tokens, left)
+            size = min(int(wanted.prefix_block_tokens), left)
             left -= size
             if name in known:
                 known.move_to_end(name)

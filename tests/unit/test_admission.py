@@ -1,0 +1,161 @@
+"""Who waits in which order, who is given up, and where there is room."""
+
+from dataclasses import replace
+
+import pytest
+
+from router.admission import AGING_S_MIN, FAIR_MS, Line
+from router.policy.candidates import Wanted
+
+ANY = Wanted(model="m", hand_over=True, prompt_tokens=1000, ttft_ms=500.0)
+
+
+def enter(line: Line, who: str, *, now: float = 0.0, work_ms: float = 20.0, **more: object) -> None:
+    line.enter(who, replace(ANY, arrived=now, **more), work_ms, now)  # type: ignore[arg-type]
+
+
+def order(line: Line) -> list[object]:
+    """Everybody, in the order in which places that become free one by one are given."""
+    found: list[object] = []
+    while len(line):
+        (who,) = line.call_first()
+        found.append(who)
+        assert line.leave(who, placed=True) == ()
+    return found
+
+
+def test_the_earliest_deadline_is_next_and_without_one_half_a_minute() -> None:
+    line = Line()
+    enter(line, "patient", ttft_ms=0.0)
+    enter(line, "loose", ttft_ms=20_000.0)
+    enter(line, "tight", ttft_ms=300.0)
+    enter(line, "late to come", now=0.1, ttft_ms=300.0)
+    enter(line, "very loose", ttft_ms=60_000.0)
+    assert order(line) == ["tight", "late to come", "loose", "patient", "very loose"]
+
+
+def test_without_targets_first_come_first_served() -> None:
+    line = Line()
+    for at in range(5):
+        enter(line, f"{at}", now=at * 0.1, ttft_ms=0.0)
+    assert order(line) == ["0", "1", "2", "3", "4"]
+
+
+def test_a_tenant_that_was_given_more_waits_for_the_others() -> None:
+    line = Line()
+    line.gave("rich", FAIR_MS * 2)
+    for at in range(3):
+        enter(line, f"rich {at}", tenant="rich", ttft_ms=100.0)
+    enter(line, "poor", tenant="poor", ttft_ms=400.0)
+    assert line.call_first() == ("rich 0",), "who comes new has no claim on the time it was away"
+    line.leave("rich 0", placed=True)
+    line.gave("rich", FAIR_MS * 1.1)
+    assert order(line) == ["poor", "rich 1", "rich 2"]
+
+
+def test_shares_are_kept_over_time() -> None:
+    line, given = Line(), {"one": 0.0, "three": 0.0}
+    for tenant in given:
+        for at in range(400):
+            enter(line, f"{tenant} {at}", tenant=tenant, ttft_ms=0.0)
+    for _ in range(400):
+        (who,) = line.call_first()
+        tenant = str(who).split()[0]
+        line.leave(who, placed=True)
+        line.gave(tenant, 1000.0 / (1 if tenant == "one" else 3))
+        given[tenant] += 1000.0
+    assert given["three"] / given["one"] == pytest.approx(3.0, rel=0.1)
+
+
+def test_those_with_most_work_are_given_up_so_that_most_are_in_time() -> None:
+    """Moore and Hodgson: of six with the same target, one machine can do five if it leaves the large one."""
+    line = Line()
+    for at in range(5):
+        enter(line, f"small {at}", work_ms=90.0)
+    enter(line, "large", work_ms=400.0)
+    assert line.hopeless(0.0, 1) == ["large"]
+    assert order(line)[-1] == "large", "late is served last"
+
+
+def test_nobody_is_given_up_while_all_can_be_in_time() -> None:
+    line = Line()
+    for at in range(20):
+        enter(line, f"{at}", work_ms=80.0)
+    assert line.hopeless(0.0, 4) == []
+    assert len(line.hopeless(0.0, 1)) == 14, "six of them fit into what is left until the last must begin"
+
+
+def test_only_who_has_a_target_can_miss_it() -> None:
+    line = Line()
+    enter(line, "whenever", work_ms=1e6, ttft_ms=0.0)
+    assert line.hopeless(100.0, 1) == []
+
+
+def test_who_has_been_late_for_long_goes_first() -> None:
+    line = Line()
+    enter(line, "old", work_ms=600.0)
+    assert line.hopeless(0.0, 1) == ["old"]
+    assert list(line.aged(AGING_S_MIN - 0.1)) == []
+    enter(line, "new", now=AGING_S_MIN)
+    assert list(line.aged(AGING_S_MIN)) == ["old"]
+    assert list(line.aged(AGING_S_MIN)) == [], "once"
+    assert order(line) == ["old", "new"]
+    assert line.hopeless(AGING_S_MIN + 100, 1) == []
+
+
+def test_a_place_that_one_cannot_use_is_offered_to_those_who_want_something_else() -> None:
+    line = Line()
+    enter(line, "long", prompt_tokens=100_000)
+    enter(line, "long, too", prompt_tokens=100_000)
+    enter(line, "short", prompt_tokens=100)
+    enter(line, "other model", model="n")
+    assert line.call_first() == ("long",)
+    assert line.found_none("long") == ("short",), "not to its like: they would find nothing, either"
+    assert line.found_none("short") == ("other model",)
+    assert line.found_none("other model") == ()
+    assert line.call_first() == ("long",), "all of them still wait"
+
+
+def test_who_is_called_and_leaves_passes_the_place_on() -> None:
+    line = Line()
+    enter(line, "one")
+    enter(line, "two")
+    assert line.call_first() == ("one",)
+    assert line.leave("one", placed=False) == ("two",)
+
+
+def test_a_second_place_while_one_asks_is_not_forgotten() -> None:
+    line = Line()
+    for who in ("one", "two", "three"):
+        enter(line, who)
+    assert line.call_first() == ("one",)
+    assert line.call_first() == (), "it is asking already"
+    assert line.leave("one", placed=True) == ("two",)
+    assert line.leave("two", placed=True) == ()
+
+
+def test_a_fleet_that_changes_is_offered_to_all_as_long_as_they_find_places() -> None:
+    line = Line()
+    for who in ("one", "two"):
+        enter(line, who)
+    assert line.call_all() == ("one",)
+    assert line.leave("one", placed=True) == ("two",)
+
+
+def test_standing_in_line_twice_keeps_the_place() -> None:
+    line = Line()
+    enter(line, "one")
+    enter(line, "two")
+    enter(line, "one")
+    assert len(line) == 2 and order(line) == ["one", "two"]
+
+
+def test_how_long_the_line_takes() -> None:
+    line = Line()
+    for at in range(10):
+        enter(line, f"{at}", work_ms=200.0)
+    assert line.drains_s(1) == pytest.approx(2.0)
+    assert line.drains_s(4) == pytest.approx(0.5)
+    for at in range(200):
+        line.took(50.0, at * 0.1)  # half of what one instance does
+    assert line.drains_s(1) == pytest.approx(4.0, rel=0.05)

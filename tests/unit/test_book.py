@@ -1,0 +1,165 @@
+"""The book of what this router's requests do to instances: what is entered is what is taken out again."""
+
+import math
+
+import numpy as np
+import pytest
+
+from costs import shipped
+from costs.cost import costs_of
+from costs.hardware import gpu_named
+from router.book import DUTY_S, IDLE_MIN, SPREAD, Book, Booking
+from router.speeds import make_of
+
+MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
+
+
+def book(rows: int = 2) -> Book:
+    made = Book()
+    made.reach(rows)
+    for row in range(rows):
+        made.know(row, MAKE)
+    made.speeds.look(np.arange(rows))
+    return made
+
+
+def booking(prompt: int = 1000, mean: float = 200.0, tpot: float = math.inf) -> Booking:
+    return Booking(prompt_tokens=prompt, mean_tokens=mean, short_tokens=50.0, variance=100.0, tpot_ms=tpot)
+
+
+def place(here: Book, one: Booking, row: int, ms: float, now: float) -> None:
+    here.prompt_placed(one, row, ms, ms / 2, now)
+    here.answer_placed(one, row)
+
+
+FIRST_S = MAKE.first_ms / 1000
+
+
+def test_a_prompt_waits_for_those_before_it_and_no_longer() -> None:
+    here, one, two = book(), booking(), booking()
+    here.prompt_placed(one, 0, 30.0, 30.0, 10.0)
+    here.prompt_placed(two, 0, 50.0, 50.0, 10.0)
+    assert here.waits_ms(10.0)[0] == pytest.approx(80.0 + MAKE.first_ms)
+    assert here.waits_ms(10.0 + FIRST_S + 0.06)[0] == pytest.approx(20.0)
+    assert here.waits_ms(20.0)[0] == 0.0, "overdue: nobody knows for how long"
+    here.prompt_over(one, 10.04, done=True)
+    assert here.waits_ms(10.04)[0] == pytest.approx(50.0), "the next one begins when the one before has ended"
+    assert here.waits_ms(10.04)[1] == 0.0
+    here.prompt_over(two, 10.09, done=True)
+    assert here.waits_ms(10.09)[0] == 0.0 and here.prompts[0] == 0
+
+
+def test_a_prompt_is_over_once() -> None:
+    here, one, two = book(), booking(), booking()
+    here.prompt_placed(one, 0, 30.0, 30.0, 0.0)
+    here.prompt_placed(two, 0, 30.0, 30.0, 0.0)
+    for _ in range(3):
+        here.prompt_over(one, 0.1, done=False)
+    assert here.prompts[0] == 1 and here.backlog[0] == 30.0
+
+
+def test_one_that_is_placed_again_is_not_where_it_was() -> None:
+    here, one = book(), booking()
+    here.prompt_placed(one, 0, 30.0, 30.0, 0.0)
+    here.prompt_placed(one, 1, 40.0, 40.0, 0.1)
+    assert here.prompts.tolist()[:2] == [0.0, 1.0]
+    here.answer_placed(one, 0)
+    here.answer_placed(one, 1)
+    assert here.decoding.tolist()[:2] == [0.0, 1.0]
+
+
+def test_answers_are_counted_with_what_they_will_need() -> None:
+    here = book()
+    many = [booking(prompt=1000, mean=300.0) for _ in range(4)]
+    for each in many:
+        here.answer_placed(each, 0)
+    assert here.answers == here.decoding[0] == 4
+    assert here.step[0] == pytest.approx(here.speeds.decode_ms(0, 4, 4 * 1150.0))
+    assert here.kv_needed(100.0)[0] == pytest.approx(4 * 1300 + SPREAD * math.sqrt(4 * 100 + 100))
+    for each in many:
+        here.answer_over(each)
+    assert here.answers == here.decoding[0] == here.kv_mean[0] == here.beside[0] == 0
+    assert here.step[0] == pytest.approx(here.speeds.decode_ms(0, 0, 0))
+
+
+def test_the_strictest_target_is_the_least_of_those_there() -> None:
+    here, strict, loose = book(), booking(tpot=20.0), booking(tpot=80.0)
+    assert here.strictest[0] == math.inf
+    here.answer_placed(loose, 0)
+    here.answer_placed(strict, 0)
+    assert here.strictest[0] == 20.0
+    here.answer_over(strict)
+    assert here.strictest[0] == 80.0
+    here.answer_over(loose)
+    assert here.strictest[0] == math.inf
+
+
+def test_who_would_miss_a_target_is_counted_and_not_twice() -> None:
+    here = book()
+    strict, loose = booking(tpot=10.0), booking(tpot=100.0)
+    for each in (strict, loose):
+        here.answer_placed(each, 0)
+    for each in (strict, loose):
+        here.opened(each, 1.0)
+    slack_ms = (0.9 * 10.0 - here.step[0]) * 49
+    assert 0 < slack_ms < 150
+    assert here.harmed(0, slack_ms * 0.99) == 0
+    assert here.harmed(0, slack_ms * 1.01) == 1
+    assert here.harmed(0, 1e6) == 2
+    here.prompt_placed(booking(), 0, slack_ms * 1.1, slack_ms * 1.1, 1.0)
+    assert here.harmed(0, 1.0) == 0, "the strict one has missed it already"
+    here.answer_over(strict, 2.0, 50)
+    assert here.harmed(0, 1e6) == 1
+    here.answer_over(loose, 2.0, 50)
+    assert here.harmed(0, 1e6) == 0
+
+
+def test_prompts_leave_less_time_to_answers_for_a_while() -> None:
+    here = book()
+    assert here.idle(0.0)[0] == 1.0
+    here.prompt_placed(booking(), 0, 1000.0, 1000.0, 0.0)
+    assert here.idle(0.0)[0] == pytest.approx(1 - 1000 / (DUTY_S * 1000))
+    assert here.idle(DUTY_S)[0] == pytest.approx(1 - 1000 / (DUTY_S * 1000) / math.e)
+    here.prompt_placed(booking(), 0, 1e6, 1e6, DUTY_S)
+    assert here.idle(DUTY_S)[0] == IDLE_MIN
+
+
+def test_a_row_that_another_instance_has_keeps_nothing() -> None:
+    here, one = book(), booking(tpot=10.0)
+    place(here, one, 0, 30.0, 0.0)
+    here.opened(one, 0.1)
+    here.know(0, MAKE)
+    assert here.answers == 0 and here.harmed(0, 1e9) == 0
+    here.prompt_over(one, 0.2, done=True)
+    here.answer_over(one, 0.2, 10)
+    assert here.prompts[0] == here.decoding[0] == here.answers == 0, "its end is nobody's here"
+
+
+def test_prompts_of_one_step_are_one_observation() -> None:
+    here = book()
+    for turn in range(60):
+        pair = [booking(), booking()]
+        plain = [20.0, 40.0 + turn % 5 * 10]
+        for each, ms in zip(pair, plain, strict=True):
+            here.prompt_placed(each, 0, ms * here.speeds.prefill_factor[0], 0.0, float(turn))
+        ends = turn + FIRST_S + sum(plain) / 1000
+        for each in pair:
+            here.prompt_over(each, ends, done=True)
+    assert here.speeds.prefill_factor[0] == pytest.approx(1.0, rel=0.05)
+
+
+def test_steps_are_learned_from_answers_that_prompts_let_alone() -> None:
+    here = book()
+    for turn in range(60):
+        quiet, disturbed = booking(), booking()
+        here.answer_placed(quiet, 0)
+        here.opened(quiet, float(turn))
+        step_ms = float(here.step[0])
+        plain_ms = step_ms / float(here.speeds.decode_factor[0])
+        here.answer_over(quiet, turn + 1.3 * plain_ms * 99 / 1000, 100)
+        here.answer_placed(disturbed, 1)
+        here.opened(disturbed, float(turn))
+        here.prompt_placed(booking(), 1, 900.0, 900.0, float(turn))
+        here.answer_over(disturbed, turn + 1.0, 100)
+    assert here.speeds.decode_factor[0] == pytest.approx(1.3, rel=0.02)
+    assert here.speeds.decode_factor[1] == 1.0

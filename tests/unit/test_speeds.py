@@ -1,0 +1,138 @@
+"""How fast instances are: the cost model's own times by row, and what legs teach."""
+
+import math
+
+import numpy as np
+import pytest
+
+from costs import shipped
+from costs.cost import Costs, costs_of
+from costs.hardware import gpu_named
+from costs.step import prompt
+from router.speeds import OFF_KNOWN, SURE, UNKNOWN, Speeds, make_of
+
+ROW = np.array([0])
+
+
+def costs(gpu: str = "H100") -> Costs:
+    return costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named(gpu), profiles=shipped.profiles())
+
+
+def speeds(*gpus: str) -> Speeds:
+    made = Speeds()
+    made.reach(max(2, len(gpus)))
+    for row, gpu in enumerate(gpus):
+        made.know(row, make_of(costs(gpu)))
+    made.look(np.arange(len(gpus)))
+    return made
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 1024, 5000, 8192])
+def test_a_prompt_that_fits_one_step_takes_what_the_costs_say(tokens: int) -> None:
+    assert speeds("H100").prompt_ms(0, tokens, 0) == pytest.approx(costs().prefill_ms(tokens))
+
+
+def test_a_longer_one_takes_several_steps() -> None:
+    made, tokens = speeds("H100"), 20_000
+    parts, done = 0.0, 0
+    while done < tokens:
+        step = min(8192, tokens - done)
+        parts += costs().now.prefill.step_ms(prompt(step, done))
+        done += step
+    assert made.steps(tokens) == 3
+    assert made.prompt_ms(0, tokens, 0) == pytest.approx(parts)
+
+
+def test_what_is_cached_is_not_computed_but_looked_at() -> None:
+    made = speeds("H100")
+    cached = made.prompt_ms(0, 1000, 9000)
+    assert made.prompt_ms(0, 1000, 0) < cached < made.prompt_ms(0, 10_000, 0)
+
+
+def test_rows_of_different_makes_have_their_own_times() -> None:
+    made = speeds("H100", "A100")
+    both = made.prompts_ms(2000)
+    assert both[0] == pytest.approx(costs("H100").prefill_ms(2000))
+    assert both[1] == pytest.approx(costs("A100").prefill_ms(2000))
+    alike = speeds("H100", "H100")
+    assert np.ndim(alike.spread([1.0, 2.0])) == 0, "one number for all"
+
+
+def test_decode_steps_are_the_cost_models() -> None:
+    assert speeds("H100").decode_ms(0, 64, 64_000) == pytest.approx(costs().decode_step_ms(64, 64_000))
+
+
+def test_handing_over_takes_the_slower_ends_rate() -> None:
+    made = speeds("H100", "A100")
+    bytes_each = costs().kv_bytes_per_token
+    slower = min(gpu_named("H100").nic_gb_s, gpu_named("A100").nic_gb_s)
+    assert made.handoff_ms(1000, 0, 1) == pytest.approx(1000 * bytes_each / slower * 1e-6)
+    made.know(1, UNKNOWN)
+    assert made.handoff_ms(1000, 0, 1) == 0.0
+
+
+def test_an_engine_that_is_slower_than_its_costs_is_found_out() -> None:
+    made = speeds("H100")
+    for tokens in (500, 4000, 1500, 8000, 2500) * 30:
+        plain = costs().prefill_ms(tokens)
+        made.prompt_took(0, plain, 1.4 * plain + 12.0)
+    assert made.prefill_factor[0] == pytest.approx(1.4, rel=0.03)
+    assert made.overhead[0] == pytest.approx(12.0, abs=3.0)
+    assert made.lead[0] == pytest.approx(made.first[0] + made.overhead[0])
+
+
+def test_prompts_of_one_size_say_nothing_about_the_slope() -> None:
+    made = speeds("H100")
+    plain = costs().prefill_ms(1000)
+    for _ in range(300):
+        made.prompt_took(0, plain, plain + 15.0)
+    assert made.prefill_factor[0] * plain + made.overhead[0] == pytest.approx(plain + 15.0, rel=0.02)
+
+
+def test_costs_that_are_known_are_not_given_up_for_strange_legs() -> None:
+    made = speeds("H100")
+    for at in range(200):
+        made.prompt_took(0, 10.0 + at % 7, 40.0 * (10.0 + at % 7))
+        made.steps_took(0, 10.0 * made.decode_factor[0], 1e5)
+    assert made.prefill_factor[0] == OFF_KNOWN and made.decode_factor[0] == OFF_KNOWN
+
+
+def test_an_engine_that_nobody_knows_is_learned() -> None:
+    made = Speeds()
+    made.reach(1)
+    for at in range(SURE):
+        assert not made.sure(ROW)
+        tokens = 100 + 37 * (at % 9)
+        made.prompt_took(0, UNKNOWN.prompt_ms(tokens), 20 * UNKNOWN.prompt_ms(tokens))
+    assert made.sure(ROW)
+    took = [made.prompt_ms(0, tokens, 0) + made.overhead[0] for tokens in (100, 400)]
+    assert took == pytest.approx([20 * UNKNOWN.prompt_ms(tokens) for tokens in (100, 400)], rel=0.25)
+    for _ in range(100):
+        made.steps_took(0, made.decode_ms(0, 1, 100), 160.0)
+    assert made.decode_ms(0, 1, 100) == pytest.approx(160.0, rel=0.05)
+    assert made.request[0] == pytest.approx(UNKNOWN.decode.request_ms * made.decode_factor[0])
+
+
+def test_one_wild_step_moves_little_once_more_are_known() -> None:
+    made = speeds("H100")
+    for _ in range(50):
+        made.steps_took(0, 10.0 * made.decode_factor[0], 10.0)
+    before = float(made.decode_factor[0])
+    made.steps_took(0, 10.0, 10_000.0)
+    assert made.decode_factor[0] / before < math.exp(0.06)
+
+
+def test_nonsense_is_not_learned() -> None:
+    made = speeds("H100")
+    for predicted, observed in ((0.0, 5.0), (5.0, 0.0), (-1.0, 3.0)):
+        made.steps_took(0, predicted, observed)
+    assert made.decode_factor[0] == 1.0
+
+
+def test_a_row_that_is_given_to_another_starts_anew() -> None:
+    made = speeds("H100")
+    for _ in range(30):
+        made.steps_took(0, 10.0, 18.0)
+    made.know(0, make_of(costs("A100")))
+    assert made.decode_factor[0] == 1.0
+    assert made.capacity[0] == costs("A100").kv_capacity_tokens

@@ -1,0 +1,188 @@
+"""The workload policy: what it prefers, and why it says so."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
+from costs import shipped
+from costs.cost import costs_of
+from costs.hardware import gpu_named
+from router.admission import AHEAD_MS, Gate, Line
+from router.foresight import Expected, Foresight
+from router.journey import Chosen
+from router.policy.candidates import Wanted
+from router.policy.workload import workload
+from router.prefixes import Prefixes
+from router.prices import prices_of
+from router.speeds import Make, make_of
+from router.view import View
+
+MAKES = {
+    gpu: make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named(gpu), profiles=shipped.profiles()))
+    for gpu in ("H100", "A100")
+}
+P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
+
+
+def view(*roles: Role, gpus: Sequence[str] = (), gate: bool = False, credits_each: int | None = None) -> View:
+    """Instances p0, d1, …, in this order."""
+    kinds = dict(enumerate(gpus))
+
+    def make(instance: Instance) -> Make:
+        return MAKES[kinds.get(int(instance.id[1:]), "H100")]
+
+    made = View(make)
+    for at, role in enumerate(roles):
+        name = InstanceId(f"{role.value[0]}{at}")
+        made.add(Instance(id=name, role=role, url=f"http://{name}"))
+        made.seen(name, ({"id": "m"},), Load())
+        made.get(name).credits = credits_each
+    if gate:
+        made.all().gate = Gate(Line())
+    return made
+
+
+def asks(now: float = 0.0, **more: object) -> Wanted:
+    told: dict[str, object] = {"prompt_tokens": 2000, "output_tokens": 200.0, "output_short": 50.0, **more}
+    return Wanted(model="m", hand_over=True, arrived=now, now=now, **told)  # type: ignore[arg-type]
+
+
+def place(at: View, wanted: Wanted, decode: str, prefill: str | None = None) -> Expected:
+    """Put one there, whoever would have chosen what."""
+    expected = Expected()
+    chosen = Chosen(None if prefill is None else InstanceId(prefill), InstanceId(decode), "")
+    Foresight(at.all()).placed(expected, wanted, chosen)
+    if prefill is None:
+        return expected
+    at.all().book.prompt_over(expected.booking, wanted.now, done=False)  # type: ignore[arg-type]
+    return expected
+
+
+def test_an_idle_fleet_serves_it_whole() -> None:
+    chosen = workload(view(B, B).all(), asks())
+    assert chosen.prefill is None and chosen.decode == "b0"
+    assert "whole on b0" in chosen.because and "a pair" in chosen.because
+
+
+def test_where_many_decode_a_prompt_goes_elsewhere() -> None:
+    here = view(B, B)
+    for _ in range(40):
+        place(here, asks(ttft_ms=1000.0, tpot_ms=20.0), "b0", "b1")
+    chosen = workload(here.all(), asks(prompt_tokens=8000, ttft_ms=1000.0, tpot_ms=20.0))
+    assert chosen.prefill != "b0" and (chosen.prefill or chosen.decode) == "b1"
+
+
+def test_a_short_suffix_is_computed_where_it_decodes_and_a_long_prompt_is_handed_over() -> None:
+    here = view(P, D)
+    for _ in range(30):
+        place(here, asks(ttft_ms=500.0, tpot_ms=12.0), "d1", "p0")
+    short = workload(here.all(), asks(prompt_tokens=20, ttft_ms=500.0, tpot_ms=12.0))
+    long = workload(here.all(), asks(prompt_tokens=6000, ttft_ms=500.0, tpot_ms=12.0))
+    assert short.prefill is None and short.decode == "d1"
+    assert long.prefill == "p0" and long.decode == "d1"
+
+
+def test_turn_two_stays_where_its_answer_was_made() -> None:
+    here = view(P, D, D)
+    here.all().prefixes = index = Prefixes()
+    for each in here.all():
+        index.join(each.row, 400_000, 1)
+    names = tuple(range(100, 116))
+    index.sent(here.get(InstanceId("d2")).row, names, 0.0)
+    for _ in range(10):
+        for decode in ("d1", "d2"):
+            place(here, asks(ttft_ms=500.0, tpot_ms=12.0), decode, "p0")
+    turn = {"prompt_tokens": 16 * 256 + 30, "prefix_block_tokens": 256.0, "ttft_ms": 500.0, "tpot_ms": 12.0}
+    assert workload(here.all(), asks(prefix=names, **turn)).decode == "d2"
+    assert workload(here.all(), asks(prefix=names, **turn)).prefill is None
+    assert workload(here.all(), asks(prefix=tuple(range(500, 516)), **turn)).prefill == "p0"
+
+
+def test_the_faster_gpu_computes_the_long_prompt() -> None:
+    here = view(P, P, D, gpus=("A100", "H100", "H100"))
+    for _ in range(20):
+        place(here, asks(), "d2", "p0")
+    assert workload(here.all(), asks(prompt_tokens=8000)).prefill == "p1"
+    for _ in range(6):
+        here.all().book.prompt_placed(  # it has its hands full
+            place(here, asks(), "d2", "p0").booking,  # type: ignore[arg-type]
+            here.get(InstanceId("p1")).row,
+            400.0,
+            400.0,
+            0.0,
+        )
+    assert workload(here.all(), asks(prompt_tokens=8000)).prefill == "p0"
+
+
+def test_a_target_is_not_missed_to_save_time_for_others() -> None:
+    here = view(B, B)
+    for _ in range(30):
+        place(here, asks(tpot_ms=50.0, ttft_ms=500.0), "b0", "b1")
+    for _ in range(8):
+        expected = place(here, asks(), "b0", "b1")
+        here.all().book.prompt_placed(expected.booking, here.get(InstanceId("b1")).row, 60.0, 60.0, 0.0)  # type: ignore[arg-type]
+    tight = workload(here.all(), asks(ttft_ms=150.0, tpot_ms=50.0))
+    assert (tight.prefill or tight.decode) == "b0", "elsewhere it would wait for half a second"
+
+
+def test_memory_that_is_not_there_is_not_promised() -> None:
+    here = view(D, D, P)
+    capacity = MAKES["H100"].capacity_tokens
+    for _ in range(9):
+        place(here, asks(prompt_tokens=capacity // 10, output_tokens=2000.0), "d0", "p2")
+    assert workload(here.all(), asks(prompt_tokens=capacity // 10, output_tokens=2000.0)).decode == "d1"
+
+
+def test_full_instances_are_worth_waiting_for() -> None:
+    here = view(P, D, credits_each=1)
+    here.leg_started(InstanceId("d1"))
+    chosen = workload(here.all(), asks())
+    assert chosen.wait and chosen.decode is None
+    assert workload(here.all(), Wanted(model="other", hand_over=True)).because == "no ready instance serves this model"
+
+
+def test_an_engine_gets_no_prompt_that_would_only_wait_there() -> None:
+    here = view(P, D, gate=True)
+    row = here.get(InstanceId("p0")).row
+    wanted = asks(prompt_tokens=4000, ttft_ms=1000.0, tpot_ms=12.0)
+    for _ in range(30):
+        place(here, asks(ttft_ms=1000.0, tpot_ms=12.0), "d1", "p0")
+    for _ in range(2):
+        expected = place(here, wanted, "d1", "p0")
+        here.all().book.prompt_placed(expected.booking, row, 300.0, 300.0, 0.0)  # type: ignore[arg-type]
+    chosen = workload(here.all(), wanted)
+    assert chosen.wait and "worth waiting for" in chosen.because
+    late_s = 0.6 - AHEAD_MS / 1000
+    assert prices_of(here.all(), asks(now=late_s, ttft_ms=1000.0)).open[row], "just before it would run dry"
+
+
+def test_an_engine_is_not_filled_beyond_its_strictest_target() -> None:
+    here = view(P, D, D, gate=True)
+    made = here.all().book
+    row = here.get(InstanceId("d1")).row
+    while made.step[row] < 11.0:
+        place(here, asks(ttft_ms=1000.0, tpot_ms=12.0), "d1", "p0")
+    loose = workload(here.all(), asks(ttft_ms=1000.0, tpot_ms=100.0))
+    assert loose.decode == "d2", "it could take more; those who are there could not"
+
+
+def test_who_fails_a_request_is_not_asked_again() -> None:
+    here = view(P, P, D)
+    wanted = asks(prompt_tokens=6000, excluded=frozenset({InstanceId("p0")}))
+    assert workload(here.all(), wanted).prefill in {"p1", None}
+
+
+@pytest.mark.parametrize("roles", [(P,), (D,), (B,)])
+def test_one_instance_serves_everything(roles: tuple[Role, ...]) -> None:
+    chosen = workload(view(*roles).all(), asks())
+    assert chosen.prefill is None and chosen.decode is not None
+
+
+def test_a_single_token_is_a_prefill_instances_work() -> None:
+    here = view(P, D)
+    for _ in range(30):
+        place(here, asks(ttft_ms=500.0, tpot_ms=12.0), "d1", "p0")
+    one = Wanted(model="m", hand_over=False, prefill_only=True, prompt_tokens=3000, ttft_ms=500.0, tpot_ms=12.0)
+    assert workload(here.all(), one).decode == "p0"
