@@ -169,7 +169,7 @@ class Book:
 
     def harmed(self, row: int, ms: float) -> int:
         """How many answers there would miss their TPOT target if a prompt took so much of their time."""
-        limits, stalled = self._rows[row].limits, float(self.stalled[row])
+        limits, stalled = self._rows[row].limits, self.stalled.item(row)
         return bisect_right(limits, stalled + ms) - bisect_right(limits, stalled)
 
     def kv_needed(self, variance: float) -> Floats:

@@ -45,6 +45,13 @@ OUTPUT_UNKNOWN: Final = 200.0
 _SLOPE: Final = 1.0 / (RAMP[1] - RAMP[0])
 
 
+def _tables() -> tuple[Floats, Floats, Floats, Floats]:
+    """What a part of a budget costs, as points to look it up from: the more, the less there is left of it."""
+    used = np.concatenate([np.linspace(0.0, 1.2, 121), [1e6]])
+    near = 1.0 / (1.0 - np.minimum(used, BARRIER_MAX))
+    return used, near, used * near, used * near + MISS * _missed(used)
+
+
 def prices_of(fleet: Fleet, wanted: Wanted) -> Prices:
     """Computed once for each time a request asks: policy, admission and book look at the same ones."""
     known = fleet.priced
@@ -103,6 +110,7 @@ class Prices:
         self.tpot: Final[Floats] = step / self.idle
         self.ttft_unit: Final = wanted.ttft_ms or LOOSE * float(self.alone.min())
         self.tpot_unit: Final = wanted.tpot_ms or LOOSE * (self._alone_ms or float(self._steps_alone(context).min()))
+        self._handoffs: Final[dict[tuple[int, int], float]] = {}
         self._of_prefill: Floats | None = None
         self._of_decode: Floats | None = None
 
@@ -133,56 +141,56 @@ class Prices:
         """By row, without what exactly it does to the targets of those who decode there (`harm`)."""
         if self._of_prefill is None:
             book = self.fleet.book
-            used = self.ttft / self.ttft_unit
-            price = used * _barrier(used)
-            if self.ttft_ms:
-                price += _missed(used) * MISS
+            price = np.interp(self.ttft * (1.0 / self.ttft_unit), _USED, _OWN_MISSED if self.ttft_ms else _OWN)
             if book.answers:
-                near = _barrier(book.step / (self.idle * self.tpot_unit))
-                price += book.decoding * self.stall * near / (self.tpot_unit * self.short)
+                near = np.interp(book.step / (self.idle * self.tpot_unit), _USED, _NEAR)
+                price += book.decoding * self.stall * near * (1.0 / (self.tpot_unit * self.short))
             self._of_prefill = price
         return self._of_prefill
 
     def harm(self, row: int) -> float:
         """What this prompt does to the targets of answers there."""
-        if not self.promised or not self.fleet.book.decoding[row]:
+        if not self.promised or not self.fleet.book.decoding.item(row):
             return 0.0
-        return MISS * self.fleet.book.harmed(row, float(self.stall[row]))
+        return MISS * self.fleet.book.harmed(row, self.stall.item(row))
 
     def of_decode(self) -> Floats:
         """By row: its own time, and what its part of each step takes from the others."""
         if self._of_decode is None:
             book = self.fleet.book
-            used = self.tpot / self.tpot_unit
-            others = book.decoding * self.longer / self.idle / self.tpot_unit
-            price = (used + others) * _barrier(used)
+            used = self.tpot * (1.0 / self.tpot_unit)
+            others = book.decoding * self.longer / (self.idle * self.tpot_unit)
+            price = np.interp(used, _USED, _OWN_MISSED if self.tpot_ms else _OWN)
+            price += others * np.interp(used, _USED, _NEAR)
             if self.promised:
-                if self.tpot_ms:
-                    price += _missed(used) * MISS
-                price += self._pushed_over()
+                limit = book.strictest * self.idle
+                if (self.step > RAMP[0] * limit).any():
+                    price += self._pushed_over(limit)
             self._of_decode = price
         return self._of_decode
 
-    def _pushed_over(self) -> Floats:
-        """Targets of answers there that come to be missed by one more beside them."""
+    def _pushed_over(self, limit: Floats) -> Floats:
+        """Targets of answers there that are missed for one more beside them; `limit`: steps that just keep them."""
         book = self.fleet.book
-        limit = book.strictest * self.idle
         found: Floats = (_missed(self.step / limit) - _missed(book.step / limit)) * (book.decoding * MISS)
         return found
 
-    def pause(self, decode: int) -> float:
-        """A handoff to there, whoever it is from: a pause between the first and the second token."""
-        return self._pause(decode, PULL_MS + PULL_STEPS * float(self.step[decode]))
-
-    def moving(self, prefill: int, decode: int) -> float:
-        """What the bytes add to it."""
-        moving_ms = self.fleet.book.speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode)
-        return self._pause(decode, moving_ms) if moving_ms > 0 else 0.0
+    def handoff(self, prefill: int, decode: int) -> float:
+        """A pause between the first and the second token; the same from all prefill instances of one make."""
+        speeds = self.fleet.book.speeds
+        pair = (speeds.kind(prefill), decode)
+        known = self._handoffs.get(pair)
+        if known is None:
+            moving_ms = speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode)
+            known = self._handoffs[pair] = self._pause(
+                decode, PULL_MS + PULL_STEPS * self.step.item(decode) + moving_ms
+            )
+        return known
 
     def _pause(self, decode: int, pause_ms: float) -> float:
         price = pause_ms / (self.tpot_unit * self.output)
         if self.tpot_ms:
-            used = float(self.tpot[decode]) / self.tpot_ms
+            used = self.tpot.item(decode) / self.tpot_ms
             with_it = used + pause_ms / ((self.short - 1) * self.tpot_ms)
             price += MISS * (_share_missed(with_it) - _share_missed(used))
         return price
@@ -201,13 +209,11 @@ def _share_missed(ratio: float) -> float:
     return min(1.0, max(0.0, (ratio - RAMP[0]) * _SLOPE))
 
 
-def _barrier(used: Floats) -> Floats:
-    """What a part of a budget costs: the more, the less there is left of it."""
-    found: Floats = 1.0 / (1.0 - np.minimum(used, BARRIER_MAX))
-    return found
-
-
 def _missed(ratio: Floats) -> Floats:
     """A prediction over its target as a share of a miss."""
     found: Floats = np.minimum(np.maximum((ratio - RAMP[0]) * _SLOPE, 0.0), 1.0)
     return found
+
+
+_USED, _NEAR, _OWN, _OWN_MISSED = _tables()
+"""The part used; over what is left; the part over what is left; and what misses cost."""

@@ -153,10 +153,13 @@ class Speeds:
         kinds = set(self.make_of_row[rows].tolist())
         self._alike = kinds.pop() if len(kinds) == 1 else None
 
+    def kind(self, row: int) -> int:
+        """Which make it is: a number."""
+        return self.make_of_row.item(row) if self._alike is None else self._alike
+
     def make(self, row: int) -> Make:
         """The row's."""
-        found: Make = self.makes[self.make_of_row[row]]
-        return found
+        return self.makes[self.kind(row)]
 
     def _slopes(self, row: int) -> None:
         factor, cost = float(self.decode_factor[row]), self.make(row).decode

@@ -111,17 +111,16 @@ def _pairs(prices: Prices, prefills: Ints, decodes: Ints, answers: Bools) -> lis
     firsts = _best(prefills, of_prefill, K)
     if not prices.open[firsts].any():
         firsts += _best(prefills[prices.open[prefills]], of_prefill, 1)
-    seconds = [(row, float(of_decode[row])) for row in _best(decodes, of_decode, K)]
-    seconds = [(row, price + prices.pause(row)) for row, price in seconds]
+    seconds = [(row, of_decode.item(row)) for row in _best(decodes, of_decode, K)]
     best: dict[bool, _Option] = {}
     for first in firsts:
-        begins = bool(prices.open[first])
-        price = float(of_prefill[first]) + prices.harm(first)
+        begins = prices.open.item(first)
+        price = of_prefill.item(first) + prices.harm(first)
         for second, more in seconds:
             known = best.get(begins)
             if first == second or (known is not None and price + more >= known.price):
                 continue
-            whole = price + more + prices.moving(first, second)
+            whole = price + more + prices.handoff(first, second)
             if known is None or whole < known.price:
                 best[begins] = _Option(whole, whole * (1 + HYSTERESIS), first, second, begins)
     return list(best.values())
@@ -141,9 +140,10 @@ def _wholes(prices: Prices, rows: Ints, answers: Bools) -> list[_Option]:
         return []
     price = prices.of_prefill() + (0.0 if prices.wanted.prefill_only else prices.of_decode())
     best: dict[bool, _Option] = {}
-    for begins in (True, False):
-        some = rows[prices.open[rows] == begins]
-        priced = [(float(price[row]) + prices.harm(row), row) for row in _best(some, price, K)]
+    begin = prices.open[rows]
+    for begins in (True,) if begin.all() else (True, False):
+        some = rows[begin == begins]
+        priced = [(price.item(row) + prices.harm(row), row) for row in _best(some, price, K)]
         if priced:
             least, row = min(priced)
             best[begins] = _Option(least, least, row, row, begins)
