@@ -75,9 +75,8 @@ class Booking:
     """When its answer's first token was here."""
     limit_ms: float = math.inf
     """Of its instance's `stalled`, up to which its target holds."""
-    stalled_ms: float = 0.0
-    """That when it began to decode."""
-    began_step_ms: float = 0.0
+    began_tpot_ms: float = 0.0
+    """Time per token that was to be expected when it began to decode."""
 
 
 @dataclass(slots=True)
@@ -242,11 +241,10 @@ class Book:
         if row < 0 or self._rows[row].life != booking.decode_life or booking.opened_s >= 0:
             return
         booking.opened_s = now
-        booking.stalled_ms = float(self.stalled[row])
-        booking.began_step_ms = float(self.step[row])
+        booking.began_tpot_ms = self._tpot_ms(row, now)
         if math.isfinite(booking.tpot_ms):
-            slack = (NEARLY * booking.tpot_ms - booking.began_step_ms) * max(booking.short_tokens - 1, 1.0)
-            booking.limit_ms = booking.stalled_ms + max(0.0, slack)
+            slack = (NEARLY * booking.tpot_ms - self.step.item(row)) * max(booking.short_tokens - 1, 1.0)
+            booking.limit_ms = self.stalled.item(row) + max(0.0, slack)
             insort(self._rows[row].limits, booking.limit_ms)
 
     def answer_over(self, booking: Booking, now: float | None = None, tokens: int = 0) -> None:
@@ -273,13 +271,13 @@ class Book:
         booking.limit_ms = math.inf
 
     def _learn(self, booking: Booking, row: int, now: float, tokens: int) -> None:
-        """How long its steps took, without what prompts kept it waiting."""
-        stalled_ms = float(self.stalled[row]) - booking.stalled_ms
-        taken_ms = (now - booking.opened_s) * 1000.0
-        if stalled_ms > 0.25 * taken_ms:
-            return  # too much of it is other people's prompts to say anything about steps
-        predicted = (booking.began_step_ms + float(self.step[row])) / 2
-        self.speeds.steps_took(row, predicted, (taken_ms - stalled_ms) / (tokens - 1))
+        """Its mean time per token, against what was predicted when it began and would be now."""
+        predicted = (booking.began_tpot_ms + self._tpot_ms(row, now)) / 2
+        self.speeds.steps_took(row, predicted, (now - booking.opened_s) * 1000.0 / (tokens - 1))
+
+    def _tpot_ms(self, row: int, now: float) -> float:
+        decayed = self.recent.item(row) * math.exp((self.recent_at.item(row) - now) / DUTY_S)
+        return self.step.item(row) / max(1.0 - decayed * (0.001 / DUTY_S), IDLE_MIN)
 
     def _count(self, booking: Booking, row: int, sign: int) -> None:
         self.turn += 1

@@ -130,6 +130,17 @@ class Desk:
             self._take_place(seat, wanted, chosen)
         return chosen, calls + self.occupy(seat, chosen.decode)
 
+    def pick(self, wanted: Wanted) -> Chosen:
+        """An instance for a request that nobody can foretell, and that stands in no line: as soon as credits allow,
+        whatever is promised to others. There are few of them, and turned away at every gate they would never be served.
+        """
+        fleet = self.view.all()
+        gate, fleet.gate = fleet.gate, None
+        try:
+            return self.policy(fleet, wanted)
+        finally:
+            fleet.gate = gate
+
     def _asks(self, seat: Seat, effect: Choose, now: float) -> Wanted:
         promise = seat.promise
         return replace(
@@ -242,6 +253,10 @@ class Desk:
         if seat.lane >= 0 and self.gate is not None:
             self.gate.gave_back(seat.lane)
         seat.lane = -1
+
+    def room(self) -> Calls:
+        """A prompt is computed: there may be room for another one before its leg ends."""
+        return () if self.gate is None else self.waiting.call_first()
 
     def found_none(self, seat: Seat) -> Calls:
         """It waits (`journey.AwaitFleet`): if it was called, the call was for somebody else."""

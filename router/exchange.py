@@ -22,7 +22,8 @@ from router.account import Account
 from router.clients import Client
 from router.desk import HANDSHAKE_S, Seat
 from router.exact import CHAT, Verdict, Way, has_room
-from router.intake import Taken, answer_tokens, cached_in
+from router.intake import Intake, Taken, answer_tokens, cached_in
+from router.prefixes import Sent
 from router.promises import SHED
 from router.reply import Reply, next_chunk
 from router.seam import ERROR_EVENT, Seed, seed_of, stops_of
@@ -84,7 +85,10 @@ class Exchange:
         self._taken = taken
         self._presumed: asyncio.TimerHandle | None = None
         """When the prompt of an answer in one piece is taken to be computed."""
-        self._shed = False
+        self._sent: tuple[Sent, ...] = ()
+        self._cached_tokens = 0
+        """Where its prompt is computed, and how much of it is taken to be cached there: until that is known."""
+        self._shed = self._resumed = False
         self._headers = {**router.headers_for(http), "Content-Type": "application/json"}
         self._headers["X-Request-Id"] = request.id
         self._pending: deque[j.Effect] = deque()
@@ -255,7 +259,11 @@ class Exchange:
         if effect.excluded:
             kind = "second" if effect.second else "resumed" if self._relayed else "again"
             self._router.meters.retries.labels(kind).inc()
+            self._resumed = self._resumed or self._relayed
         self._account.chose(effect, chosen, self._seat)
+        expected = self._seat.expected
+        if expected.booking is not None:
+            self._sent, self._cached_tokens = tuple(expected.sent), expected.booking.cached_tokens
         return chosen
 
     # -- the prefill leg --
@@ -321,9 +329,10 @@ class Exchange:
         if intake is None or self._taken is None:
             return
         seat.wanted = intake.told(seat.wanted, self._taken, usage)
-        cached, booking = cached_in(usage), seat.expected.booking
-        if done and cached is not None and booking is not None:
-            self._router.meters.attainment.prefix(booking.cached_tokens, cached)
+        cached = cached_in(usage)
+        if done and cached is not None and seat.expected.booking is not None:
+            self._router.meters.attainment.prefix(self._cached_tokens, cached)
+        self._sent = ()
         self._router.desk.prompt_over(seat, time.monotonic(), done=done, cached_tokens=cached)
 
     def _may_seed(self) -> bool:
@@ -427,6 +436,7 @@ class Exchange:
 
     def _presume_over(self) -> None:
         self._router.desk.prompt_over(self._seat, time.monotonic(), done=False)
+        self._router.line.call(self._router.desk.room())
 
     def _presume_no_more(self) -> None:
         if self._presumed is not None:
@@ -471,6 +481,7 @@ class Exchange:
         self._presume_no_more()
         if self._request.stream or self._seat.wanted.prefill_only:  # else all of the answer is here, and says no time
             self._router.desk.opened(self._seat, time.monotonic())
+            self._router.line.call(self._router.desk.room())
         self._account.opened(spoken=self._reply.first_out)
         return j.Opened()
 
@@ -534,11 +545,18 @@ class Exchange:
             return False  # by the guard: the engine heard nothing of it
         return 400 <= answer.status < 500  # the rejection is the release
 
+    def _report_cached(self, intake: Intake, cached_tokens: int | None) -> None:
+        """One instance did all of it, and has said with its end how much of the prompt it had."""
+        if cached_tokens is not None:
+            self._router.meters.attainment.prefix(self._cached_tokens, cached_tokens)
+            intake.reported(self._sent, self._seat.wanted, cached_tokens)
+
     def _finish(self, outcome: str) -> None:
         self._presume_no_more()
         tokens = self._count_tokens()
         cut_off = outcome != "served" or self._reply.cut_off
-        self._router.line.call(self._router.desk.finish(self._seat, time.monotonic(), tokens, cut_off=cut_off))
+        here = None if self._resumed else tokens  # made by two engines they say nothing about either's speed
+        self._router.line.call(self._router.desk.finish(self._seat, time.monotonic(), here, cut_off=cut_off))
         self._router.line.forget(self._seat)
         outcome = SHED if self._shed else outcome
         seconds = time.monotonic() - self._request.arrived
@@ -553,8 +571,9 @@ class Exchange:
         intake, usage = self._router.intake, self._account.usage
         if intake is None or self._taken is None:
             return None
-        if usage and self._seat.wanted is self._taken.wanted:  # P has not said how long the prompt is
+        if usage and self._sent:  # no P has said it
             self._seat.wanted = intake.told(self._seat.wanted, self._taken, usage)
+            self._report_cached(intake, cached_in(usage))
         tokens, answers = answer_tokens(usage) or self._reply.tokens(), self._request.body.get("n")
         return tokens // answers if tokens and isinstance(answers, int) and answers > 1 else tokens
 

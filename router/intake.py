@@ -7,7 +7,7 @@ routers whose policy or admission foresees anything have an intake: it costs the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final
@@ -17,7 +17,9 @@ from router.exact import COMPLETIONS
 from router.foresight import Foresight
 from router.lengths import Lengths, cues_of
 from router.policy.candidates import Wanted
+from router.prefixes import Sent
 from router.tokens import Kind, Ratios, kind_of
+from router.view import Fleet
 
 COMPLETION_TOKENS: Final = 16
 """vLLM's ``max_tokens`` of a completion that names none (chats then have the rest of the context)."""
@@ -38,8 +40,9 @@ class Taken:
 class Intake:
     """Of one router."""
 
-    def __init__(self, foresight: Foresight, key: bytes) -> None:
+    def __init__(self, fleet: Fleet, foresight: Foresight, key: bytes) -> None:
         """`key`: for names of chunks, the same for all routers that are to understand each other's."""
+        self._fleet: Final = fleet
         self._foresight: Final = foresight
         self._hasher: Final = Hasher(key)
         self._ratios: Final = Ratios()
@@ -78,6 +81,14 @@ class Intake:
             return wanted
         self._ratios.learn(wanted.tenant, wanted.model or "", taken.kind, taken.text_bytes, tokens)
         return replace(wanted, prompt_tokens=tokens, prefix_block_tokens=_chunk_tokens(tokens, taken.text_bytes))
+
+
+    def reported(self, sent: Iterable[Sent], wanted: Wanted, cached_tokens: int) -> None:
+        """With the answer's end its engine has said how much of the prompt was cached."""
+        prefixes = self._fleet.prefixes
+        if prefixes is not None:
+            for each in sent:
+                prefixes.reported(each, wanted.prefix_block_tokens, cached_tokens)
 
 
 def cached_in(usage: Mapping[str, Any]) -> int | None:

@@ -210,7 +210,15 @@ class Prefixes:
         each = prompt_tokens * CHUNK_BYTES / text_bytes
         held.tokens_each += _LEARN * (each - held.tokens_each)
         self._wrote(sent.row, held, prompt_tokens - len(sent.chunks) * each, now)
-        if cached_tokens is None:
+        if cached_tokens is not None:
+            self.reported(sent, each, cached_tokens)
+
+    def reported(self, sent: Sent, each: float, cached_tokens: int) -> None:
+        """So many of its tokens were in the cache; `each` tokens are one chunk. Once for each prompt, by `answered` or
+        later: an engine that serves a request whole says it with the answer's end.
+        """
+        held = self._held.get(sent.row)
+        if held is None or held.life != sent.life or each <= 0:
             return
         had = min(int((cached_tokens + 0.5 * each) / each), len(sent.chunks))
         expected = len(sent.former_s)

@@ -191,8 +191,9 @@ class Prices:
         price = pause_ms / (self.tpot_unit * self.output)
         if self.tpot_ms:
             used = self.tpot.item(decode) / self.tpot_ms
-            with_it = used + pause_ms / ((self.short - 1) * self.tpot_ms)
-            price += MISS * (_share_missed(with_it) - _share_missed(used))
+            short = used + pause_ms / ((self.short - 1) * self.tpot_ms)
+            usual = used + pause_ms / (max(1.0, self.output - 1) * self.tpot_ms)
+            price += MISS * ((_share_missed(short) + _share_missed(usual)) / 2 - _share_missed(used))
         return price
 
     def fits(self) -> Bools:

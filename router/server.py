@@ -58,14 +58,14 @@ class Router:
         self.config = config
         self.watch = None if registry is None else Watch(registry, self._fleet_told)
         self._probes: dict[InstanceId, tuple[Instance, asyncio.Task[None]]] = {}
-        policy, log = POLICIES[config.policy], config.decision_log
+        policy, log = POLICIES[config.chooses_by], config.decision_log
         self.view = View(config.makes) if log is None else LoggedView(log, config.makes)
         self.meters = Meters()
         self.memory = Memory(config.explain_last)
         self.tracing = tracing("baton-router")
         self.desk = Desk(
             self.view,
-            policy if log is None else logged(config.policy, policy, log),
+            policy if log is None else logged(config.chooses_by, policy, log),
             admission=bool(config.classes),
             foresees=policy in FORESEEING,
         )
@@ -91,8 +91,9 @@ class Router:
             return None
         keys = self.config.ticket_keys
         secret = secrets.token_bytes(KEY_BYTES) if keys is None else keys()[0].secret
-        self.view.all().prefixes = Prefixes()
-        return Intake(self.desk.foresight, chunk_key(secret))
+        fleet = self.view.all()
+        fleet.prefixes = Prefixes()
+        return Intake(fleet, self.desk.foresight, chunk_key(secret))
 
     async def start(self) -> None:
         """Open connections and begin probing."""
@@ -255,7 +256,7 @@ class Router:
         raw = await self._read_body(http)
         salt = partial(self.clients.salt, tenant) if http.path.startswith("/v1/") else None
         clean = bodies.clean_json(raw, http.headers.get("Content-Type", ""), namespace=tenant, salt=salt)
-        chosen = self.desk.policy(self.view.all(), Wanted(model=None, hand_over=False))
+        chosen = self.desk.pick(Wanted(model=None, hand_over=False))
         if chosen.decode is None:
             raise no_instance(chosen.because)
         instance = self.view.get(chosen.decode).instance
@@ -410,7 +411,7 @@ def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
-_TENANT = "baton.tenant"
+_TENANT = web.RequestKey("tenant", str)
 _OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """Need no key: load balancers ask them."""
 

@@ -195,7 +195,7 @@ class Speeds:
     def shared_ms(self, tokens: int) -> Floats:
         """Of a prompt's steps, what decoding beside it gets for nothing: weights are read once for both, by row."""
         each = [make.steps(tokens) * make.decode.decode_ms for make in self.makes]
-        found: Floats = self.spread(each) * self.decode_factor
+        found: Floats = self.spread(each) * self.prefill_factor  # not decode's: it follows from what is found here
         return found
 
     def decode_ms(self, row: int, batch: int, context_tokens: float) -> float:

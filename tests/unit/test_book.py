@@ -148,18 +148,19 @@ def test_prompts_of_one_step_are_one_observation() -> None:
     assert here.speeds.prefill_factor[0] == pytest.approx(1.0, rel=0.05)
 
 
-def test_steps_are_learned_from_answers_that_prompts_let_alone() -> None:
+def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
     here = book()
-    for turn in range(60):
+    for turn in range(80):
+        now = 20.0 * turn
         quiet, disturbed = booking(), booking()
         here.answer_placed(quiet, 0)
-        here.opened(quiet, float(turn))
-        step_ms = float(here.step[0])
-        plain_ms = step_ms / float(here.speeds.decode_factor[0])
-        here.answer_over(quiet, turn + 1.3 * plain_ms * 99 / 1000, 100)
+        here.opened(quiet, now)
+        plain_ms = float(here.step[0] / here.speeds.decode_factor[0])
+        here.answer_over(quiet, now + 1.3 * plain_ms * 99 / 1000, 100)
+        here.prompt_placed(booking(), 1, 2500.0, 2500.0, now)  # half of its time for a while
         here.answer_placed(disturbed, 1)
-        here.opened(disturbed, float(turn))
-        here.prompt_placed(booking(), 1, 900.0, 900.0, float(turn))
-        here.answer_over(disturbed, turn + 1.0, 100)
+        here.opened(disturbed, now)
+        expected_ms = plain_ms / here.idle(now)[1]
+        here.answer_over(disturbed, now + expected_ms * 9 / 1000, 10)
     assert here.speeds.decode_factor[0] == pytest.approx(1.3, rel=0.02)
-    assert here.speeds.decode_factor[1] == 1.0
+    assert here.speeds.decode_factor[1] == pytest.approx(1.0, rel=0.02)

@@ -124,7 +124,7 @@ def test_a_run_that_breaks_a_law_prints_its_seed_and_how_to_see_it_again(
 ) -> None:
     words = [*SMALL, "--faults", "slow", "--seed", "7"]
     monkeypatch.setattr("sys.argv", ["baton", *words])
-    monkeypatch.setattr(Desk, "finish", lambda _self, _seat: ())
+    monkeypatch.setattr(Desk, "finish", lambda *_, **__: ())
     assert main(words) == 1
     told = capsys.readouterr().err
     assert "simulate: LawBroken at " in told

@@ -239,7 +239,11 @@ def test_defaults_are_the_routers_own() -> None:
         for field in fields(section):
             if field.name != "processes":
                 assert getattr(section, field.name) == config[field.name], field.name
-    assert Router().policy in POLICIES
+    model = parse("models: [{name: m}]", "f").usable()
+    promised = parse("models: [{name: m}]\nslo: {fast: {ttft_ms: 500}}", "f").usable()
+    for spec, policy in ((model, "least_load"), (promised, "workload")):
+        assert spec.policy == RouterConfig(has_registry=True, classes=spec.slo).chooses_by == policy
+        assert policy in POLICIES
 
 
 # -- bounds --

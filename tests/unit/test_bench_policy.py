@@ -1,0 +1,194 @@
+"""What the benchmark of choosing compares, and what it makes of its results."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import breakeven, policy, policy_cell, policy_loads, policy_tables
+from bench import policy_grid as grid
+from cluster.instance import Role
+from costs import shipped
+from loadgen.arrival import Arrival
+from loadgen.report import Targets
+from sim.baselines import BASELINES
+from sim.experiments.breakeven import Regret
+from sim.experiments.contest import splits, whole
+from sim.experiments.loads import Load, Size
+from sim.experiments.systems import Pool, Shelf
+from sim.experiments.tuning import Case
+
+# --- the grid ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_grid_has_24_cells_of_four_traces_three_targets_and_two_fleets() -> None:
+    cells = list(grid.cells())
+    assert len({cell.name for cell in cells}) == len(cells) == 24
+    assert {(cell.trace.name, cell.factor, cell.fleet.name) for cell in cells} == {
+        (trace.name, factor, fleet) for trace in grid.TRACES for factor in (2, 5, 10) for fleet in ("A", "B")
+    }
+    assert {fleet.count for fleet in grid.FLEETS} == {8}
+
+
+def test_every_rival_takes_part() -> None:
+    assert {*grid.RIVALS, *grid.SAME} == set(BASELINES)
+    for name, same in grid.SAME.items():
+        assert BASELINES[name]() is BASELINES[same](), "not the same rule any more: it has to run, too"
+
+
+def test_nothing_is_tuned_on_what_is_reported() -> None:
+    assert grid.TUNING_WINDOW not in grid.WINDOWS
+    assert len(grid.WINDOWS) >= 5
+
+
+def test_targets_are_multiples_of_the_slower_gpu_s_latency() -> None:
+    cell = next(each for each in grid.cells() if each.name == "Azure conversation, 5 ×, fleet B")
+    assert (cell.targets.ttft_ms, cell.targets.tpot_ms) == (884.0, 63.95)
+
+
+@pytest.mark.parametrize("trace", grid.TRACES, ids=lambda trace: trace.name)
+@pytest.mark.parametrize("gpu", ["H100", "A100-80G-SXM"])
+def test_an_unloaded_latency_is_that_of_some_prompt_and_context(trace: grid.Trace, gpu: str) -> None:
+    """Of which ones the grid says; that the traces' are these only a run with the traces can tell."""
+    costs = Shelf(shipped.models(), shipped.profiles()).costs(grid.MODEL, Pool(role=Role.BOTH, count=1, tp=1, gpu=gpu))
+    prompt, context = {
+        "Azure code": (5188, 2062),
+        "Azure conversation": (2734, 1260),
+        "Mooncake conversation": (27_367, 12_206),
+        "ServeGen R1": (1235, 1694),
+    }[trace.name]
+    ttft_ms, tpot_ms = trace.unloaded(gpu)
+    assert ttft_ms == pytest.approx(costs.prefill_ms(prompt) + costs.first_token_ms, rel=0.01)
+    assert tpot_ms == pytest.approx(costs.decode_step_ms(1, context), rel=0.01)
+
+
+# --- loads and arrangements -------------------------------------------------------------------------------------------
+
+
+def test_windows_of_a_trace_are_disjoint(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    lines = [
+        f"2023-11-16 18:17:{at // 4:02d}.{at % 4 * 25:02d}00000,{1000 + at},{3000 if at % 2 else 5}" for at in range(60)
+    ]
+    (tmp_path / "traces" / "x.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(lines) + "\n")
+    trace = grid.Trace(name="x", file="x.csv", requests=10, unloaded_ms=(), answer_max=2048)
+    windows = [policy_loads.load(tmp_path, trace, window) for window in range(6)]
+    prompts = [[each.input_tokens for each in window.arrivals] for window in windows]
+    assert prompts == [[1000 + 10 * window + at for at in range(10)] for window in range(6)]
+    for window in windows:
+        assert window.arrivals[0].at_s == 0
+        assert window.arrivals[-1].at_s == pytest.approx(9)
+        assert {each.output_tokens for each in window.arrivals} == {5, 2048}
+
+
+def test_an_arrangement_says_who_does_what_on_which_gpu() -> None:
+    cell = next(each for each in grid.cells() if each.fleet.name == "B")
+    pools, shelf = policy_cell.pools_of(cell), Shelf(shipped.models(), shipped.profiles())
+    load = Load("x", [Arrival(at_s=0.0, input_tokens=1000, output_tokens=100)])
+    case = Case(
+        name="x",
+        model=grid.MODEL,
+        load=load,
+        targets=Targets(100, None, 30, None),
+        size=Size(fewest=1, most=1, lives=1),
+        tolerance=0.04,
+    )
+    one = whole(pools, [512], "dynamo", admission=False).systems[0]
+    assert policy_cell.arrangement(one) == "4× H100 (512) + 4× A100 (512)"
+    for order, said in zip(
+        policy_cell.orders(pools), ("4P H100 + 1P A100 + 3D A100", "4P A100 + 1P H100 + 3D H100"), strict=True
+    ):
+        for rival in ("dynamo", "splitwise"):
+            system = splits(case, shelf, order, rival, admission=False).systems[4]
+            assert policy_cell.arrangement(system) == said
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def row(cell: str, ours: float, rival: float, admitted: float) -> dict[str, Any]:
+    def found(rate: float) -> dict[str, Any]:
+        return {"policy": "p", "arrangement": "8× H100", "rates": [rate * each for each in (1.0, 1.1, 0.9, 1.2, 0.8)]}
+
+    return {
+        "cell": cell,
+        "gpus": 8,
+        "targets": {"ttft_ms": 100.0, "tpot_ms": 10.0},
+        "classes": {"ours": found(ours), "rival": found(rival), "rival_admitted": found(admitted)},
+        "costs_off": {},
+        "cpu_s": 1.0,
+    }
+
+
+def test_an_interval_is_student_s() -> None:
+    mean, half = policy_tables.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert mean == 3
+    assert half == pytest.approx(2.776 * math.sqrt(2.5 / 5))
+
+
+def test_cells_won_lost_and_not_counted() -> None:
+    rows = [row("a", 14, 10, 12), row("b", 9, 10, 10), row("c", 0, 0, 0), row("d", 5, 0, 6)]
+    told = policy_tables.figures(rows)
+    assert told["counted"] == 3
+    assert told["share_at_goal"] == pytest.approx(2 / 3)
+    assert told["least_ratio"] == 0.9
+    assert (told["lost"], told["below_gate"], told["lost_to_admitted"]) == (["b"], ["b"], ["b", "d"])
+    targets = policy_tables.targets(told)
+    assert targets["share_of_cells_at_1.3"]["met"]
+    assert not targets["least_ratio"]["met"]
+    assert [len(table.rows) for table in policy_tables.tables(told)] == [4, 4]
+    assert policy_tables.line(rows[0]).startswith("a: 1.40 ± 0.00 over p, 8× H100; 1.17 ± 0.00 with our admission")
+    json.dumps(told, allow_nan=False)
+
+
+def test_costs_that_are_off_are_compared_on_the_same_windows() -> None:
+    one = row("a", 10, 8, 9)
+    one["costs_off"] = {"0.8": [9.0, 9.9, 8.1], "1.2": [5.0, 5.5, 4.5]}
+    table = policy_tables.tables(policy_tables.figures([one]))[2]
+    assert table.rows == [["a", "0.90 ± 0.00", "0.50 ± 0.00"]]
+
+
+def test_finished_cells_are_kept_by_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "KEPT", tmp_path / "work" / "policy.jsonl")
+    for sources in ("old", "new"):
+        policy.keep({"cell": f"{sources} cell", "sources": sources})
+    with policy.KEPT.open("a") as out:
+        out.write('{"cell": "cut off')
+    assert list(policy.kept("new")) == ["new cell"]
+
+
+# --- handing off or not -----------------------------------------------------------------------------------------------
+
+
+def test_auto_is_compared_with_the_better_of_always_and_never() -> None:
+    def mode(attained: float, latency_ms: float) -> dict[str, float]:
+        return {"attainment": attained, "latency_ms": latency_ms}
+
+    lost, added = breakeven.worse_by({"always": mode(0.8, 20), "never": mode(0.9, 30), "auto": mode(0.855, 22)})
+    assert lost == pytest.approx(0.05)
+    assert added == pytest.approx(0.1)
+
+
+def test_regret_is_against_the_better_way() -> None:
+    right = Regret(auto=True, latency_ms=(110.0, 100.0), missed=(3, 1))
+    wrong = Regret(auto=False, latency_ms=(110.0, 100.0), missed=(3, 1))
+    assert (right.relative, right.more_missed) == (0, -2)
+    assert right.gain == pytest.approx(0.1)
+    assert wrong.relative == pytest.approx(0.1)
+    assert wrong.gain == pytest.approx(-1 / 11)
+    rows = [{**asdict(each), "relative": each.relative, "gain": each.gain} for each in (right, wrong, right)]
+    told = breakeven.summed(rows)
+    assert told["worse"] == pytest.approx(1 / 3)
+    assert told["regret_mean"] == pytest.approx(0.1 / 3)
+    assert told["more_missed_each"] == pytest.approx((-2 + 2 - 2) / 3)
+
+
+def test_the_jobs_take_500_decisions() -> None:
+    jobs = breakeven.jobs(["regret"])
+    each = [breakeven.DECISIONS // 8 + (fleet == breakeven.FLEETS[0]) for _, _, fleet in jobs]
+    assert sum(each) >= breakeven.DECISIONS

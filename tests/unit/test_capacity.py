@@ -1,0 +1,56 @@
+"""What engines say of their KV cache reaches what chooses by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
+from engine.mock.metrics import Metrics
+from engine.vllm.metrics import parse_load
+from router.prefixes import Prefixes
+from router.view import Reported, View
+
+ONE = Instance(id=InstanceId("one"), role=Role.BOTH, url="http://one", epoch=1)
+INFO = 'vllm:cache_config_info{{block_size="{}",cache_dtype="auto",engine="{}",num_gpu_blocks="{}",x="None"}} 1.0\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        (INFO.format(16, 0, 1000), 16_000),
+        (INFO.format(16, 0, 1000) + INFO.format(16, 1, 500), 24_000),
+        (INFO.format(16, 0, "None"), 0),
+        (INFO.format(16, 0, "9" * 400), 0),
+        ("# HELP vllm:cache_config_info x\n", 0),
+        ('vllm:cache_config_info{my_block_size="16",num_gpu_blocks="3"} 1.0\n', 0),
+        (Metrics("m", 16, 300).text(Load()), 4800),
+        (Metrics("m").text(Load()), 0),
+    ],
+)
+def test_engines_tell_the_size_of_their_cache(text: str, tokens: int) -> None:
+    assert parse_load(text).kv_tokens == tokens
+
+
+def test_a_probe_tells_the_book_and_the_index() -> None:
+    view = View()
+    fleet = view.all()
+    prefixes = fleet.prefixes = Prefixes()
+    view.add(ONE)
+    row = view.get(ONE.id).row
+    guessed = fleet.book.speeds.capacity[row]
+    view.seen(ONE.id, None, Load())
+    assert fleet.book.speeds.capacity[row] == guessed, "who says nothing leaves the guess"
+    prefixes.sent(row, (1, 2, 3), 0.0)
+    view.seen(ONE.id, None, Load(kv_tokens=9000))
+    assert fleet.book.speeds.capacity[row] == prefixes.capacity_tokens(row) == 9000
+    prefixes.sent(row, (1, 2, 3), 0.0)
+    view.seen(ONE.id, None, Load(kv_tokens=9000))
+    assert len(prefixes) == 3, "the same word again forgets nothing"
+
+
+def test_so_does_a_heartbeat() -> None:
+    view = View()
+    load = Load(kv_tokens=5000)
+    view.fold((Reported(instance=ONE, state="ready", accepting=True, credits=3, load=load, models=()),))
+    assert view.all().book.speeds.capacity[view.get(ONE.id).row] == 5000

@@ -1,0 +1,85 @@
+"""Who is asked when a prompt is computed, and how requests are served that nobody can foretell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
+from router.admission import Gate, Promise
+from router.columns import Bools
+from router.desk import Desk, Seat
+from router.journey import Choose
+from router.policy import POLICIES
+from router.policy.candidates import Wanted
+from router.prices import Prices
+from router.view import View
+
+ASK = Choose(frozenset(), hand_over=True)
+WANTED = Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0)
+
+
+def desk(*, admission: bool) -> Desk:
+    view = View()
+    for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+        view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}"))
+        view.seen(InstanceId(name), ({"id": "m"},), Load())
+    return Desk(view, POLICIES["workload"], admission=admission)
+
+
+class Shut(Gate):
+    """There is no room anywhere."""
+
+    def prompts(self, prices: Prices) -> Bools:
+        return np.zeros(len(prices.waits), dtype=np.bool_)
+
+    answers = prompts
+
+
+def test_what_nobody_can_foretell_is_held_back_by_credits_alone() -> None:
+    here = desk(admission=True)
+    fleet = here.view.all()
+    assert here.line is not None
+    gate = fleet.gate = Shut(here.line)
+    asked = Wanted(model=None, hand_over=False)
+    assert here.policy(fleet, replace(asked)).wait
+    assert here.pick(replace(asked)).decode is not None
+    assert fleet.gate is gate
+    for each in fleet:
+        each.credits, each.inflight = 1, 1
+    assert here.pick(replace(asked)).decode is None
+
+
+def test_the_line_is_asked_when_a_prompt_is_computed_where_room_is_more_than_credits() -> None:
+    here = desk(admission=True)
+    assert here.line is not None
+    here.view.all().gate = Shut(here.line)
+    waits = Seat(WANTED, Promise(ttft_ms=60_000))
+    assert here.choose(waits, ASK, 1.0)[0].wait
+    assert here.room() == (waits,)
+    best_effort = desk(admission=False)
+    assert best_effort.room() == ()
+
+
+def test_a_share_counts_here_by_the_part_of_its_demand_that_is_here() -> None:
+    here = desk(admission=True)
+    here.shares = {"acme": 4.0}
+    given = []
+    assert here.line is not None
+    here.line.gave = lambda _, work: given.append(work)  # type: ignore[method-assign]
+    for local in ({}, {"acme": 1.0}):
+        here.local_shares = local
+        seat = Seat(Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0, tenant="acme"))
+        assert here.choose(seat, ASK, 1.0)[0].decode is not None
+        here.finish(seat, 2.0)
+    assert given[1] > 3 * given[0]
+
+
+def test_what_was_foretold_stands_on_the_seat() -> None:
+    here = desk(admission=True)
+    seat = Seat(WANTED, Promise(ttft_ms=60_000, tpot_ms=500))
+    here.choose(seat, ASK, 1.25)
+    assert seat.ttft_ms > 250, "what it has waited is in it"
+    assert seat.tpot_ms > 0

@@ -1,0 +1,125 @@
+"""What a router makes of a request: sizes, names, lengths; and how it learns from what engines count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.chunks import CHUNK_BYTES
+from router.foresight import Foresight
+from router.intake import Intake, answer_tokens, cached_in, chunk_key
+from router.policy.candidates import Wanted
+from router.view import Fleet
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+WANTED = Wanted(model="m", hand_over=True, tenant="acme", slo_class="fast")
+TEXT = "The harbour master wrote down which ships had come. " * 100
+
+
+def intake(key: bytes = b"k" * 32) -> Intake:
+    fleet = Fleet()
+    return Intake(fleet, Foresight(fleet), key)
+
+
+def chat(*texts: str, **more: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)], **more}
+
+
+def test_a_prompt_has_a_size_and_names() -> None:
+    taken = intake().take(WANTED, CHAT, chat(TEXT), scope="acme")
+    wanted = taken.wanted
+    assert 900 < wanted.prompt_tokens < 1600
+    assert len(wanted.prefix) == taken.text_bytes // CHUNK_BYTES == 5
+    assert wanted.prefix_block_tokens * taken.text_bytes / CHUNK_BYTES == pytest.approx(wanted.prompt_tokens)
+    assert (wanted.tenant, wanted.slo_class, wanted.model) == ("acme", "fast", "m")
+    assert wanted.output_tokens > 1
+
+
+def test_the_next_turn_begins_with_the_same_names() -> None:
+    here = intake()
+    one = here.take(WANTED, CHAT, chat(TEXT), scope="acme").wanted.prefix
+    two = here.take(WANTED, CHAT, chat(TEXT, "Indeed.", TEXT), scope="acme").wanted.prefix
+    assert len(two) > len(one)
+    assert two[: len(one)] == one
+
+
+@pytest.mark.parametrize(
+    ("scope", "body", "key"),
+    [
+        ("other", {}, b"k" * 32),
+        (None, {}, b"k" * 32),
+        ("acme", {"cache_salt": "s"}, b"k" * 32),
+        ("acme", {}, b"j" * 32),
+    ],
+    ids=["tenant", "shared", "salt", "key"],
+)
+def test_nothing_is_alike_across_tenants_salts_and_keys(scope: str | None, body: dict[str, Any], key: bytes) -> None:
+    one = intake().take(WANTED, CHAT, chat(TEXT), scope="acme").wanted.prefix
+    other = intake(key).take(WANTED, CHAT, chat(TEXT, **body), scope=scope).wanted.prefix
+    assert len(one) == len(other)
+    assert not set(one) & set(other)
+
+
+def test_what_engines_count_takes_the_place_of_the_estimate_and_teaches() -> None:
+    here = intake()
+    taken = here.take(WANTED, CHAT, chat(TEXT), scope="acme")
+    for _ in range(60):
+        told = here.told(taken.wanted, taken, {"prompt_tokens": 2000})
+    assert told.prompt_tokens == 2000
+    assert told.prefix_block_tokens == pytest.approx(CHUNK_BYTES * 2000 / taken.text_bytes)
+    again = here.take(WANTED, CHAT, chat(TEXT), scope="acme").wanted
+    assert 1900 < again.prompt_tokens < 2100
+
+
+@pytest.mark.parametrize("usage", [{}, {"prompt_tokens": None}, {"prompt_tokens": True}, {"prompt_tokens": -3}])
+def test_nonsense_teaches_nothing(usage: dict[str, Any]) -> None:
+    taken = intake().take(WANTED, CHAT, chat(TEXT), scope=None)
+    assert intake().told(taken.wanted, taken, usage) is taken.wanted
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        (COMPLETIONS, {"prompt": "x"}, 16),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 3}, 3),
+        (CHAT, chat("x", max_tokens=900, max_completion_tokens=7), 7),
+        (CHAT, chat("x", max_tokens=5, ignore_eos=True), 5),
+    ],
+)
+def test_nothing_is_foretold_beyond_the_limit(path: str, body: dict[str, Any], limit: int) -> None:
+    taken = intake().take(WANTED, path, body, scope=None)
+    assert taken.wanted.output_tokens <= limit
+    assert taken.lengths.served[-1] <= limit
+    assert not body.get("ignore_eos") or taken.wanted.output_tokens == limit
+
+
+def test_token_ids_are_counted_and_not_estimated() -> None:
+    for prompt in ([5] * 700, [[5] * 700]):
+        assert intake().take(WANTED, COMPLETIONS, {"prompt": prompt}, scope=None).wanted.prompt_tokens == 700
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"messages": []}, {"messages": "x"}, {"prompt": [[]]}, {"prompt": {"a": 1}}, {"messages": [None], "n": "x"}],
+)
+def test_whatever_the_body_it_is_taken_in(body: dict[str, Any]) -> None:
+    taken = intake().take(WANTED, CHAT, {**body, "max_tokens": "many", "min_tokens": [], "cache_salt": 5}, scope=None)
+    assert taken.wanted.prompt_tokens >= 1
+    assert taken.wanted.prefix == ()
+
+
+def test_usage_is_read_with_care() -> None:
+    assert cached_in({"prompt_tokens_details": {"cached_tokens": 0}}) == 0
+    assert cached_in({"prompt_tokens_details": {"cached_tokens": 48}}) == 48
+    for nothing in ({}, {"prompt_tokens_details": None}, {"prompt_tokens_details": {"cached_tokens": "48"}}):
+        assert cached_in(nothing) is None
+    assert (answer_tokens({"completion_tokens": 9}), answer_tokens({"completion_tokens": 0})) == (9, None)
+
+
+def test_the_key_for_names_is_not_the_secret_it_comes_from() -> None:
+    one, other = chunk_key(b"a" * 32), chunk_key(b"b" * 32)
+    assert len(one) == 32
+    assert one == chunk_key(b"a" * 32)
+    assert len({one, other, b"a" * 32}) == 3

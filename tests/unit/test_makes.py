@@ -1,0 +1,65 @@
+"""What the cluster file tells the router of its instances' speeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.makes import makes_of
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Role
+from cluster.spec import parse
+from router.speeds import Make
+
+FILE = """
+models:
+  - name: Qwen/Qwen3-32B
+    pools:
+      prefill: {gpu: H100-SXM, shape: {tp: 2}, engine_args: {max-num-batched-tokens: 4096}}
+      decode: {gpu: H200, shape: {tp: 4}}
+"""
+
+
+def make(text: str, name: str, role: Role) -> Make | None:
+    return makes_of(parse(text, "f").usable())(Instance(id=InstanceId(name), role=role, url="http://x"))
+
+
+def test_instances_are_known_by_their_pools() -> None:
+    prefill, decode = make(FILE, "prefill-0", Role.PREFILL), make(FILE, "decode-0", Role.DECODE)
+    assert prefill is not None
+    assert decode is not None
+    assert (prefill.budget_tokens, decode.budget_tokens) == (4096, 8192)
+    assert decode.prompt_ms(4000) < prefill.prompt_ms(4000)
+    assert decode.capacity_tokens > prefill.capacity_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["prefill-7", "anything", "decode"])
+def test_so_are_those_started_later_and_those_of_other_names(name: str) -> None:
+    assert make(FILE, name, Role.PREFILL) == make(FILE, "prefill-0", Role.PREFILL)
+
+
+def test_memory_is_the_files_where_it_says_it() -> None:
+    less = make(FILE + "hardware: {H100-SXM: {}, H200: {memory_gib: 80}}\n", "decode-0", Role.DECODE)
+    more = make(FILE, "decode-0", Role.DECODE)
+    assert less is not None
+    assert more is not None
+    assert less.capacity_tokens < more.capacity_tokens
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "models: [{name: Qwen/Qwen3-32B}]",
+        "models: [{name: nobody/knows-this, pools: {prefill: {gpu: H200}, decode: {gpu: H200}}}]",
+    ],
+    ids=["no GPU", "no such model"],
+)
+def test_what_is_not_known_is_learned_from_legs(text: str) -> None:
+    assert make(text, "prefill-0", Role.PREFILL) is None
+
+
+def test_with_several_models_a_name_of_no_pool_says_nothing() -> None:
+    pools = "pools: {prefill: {gpu: H200}, decode: {gpu: H200}}"
+    text = f"models: [{{name: Qwen/Qwen3-32B, {pools}}}, {{name: Qwen/Qwen3-8B, {pools}}}]"
+    assert make(text, "qwen3-8b-prefill-0", Role.PREFILL) is not None
+    assert make(text, "qwen3-8b-prefill-0", Role.PREFILL) != make(text, "qwen3-32b-prefill-0", Role.PREFILL)
+    assert make(text, "prefill-0", Role.PREFILL) is None
