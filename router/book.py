@@ -286,6 +286,8 @@ class Book:
         self.answer_context[row] = max(0.0, self.answer_context[row] + sign * booking.context)
         self.kv_mean[row] = max(0.0, self.kv_mean[row] + sign * (booking.prompt_tokens + booking.mean_tokens))
         self.kv_variance[row] = max(0.0, self.kv_variance[row] + sign * booking.variance)
+        if not self.decoding[row]:  # sums of floats do not come back to nothing by themselves
+            self.answer_context[row] = self.kv_mean[row] = self.kv_variance[row] = 0.0
         self._steps(row)
 
     def _steps(self, row: int) -> None:

@@ -1,0 +1,177 @@
+"""Admission and the workload policy in a simulated fleet: nothing is forgotten, promises are kept where they can be.
+
+All of the simulator's checks are on: no place taken by nobody, no request that waits for nothing, nothing held at the
+end. The router knows what the engines' steps cost, or has to learn it (`known`).
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from support.simulated import MODEL, members
+
+from cluster.instance import Role
+from costs.step import StepCost
+from loadgen.arrival import Arrival
+from loadgen.report import Targets
+from router.admission import Promise
+from router.policy import POLICIES, Policy
+from router.prefixes import Prefixes
+from router.speeds import Make
+from router.view import View
+from sim.baselines import BASELINES
+from sim.faults import Faults, preset
+from sim.result import Result
+from sim.settings import Settings
+from sim.world import World
+
+P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
+PROMISES = {
+    "": Promise(ttft_ms=60.0, tpot_ms=6.0),
+    "loose": Promise(ttft_ms=2000.0, tpot_ms=50.0),
+    "best effort": Promise(),
+    "sheds": Promise(ttft_ms=40.0, tpot_ms=6.0, sheds=True),
+    "degrades": Promise(ttft_ms=40.0, tpot_ms=6.0, degraded=Promise(ttft_ms=2000.0, tpot_ms=50.0)),
+}
+
+
+def load(seed: int, count: int, gap_s: float, classes: tuple[str | None, ...] = (None,)) -> list[Arrival]:
+    rng, found, at_s = Random(seed), [], 0.0
+    for number in range(count):
+        at_s += rng.expovariate(1 / gap_s)
+        prefix = (rng.randrange(8), 1000 + number) if rng.random() < 0.5 else ()
+        found.append(
+            Arrival(
+                at_s=round(at_s, 9),
+                input_tokens=rng.randrange(20, 700),
+                output_tokens=rng.randrange(1, 80),
+                slo_class=rng.choice(classes),
+                prefix=prefix,
+                block_tokens=16 if prefix else 0,
+            )
+        )
+    return found
+
+
+MAKE = Make(
+    prefill=(
+        cost := StepCost(
+            floor_ms=1.0, start_ms=1.0, token_ms=0.01, area_ms=0.0, decode_ms=1.0, context_ms=1e-4, request_ms=0.02
+        )
+    ),
+    decode=cost,
+    capacity_tokens=400 * 16,
+    budget_tokens=2048,
+)
+"""`support.simulated.COSTS`."""
+
+
+def run(
+    fleet: tuple[Role, ...], arrivals: list[Arrival], policy: Policy, *, faults: str = "", known: bool = True
+) -> tuple[World, Result]:
+    instances = members(*fleet, start_up_ns=2_000_000_000, config={"lease_s": 3.0, "num_blocks": 400})
+    world = World(
+        instances,
+        Settings(first_token_s=20.0, stall_s=2.0, greedy=True),
+        policy=policy,
+        model=MODEL,
+        promises=PROMISES,
+        view=View(lambda _: MAKE) if known else None,
+    )
+    names = [each.name for each in instances]
+    Faults(world, preset(faults, 3, names, arrivals[-1].at_s) if faults else (), 3)
+    return world, world.run(arrivals)
+
+
+def nothing_is_left(world: World) -> None:
+    desk, book = world.front.desk, world.view.all().book
+    assert desk.line is not None and desk.gate is not None
+    assert not len(desk.line) and not desk.placed
+    assert book.answers == 0 and not book.prompts.any() and not book.decoding.any()
+    assert not book.kv_mean.any() and not any(row.limits or row.targets for row in book._rows)
+    assert not any(desk.gate._late.values())
+
+
+@pytest.mark.parametrize(
+    ("policy", "fleet", "faults"),
+    [
+        *(("workload", fleet, faults) for fleet in ((P, P, D, D), (B, B, B), (P, D, B)) for faults in ("", "chaos")),
+        ("least_load", (P, D, B), "chaos"),
+        ("cache_aware", (B, B, B), "chaos"),
+    ],
+)
+def test_everybody_is_answered_and_the_books_are_empty(policy: str, fleet: tuple[Role, ...], faults: str) -> None:
+    chosen = POLICIES[policy] if policy in POLICIES else BASELINES[policy]()
+    arrivals = load(1, 100, 0.012, (None, "loose", "best effort", "sheds", "degrades"))
+    world, result = run(fleet, arrivals, chosen, faults=faults, known=False)
+    assert len(result.columns) == len(arrivals)
+    assert not (result.columns["outcome"] == 0).any()
+    nothing_is_left(world)
+
+
+def attained(result: Result) -> float:
+    targets = {
+        name: Targets(promise.ttft_ms or None, None, promise.tpot_ms or None, None)
+        for name, promise in PROMISES.items()
+    }
+    return float(result.met(targets[""], targets).mean())
+
+
+def test_a_burst_costs_those_with_most_work_and_not_everybody() -> None:
+    """Twice what the fleet can prefill in time: without admission all wait alike and miss alike."""
+    arrivals = load(2, 300, 0.0018)
+    fleet = (B, B)
+    _, result = run(fleet, arrivals, POLICIES["workload"])
+    without = World(
+        members(*fleet, config={"num_blocks": 400}), Settings(), policy=POLICIES["least_load"], model=MODEL
+    ).run(arrivals)
+    assert attained(result) > attained(without) + 0.2
+    late = result.latency_s("ttft") * 1000 > PROMISES[""].ttft_ms
+    tokens = result.columns["input_tokens"]
+    assert tokens[late].mean() > 1.2 * tokens[~late].mean()
+
+
+def test_only_classes_that_want_it_are_refused() -> None:
+    arrivals = load(3, 300, 0.002, ("sheds", None, "best effort"))
+    _, result = run((B, B), arrivals, POLICIES["workload"])
+    shed = result.columns["status"] == 429
+    assert 0 < shed.sum() < 150
+    assert {result.classes[number] for number in result.columns["slo_class"][shed].tolist()} == {"sheds"}
+    assert (result.columns["outcome"][~shed] == 1).all(), "late or not, the others are served"
+    messages = {result.details[number] for number in np.flatnonzero(shed).tolist()}
+    assert all("Try again in" in each for each in messages)
+
+
+def test_what_is_shed_is_told_at_once() -> None:
+    arrivals = load(3, 300, 0.002, ("sheds",))
+    _, result = run((B, B), arrivals, POLICIES["workload"])
+    shed = result.columns["status"] == 429
+    waited_s = result.latency_s("e2e")[shed]
+    assert shed.sum() > 20 and waited_s.max() < 0.1
+
+
+def test_prefixes_are_found_where_they_are() -> None:
+    turns = [
+        Arrival(
+            at_s=at * 0.05,
+            input_tokens=320 + 40,
+            output_tokens=5,
+            prefix=tuple(100 * (at % 6) + block for block in range(20)),
+            block_tokens=16,
+        )
+        for at in range(120)
+    ]
+    world, result = run((B, B, B, B), turns, POLICIES["workload"])
+    assert isinstance(world.view.all().prefixes, Prefixes)
+    later = result.columns["cached_tokens"][12:]
+    assert (later >= 304).mean() > 0.9
+    by_session = [set(result.columns["decode"][12:][at::6].tolist()) for at in range(6)]
+    assert sum(len(where) == 1 for where in by_session) >= 5, "a session stays where it is"
+
+
+def test_same_seed_same_bytes() -> None:
+    arrivals = load(4, 150, 0.004, (None, "sheds"))
+    first, second = (run((P, D, B), arrivals, POLICIES["workload"], faults="chaos")[1] for _ in range(2))
+    assert first.columns.tobytes() == second.columns.tobytes()
