@@ -85,6 +85,11 @@ class Gate:
         empty: Bools = book.decoding == 0
         return found | empty
 
+    @property
+    def queue(self) -> int:
+        """How many wait for places."""
+        return len(self._line)
+
     def queue_ms(self, servers: int) -> float:
         """Until those who wait for places now have them."""
         return 1000.0 * self._line.drains_s(servers)

@@ -41,7 +41,7 @@ TOGETHER_S: Final = 0.001
 """Ends of one engine step are no further apart than this."""
 
 _COLUMNS: Final = (
-    "backlog", "since", "ends", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean", "kv_variance",
+    "backlog", "since", "ends", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean", "kv_variance", "kv_needed",
     "strictest", "recent", "recent_at", "stalled",
 )  # fmt: skip
 
@@ -115,6 +115,8 @@ class Book:
         self.kv_mean: Floats = np.zeros(0)
         self.kv_variance: Floats = np.zeros(0)
         """Tokens of KV they will have at their ends."""
+        self.kv_needed: Floats = np.zeros(0)
+        """The same with `SPREAD` of room."""
         self.strictest: Floats = np.zeros(0)
         """The least TPOT target among them, ms; infinite where none has one."""
         self.answers = 0
@@ -123,7 +125,7 @@ class Book:
         """Counts what happens: what was read before is not true any more."""
         self.recent: Floats = np.zeros(0)
         self.recent_at: Floats = np.zeros(0)
-        """Milliseconds of prompts placed of late, decayed; and when that was."""
+        """Part of its time that prompts placed of late take, decayed since; and when that was."""
         self.stalled: Floats = np.zeros(0)
         """Milliseconds of prompts ever placed there: what its answers had to wait for is a difference of two."""
         self._rows: Final[list[_Row]] = []
@@ -163,20 +165,13 @@ class Book:
     def idle(self, now: float) -> Floats:
         """Part of each instance's time that prompts have left to answers of late, `IDLE_MIN` at least."""
         decayed = self.recent * np.exp((self.recent_at - now) * (1.0 / DUTY_S))
-        share: Floats = np.maximum(1.0 - decayed * (0.001 / DUTY_S), IDLE_MIN)
+        share: Floats = np.maximum(1.0 - decayed, IDLE_MIN)
         return share
 
     def harmed(self, row: int, ms: float) -> int:
         """How many answers there would miss their TPOT target if a prompt took so much of their time."""
         limits, stalled = self._rows[row].limits, self.stalled.item(row)
         return bisect_right(limits, stalled + ms) - bisect_right(limits, stalled)
-
-    def kv_needed(self, variance: float) -> Floats:
-        """Tokens of KV that answers placed there will come to need, with `SPREAD` of room for these and one more that
-        may be so much off, by row.
-        """
-        needed: Floats = self.kv_mean + SPREAD * np.sqrt(self.kv_variance + variance)
-        return needed
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -195,7 +190,8 @@ class Book:
         self.backlog[row] += ms
         self.ends[row] = float(self.since[row]) * 1000.0 + float(self.backlog[row])
         self.stalled[row] += stall_ms
-        self.recent[row] = float(self.recent[row]) * math.exp((float(self.recent_at[row]) - now) / DUTY_S) + stall_ms
+        decay = math.exp((self.recent_at.item(row) - now) / DUTY_S)
+        self.recent[row] = self.recent.item(row) * decay + stall_ms * (0.001 / DUTY_S)
         self.recent_at[row] = now
 
     def prompt_over(self, booking: Booking, now: float, *, done: bool) -> None:
@@ -277,7 +273,7 @@ class Book:
 
     def _tpot_ms(self, row: int, now: float) -> float:
         decayed = self.recent.item(row) * math.exp((self.recent_at.item(row) - now) / DUTY_S)
-        return self.step.item(row) / max(1.0 - decayed * (0.001 / DUTY_S), IDLE_MIN)
+        return self.step.item(row) / max(1.0 - decayed, IDLE_MIN)
 
     def _count(self, booking: Booking, row: int, sign: int) -> None:
         self.turn += 1
@@ -288,6 +284,7 @@ class Book:
         self.kv_variance[row] = max(0.0, self.kv_variance[row] + sign * booking.variance)
         if not self.decoding[row]:  # sums of floats do not come back to nothing by themselves
             self.answer_context[row] = self.kv_mean[row] = self.kv_variance[row] = 0.0
+        self.kv_needed[row] = self.kv_mean.item(row) + SPREAD * math.sqrt(self.kv_variance.item(row))
         self._steps(row)
 
     def _steps(self, row: int) -> None:

@@ -10,10 +10,12 @@ Everything is computed once for all rows, and not before somebody asks: a choice
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from router.book import SPREAD
 from router.columns import Bools, Floats
 
 if TYPE_CHECKING:
@@ -94,22 +96,16 @@ class Prices:
         """Rows where its prompt would be computed at once, or nearly so."""
         if gate is not None:
             self.open = self.places & gate.prompts(self)
-            if not self.open.all():  # elsewhere it is not the only one that waits
+            if gate.queue and not self.open.all():  # elsewhere it is not the only one that waits
                 self.ttft = np.where(self.open, self.ttft, self.ttft + gate.queue_ms(len(fleet)))
         context = tokens + self.output / 2
         self.longer: Final[Floats] = speeds.request + speeds.context * context
         """By how much it makes a step longer."""
         self.idle: Final[Floats] = book.idle(wanted.now)
-        step = book.step + self.longer
-        self._alone_ms = 0.0
-        if not book.decoding.all():  # a first answer brings the step itself
-            alone = self._steps_alone(context)
-            self._alone_ms = float(alone.min())
-            step = np.where(book.decoding == 0, alone, step)
-        self.step: Final[Floats] = step
-        self.tpot: Final[Floats] = step / self.idle
+        self.step: Final[Floats] = book.step + self.longer
+        self.tpot: Final[Floats] = self.step / self.idle
         self.ttft_unit: Final = wanted.ttft_ms or LOOSE * float(self.alone.min())
-        self.tpot_unit: Final = wanted.tpot_ms or LOOSE * (self._alone_ms or float(self._steps_alone(context).min()))
+        self.tpot_unit: Final = wanted.tpot_ms or LOOSE * self._step_alone_ms(context)
         self._handoffs: Final[dict[tuple[int, int], float]] = {}
         self._of_prefill: Floats | None = None
         self._of_decode: Floats | None = None
@@ -129,11 +125,10 @@ class Prices:
                 self.cached[row] = held
                 self.prompt[row] = speeds.prompt_ms(row, tokens - held, held)
 
-    def _steps_alone(self, context: float) -> Floats:
+    def _step_alone_ms(self, context: float) -> float:
+        """An idle instance's step with nothing but this answer, on the fastest make there is."""
         speeds = self.fleet.book.speeds
-        each = [make.decode.requests_ms(1) + make.decode.context_ms * context for make in speeds.makes]
-        found: Floats = speeds.spread(each) * speeds.decode_factor
-        return found
+        return min(make.decode.requests_ms(1) + make.decode.context_ms * context for make in speeds.present())
 
     # --- prices -------------------------------------------------------------------------------------------------------
 
@@ -201,8 +196,8 @@ class Prices:
         book, wanted = self.fleet.book, self.wanted
         if not book.answers:
             return self.places
-        needed = book.kv_needed(wanted.output_variance) + (wanted.prompt_tokens + self.output)
-        found: Bools = (needed <= book.speeds.capacity) | (book.decoding == 0)
+        own = wanted.prompt_tokens + self.output + SPREAD * math.sqrt(wanted.output_variance)
+        found: Bools = (book.kv_needed <= book.speeds.capacity - own) | (book.decoding == 0)
         return found
 
 

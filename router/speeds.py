@@ -153,6 +153,10 @@ class Speeds:
         kinds = set(self.make_of_row[rows].tolist())
         self._alike = kinds.pop() if len(kinds) == 1 else None
 
+    def present(self) -> list[Make]:
+        """Makes that some row has, or may have."""
+        return self.makes if self._alike is None else [self.makes[self._alike]]
+
     def kind(self, row: int) -> int:
         """Which make it is: a number."""
         return self.make_of_row.item(row) if self._alike is None else self._alike
