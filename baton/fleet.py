@@ -48,6 +48,8 @@ class Front:
     admin_host: str
     admin_port: int
     policy: str | None = None
+    config: str | None = None
+    """The cluster file; its classes and tenants, with their key files, are the router's to read."""
     ticket_keys_file: str | None = None
     limits: dict[str, float] = field(default_factory=dict)
     demo: bool = False
@@ -57,6 +59,8 @@ class Front:
         """The `baton router` command, up to the registry's flags."""
         words = ["router", "--host", self.host, "--port", str(self.port)]
         words += ["--admin-host", self.admin_host, "--admin-port", str(self.admin_port)]
+        if self.config is not None:
+            words += ["--config", self.config]
         if self.policy is not None:
             words += ["--policy", self.policy]
         if self.ticket_keys_file is not None:

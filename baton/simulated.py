@@ -19,6 +19,8 @@ from costs.hardware import Gpu, gpu_named
 from costs.model import ModelShape
 from costs.shape import Spans
 from loadgen.report import Targets
+from router.admission import Promise
+from router.promises import promises_of
 from sim.engine_args import engine_of, read_words
 from sim.fleet import Member, member
 
@@ -40,6 +42,8 @@ class Planned:
     """Of requests that name no class."""
     by_class: Mapping[str, Targets] = field(default_factory=dict)
     policy: str | None = None
+    promises: Mapping[str, Promise] = field(default_factory=dict)
+    """What the router keeps to classes, where the file has them."""
     first_token_s: float | None = None
     stall_s: float | None = None
     notes: tuple[str, ...] = ()
@@ -110,7 +114,8 @@ def _from_file(args: argparse.Namespace, *, contents: bool) -> Planned:
         model=chosen.api_name,
         targets=_targets(args, spec),
         by_class={name: targets_of(each) for name, each in spec.slo.items()},
-        policy=spec.router.policy,
+        policy=spec.policy,
+        promises=promises_of(spec.slo),
         first_token_s=spec.limits.first_token_s,
         stall_s=spec.limits.stall_s,
         notes=notes,

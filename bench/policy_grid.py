@@ -25,8 +25,8 @@ the split tuned the two are one system, which runs once. All of it again with Ba
 policy `workload` with that admission; the same arrangements, and pools where one side may do both (P + both, both + D).
 Equal instances, GPUs and engine settings throughout; what differs is who chooses.
 
-**Sizes.** Requests of a run by trace: queues need several lives of a request to grow, and ServeGen's fleet holds more
-than a thousand requests at once. Blocks of 128 tokens where prefixes are cached: a fourth of Mooncake's own 512, and
+**Sizes.** Requests of a run by trace: queues need several lives of a request to grow, and ServeGen's fleet holds about
+a thousand requests at once. Blocks of 128 tokens where prefixes are cached: a fourth of Mooncake's own 512, and
 much cheaper to simulate than vLLM's 16.
 """
 
@@ -61,6 +61,8 @@ TOLERANCE: Final = 0.04
 COSTS_OFF: Final = (0.8, 1.2)
 """Sensitivity: what the router believes of engines' costs, times so much. Engines keep the true ones."""
 SENSITIVITY_CELL: Final = (5, "A")
+"""Factor and fleet; one cell a trace."""
+SENSITIVITY_WINDOWS: Final = (1, 2, 3)
 
 GOAL_RATIO: Final = 1.3
 GOAL_SHARE: Final = 0.5
@@ -133,7 +135,7 @@ TRACES: Final = (
     Trace(
         name="ServeGen R1",
         file="servegen-deepseek-r1",
-        requests=4000,
+        requests=2500,
         unloaded_ms=(("H100", 34.3, 6.95), ("A100-80G-SXM", 84.3, 12.83)),
         answer_max=2048,
         from_s=36_000.0,

@@ -38,6 +38,8 @@ class Load:
     """Share of KV blocks in use, 0 to 1. Above 0 with nothing running means blocks held for a consumer."""
     external_kv_tokens: int = 0
     """Prompt tokens whose KV came from another engine, since the engine's start."""
+    kv_tokens: int = 0
+    """Tokens its whole KV cache holds; 0: it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

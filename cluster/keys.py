@@ -66,17 +66,18 @@ def read_digests(text: str) -> tuple[str, ...]:
 
 def is_known(key: str, digests: Iterable[str]) -> bool:
     """Whether `key` is one of those kept as `digests`. Takes as long for a wrong key as for a right one."""
-    mine = digest(key[:KEY_CHARS_MAX])
-    known = False
-    for each in digests:
-        known |= hmac.compare_digest(mine, each)
-    return known and len(key) <= KEY_CHARS_MAX
+    return whose(key, {"": digests}) is not None
 
 
 def whose(key: str, digests: Mapping[str, Iterable[str]]) -> str | None:
-    """The tenant that `key` belongs to, of those whose digests are given; None for nobody's."""
+    """The tenant that `key` belongs to, of those whose digests are given; None for nobody's.
+
+    Takes as long whoever's it is. A key of two tenants is the last one's.
+    """
+    mine = digest(key[:KEY_CHARS_MAX])
     owner = None
     for tenant, theirs in digests.items():
-        if is_known(key, theirs):
-            owner = tenant
-    return owner
+        for each in theirs:
+            if hmac.compare_digest(mine, each):
+                owner = tenant
+    return owner if len(key) <= KEY_CHARS_MAX else None

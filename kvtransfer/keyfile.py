@@ -18,8 +18,8 @@ FILE_BYTES_MAX = 65_536
 class KeyFile(Generic[T]):
     """What a key file says now. A change that cannot be read is logged, and the former keys stay."""
 
-    def __init__(self, path: Path, read: Callable[[str], T]) -> None:
-        """Read it.
+    def __init__(self, path: Path, read: Callable[[str], T], *, bytes_max: int = FILE_BYTES_MAX) -> None:
+        """Read it. A file larger than `bytes_max` is none.
 
         Raises:
             OSError: it cannot be opened.
@@ -27,6 +27,7 @@ class KeyFile(Generic[T]):
         """
         self.path = path
         self._read = read
+        self._bytes_max = bytes_max
         self._seen = self._mark()
         self._keys = self._load()
 
@@ -53,7 +54,7 @@ class KeyFile(Generic[T]):
 
     def _load(self) -> T:
         with self.path.open(encoding="utf-8") as file:
-            text = file.read(FILE_BYTES_MAX + 1)
-        if len(text) > FILE_BYTES_MAX:
-            raise ValueError(f"larger than {FILE_BYTES_MAX} bytes")
+            text = file.read(self._bytes_max + 1)
+        if len(text) > self._bytes_max:
+            raise ValueError(f"larger than {self._bytes_max} bytes")
         return self._read(text)

@@ -26,7 +26,9 @@ class RouterConfig:
     """0 = a free port."""
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001
-    policy: str = "least_load"
+    policy: str | None = None
+    """None: `workload` where classes are promised something, since promises are kept by what it foretells; else
+    `least_load`."""
     body_bytes_max: int = 32 << 20
     """32 MiB holds a two-million-token prompt with room to spare."""
     body_timeout_s: float = 30.0
@@ -61,6 +63,11 @@ class RouterConfig:
     """Tells each tenant's keys."""
     makes: Callable[[Instance], Make | None] | None = None
     """What is known beforehand of an instance's speed. None: it is learned from its legs."""
+
+    @property
+    def chooses_by(self) -> str:
+        """The policy."""
+        return self.policy or ("workload" if self.classes else "least_load")
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the field, its value and the fix."""

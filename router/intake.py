@@ -82,7 +82,6 @@ class Intake:
         self._ratios.learn(wanted.tenant, wanted.model or "", taken.kind, taken.text_bytes, tokens)
         return replace(wanted, prompt_tokens=tokens, prefix_block_tokens=_chunk_tokens(tokens, taken.text_bytes))
 
-
     def reported(self, sent: Iterable[Sent], wanted: Wanted, cached_tokens: int) -> None:
         """With the answer's end its engine has said how much of the prompt was cached."""
         prefixes = self._fleet.prefixes

@@ -436,8 +436,10 @@ _OPERATORS_ONLY = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 def public_app(router: Router) -> web.Application:
     """What clients see."""
-    app = web.Application(client_max_size=router.config.body_bytes_max, middlewares=[_errors(router), _keys(router)])
-    metrics = router.no_metrics_here if router.clients.closed else router.metrics
+    closed = router.clients.closed
+    layers = [_errors(router), _keys(router)] if closed else [_errors(router)]
+    app = web.Application(client_max_size=router.config.body_bytes_max, middlewares=layers)
+    metrics = router.no_metrics_here if closed else router.metrics
     app.router.add_post(exact.COMPLETIONS, router.generate)
     app.router.add_post(exact.CHAT, router.generate)
     app.router.add_get("/v1/models", router.models)
@@ -495,7 +497,7 @@ def _keys(router: Router) -> Any:
 
     @web.middleware
     async def middleware(http: web.Request, handler: _Handler) -> web.StreamResponse:
-        if router.clients.closed and http.path not in _OPEN_PATHS:
+        if http.path not in _OPEN_PATHS:
             http[_TENANT] = router.clients.tenant(http.headers, time.monotonic())
         return await handler(http)
 

@@ -23,13 +23,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from baton.output import emit, say
+from baton.tenant_keys import FILE_BYTES_MAX
 from baton.ticket_keys import add_fleet_key, write_instance_file
 from cluster.errors import UsageError
 from cluster.keys import KEY_BYTES, NotAKeyFile, key_line, make_key, read_digests
 from cluster.spec.about import NAME
-
-FILE_BYTES_MAX = 1 << 20
-"""A key file of ten thousand keys stays below it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

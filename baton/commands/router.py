@@ -6,6 +6,7 @@ cache pulled by another, which answers. OpenAI's endpoints are below the address
 Example:
   baton router --prefill-url http://10.0.0.1:8100 --decode-url http://10.0.0.2:8100 --port 8000
   baton router --registry redis://10.0.0.9:6379 --registry-password-file keys/registry
+  baton router --config baton.yaml --registry redis://10.0.0.9:6379     with its classes and tenants (docs/admission.md)
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvloop
 
+from baton.clusterfile import beside, read
 from baton.lifeline import watch_lifeline
+from baton.makes import makes_of
 from baton.output import announce_ready
 from baton.registry import add_registry_arguments, open_registry
+from baton.tenant_keys import open_tenant_keys
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.registry.registry import Registry
+from cluster.spec import Spec
 from cluster.telemetry import configure_logging
 from router.app import serve
 from router.config import RouterConfig
@@ -47,20 +53,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"an engine that runs {_LEGS[role]} (repeatable)",
         )
     default = RouterConfig.__dataclass_fields__
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="port for clients, 0 = a free one (default %(default)s)")
-    parser.add_argument("--admin-host", default="127.0.0.1", help="address of the admin side (default %(default)s)")
     parser.add_argument(
-        "--admin-port", type=int, default=8001, help="metrics, readiness, /explain; 0 = free (default %(default)s)"
+        "--config",
+        metavar="FILE",
+        help="a cluster file: its classes and tenants, what it says of the router, and its hardware; flags win",
     )
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="least_load", help="default %(default)s")
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port for clients, 0 = a free one (default 8000)")
+    parser.add_argument("--admin-host", help="address of the admin side (default 127.0.0.1)")
+    parser.add_argument("--admin-port", type=int, help="metrics, readiness, /explain; 0 = free (default 8001)")
+    parser.add_argument(
+        "--policy", choices=sorted(POLICIES), help="default: workload where there are classes, else least_load"
+    )
     for name, help_text in _LIMITS.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             type=type(default[name].default),
-            default=default[name].default,
             metavar="N",
-            help=f"{help_text} (default %(default)s)",
+            help=f"{help_text} (default {default[name].default})",
         )
     parser.add_argument(
         "--no-seeding",
@@ -107,18 +117,18 @@ def run(args: argparse.Namespace) -> int:
             f"`-- {' '.join(args.vllm_args)}`: the router starts no engine; give vLLM flags to `baton engine`"
         )
     ticket_keys = open_fleet_keys(named_file(args, os.environ))
+    spec = None if args.config is None else read(args.config).usable()
+    named = tuple(instances(args))
+    if spec is not None and args.registry is None and not named:
+        _use_registry(args, spec)
     config = RouterConfig(
-        instances=tuple(instances(args)),
-        host=args.host,
-        port=args.port,
-        admin_host=args.admin_host,
-        admin_port=args.admin_port,
+        instances=named,
         has_registry=args.registry is not None,
-        policy=args.policy,
         seeding=args.seeding,
         ticket_keys=None if ticket_keys is None else ticket_keys.get,
         engine_key=os.environ.get("VLLM_API_KEY") or None,
-        **{name: getattr(args, name) for name in _LIMITS},
+        **({} if spec is None else _promises(spec, args.config)),
+        **_settings(args, spec),
     )
     configure_logging(args.log_level)
     with ExitStack() as closing:
@@ -126,6 +136,35 @@ def run(args: argparse.Namespace) -> int:
             config = replace(config, decision_log=_log(args.decision_log, closing))
         uvloop.run(_serve(config, open_registry(args), as_json=args.json, lifeline=args.lifeline))
     return 0
+
+
+def _use_registry(args: argparse.Namespace, spec: Spec) -> None:
+    """The registry the file names, as if flags had."""
+    said = spec.registry
+    args.registry, args.cluster = said.url, said.cluster
+    for name in ("password_file", "ca_file"):
+        file = getattr(said, name)
+        setattr(args, f"registry_{name}", None if file is None else beside(args.config, file))
+
+
+def _settings(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
+    """What may be said twice: by a flag, else by the file, else `RouterConfig` has a default."""
+    said = {} if spec is None else {**asdict(spec.limits), **asdict(spec.router)}
+    names = ("host", "port", "admin_host", "admin_port", "policy", *_LIMITS)
+    flags = {name: getattr(args, name) for name in names}
+    return {
+        name: said[name] if flag is None else flag for name, flag in flags.items() if flag is not None or name in said
+    }
+
+
+def _promises(spec: Spec, file: str) -> dict[str, Any]:
+    """Who may use it, and what they are promised."""
+    return {
+        "classes": spec.slo,
+        "tenants": spec.tenants,
+        "tenant_keys": open_tenant_keys(spec, file),
+        "makes": makes_of(spec),
+    }
 
 
 def _log(path: Path, closing: ExitStack) -> Callable[[bytes], object]:

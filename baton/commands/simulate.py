@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         raise UsageError("--dry-run is `baton load`'s: simulating costs nothing")
     settings = _settings(args, fleet)
-    world = World(fleet.members, settings, policy=policy, model=fleet.model)
+    world = World(fleet.members, settings, policy=policy, model=fleet.model, promises=fleet.promises)
     faults = _faults(args, fleet, load.arrivals)
     Faults(world, faults, args.seed)
     view = _trace_view(args, world)

@@ -121,6 +121,7 @@ def _front(args: argparse.Namespace, spec: Spec | None) -> Front:
         admin_host=router.get("admin_host", "127.0.0.1"),
         admin_port=router.get("admin_port", 8001) if args.admin_port is None else args.admin_port,
         policy=router.get("policy"),
+        config=None if spec is None else str(Path(args.model).absolute()),
         limits=limits,
         demo=args.model is None and args.engine == "vllm" if args.demo is None else args.demo,
         as_json=args.json,

@@ -40,13 +40,20 @@ class PlannedInstance:
 
 def instances(spec: Spec) -> tuple[PlannedInstance, ...]:
     """Every instance that `spec` starts with: models in the file's order; prefill, decode, both; numbered from 0."""
-    prefixes = _prefixes(spec.models)
     return tuple(
-        _planned(spec, model, role, pool, f"{prefix}{role.value}-{number}")
-        for model, prefix in zip(spec.models, prefixes, strict=True)
-        for role, pool in model.pools.named().items()
+        _planned(spec, model, role, pool, f"{stem}-{number}")
+        for stem, (model, role, pool) in stems(spec).items()
         for number in range(pool.at_start)
     )
+
+
+def stems(spec: Spec) -> dict[str, tuple[Model, Role, Pool]]:
+    """Every pool by what its instances' names begin with, up to the number."""
+    return {
+        f"{prefix}{role.value}": (model, role, pool)
+        for model, prefix in zip(spec.models, _prefixes(spec.models), strict=True)
+        for role, pool in model.pools.named().items()
+    }
 
 
 def _planned(spec: Spec, model: Model, role: Role, pool: Pool, name: str) -> PlannedInstance:

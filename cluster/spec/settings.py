@@ -21,7 +21,6 @@ POOL_MAX = 1000
 """Instances in a pool: as many as the router's decisions are measured with."""
 
 _OPTIMIZER = "the optimizer"
-_ADMISSION = "admission in the router"
 
 
 class WhenMissed(StrEnum):
@@ -255,7 +254,7 @@ class Model:
 
 
 def _target(text: str, *aka: str) -> dict[str, Any]:
-    return about(text=text, why="no promise unless named", above=0, aka=aka, coming=_ADMISSION)
+    return about(text=text, why="no promise unless named", above=0, aka=aka)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +289,6 @@ class SloClass:
             above=0,
             at_most=1,
             aka=("percentile", "target", "goal", "p", "quantile"),
-            coming=_ADMISSION,
         ),
     )
     when_missed: WhenMissed = field(
@@ -299,7 +297,6 @@ class SloClass:
             text="What happens to a request whose targets cannot be met.",
             why="late is better than refused unless you say otherwise",
             aka=("on_miss", "if_missed", "when_late", "policy", "action"),
-            coming=_ADMISSION,
         ),
     )
     degrade_to: str | None = field(
@@ -308,7 +305,6 @@ class SloClass:
             text="The class whose targets apply instead; needed with `when_missed: degrade`, and only there.",
             why="only you know which looser promise is still worth keeping",
             aka=("fallback", "degraded"),
-            coming=_ADMISSION,
         ),
     )
 
@@ -570,11 +566,12 @@ class Router:
             aka=("metrics_port",),
         ),
     )
-    policy: str = field(
-        default="least_load",
+    policy: str | None = field(
+        default=None,
         metadata=about(
-            text="How instances are chosen; `baton router --help` lists the policies.",
-            why="right without any knowledge of the workload",
+            text="How instances are chosen; `baton router --help` lists the policies. Left out: `workload` with "
+            "`slo`, else `least_load`.",
+            why="promises are kept by predicted times; without any, `least_load` is right whatever the workload",
             aka=("routing", "strategy", "routing_policy", "load_balancing"),
         ),
     )
@@ -609,7 +606,6 @@ class Spec:
             why="best effort: nothing is promised and nothing is ever refused",
             keys=NAME,
             aka=("slos", "sla", "slas", "classes", "slo_classes", "targets", "objectives"),
-            coming=_ADMISSION,
         ),
     )
     tenants: Mapping[str, Tenant] = field(
@@ -619,7 +615,6 @@ class Spec:
             why="no keys: everybody who reaches the router may use it, and all are one tenant",
             keys=NAME,
             aka=("tenant", "users", "clients", "customers", "keys"),
-            coming="keys in the router",
         ),
     )
     transfer: Transfer = field(
@@ -660,6 +655,11 @@ class Spec:
             text="The front door.", why="this machine alone, port 8000", aka=("frontend", "gateway", "server")
         ),
     )
+
+    @property
+    def policy(self) -> str:
+        """How instances are chosen."""
+        return self.router.policy or ("workload" if self.slo else "least_load")
 
     def key_file(self, tenant: str) -> str:
         """The file of a tenant's keys, as the cluster file names it."""

@@ -52,7 +52,7 @@ class Instance:
         self.settings = settings
         self.ready = asyncio.Event()
         self.epoch = 0
-        self.metrics = Metrics(settings.model)
+        self.metrics = Metrics(settings.model, settings.config.block_size, settings.config.num_blocks)
         self.faults = Faults(random.Random(f"{settings.seed}/{settings.name}").random)
         self.routes = Routes(self, siblings)
         self.listener = Listener(host, port, self.routes)

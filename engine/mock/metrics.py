@@ -81,6 +81,9 @@ class Metrics:
     """One instance's counts since its engine's start."""
 
     model: str
+    block_size: int = 16
+    num_blocks: int = 0
+    """Of its KV cache; 0: it does not say."""
     counts: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     """Requests by finish reason."""
@@ -92,7 +95,7 @@ class Metrics:
 
     def anew(self) -> Metrics:
         """Those of the next life of the engine: counts begin at zero."""
-        return Metrics(self.model)
+        return Metrics(self.model, self.block_size, self.num_blocks)
 
     def prompt(self, tokens: int, local: int, remote: int) -> None:
         """A prompt was computed: so much of it was in the cache here, so much came from another engine."""
@@ -113,10 +116,16 @@ class Metrics:
         """Prometheus' text."""
         model = self.model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         label = f'engine="0",model_name="{model}"'
-        lines = [*_gauges(load, label), *self._counters(load, label)]
+        lines = [*_gauges(load, label), *self._cache(), *self._counters(load, label)]
         for name, histogram in self.histograms.items():
             lines += [f"# TYPE vllm:{name} histogram", *histogram.lines(f"vllm:{name}", label)]
         return "\n".join(lines) + "\n"
+
+    def _cache(self) -> Iterable[str]:
+        if self.num_blocks:
+            sizes = f'block_size="{self.block_size}",engine="0",num_gpu_blocks="{self.num_blocks}"'
+            yield "# TYPE vllm:cache_config_info gauge"
+            yield f"vllm:cache_config_info{{{sizes}}} 1.0"
 
     def _counters(self, load: Load, label: str) -> Iterable[str]:
         for name in _COUNTERS:

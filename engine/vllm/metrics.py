@@ -13,6 +13,8 @@ _SAMPLE = re.compile(
         [ \t]+(?P<value>[^ \t\n]+)(?:[ \t]+-?\d+)?[ \t]*$""",
     re.MULTILINE | re.VERBOSE,
 )
+_CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>[^\n]*)\}[ \t]", re.MULTILINE)
+_BLOCKS = re.compile(r'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
 _FROM_OTHER_ENGINES = 'source="external_kv_transfer"'
 
 
@@ -35,7 +37,17 @@ def parse_load(text: str) -> Load:
         waiting=_total(found.get("num_requests_waiting", [])),
         kv_usage=min(1.0, sum(usages) / len(usages)) if usages else 0.0,
         external_kv_tokens=_total(found.get("prompt_tokens_by_source_total", [])),
+        kv_tokens=sum(_kv_tokens(sample["labels"]) for sample in _CACHE.finditer(text)),
     )
+
+
+def _kv_tokens(labels: str) -> int:
+    """Of one engine core, from the labels of ``vllm:cache_config_info``; 0 where they do not say.
+
+    vLLM 0.32 counts blocks as ``num_gpu_blocks`` on CPUs, too, and writes ``None`` until they are known.
+    """
+    said = {name: int(count) for name, count in _BLOCKS.findall(labels)}
+    return said.get("block_size", 0) * said.get("num_gpu_blocks", 0)
 
 
 def _number(word: str) -> float | None:

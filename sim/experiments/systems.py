@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, Final
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -13,15 +13,17 @@ from costs.hardware import gpu_named
 from costs.model import ModelShape
 from costs.profile import Profile
 from costs.shape import Spans
-from costs.step import Work
+from costs.step import StepCost, Work
 from engine.twin.config import Config, Version
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.admission import NO_PROMISE, Promise
 from router.policy import POLICIES, Policy
+from router.speeds import Make
+from router.view import View
 from sim.baselines import BASELINES, follow
 from sim.engine_args import engine_of, read_words
-from sim.fleet import Member, member
+from sim.fleet import Member, make_of_member, member
 from sim.result import Result
 from sim.settings import Settings
 from sim.world import World
@@ -52,6 +54,8 @@ class Pool:
     """``max_model_len``; needed where `profile` is given."""
     serial: bool = False
     """Prompts and decodes take steps of their own, as before chunked prefill (`Serial`)."""
+    block_tokens: int | None = None
+    """``block_size``; None: vLLM's 16."""
     nvlink: bool = False
     """KV goes over the links inside a node instead of the network: prefill and decode share nodes."""
 
@@ -99,6 +103,8 @@ class System:
     """A policy that has to know the fleet, instead of the one of that name."""
     admission: bool = False
     """Baton's own, in front of the policy."""
+    costs_off: float = 1.0
+    """The router takes every step to last so many times what its engines' costs say."""
 
     @property
     def gpus(self) -> int:
@@ -158,6 +164,7 @@ class Shelf:
     def _of_today(self, model: str, pool: Pool) -> tuple[Costs, Config]:
         words = [] if pool.batched_tokens is None else [f"--max-num-batched-tokens={pool.batched_tokens}"]
         words += [] if pool.prefix_caching else ["--no-enable-prefix-caching"]
+        words += [] if pool.block_tokens is None else [f"--block-size={pool.block_tokens}"]
         words += [] if pool.length_max is None else [f"--max-model-len={pool.length_max}"]
         shape = Spans(tp=pool.tp)
         gpu = gpu_named(pool.gpu)
@@ -197,6 +204,27 @@ def policy_of(system: System, members: Sequence[Member]) -> Policy:
     return BASELINES[system.policy]() if system.policy in BASELINES else POLICIES[system.policy]
 
 
+def misled(members: Sequence[Member], off: float) -> View:
+    """The fleet as a router sees it whose cost model is wrong by a factor."""
+    makes = {each.name: believed(make_of_member(each), off) for each in members}
+    return View(lambda instance: makes[instance.id])
+
+
+def believed(make: Make | None, off: float) -> Make | None:
+    """What such a router takes an engine for."""
+    if make is None:
+        return None
+
+    def scaled(cost: StepCost) -> StepCost:
+        return replace(cost, **{each.name: getattr(cost, each.name) * off for each in fields(cost) if _is_time(each)})
+
+    return replace(make, prefill=scaled(make.prefill), decode=scaled(make.decode), first_ms=make.first_ms * off)
+
+
+def _is_time(each: Field[Any]) -> bool:
+    return each.name.endswith("_ms")
+
+
 def simulate(
     system: System,
     model: str,
@@ -204,10 +232,12 @@ def simulate(
     arrivals: Sequence[Arrival],
     first_token_s: float,
     targets: Targets | None = None,
+    watch: Callable[[World], None] | None = None,
 ) -> Result:
     """One run, without the simulator's own checks. A request without a first token after `first_token_s` has failed.
 
-    `targets` are what the router is told to promise to everybody, where the system has an admission.
+    `targets` are what the router is told to promise to everybody, where the system has an admission. `watch` is called
+    as the run goes on (`World.on_progress`); what it raises ends the run.
     """
     members = shelf.members(model, system.pools)
     policy = policy_of(system, members)
@@ -217,6 +247,8 @@ def simulate(
         settings = replace(settings, beat_every_s=age_s, read_every_s=age_s)
     promise = Promise(ttft_ms=targets.ttft_ms or 0.0, tpot_ms=targets.tpot_ms or 0.0) if targets else NO_PROMISE
     promises = {"": promise} if system.admission else None
-    world = World(members, settings, policy=policy, model=model, promises=promises)
+    view = None if system.costs_off == 1.0 else misled(members, system.costs_off)
+    world = World(members, settings, policy=policy, model=model, promises=promises, view=view)
     follow(world, policy)
+    world.on_progress = watch
     return world.run(arrivals)

@@ -12,6 +12,7 @@ from typing import Final
 
 from cluster.instance import Role
 from loadgen.report import Targets
+from sim.experiments.early import Certain, Watch
 from sim.experiments.estimate import decode_rate, prefill_rate, tpot_of, whole_rate
 from sim.experiments.goodput import attainment, highest
 from sim.experiments.loads import Load, Size
@@ -26,6 +27,15 @@ CEILING: Final = 12.0
 """No system serves so many times what its costs suggest; prefix caches may make it several times."""
 
 Criterion = Callable[[Result], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One system at one rate."""
+
+    holds: bool
+    lasted: float
+    """Share of the load's requests that had come when that was certain: of two that fail, the later one is nearer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +67,22 @@ class Case:
 
     def holds(self, system: System, shelf: Shelf, rate: float) -> bool:
         """Whether this system serves this rate."""
+        return self.trial(system, shelf, rate).holds
+
+    def trial(self, system: System, shelf: Shelf, rate: float) -> Trial:
+        """One run at this rate. Where attainment is the criterion it ends as soon as that is certain."""
         arrivals = self.load.at_rate(rate, self.size.count(rate, self.life_s))
         expires_s = max(EXPIRES_S_MIN, EXPIRES * self.ttft_ms / 1000)
-        result = simulate(system, self.model, shelf, arrivals, expires_s, self.targets)
+        watch = None
+        if self.criterion is None:
+            watch = Watch(self.targets, ATTAINMENT, len(arrivals), arrivals[-1].at_s)
+        try:
+            result = simulate(system, self.model, shelf, arrivals, expires_s, self.targets, watch)
+        except Certain as end:
+            return Trial(end.holds, end.arrived)
         if self.criterion is not None:
-            return self.criterion(result)
-        return attainment(result, self.targets) >= ATTAINMENT
+            return Trial(self.criterion(result), 1.0)
+        return Trial(attainment(result, self.targets) >= ATTAINMENT, 1.0)
 
 
 @dataclass(slots=True)

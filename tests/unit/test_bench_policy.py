@@ -188,7 +188,34 @@ def test_regret_is_against_the_better_way() -> None:
     assert told["more_missed_each"] == pytest.approx((-2 + 2 - 2) / 3)
 
 
-def test_the_jobs_take_500_decisions() -> None:
-    jobs = breakeven.jobs(["regret"])
-    each = [breakeven.DECISIONS // 8 + (fleet == breakeven.FLEETS[0]) for _, _, fleet in jobs]
-    assert sum(each) >= breakeven.DECISIONS
+def test_the_jobs_take_500_decisions_and_every_trace_on_both_fleets() -> None:
+    jobs = breakeven.jobs(breakeven.PARTS)
+    both = [(trace, fleet) for parts, trace, fleet in jobs if parts == ("traces", "regret")]
+    assert len(set(both)) == len(both) == 8
+    assert sum(breakeven.DECISIONS // 8 + (fleet == breakeven.FLEETS[0]) for _, fleet in both) >= 500
+    assert [window for parts, window, _ in jobs if parts == ("mixed",)] == list(grid.WINDOWS)
+    assert {parts for parts, _, _ in breakeven.jobs(["regret"])} == {("regret",)}
+
+
+def test_what_break_even_tells_of_its_parts() -> None:
+    mode = {"attainment": 0.9, "latency_ms": 20.0, "handed_over": 0.5}
+    named = {"trace": "t", "fleet": "f", "system": "4P H100 + 4D H100", "rate": 10.0, "cpu_s": 1.0}
+    auto = {**mode, "latency_ms": 21.0}
+    one = Regret(auto=True, latency_ms=(110.0, 100.0), missed=(3, 1))
+    decisions = [{**asdict(one), "relative": one.relative, "gain": one.gain}] * 2
+    latency = {"workload": 9.0, "round_robin": 10.0, "least_requests": 9.0}
+    rows = [
+        {**named, "part": "traces", "modes": {"always": mode, "never": mode, "auto": auto}},
+        {**named, "part": "regret", "decisions": decisions},
+        *(
+            {"part": "mixed", "window": at, "latency_s": {"0.7": latency, "0.9": latency}, "cpu_s": 1.0}
+            for at in range(5)
+        ),
+    ]
+    found = breakeven.figures_of(rows)
+    targets = breakeven.targets_of(found)
+    assert targets["worse_attainment"]["met"]
+    assert (targets["worse_latency"]["value"], targets["worse_latency"]["met"]) == (0.05, False)
+    assert (targets["latency_gain"]["value"], targets["latency_gain"]["met"]) == (0.1, False)
+    assert [len(table.rows) for table in breakeven.tables_of(found)] == [1, 2, 4]
+    json.dumps(found, allow_nan=False)

@@ -1,0 +1,57 @@
+"""What the cost model knows of a fleet's instances beforehand, for the router: by pool of the cluster file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cluster.instance import Instance, Role
+from cluster.spec import Model, Pool, Spec
+from cluster.spec.plan import stems
+from costs.cost import costs_of
+from costs.hardware import find_gpu
+from costs.shipped import find_model, profiles
+from router.speeds import Make, make_of
+
+BUDGET_FLAGS = ("max-num-batched-tokens", "max_num_batched_tokens")
+
+
+def makes_of(spec: Spec) -> Callable[[Instance], Make | None]:
+    """What is known of an instance: by its name where `baton up` gave it, else by its role where one pool has that.
+
+    Nothing (None) where the pool names no GPU, or the model's sizes do not ship: then its legs teach.
+    """
+    by_stem = stems(spec)
+    memory = {name: found.memory_gib for name, found in spec.hardware.items()}
+    known = {stem: _make(model, pool, memory) for stem, (model, _, pool) in by_stem.items()}
+    by_role: dict[Role, list[str]] = {}
+    for stem, (_, role, _) in by_stem.items():
+        by_role.setdefault(role, []).append(stem)
+
+    def make(instance: Instance) -> Make | None:
+        stem, _, number = instance.id.rpartition("-")
+        if number.isdecimal() and stem in known:
+            return known[stem]
+        alike = by_role.get(instance.role, [])
+        return known[alike[0]] if len(alike) == 1 else None
+
+    return make
+
+
+def _make(model: Model, pool: Pool, memory_gib: Mapping[str, float | None]) -> Make | None:
+    sizes = find_model(model.name)
+    gpu = find_gpu(pool.gpu) if pool.gpu is not None else None
+    if sizes is None or gpu is None:
+        return None
+    told = memory_gib.get(pool.gpu or "")
+    gpu = gpu if told is None else replace(gpu, memory_gib=told)
+    budget = _budget(pool.engine_args)
+    costs = costs_of(sizes, gpu, pool.shape, profiles=profiles(), batched_tokens=budget or None)
+    return make_of(costs, budget_tokens=budget)
+
+
+def _budget(engine_args: Mapping[str, Any]) -> int:
+    """Tokens of one step; 0: vLLM's default."""
+    found = next((engine_args[name] for name in BUDGET_FLAGS if name in engine_args), None)
+    return found if isinstance(found, int) and found > 0 else 0

@@ -1,0 +1,35 @@
+"""The key files of a cluster file's tenants, each read again when it has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baton.clusterfile import beside
+from cluster.errors import UsageError
+from cluster.keys import read_digests
+from cluster.spec import Spec
+from kvtransfer.keyfile import KeyFile
+from router.clients import Keys
+
+FILE_BYTES_MAX = 1 << 20
+"""A key file of ten thousand keys stays below it."""
+
+
+def open_tenant_keys(spec: Spec, file: str) -> dict[str, Keys]:
+    """Each tenant's keys, from files beside the cluster file `file`.
+
+    Raises:
+        UsageError: a file is not there, or is none; naming it and how one is made.
+    """
+    return {name: _open(name, beside(file, spec.key_file(name))) for name in spec.tenants}
+
+
+def _open(tenant: str, file: Path) -> Keys:
+    try:
+        return KeyFile(file, read_digests, bytes_max=FILE_BYTES_MAX).get
+    except FileNotFoundError:
+        raise UsageError(f"tenant {tenant}: no file {file}; `baton key new {tenant} --file {file}` makes one") from None
+    except OSError as error:
+        raise UsageError(f"tenant {tenant}: {file}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise UsageError(f"tenant {tenant}: {file}: {error}") from None

@@ -1,0 +1,157 @@
+"""Baton's policy and admission against every rival at its best: goodput on 24 cells, all simulated.
+
+    BATON_DATA=/path/to/data make bench-policy                  under 45 minutes on two cores; goes on where it stopped
+    BATON_DATA=/path/to/data make bench-policy ARGS=--fresh     from the beginning
+    make bench-policy ARGS="--only 'Azure code' --only '5 ×'"   cells whose names contain all of these
+    make bench-policy ARGS=--publish                            writes docs/ from a whole run
+
+What is compared is `bench.policy_grid`; how the best arrangement is found, `sim.experiments.contest`. Finished cells
+are kept in .bench/policy.jsonl with the state of the sources that made them: results of other sources are not used.
+Everything is repeatable: the same sources and data give the same figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, Final
+
+from bench import policy_figures, policy_grid, policy_tables, published
+from bench.policy_cell import of_cell
+from costs import shipped
+from sim.experiments.systems import Shelf
+
+PROCESSES: Final = 2
+ROOT: Final = Path(__file__).resolve().parent.parent
+KEPT: Final = ROOT / ".bench" / "policy.jsonl"
+SOURCES: Final = ("router", "sim", "costs", "engine/twin", "cluster", "loadgen", "kvtransfer", "bench/policy_*.py")
+"""What results depend on."""
+LONGEST: Final = ("ServeGen R1", "Mooncake conversation", "Azure code", "Azure conversation")
+"""Traces by how long their cells take: the longest first, so that both processes end together."""
+
+
+def digest() -> str:
+    """Of the sources, the figures' own tables apart."""
+    found = hashlib.sha256()
+    for name in SOURCES:
+        folder = ROOT / name
+        paths = [each for each in folder.rglob("*") if each.is_file()] if folder.is_dir() else list(ROOT.glob(name))
+        for path in sorted(paths):
+            shown = path.name in ("policy_tables.py", "policy_figures.py")
+            if path.suffix in (".py", ".json", ".csv") and not shown:
+                found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def kept(sources: str) -> dict[str, dict[str, Any]]:
+    """Rows of earlier runs by cell; those of other sources, and a last line that was cut off, are left out."""
+    rows: dict[str, dict[str, Any]] = {}
+    others = 0
+    for line in KEPT.read_text().splitlines() if KEPT.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row["sources"] == sources:
+            rows[row["cell"]] = row
+        else:
+            others += 1
+    if others:
+        published.say(f"policy: {others} cells in {KEPT.name} are of other sources; they are run again")
+    return rows
+
+
+def keep(row: dict[str, Any]) -> None:
+    """One finished cell."""
+    KEPT.parent.mkdir(exist_ok=True)
+    with KEPT.open("a") as out:
+        out.write(json.dumps(row) + "\n")
+
+
+def one(name: str, data: Path, sources: str) -> dict[str, Any]:
+    """A cell, in a process of its own."""
+    gc.set_threshold(200_000, 20, 20)  # runs that end early leave cycles, and little else is garbage
+    cell = next(each for each in policy_grid.cells() if each.name == name)
+    return {**of_cell(cell, data, Shelf(shipped.models(), shipped.profiles())), "sources": sources}
+
+
+def rows_of(names: Sequence[str], data: Path, processes: int, sources: str) -> Iterator[dict[str, Any]]:
+    """These cells, as they are finished."""
+    with ProcessPoolExecutor(processes) as pool:
+        try:
+            for done in as_completed([pool.submit(one, name, data, sources) for name in names]):
+                yield done.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def ordered() -> list[policy_grid.Cell]:
+    """All cells, the longest first."""
+    return sorted(policy_grid.cells(), key=lambda cell: (LONGEST.index(cell.trace.name), cell.fleet.name != "B"))
+
+
+def parsed(words: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fresh", action="store_true", help="forget finished cells")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="cells whose names contain all of these")
+    parser.add_argument("--processes", type=int, default=PROCESSES, metavar="N", help="cells at a time")
+    parser.add_argument("--publish", action="store_true", help="write docs/")
+    parser.add_argument("--json", action="store_true", help="the line of JSON alone on stdout, no tables")
+    arguments = parser.parse_args(words)
+    if arguments.only and arguments.publish:
+        parser.error("--only --publish: only a whole run is published")
+    return arguments
+
+
+def data_folder() -> Path:
+    """Where traces are."""
+    root = os.environ.get("BATON_DATA")
+    if not root or not (Path(root) / "traces").is_dir():
+        sys.stderr.write("policy: set BATON_DATA to a folder that holds traces/; docs/benchmarks.md says where from\n")
+        raise SystemExit(2)
+    return Path(root)
+
+
+def main(words: list[str]) -> int:
+    """Run what is missing, tell, publish."""
+    arguments = parsed(words)
+    data, facts, sources = data_folder(), published.machine(), digest()
+    if arguments.fresh:
+        KEPT.unlink(missing_ok=True)
+    wanted = [cell.name for cell in ordered() if all(each in cell.name for each in arguments.only or ())]
+    rows = kept(sources)
+    missing = [name for name in wanted if name not in rows]
+    began_s = time.monotonic()
+    for row in rows_of(missing, data, max(1, arguments.processes), sources):
+        keep(row)
+        rows[row["cell"]] = row
+        left = sum(name not in rows for name in wanted)
+        spent = f"{(time.monotonic() - began_s) / 60:.0f} min"
+        published.say(f"policy: {policy_tables.line(row)} ({row['cpu_s']:.0f} s of CPU; {left} cells left, {spent})")
+    in_order = [rows[cell.name] for cell in policy_grid.cells() if cell.name in wanted]
+    figures = policy_tables.figures(in_order)
+    figures["sources"] = sources
+    tables = policy_tables.tables(figures)
+    if not arguments.json:
+        published.show(tables)
+    told = published.result("policy", figures, policy_tables.targets(figures))
+    if arguments.publish:
+        published.publish(told, tables, facts, published.note_of(facts, policy_tables.how(figures)))
+        missed = policy_figures.draw(figures, published.DOCS / "figures", facts["date"])
+        if missed:
+            published.say(f"policy: {missed}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,239 @@
+"""Classes of systems against each other: the best of each class, found with as few runs as that takes.
+
+Arrangements of one policy form families along an axis (token budgets, splits). A family is climbed *at the class's best
+rate so far*: of two members that fail there the one is nearer whose run was hopeless later, and one that does not fail
+raises the rate. So most variants cost a part of one run, and common random numbers make that a comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from cluster.instance import Role
+from router.policy import Policy
+from sim.baselines.splitwise import Splitwise
+from sim.experiments.estimate import decode_rate, prefill_rate, tpot_of
+from sim.experiments.systems import Pool, Shelf, System
+from sim.experiments.tuning import CEILING, Best, Case, guess
+from sim.fleet import Member
+
+STEP: Final = 1.08
+"""Factor of the first step away from a start that is taken to be near; each further one is the square of it. Halved
+once, it is within a tolerance of 4 %."""
+STEP_MAX: Final = 3.0
+LOWEST: Final = 1 / 100
+"""Of the start: below it nothing holds."""
+HOLDS: Final = 2.0
+"""Nearness of a system that does not fail at all; of others it is at most 1."""
+FAR: Final = 0.95
+"""A family that begins where another policy was best is left when that member's run is hopeless before so much of the
+load has come: nine in ten within their targets were out of reach by far, and its neighbours differ by a whole instance.
+"""
+POOR: Final = 1 / 30
+"""Of what its costs suggest: there a system is tried where the class has served nothing yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One policy's systems along one axis, neighbours beside each other."""
+
+    name: str
+    systems: tuple[System, ...]
+    start: int
+
+
+def around(holds: Callable[[float], bool], start: float, tolerance: float, ceiling: float) -> float:
+    """The highest rate that holds, to `tolerance`, where it is probably near `start`; 0: none."""
+    low, high, rate, step = 0.0, 0.0, start, STEP
+    while not low or not high:
+        if rate < ceiling and holds(rate):
+            low, rate = rate, rate * step
+        else:
+            high, rate = rate, rate / step
+        step = min(step * step, STEP_MAX)
+        if (low and high) or rate < start * LOWEST:
+            break
+    while low and high > low * (1 + tolerance):
+        middle = float((low * high) ** 0.5)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def served(
+    case: Case, shelf: Shelf, system: System, start: float, known: Mapping[float, bool] | None = None
+) -> tuple[float, int]:
+    """The highest rate at which this system holds, and how many runs that took; the search begins at `start`.
+
+    `known`: rates that were tried already.
+    """
+    runs = dict(known or {})
+
+    def holds(rate: float) -> bool:
+        if rate not in runs:
+            runs[rate] = case.trial(system, shelf, rate).holds
+        return runs[rate]
+
+    ceiling = CEILING * max(start, guess(case, shelf, system))
+    return around(holds, start, case.tolerance, ceiling), len(runs) - len(known or {})
+
+
+def challenge(best: Best, case: Case, shelf: Shelf, system: System, start: float = 0.0) -> float:
+    """One more system of a class; how near it came to holding at a little more than the best rate so far.
+
+    `start`: requests a second and GPU from which the first of a class is searched; 0: what its costs suggest.
+    """
+    best.tried.append(f"{system.policy}: {system}")
+    if best.rate:
+        rate = best.per_gpu * system.gpus * (1 + case.tolerance)
+    elif best.system is not None:
+        rate = POOR * guess(case, shelf, system)
+    else:
+        rate = start * system.gpus or guess(case, shelf, system)
+    known = {}
+    if best.system is not None:
+        trial = case.trial(system, shelf, rate)
+        best.runs += 1
+        if not trial.holds:
+            return trial.lasted
+        known[rate] = True
+    found, runs = served(case, shelf, system, rate, known)
+    best.runs += runs
+    if best.system is None or found > best.per_gpu * system.gpus:
+        best.system, best.rate = system, found
+    return HOLDS if found else 0.0
+
+
+def climb(best: Best, case: Case, shelf: Shelf, family: Family, at: int, start: float = 0.0, far: float = 0.0) -> int:
+    """Try a family from its member `at` on, as long as neighbours come nearer. Which of it came nearest.
+
+    Where that member's run was hopeless before `far` of its load, its neighbours are not tried.
+    """
+    nearest, near = at, challenge(best, case, shelf, family.systems[at], start)
+    for step in (1, -1) if near >= far else ():
+        went = False
+        while 0 <= nearest + step < len(family.systems):
+            found = challenge(best, case, shelf, family.systems[nearest + step])
+            if found < near or (found == near and found < HOLDS):
+                break
+            nearest, near, went = nearest + step, found, True
+        if went:
+            break
+    return nearest
+
+
+@dataclass(slots=True)
+class Champion:
+    """The best of one class, and where its families were best."""
+
+    best: Best = field(default_factory=Best)
+    starts: dict[str, int] = field(default_factory=dict)
+    """By name of the family: where the next policy's begins."""
+
+    def meet(self, case: Case, shelf: Shelf, families: Iterable[Family], start: float = 0.0) -> None:
+        """These families join the contest."""
+        for family in families:
+            known = self.starts.get(family.name)
+            at, far = (family.start, 0.0) if known is None else (known, FAR)
+            nearest = climb(self.best, case, shelf, family, at, start, far)
+            if far == 0.0 or self.best.system in family.systems:
+                self.starts[family.name] = nearest
+
+
+# --- arrangements -----------------------------------------------------------------------------------------------------
+
+
+def whole(pools: Sequence[Pool], budgets: Sequence[int], policy: str, *, admission: bool) -> Family:
+    """Every instance does both, for each token budget."""
+    return Family(
+        "whole",
+        tuple(
+            System(
+                name="whole",
+                pools=tuple(replace(pool, role=Role.BOTH, batched_tokens=budget) for pool in pools),
+                policy=policy,
+                admission=admission,
+            )
+            for budget in budgets
+        ),
+        len(budgets) // 2,
+    )
+
+
+def splits(
+    case: Case,
+    shelf: Shelf,
+    pools: Sequence[Pool],
+    policy: str,
+    *,
+    admission: bool,
+    roles: tuple[Role, Role] = (Role.PREFILL, Role.DECODE),
+    budget: int | None = None,
+) -> Family:
+    """The first instances of these pools have the first role, the others the second; `budget` is for role both.
+
+    Begins where both sides serve the same rate on average.
+    """
+    count = sum(pool.count for pool in pools)
+    systems = tuple(_split(_cut(pools, at), policy, roles, budget, admission=admission) for at in range(1, count))
+    name = f"{roles[0].value}+{roles[1].value} {'+'.join(pool.gpu for pool in pools)}"
+    balance = [_balance(case, shelf, pools, at) for at in range(1, count)]
+    return Family(name, systems, balance.index(max(balance)))
+
+
+def _split(
+    cut: tuple[list[Pool], list[Pool]],
+    policy: str,
+    roles: tuple[Role, Role],
+    budget: int | None,
+    *,
+    admission: bool,
+) -> System:
+    sides = [
+        [replace(pool, role=role, batched_tokens=budget if role is Role.BOTH else pool.batched_tokens) for pool in side]
+        for role, side in zip(roles, cut, strict=True)
+    ]
+    system = System(name="apart", pools=(*sides[0], *sides[1]), policy=policy, admission=admission)
+    if policy != "splitwise":
+        return system
+    return replace(
+        system,
+        pools=tuple(replace(pool, role=Role.BOTH) for pool in system.pools),
+        make_policy=partial(_splitwise, len(sides[0])),
+    )
+
+
+def _cut(pools: Sequence[Pool], at: int) -> tuple[list[Pool], list[Pool]]:
+    """The first `at` instances, and the others."""
+    first: list[Pool] = []
+    second: list[Pool] = []
+    for pool in pools:
+        here = min(pool.count, at)
+        at -= here
+        if here:
+            first.append(replace(pool, count=here))
+        if pool.count > here:
+            second.append(replace(pool, count=pool.count - here))
+    return first, second
+
+
+def _balance(case: Case, shelf: Shelf, pools: Sequence[Pool], at: int) -> float:
+    inputs, outputs = case.load.mean_input(), case.load.mean_output()
+    first, second = _cut(pools, at)
+    prefills = sum(pool.count * prefill_rate(shelf.costs(case.model, pool), inputs) for pool in first)
+    decodes = 0.0
+    for pool in second:
+        costs = shelf.costs(case.model, pool)
+        decodes += pool.count * decode_rate(costs, inputs, outputs, tpot_of(case.targets, costs))
+    return min(prefills, decodes)
+
+
+def _splitwise(prompt_pools: int, members: Sequence[Member]) -> Policy:
+    """Its instances are at home in one of two pools and can do both. Names tell the pool (`Shelf.members`)."""
+    at_home = [int(each.name.split("-")[1]) < prompt_pools for each in members]
+    prompts = [each.name for each, first in zip(members, at_home, strict=True) if first]
+    tokens = [each.name for each, first in zip(members, at_home, strict=True) if not first]
+    capacity = min(each.config.num_blocks * each.config.block_size for each in members)
+    return Splitwise(prompts, tokens, capacity_tokens=capacity)

@@ -1,0 +1,75 @@
+"""Tenants' shares at a router that is one of several: what it announces, and what counts here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
+from cluster.registry.memory import MemoryRegistry
+from cluster.spec import SloClass, Tenant
+from router.config import RouterConfig
+from router.desk import Seat
+from router.policy.candidates import Wanted
+from router.server import Router
+from router.view import Reported
+
+ONE = Instance(id=InstanceId("one"), role=Role.BOTH, url="http://127.0.0.1:1", epoch=1)
+
+
+def router(**settings: Any) -> Router:
+    config = RouterConfig(has_registry=True, classes={"fast": SloClass(ttft_ms=500)}, **settings)
+    return Router(config, MemoryRegistry(clock=time.monotonic))
+
+
+def reported() -> tuple[Reported, ...]:
+    return (Reported(instance=ONE, state="ready", accepting=True, credits=4, load=Load(), models=({"id": "m"},)),)
+
+
+async def told(here: Router) -> None:
+    """As the registry's reader tells it."""
+    try:
+        here._fleet_told(reported(), 2)
+    finally:
+        for _, probe in here._probes.values():
+            probe.cancel()
+        await asyncio.sleep(0)
+
+
+async def test_what_counts_here_follows_the_registry_and_what_is_announced_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = {"acme": lambda: ("x",), "other": lambda: ("y",)}
+    here = router(tenants={"acme": Tenant(share=3), "other": Tenant()}, tenant_keys=keys)
+    assert (here.desk.shares, here.desk.local_shares) == ({"acme": 3.0, "other": 1.0}, {})
+    assert here.watch is not None
+    monkeypatch.setattr(here.watch, "local_shares", lambda: {"acme": 1.5})
+    here._prober = Prober()  # type: ignore[assignment]
+    await told(here)
+    assert here.desk.local_shares == {"acme": 1.5}
+    assert here.desk.shares == {"acme": 3.0, "other": 1.0}
+    here.desk.waiting.enter(Seat(Wanted(model="m", hand_over=False, tenant="acme")), *_rest())
+    demand = here.watch.announcement("http://127.0.0.1:1", "http://127.0.0.1:2").demand
+    assert [each.tenants for each in demand] == [{"acme": (1, 3.0)}]
+
+
+async def test_without_tenants_there_is_nothing_to_divide() -> None:
+    here = router()
+    here._prober = Prober()  # type: ignore[assignment]
+    await told(here)
+    assert here.desk.shares == here.desk.local_shares == {}
+
+
+def _rest() -> tuple[Any, ...]:
+    return (Wanted(model="m", hand_over=False, tenant="acme"), 10.0, 1.0)
+
+
+class Prober:
+    """Asks nobody."""
+
+    async def watch(self, instance: Instance) -> None:
+        await asyncio.Event().wait()

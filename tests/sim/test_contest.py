@@ -1,0 +1,223 @@
+"""Contests for goodput, tiny: pruned searches find what exhaustive ones do, and early verdicts are the whole run's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from cluster.instance import Role
+from costs import shipped
+from loadgen.lengths import parse
+from loadgen.report import Targets
+from sim.experiments.contest import Champion, Family, around, climb, splits, whole
+from sim.experiments.early import Certain, Watch
+from sim.experiments.goodput import attainment
+from sim.experiments.loads import Load, Size, made_up
+from sim.experiments.systems import Pool, Shelf, System, believed, simulate
+from sim.experiments.tuning import ATTAINMENT, Best, Case, Trial
+from sim.fleet import make_of_member
+
+MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100"
+TARGETS = Targets(400, None, 20, None)
+
+
+@pytest.fixture(scope="module")
+def shelf() -> Shelf:
+    return Shelf(shipped.models(), shipped.profiles())
+
+
+@pytest.fixture(scope="module")
+def load() -> Load:
+    return made_up("tiny", parse("lognormal:mean=1500,cv=1"), parse("lognormal:mean=40,cv=1"), 1, 200)
+
+
+def case(load: Load) -> Case:
+    size = Size(fewest=150, most=150, lives=1.0)
+    return Case(name="tiny", model=MODEL, load=load, targets=TARGETS, size=size, tolerance=0.1)
+
+
+def pool(count: int = 4, gpu: str = GPU) -> Pool:
+    return Pool(role=Role.BOTH, count=count, tp=1, gpu=gpu)
+
+
+# --- early verdicts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [10.0, 30.0, 42.0, 60.0, 120.0])
+@pytest.mark.parametrize("admission", [False, True])
+def test_an_early_verdict_is_that_of_the_whole_run(rate: float, admission: bool, shelf: Shelf, load: Load) -> None:
+    one = case(load)
+    system = System(name="x", pools=(pool(2),), policy="least_requests", admission=admission)
+    result = simulate(system, MODEL, shelf, load.at_rate(rate, 150), 2.0, TARGETS)
+    trial = one.trial(system, shelf, rate)
+    assert trial.holds == (attainment(result, TARGETS) >= ATTAINMENT)
+    assert 0.2 < trial.lasted <= 1
+
+
+def test_overload_is_certain_before_all_have_come(shelf: Shelf, load: Load) -> None:
+    system = System(name="x", pools=(pool(1),))
+    arrivals = load.at_rate(80.0, 150)
+    watch = Watch(TARGETS, ATTAINMENT, len(arrivals), arrivals[-1].at_s)
+    with pytest.raises(Certain) as end:
+        simulate(system, MODEL, shelf, arrivals, 2.0, TARGETS, watch)
+    assert not end.value.holds
+    assert end.value.arrived < 0.9
+
+
+# --- searches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [0.2, 8.0, 9.9, 10.1, 40.0])
+def test_a_search_from_nearby_ends_within_its_tolerance(start: float) -> None:
+    tried: list[float] = []
+
+    def holds(rate: float) -> bool:
+        tried.append(rate)
+        return rate <= 10.0
+
+    assert 10.0 / 1.04 <= around(holds, start, 0.04, 1000.0) <= 10.0
+    assert len(tried) <= (4 if 9 < start < 11 else 14)
+
+
+def test_where_nothing_holds_a_search_ends() -> None:
+    assert around(lambda _rate: False, 5.0, 0.04, 100.0) == 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet(Case):
+    """A case whose results are known beforehand: goodput by the number of the first pool's instances."""
+
+    goodput: dict[int, float]
+    runs: list[float]
+
+    def trial(self, system: System, shelf: Shelf, rate: float) -> Trial:
+        del shelf
+        self.runs.append(rate)
+        best = self.goodput[system.pools[0].count] * (1.2 if system.policy == "dynamo" else 1.0) * system.gpus
+        return Trial(rate <= best, min(1.0, best / rate))
+
+
+def sheet(load: Load, goodput: dict[int, float]) -> Sheet:
+    one = case(load)
+    return Sheet(
+        name=one.name,
+        model=one.model,
+        load=one.load,
+        targets=one.targets,
+        size=one.size,
+        tolerance=0.04,
+        goodput=goodput,
+        runs=[],
+    )
+
+
+HILL = {1: 1.0, 2: 2.2, 3: 3.1, 4: 4.4, 5: 2.9, 6: 1.2, 7: 0.3}
+"""Per GPU."""
+
+
+def family(policy: str, start: int) -> Family:
+    return Family("hill", tuple(System(name="x", pools=(pool(at),), policy=policy) for at in HILL), start)
+
+
+@pytest.mark.parametrize("start", range(7))
+def test_a_climb_ends_at_the_top(start: int, shelf: Shelf, load: Load) -> None:
+    best, one = Best(), sheet(load, HILL)
+    assert climb(best, one, shelf, family("least_requests", start), start) == 3
+    assert best.system is not None
+    assert best.system.pools[0].count == 4
+    assert 4.4 / 1.04 <= best.per_gpu <= 4.4
+
+
+@pytest.mark.parametrize("policies", [("least_requests", "dynamo"), ("dynamo", "least_requests")])
+def test_the_best_policy_wins_in_whatever_order_they_come(policies: tuple[str, ...], shelf: Shelf, load: Load) -> None:
+    champion, one = Champion(), sheet(load, HILL)
+    for policy in policies:
+        champion.meet(one, shelf, [family(policy, 0)])
+    assert champion.best.system is not None
+    assert champion.best.system.policy == "dynamo"
+    assert champion.best.per_gpu == pytest.approx(1.2 * 4.4, rel=0.04)
+    assert champion.best.runs == len(one.runs)
+
+
+def test_a_family_is_dropped_in_one_run_where_another_policy_s_best_is_hopeless(shelf: Shelf, load: Load) -> None:
+    champion, one = Champion(), sheet(load, HILL)
+    champion.meet(one, shelf, [family("dynamo", 3)])
+    before = len(one.runs)
+    poor = sheet(load, {at: value / 2 for at, value in HILL.items()})
+    champion.meet(poor, shelf, [family("least_requests", 3)])
+    assert (len(one.runs), len(poor.runs)) == (before, 1)
+
+
+def test_a_class_that_serves_nothing_yet_takes_whoever_serves_something(shelf: Shelf, load: Load) -> None:
+    champion = Champion()
+    champion.meet(sheet(load, dict.fromkeys(HILL, 0.0)), shelf, [family("dynamo", 3)])
+    assert champion.best.rate == 0
+    champion.meet(sheet(load, HILL), shelf, [family("least_requests", 3)])
+    assert champion.best.per_gpu == pytest.approx(4.4, rel=0.04)
+
+
+def test_a_pruned_contest_finds_the_best_of_an_exhaustive_one(shelf: Shelf, load: Load) -> None:
+    """Real runs: two policies, token budgets and splits of three GPUs."""
+    one, pools = replace(case(load), size=Size(fewest=60, most=60, lives=1.0)), (pool(3),)
+    policies = ("round_robin", "dynamo")
+    every = [
+        each
+        for policy in policies
+        for made in (
+            whole(pools, (512, 8192), policy, admission=False),
+            splits(one, shelf, pools, policy, admission=False),
+        )
+        for each in made.systems
+    ]
+    exhaustive = max(around(lambda rate, x=each: one.holds(x, shelf, rate), 40.0, 0.1, 500.0) for each in every)
+    champion = Champion()
+    for policy in policies:
+        champion.meet(one, shelf, [whole(pools, (512, 8192), policy, admission=False)])
+        champion.meet(one, shelf, [splits(one, shelf, pools, policy, admission=False)])
+    assert champion.best.rate == pytest.approx(exhaustive, rel=0.1)
+    assert champion.best.runs < 6 * len(every)
+
+
+# --- arrangements -----------------------------------------------------------------------------------------------------
+
+
+def test_splits_of_two_types_give_every_gpu_a_role(shelf: Shelf, load: Load) -> None:
+    pools = (pool(2), pool(2, "A100-80G-SXM"))
+    made = splits(case(load), shelf, pools, "dynamo", admission=False)
+    assert len(made.systems) == 3
+    for at, system in enumerate(made.systems, 1):
+        assert system.gpus == 4
+        assert sum(each.count for each in system.pools if each.role is Role.PREFILL) == at
+        assert {each.gpu for each in system.pools} == {GPU, "A100-80G-SXM"}
+    mixed = splits(case(load), shelf, pools, "x", admission=True, roles=(Role.BOTH, Role.DECODE), budget=512)
+    assert [each.batched_tokens for each in mixed.systems[0].pools] == [512, None, None]
+
+
+def test_splitwise_knows_its_homes(shelf: Shelf, load: Load) -> None:
+    pools = (pool(2), pool(2, "A100-80G-SXM"))
+    system = splits(case(load), shelf, pools, "splitwise", admission=False).systems[2]
+    members = shelf.members(MODEL, system.pools)
+    assert system.make_policy is not None
+    homes = system.make_policy(members).homes  # type: ignore[attr-defined]
+    assert [homes[each.name] for each in members] == [Role.PREFILL] * 3 + [Role.DECODE]
+    assert {each.role for each in members} == {Role.BOTH}
+
+
+def test_a_misled_router_sees_the_costs_times_the_factor(shelf: Shelf) -> None:
+    true = make_of_member(shelf.members(MODEL, (pool(1),))[0])
+    taken = believed(true, 1.2)
+    assert true is not None and taken is not None
+    assert taken.prompt_ms(3000) == pytest.approx(1.2 * true.prompt_ms(3000))
+    assert taken.decode.decode_ms == pytest.approx(1.2 * true.decode.decode_ms)
+    assert taken.first_ms == pytest.approx(1.2 * true.first_ms)
+    assert (taken.capacity_tokens, taken.budget_tokens) == (true.capacity_tokens, true.budget_tokens)
+
+
+def test_what_a_router_believes_changes_what_it_does(shelf: Shelf, load: Load) -> None:
+    def run(off: float) -> bytes:
+        system = System(name="x", pools=(pool(2),), policy="workload", admission=True, costs_off=off)
+        return simulate(system, MODEL, shelf, load.at_rate(40.0, 100), 2.0, TARGETS).columns.tobytes()
+
+    assert run(1.0) == run(1.0)
+    assert run(1.0) != run(0.5)

@@ -1,0 +1,76 @@
+"""A router with whatever settings in front of mocks, in the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance
+from engine.mock.fleet import MockFleet
+from engine.mock.settings import Settings
+from router.app import serve
+from router.config import RouterConfig
+
+
+@dataclass
+class MockedRouter:
+    """A running router, its mocks and a client."""
+
+    endpoint: str
+    admin: str
+    mocks: MockFleet
+    client: aiohttp.ClientSession
+
+    async def ask(
+        self, body: dict[str, Any], path: str = "/v1/completions", **headers: str
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Status, answer (the text of a stream) and headers."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.client.post(self.endpoint + path, json=body, headers=named) as response:
+            whole = response.content_type == "application/json"
+            return response.status, await (response.json() if whole else response.text()), dict(response.headers)
+
+    async def explain(self, request_id: str) -> Any:
+        async with self.client.get(f"{self.admin}/explain/{request_id}") as response:
+            return await response.json()
+
+    async def metrics(self) -> dict[str, float]:
+        """By name and labels."""
+        async with self.client.get(f"{self.admin}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+
+@asynccontextmanager
+async def mocked_router(settings: Sequence[Settings], **router: Any) -> AsyncIterator[MockedRouter]:
+    """A router that has seen every mock."""
+    async with MockFleet(list(settings)) as mocks, aiohttp.ClientSession() as client:
+        instances = tuple(
+            Instance(id=InstanceId(name), role=each.settings.role, url=each.url)
+            for name, each in mocks.instances.items()
+        )
+        config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **router)
+        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+        stop = asyncio.Event()
+        serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))
+        try:
+            endpoint, admin = await ready
+            async with asyncio.timeout(5):
+                while not await _all_up(client, admin):
+                    await asyncio.sleep(0.01)
+            yield MockedRouter(endpoint, admin, mocks, client)
+        finally:
+            stop.set()
+            await serving
+
+
+async def _all_up(client: aiohttp.ClientSession, admin: str) -> bool:
+    async with client.get(f"{admin}/ready") as response:
+        return {each["state"] for each in (await response.json())["instances"]} == {"up"}
