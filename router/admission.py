@@ -40,6 +40,9 @@ run dry, and more would be out of reach of the order kept here."""
 MARGIN: Final = 0.93
 """Of a TPOT target, what engines are filled to: a request's own mean scatters around what is predicted for all."""
 
+PROMPTLY: Final = 0.92
+"""Of a TTFT target: who is planned to begin at the last moment begins too late half of the time."""
+
 LATE_LANES: Final = 4
 """One in so many instances may compute late prompts at a time: they are long, and no engine stops one for another."""
 
@@ -170,8 +173,15 @@ class Line:
         """All who stand in line, in no order."""
         return tuple(self._entries)
 
-    def enter(self, who: object, wanted: Wanted, work_ms: float, now: float) -> None:
-        """Stand in line; who stands there already keeps its place unless what it wants has changed."""
+    def enter(self, who: object, wanted: Wanted, work_ms: float, lead_ms: float = 0.0) -> None:
+        """Stand in line; who stands there already keeps its place unless what it wants has changed.
+
+        Args:
+            who: anything that is itself.
+            wanted: what it wants.
+            work_ms: of an engine's time for its prompt.
+            lead_ms: what a first token takes beside it.
+        """
         known = self._entries.get(who)
         kind = _kind(wanted)
         if known is not None and known.kind == kind and known.late == wanted.late:
@@ -179,7 +189,8 @@ class Line:
         number = known.number if known is not None else self._next()
         self._remove(who)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
-        entry = _Entry(who, kind, wanted.tenant, wanted.arrived + target_s - work_ms / 1000.0, work_ms, number)
+        due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
+        entry = _Entry(who, kind, wanted.tenant, due, work_ms, number)
         if wanted.ttft_ms:
             entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)
         entry.late = wanted.late

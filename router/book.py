@@ -41,8 +41,8 @@ TOGETHER_S: Final = 0.001
 """Ends of one engine step are no further apart than this."""
 
 _COLUMNS: Final = (
-    "backlog", "since", "ends", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean", "kv_variance", "kv_needed",
-    "strictest", "recent", "recent_at", "stalled",
+    "backlog", "since", "ends", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean", "kv_variance",
+    "kv_needed", "strictest", "recent", "recent_at", "stalled",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cluster.ids import InstanceId
-from router.admission import NO_PROMISE, Gate, Line, Promise
+from router.admission import AHEAD_MS, NO_PROMISE, PROMPTLY, Gate, Line, Promise
 from router.foresight import Expected, Foresight
 from router.journey import Choose, Chosen, Lost
 from router.policy.candidates import Wanted
@@ -181,8 +181,10 @@ class Desk:
             return ()
         fleet = self.view.all()
         rows = fleet.ready(wanted.model).prefills
-        work_ms = float(prices_of(fleet, wanted).prompt[rows].min()) if len(rows) else 0.0
-        self.line.enter(seat, wanted, work_ms, wanted.now)
+        prices = prices_of(fleet, wanted)
+        work_ms = float(prices.prompt[rows].min()) if len(rows) else 0.0
+        lead_ms = AHEAD_MS + float(fleet.book.speeds.lead[rows].min()) if len(rows) else 0.0
+        self.line.enter(seat, wanted, work_ms, lead_ms + (1 - PROMPTLY) * wanted.ttft_ms)
         calls: Calls = ()
         sure = len(rows) and fleet.book.speeds.sure(rows)
         for who in self.line.hopeless(wanted.now, len(rows)) if sure else ():

@@ -21,7 +21,7 @@ from router.prices import OUTPUT_UNKNOWN, Prices, prices_of
 from router.view import Fleet
 
 SHORT: Final = 0.2
-"""Quantile that stands for a short answer: a pause is spread over few tokens there, and one in five is shorter still."""
+"""Quantile that stands for a short answer: a pause is spread over few tokens there; one in five is shorter still."""
 
 _SIGMAS: Final = 1.2816
 """Standard deviations from a normal's median to its 0.9 quantile."""
@@ -120,7 +120,7 @@ class Foresight:
             )
 
     def opened(self, expected: Expected, wanted: Wanted, now: float) -> None:
-        """The first token of its answer has come from where it is decoded: its prompt is computed, wherever that was."""
+        """The first token of its answer has come from where it is decoded: its prompt is computed, wherever it was."""
         if expected.booking is not None:
             self.prompt_over(expected, wanted, now, done=True)
             self._fleet.book.opened(expected.booking, now)

@@ -301,6 +301,7 @@ class Passage(Seat):
         if not leg.detached and leg is self.answer:
             self.front.met(leg)
             self.front.desk.opened(self, self.front.kernel.now_s)
+            self.front.call(self.front.desk.room())
             self.feed(j.Opened())
 
     def refused(self, leg: Leg, status: int, because: str) -> None:

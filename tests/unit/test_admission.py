@@ -11,7 +11,7 @@ ANY = Wanted(model="m", hand_over=True, prompt_tokens=1000, ttft_ms=500.0)
 
 
 def enter(line: Line, who: str, *, now: float = 0.0, work_ms: float = 20.0, **more: object) -> None:
-    line.enter(who, replace(ANY, arrived=now, **more), work_ms, now)  # type: ignore[arg-type]
+    line.enter(who, replace(ANY, arrived=now, **more), work_ms)  # type: ignore[arg-type]
 
 
 def order(line: Line) -> list[object]:
