@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long check validate bench-router bench-handoff bench-load bench-lengths bench-prefixes bench-policy bench-breakeven bench-twin chaos-table bench-compare bench-sim bench-vidur lock clean help
+.PHONY: setup serve test test-long check validate bench-router bench-handoff bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven bench-twin chaos-table bench-compare bench-sim bench-vidur lock clean help
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -70,6 +70,9 @@ bench-lengths: setup ## predicted answer lengths on traces; needs BATON_DATA (AR
 
 bench-prefixes: setup ## what the prefix index expects and what engines hold; needs BATON_DATA (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.prefixes $(ARGS)
+
+bench-choose: setup ## what one choice costs the router, by policy and size of the fleet (ARGS=--publish)
+	@$(BIN)/python -m bench.choose $(ARGS)
 
 bench-policy: setup ## Baton's choosing against every rival's, 24 cells, simulated; needs BATON_DATA (ARGS=--fresh, --publish)
 	@$(BIN)/python -m bench.policy $(ARGS)
