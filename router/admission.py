@@ -104,6 +104,16 @@ class Gate:
         prompts = prices.open[rows] | ~columns.prefills[rows]
         return prompts & ((self.answers(prices) & prices.fits())[rows] | ~columns.decodes[rows])
 
+    def opens_at(self, fleet: Fleet, now: float) -> float:
+        """When a prompt with a target could begin somewhere, as far as one can tell: before, nobody needs to be asked.
+
+        Infinite where there is nobody to compute it.
+        """
+        book, rows = fleet.book, fleet.ready(None).prefills
+        if not len(rows) or (book.prompts[rows] < 2).any():
+            return now if len(rows) else math.inf
+        return max(now, float((book.ends[rows] - book.speeds.first[rows]).min() - AHEAD_MS) / 1000.0)
+
     def took(self, row: int) -> None:
         """A late prompt goes there."""
         self._late[row] = self._late.get(row, 0) + 1
@@ -124,6 +134,7 @@ class _Entry:
     """Seconds: its target's end, less what its own prompt takes."""
     work_ms: float
     number: int
+    promised: bool = False
     late: bool = False
     aged_at: float = math.inf
 
@@ -158,6 +169,7 @@ class Line:
         self._again: Final[set[object]] = set()
         """Of those: when they have found a place, somebody else is to ask, too."""
         self._number = 0
+        self._patient = 0
         self._given: Final[dict[str, float]] = {}
         """By tenant: work over share that it has been given."""
         self._rate = 0.0
@@ -191,12 +203,14 @@ class Line:
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
         entry = _Entry(who, kind, wanted.tenant, due, work_ms, number)
-        if wanted.ttft_ms:
+        entry.promised = bool(wanted.ttft_ms)
+        if entry.promised:
             entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)
         entry.late = wanted.late
         if not any(group for (_, tenant, _), group in self._groups.items() if tenant == wanted.tenant and group):
             self._begins(wanted.tenant)
         self._entries[who] = entry
+        self._patient += not entry.promised
         self._insert(entry)
 
     def _next(self) -> int:
@@ -219,6 +233,7 @@ class Line:
         self._again.discard(who)
         if entry is not None:
             self._take_out(entry)
+            self._patient -= not entry.promised
         return entry
 
     def _take_out(self, entry: _Entry) -> None:
@@ -247,6 +262,16 @@ class Line:
             return ()
         entry = self._entries.get(who)
         return self._call(tried if entry is None else tried | {entry.kind})
+
+    @property
+    def patient(self) -> int:
+        """How many of them have no target: they begin wherever credits allow."""
+        return self._patient
+
+    def rests(self, who: object) -> None:
+        """It was called, found nothing, and neither would anybody else."""
+        self._called.pop(who, None)
+        self._again.discard(who)
 
     def call_first(self) -> tuple[object, ...]:
         """A place became free: whom to ask."""

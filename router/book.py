@@ -30,7 +30,10 @@ DUTY_S: Final = 5.0
 Shorter, and one long prompt looks like steady load; longer, and a burst is over before it is seen."""
 IDLE_MIN: Final = 0.1
 
-NEARLY: Final = 0.9
+SHORT_ONES: Final = 0.3
+"""Part of all answers that a short one stands for; one in the middle stands for the others."""
+
+NEARLY: Final = 0.93
 """Of a target: steps grow while an answer is made, as others join it."""
 
 SPREAD: Final = 2.0
@@ -55,6 +58,8 @@ class Booking:
     """Expected length of its answer."""
     short_tokens: float
     """Length of a short one."""
+    middle_tokens: float
+    """And of one in the middle."""
     variance: float
     tpot_ms: float = math.inf
     """Its target."""
@@ -71,10 +76,12 @@ class Booking:
     decode_row: int = -1
     decode_life: int = -1
     context: float = 0.0
+    pause_ms: float = 0.0
+    """Between its first and its second token, where it is handed over."""
     opened_s: float = -1.0
     """When its answer's first token was here."""
-    limit_ms: float = math.inf
-    """Of its instance's `stalled`, up to which its target holds."""
+    limits_ms: tuple[float, float] | None = None
+    """Of its instance's `stalled`, up to which its target holds: for a short answer, and for one in the middle."""
     began_tpot_ms: float = 0.0
     """Time per token that was to be expected when it began to decode."""
 
@@ -87,7 +94,7 @@ class _Row:
     plain_ms: float = 0.0
     observed_ms: float = 0.0
     """Of the prompts that ended last, together."""
-    limits: list[float] = field(default_factory=list)
+    limits: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
     targets: dict[float, int] = field(default_factory=dict)
 
 
@@ -168,10 +175,12 @@ class Book:
         share: Floats = np.maximum(1.0 - decayed, IDLE_MIN)
         return share
 
-    def harmed(self, row: int, ms: float) -> int:
-        """How many answers there would miss their TPOT target if a prompt took so much of their time."""
-        limits, stalled = self._rows[row].limits, self.stalled.item(row)
-        return bisect_right(limits, stalled + ms) - bisect_right(limits, stalled)
+    def harmed(self, row: int, ms: float) -> float:
+        """How many answers there would probably miss their TPOT target if a prompt took so much of their time."""
+        (short, middle), stalled = self._rows[row].limits, self.stalled.item(row)
+        of_short = bisect_right(short, stalled + ms) - bisect_right(short, stalled)
+        of_middle = bisect_right(middle, stalled + ms) - bisect_right(middle, stalled)
+        return SHORT_ONES * of_short + (1 - SHORT_ONES) * of_middle
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -230,6 +239,7 @@ class Book:
         if math.isfinite(booking.tpot_ms):
             at.targets[booking.tpot_ms] = at.targets.get(booking.tpot_ms, 0) + 1
             self.strictest[row] = min(at.targets)
+        self._limit(booking, row)  # also of prompts that come while its own is computed: nobody knows which is first
 
     def opened(self, booking: Booking, now: float) -> None:
         """The first token of its answer is there: from now on prompts keep it waiting."""
@@ -238,10 +248,26 @@ class Book:
             return
         booking.opened_s = now
         booking.began_tpot_ms = self._tpot_ms(row, now)
-        if math.isfinite(booking.tpot_ms):
-            slack = (NEARLY * booking.tpot_ms - self.step.item(row)) * max(booking.short_tokens - 1, 1.0)
-            booking.limit_ms = self.stalled.item(row) + max(0.0, slack)
-            insort(self._rows[row].limits, booking.limit_ms)
+        self._limit(booking, row)
+
+    def _limit(self, booking: Booking, row: int) -> None:
+        """How much more its instance's prompts may keep it waiting, from now on."""
+        if not math.isfinite(booking.tpot_ms):
+            return
+        at = self._rows[row]
+        self._unlimit(booking, at)
+        each, stalled = NEARLY * booking.tpot_ms - self.step.item(row), self.stalled.item(row)
+        lengths = (booking.short_tokens, booking.middle_tokens)
+        short, middle = (max(0.0, each * max(tokens - 1, 1.0) - booking.pause_ms) for tokens in lengths)
+        booking.limits_ms = (stalled + short, stalled + middle)
+        for limits, limit in zip(at.limits, booking.limits_ms, strict=True):
+            insort(limits, limit)
+
+    @staticmethod
+    def _unlimit(booking: Booking, at: _Row) -> None:
+        for limits, limit in zip(at.limits, booking.limits_ms or (), strict=False):
+            del limits[bisect_left(limits, limit)]
+        booking.limits_ms = None
 
     def answer_over(self, booking: Booking, now: float | None = None, tokens: int = 0) -> None:
         """Its answer has ended after so many tokens, or will not come from there (`now` None)."""
@@ -260,11 +286,7 @@ class Book:
             if not at.targets[booking.tpot_ms]:
                 del at.targets[booking.tpot_ms]
             self.strictest[row] = min(at.targets, default=math.inf)
-        if booking.opened_s >= 0 and math.isfinite(booking.limit_ms):
-            found = bisect_left(at.limits, booking.limit_ms)
-            if found < len(at.limits) and at.limits[found] == booking.limit_ms:
-                del at.limits[found]
-        booking.limit_ms = math.inf
+        self._unlimit(booking, at)
 
     def _learn(self, booking: Booking, row: int, now: float, tokens: int) -> None:
         """Its mean time per token, against what was predicted when it began and would be now."""

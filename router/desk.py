@@ -95,6 +95,10 @@ class Desk:
         """The tenants' weights; who is not in it has 1."""
         self.local_shares: Mapping[str, float] = {}
         """The part of them that counts here, where other routers serve the same tenants (`cluster.credits`)."""
+        self._now = 0.0
+        """When something last happened."""
+        self.wakeup_s: float | None = None
+        """When somebody in line may find room although nothing happens until then: `look` then. Set by any method."""
         self._second_legs = SECOND_LEGS_SAVED
         """Second legs that may be sent now."""
         self._ended: Final[dict[InstanceId, int]] = {}
@@ -108,6 +112,7 @@ class Desk:
         """
         if effect.second and (self._has_a_queue(seat) or self._second_legs < 1):
             return Chosen(None, None, "its prefill instance has a queue, or there are enough second legs"), ()
+        self._now = max(self._now, now)
         former = seat.decode
         calls = self.occupy(seat, None) if effect.second else self._leave_place(seat, now)
         wanted = self._judged(seat, self._asks(seat, effect, now))
@@ -228,18 +233,21 @@ class Desk:
 
     def prompt_over(self, seat: Seat, now: float, *, done: bool, cached_tokens: int | None = None) -> None:
         """Its prompt is computed, with so many tokens of it from the cache (`done`), or will not be."""
+        self._now = max(self._now, now)
         if self.foresight is not None:
             self.foresight.prompt_over(seat.expected, seat.wanted, now, done=done, cached_tokens=cached_tokens)
         self._leave_lane(seat)
 
     def opened(self, seat: Seat, now: float) -> None:
         """The first token of its answer has come from where it is decoded."""
+        self._now = max(self._now, now)
         if self.foresight is not None:
             self.foresight.opened(seat.expected, seat.wanted, now)
         self._leave_lane(seat)
 
     def finish(self, seat: Seat, now: float, tokens: int | None = None, *, cut_off: bool = False) -> Calls:
         """The request is over, after so many tokens; None: nobody has counted them."""
+        self._now = max(self._now, now)
         if self.foresight is not None:
             self.foresight.ended(seat.expected, seat.wanted, now, tokens, cut_off=cut_off)
         self._leave_lane(seat)
@@ -258,10 +266,33 @@ class Desk:
 
     def room(self) -> Calls:
         """A prompt is computed: there may be room for another one before its leg ends."""
-        return () if self.gate is None else self.waiting.call_first()
+        return () if self.gate is None else self._call_first()
+
+    def look(self, now: float) -> Calls:
+        """The time `wakeup_s` has come."""
+        self._now, self.wakeup_s = max(self._now, now), None
+        return self._call_first()
+
+    def _call_first(self) -> Calls:
+        """Offer a place to the line, if there may be one for anybody in it."""
+        return self.waiting.call_first() if self._may_begin() else ()
+
+    def _may_begin(self) -> bool:
+        if self.line is None or self.gate is None or self.line.patient:
+            return True
+        if not len(self.line):
+            return False
+        opens_s = self.gate.opens_at(self.view.all(), self._now)
+        if opens_s <= self._now:
+            return True
+        self.wakeup_s = opens_s
+        return False
 
     def found_none(self, seat: Seat) -> Calls:
         """It waits (`journey.AwaitFleet`): if it was called, the call was for somebody else."""
+        if self.line is not None and not self._may_begin():
+            self.line.rests(seat)
+            return ()
         return self.waiting.found_none(seat)
 
     def occupy(self, seat: Seat, instance: InstanceId | None) -> Calls:
@@ -291,7 +322,7 @@ class Desk:
             self._ended[instance] = self._ended.get(instance, 0) + 1
         else:
             self._ended.pop(instance, None)
-        return self.waiting.call_first()
+        return self._call_first()
 
     def _has_a_queue(self, seat: Seat) -> bool:
         """Whether its prefill instance has, since we looked last, answered legs that were there before this one, and no

@@ -138,7 +138,7 @@ class Exchange:
         for leg in self._legs.values():
             leg.task.cancel()
         self._close_decode()
-        self._router.line.call(self._router.desk.finish(self._seat, time.monotonic()))
+        self._router.call(self._router.desk.finish(self._seat, time.monotonic()))
         self._router.line.forget(self._seat)
 
     @property
@@ -211,7 +211,7 @@ class Exchange:
             case j.Choose():
                 return self._choose(effect)
             case j.AwaitFleet():
-                self._router.line.call(self._router.desk.found_none(self._seat))
+                self._router.call(self._router.desk.found_none(self._seat))
             case j.SendPrefill(instance, attempt):
                 self._send_prefill(instance, attempt)
             case j.SendSeed():
@@ -252,7 +252,7 @@ class Exchange:
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
         chosen, called = self._router.desk.choose(self._seat, effect, time.monotonic())
-        self._router.line.call(called)
+        self._router.call(called)
         logger.debug("%s: %s", self._request.id, chosen.because)
         if effect.second and chosen.prefill is None:  # all stays as it is
             return chosen
@@ -436,7 +436,7 @@ class Exchange:
 
     def _presume_over(self) -> None:
         self._router.desk.prompt_over(self._seat, time.monotonic(), done=False)
-        self._router.line.call(self._router.desk.room())
+        self._router.call(self._router.desk.room())
 
     def _presume_no_more(self) -> None:
         if self._presumed is not None:
@@ -481,7 +481,7 @@ class Exchange:
         self._presume_no_more()
         if self._request.stream or self._seat.wanted.prefill_only:  # else all of the answer is here, and says no time
             self._router.desk.opened(self._seat, time.monotonic())
-            self._router.line.call(self._router.desk.room())
+            self._router.call(self._router.desk.room())
         self._account.opened(spoken=self._reply.first_out)
         return j.Opened()
 
@@ -494,7 +494,7 @@ class Exchange:
 
     def _occupy(self, instance: InstanceId | None) -> None:
         """Count our answering leg at this instance, and nowhere else."""
-        self._router.line.call(self._router.desk.occupy(self._seat, instance))
+        self._router.call(self._router.desk.occupy(self._seat, instance))
 
     async def _relay(self) -> j.Event:
         if not self._relayed and self._seed is None:
@@ -556,7 +556,7 @@ class Exchange:
         tokens = self._count_tokens()
         cut_off = outcome != "served" or self._reply.cut_off
         here = None if self._resumed else tokens  # made by two engines they say nothing about either's speed
-        self._router.line.call(self._router.desk.finish(self._seat, time.monotonic(), here, cut_off=cut_off))
+        self._router.call(self._router.desk.finish(self._seat, time.monotonic(), here, cut_off=cut_off))
         self._router.line.forget(self._seat)
         outcome = SHED if self._shed else outcome
         seconds = time.monotonic() - self._request.arrived

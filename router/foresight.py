@@ -20,8 +20,8 @@ from router.prefixes import Sent
 from router.prices import OUTPUT_UNKNOWN, Prices, prices_of
 from router.view import Fleet
 
-SHORT: Final = 0.2
-"""Quantile that stands for a short answer: a pause is spread over few tokens there; one in five is shorter still."""
+SHORT: Final = 0.1
+"""Quantile that stands for a short answer: a pause is spread over few tokens there."""
 
 _SIGMAS: Final = 1.2816
 """Standard deviations from a normal's median to its 0.9 quantile."""
@@ -72,6 +72,7 @@ class Foresight:
             wanted,
             output_tokens=max(1.0, found.mean),
             output_short=float(found.quantile(SHORT)),
+            output_middle=float(middle),
             output_variance=spread * spread,
         )
         return told, found
@@ -88,12 +89,15 @@ class Foresight:
             prompt_tokens=wanted.prompt_tokens,
             mean_tokens=wanted.output_tokens or OUTPUT_UNKNOWN,
             short_tokens=wanted.output_short or OUTPUT_UNKNOWN,
+            middle_tokens=wanted.output_middle or OUTPUT_UNKNOWN,
             variance=wanted.output_variance,
             tpot_ms=wanted.tpot_ms or math.inf,
         )
         booking.cached_tokens = prices.cached.get(prompt_row, 0)
         ms, stall_ms = float(prices.prompt[prompt_row]), float(prices.stall[prompt_row])
         book.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
+        if answer_row != prompt_row:
+            booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
         if not wanted.prefill_only:
             book.answer_placed(booking, answer_row)
         if fleet.prefixes is not None and wanted.prefix:

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from router.book import SPREAD
+from router.book import SHORT_ONES, SPREAD
 from router.columns import Bools, Floats
 
 if TYPE_CHECKING:
     from router.policy.candidates import Wanted
     from router.view import Fleet
 
-MISS: Final = 10.0
+MISS: Final = 30.0
 """Of a missed target: nobody saves time for others by missing one, and of two places that miss it the faster one is
 still taken."""
 
 LOOSE: Final = 5.0
 
-BARRIER_MAX: Final = 0.95
-"""What is left of a budget counts as a twentieth at least."""
+BARRIER_MAX: Final = 0.8
+"""What is left of a budget counts as a fifth at least: being late must not cost more than several misses of others."""
 
 RAMP: Final = (0.85, 1.1)
 """From this part of a target on, a prediction counts as partly missed, beyond this as missed: what is predicted here
@@ -73,7 +73,8 @@ class Prices:
         self.turn: Final = book.turn
         self.output: Final = wanted.output_tokens or OUTPUT_UNKNOWN
         self.short: Final = max(2.0, wanted.output_short or OUTPUT_UNKNOWN)
-        """Tokens that a pause is spread over, in a short answer."""
+        self.middle: Final = max(2.0, wanted.output_middle or OUTPUT_UNKNOWN)
+        """Tokens that a pause is spread over, in a short answer and in one in the middle."""
         self.ttft_ms: Final = 0.0 if wanted.late else wanted.ttft_ms
         self.tpot_ms: Final = wanted.tpot_ms
         self.promised: Final = bool(wanted.ttft_ms or wanted.tpot_ms)
@@ -139,7 +140,7 @@ class Prices:
             price = np.interp(self.ttft * (1.0 / self.ttft_unit), _USED, _OWN_MISSED if self.ttft_ms else _OWN)
             if book.answers:
                 near = np.interp(book.step / (self.idle * self.tpot_unit), _USED, _NEAR)
-                price += book.decoding * self.stall * near * (1.0 / (self.tpot_unit * self.short))
+                price += book.decoding * self.stall * near * (1.0 / (self.tpot_unit * self.middle))
             self._of_prefill = price
         return self._of_prefill
 
@@ -176,19 +177,21 @@ class Prices:
         pair = (speeds.kind(prefill), decode)
         known = self._handoffs.get(pair)
         if known is None:
-            moving_ms = speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode)
-            known = self._handoffs[pair] = self._pause(
-                decode, PULL_MS + PULL_STEPS * self.step.item(decode) + moving_ms
-            )
+            known = self._handoffs[pair] = self._pause(decode, self.pause_ms(prefill, decode))
         return known
+
+    def pause_ms(self, prefill: int, decode: int) -> float:
+        """How long a client waits between the first and the second token beside a step."""
+        moving_ms = self.fleet.book.speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode)
+        return PULL_MS + PULL_STEPS * self.step.item(decode) + moving_ms
 
     def _pause(self, decode: int, pause_ms: float) -> float:
         price = pause_ms / (self.tpot_unit * self.output)
         if self.tpot_ms:
             used = self.tpot.item(decode) / self.tpot_ms
-            short = used + pause_ms / ((self.short - 1) * self.tpot_ms)
-            usual = used + pause_ms / (max(1.0, self.output - 1) * self.tpot_ms)
-            price += MISS * ((_share_missed(short) + _share_missed(usual)) / 2 - _share_missed(used))
+            short, middle = (used + pause_ms / ((each - 1) * self.tpot_ms) for each in (self.short, self.middle))
+            more = SHORT_ONES * _share_missed(short) + (1 - SHORT_ONES) * _share_missed(middle)
+            price += MISS * (more - _share_missed(used))
         return price
 
     def fits(self) -> Bools:

@@ -78,6 +78,7 @@ class Router:
         self.upstream = Upstream(stall_s=config.stall_s)
         self.tickets = Tickets(config.ticket_keys)
         self.line = Line()
+        self._looks_s = -1.0
         self.losses = Losses()
         self._tasks: set[asyncio.Task[Any]] = set()
         for instance in config.instances:
@@ -132,7 +133,7 @@ class Router:
         for lost in self.view.fold(reported):
             self.losses.announce(lost)
         self._probe_all()
-        self.line.call(self.desk.fleet_changed())
+        self.call(self.desk.fleet_changed())
 
     async def close(self) -> None:
         """Stop probing, let what still releases holds finish for a moment, and close every connection."""
@@ -163,9 +164,23 @@ class Router:
 
     # -- what exchanges report and ask --
 
+    def call(self, whom: tuple[object, ...]) -> None:
+        """These are to ask for a place again; and when the desk says so, look whether there is one for anybody."""
+        self.line.call(whom)
+        wakeup_s = self.desk.wakeup_s
+        if wakeup_s is not None and wakeup_s != self._looks_s:
+            self._looks_s = wakeup_s
+            asyncio.get_running_loop().call_later(max(0.0, wakeup_s - time.monotonic()), self._look, wakeup_s)
+
+    def _look(self, wakeup_s: float) -> None:
+        """There may be room in the fleet, if nothing has happened since."""
+        if wakeup_s == self._looks_s:
+            self._looks_s = -1.0
+            self.call(self.desk.look(time.monotonic()))
+
     def leg_ended(self, instance: InstanceId) -> None:
         """A place is free again."""
-        self.line.call(self.desk.leg_ended(instance))
+        self.call(self.desk.leg_ended(instance))
 
     def unreachable(self, instance: InstanceId) -> None:
         """A leg could not connect: all others on it had better look elsewhere, too."""
@@ -175,7 +190,7 @@ class Router:
 
     def _probed(self, instance: InstanceId, *, up: bool) -> None:
         if up:
-            self.line.call(self.desk.fleet_changed())
+            self.call(self.desk.fleet_changed())
         else:
             self.losses.announce(instance)
 

@@ -47,6 +47,8 @@ class Front:
         self.lead_ns: Final = round((self.settings.client_us + self.settings.router_us) * 1000)
         self._deadlines: Final[list[tuple[int, int]]] = []
         self._armed_ns = -1
+        self._looks_s = -1.0
+        """When the desk is to be asked for room next."""
         self.ended_ns = 0
 
     def class_number(self, name: str | None) -> int:
@@ -67,6 +69,16 @@ class Front:
         """These ask again, after what is under way now."""
         for passage in whom:
             self.kernel.at(self.kernel.now_ns, passage.called)
+        wakeup_s = self.desk.wakeup_s
+        if wakeup_s is not None and wakeup_s != self._looks_s:
+            self._looks_s = wakeup_s
+            self.kernel.at(max(self.kernel.now_ns, _ns_at(wakeup_s)), self._look, wakeup_s)
+
+    def _look(self, wakeup_s: float) -> None:
+        """There may be room in the fleet, if nothing has happened since."""
+        if wakeup_s == self._looks_s:
+            self._looks_s = -1.0
+            self.call(self.desk.look(self.kernel.now_s))
 
     def leg_over(self, leg: Leg) -> None:
         """The router is done with a prefill leg: its place is free."""

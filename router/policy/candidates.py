@@ -40,7 +40,9 @@ class Wanted:
     output_tokens: float = 0.0
     """Expected length of its answer; 0: nobody has predicted it."""
     output_short: float = 0.0
-    """One in five such answers is shorter: pauses weigh more in them."""
+    """One in ten such answers is shorter: pauses weigh more in them."""
+    output_middle: float = 0.0
+    """Half of them are."""
     output_variance: float = 0.0
     ttft_ms: float = 0.0
     """Its class's target for the first token, from its arrival; 0: none."""

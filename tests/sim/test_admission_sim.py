@@ -90,7 +90,7 @@ def nothing_is_left(world: World) -> None:
     assert desk.line is not None and desk.gate is not None
     assert not len(desk.line) and not desk.placed
     assert book.answers == 0 and not book.prompts.any() and not book.decoding.any()
-    assert not book.kv_mean.any() and not any(row.limits or row.targets for row in book._rows)
+    assert not book.kv_mean.any() and not any(row.limits[0] or row.limits[1] or row.targets for row in book._rows)
     assert not any(desk.gate._late.values())
 
 

@@ -8,7 +8,7 @@ import pytest
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
-from router.book import DUTY_S, IDLE_MIN, SPREAD, Book, Booking
+from router.book import DUTY_S, IDLE_MIN, NEARLY, SPREAD, Book, Booking
 from router.speeds import make_of
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
@@ -24,7 +24,7 @@ def book(rows: int = 2) -> Book:
 
 
 def booking(prompt: int = 1000, mean: float = 200.0, tpot: float = math.inf) -> Booking:
-    return Booking(prompt_tokens=prompt, mean_tokens=mean, short_tokens=50.0, variance=100.0, tpot_ms=tpot)
+    return Booking(prompt_tokens=prompt, mean_tokens=mean, short_tokens=50.0, middle_tokens=50.0, variance=100.0, tpot_ms=tpot)
 
 
 def place(here: Book, one: Booking, row: int, ms: float, now: float) -> None:
@@ -101,7 +101,7 @@ def test_who_would_miss_a_target_is_counted_and_not_twice() -> None:
         here.answer_placed(each, 0)
     for each in (strict, loose):
         here.opened(each, 1.0)
-    slack_ms = (0.9 * 10.0 - here.step[0]) * 49
+    slack_ms = (NEARLY * 10.0 - here.step[0]) * 49
     assert 0 < slack_ms < 150
     assert here.harmed(0, slack_ms * 0.99) == 0
     assert here.harmed(0, slack_ms * 1.01) == 1
