@@ -24,7 +24,9 @@ def book(rows: int = 2) -> Book:
 
 
 def booking(prompt: int = 1000, mean: float = 200.0, tpot: float = math.inf) -> Booking:
-    return Booking(prompt_tokens=prompt, mean_tokens=mean, short_tokens=50.0, middle_tokens=50.0, variance=100.0, tpot_ms=tpot)
+    return Booking(
+        prompt_tokens=prompt, mean_tokens=mean, short_tokens=50.0, middle_tokens=50.0, variance=100.0, tpot_ms=tpot
+    )
 
 
 def place(here: Book, one: Booking, row: int, ms: float, now: float) -> None:
