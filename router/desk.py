@@ -285,7 +285,7 @@ class Desk:
         opens_s = self.gate.opens_at(self.view.all(), self._now)
         if opens_s <= self._now:
             return True
-        self.wakeup_s = opens_s
+        self.wakeup_s = opens_s if math.isfinite(opens_s) else None  # else somebody has to come first
         return False
 
     def found_none(self, seat: Seat) -> Calls:
