@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from support.cluster import Cluster
 
 TURNS, TALKS = 5, 4
@@ -74,7 +75,14 @@ def _talk(endpoint: str, model: str, number: int) -> None:
     messages = [{"role": "system", "content": system}]
     for turn in range(TURNS):
         messages.append({"role": "user", "content": f"What happened on day {1000 * number + turn}, and why?"})
-        body = {"model": model, "messages": messages, "tools": TOOLS, "max_tokens": 20, "temperature": 0}
+        body = {
+            "model": model,
+            "messages": messages,
+            "tools": TOOLS,
+            "tool_choice": "none",
+            "max_tokens": 20,
+            "temperature": 0,
+        }
         messages.append({"role": "assistant", "content": _ask(endpoint, body)})
 
 
@@ -86,6 +94,7 @@ def _tokens(admin: str, name: str) -> float:
     )
 
 
+@pytest.mark.long
 def test_what_is_expected_to_be_cached_is(cluster: Cluster) -> None:
     with foreseeing(cluster) as router, ThreadPoolExecutor(2) as clients:
         list(clients.map(lambda number: _talk(router["endpoint"], cluster.model, number), range(TALKS)))

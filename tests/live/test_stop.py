@@ -12,6 +12,7 @@ import pytest
 from support.cluster import Cluster, alive, descendants, within
 
 
+@pytest.mark.long
 def test_killed_up_leaves_no_orphan(tmp_path: Path, cluster: Cluster) -> None:
     """SIGKILL while its engines start: vLLM's own children are there, and nobody is left to stop them."""
     other = Cluster.start(tmp_path)
