@@ -136,6 +136,7 @@ def test_serial_steps_take_as_long_as_both(shelf: Shelf) -> None:
     assert serial.decode_run_ns(30, 30_000, 7) == costs.decode_run_ns(30, 30_000, 7)
 
 
+@pytest.mark.long
 def test_distserve_beats_vllm_of_2023_and_more_so_as_targets_tighten(shelf: Shelf) -> None:
     """Its own claim. Chunked prefill is not to be beaten like that: docs/benchmarks.md."""
     application = distserve.APPLICATIONS[0]
