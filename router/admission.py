@@ -159,7 +159,13 @@ NO_PROMISE: Final = Promise()
 
 
 class Line:
-    """Everybody who waits for a place. Whoever is returned is to ask again."""
+    """Everybody who waits for a place. Whoever is returned is to ask again.
+
+    Who is called asks for a place again; one who finds none keeps its position and passes the call on, to the next that
+    wants something *else*: to those that want the same, the same would be said. So a call costs as many questions as
+    there are kinds of wishes, not as there are requests in line. Where nobody is promised anything, it is first come,
+    first served.
+    """
 
     def __init__(self) -> None:
         self._entries: Final[dict[object, _Entry]] = {}
@@ -167,7 +173,7 @@ class Line:
         self._called: Final[dict[object, set[Hashable]]] = {}
         """Who is asking now, and the kinds that found nothing in this round."""
         self._again: Final[set[object]] = set()
-        """Of those: when they have found a place, somebody else is to ask, too."""
+        """Of those: when they have found a place, the next is to ask, too, and so on until one finds none."""
         self._number = 0
         self._patient = 0
         self._given: Final[dict[str, float]] = {}
@@ -185,7 +191,7 @@ class Line:
         """All who stand in line, in no order."""
         return tuple(self._entries)
 
-    def enter(self, who: object, wanted: Wanted, work_ms: float, lead_ms: float = 0.0) -> None:
+    def enter(self, who: object, wanted: Wanted, work_ms: float = 0.0, lead_ms: float = 0.0) -> None:
         """Stand in line; who stands there already keeps its place unless what it wants has changed.
 
         Args:
@@ -250,18 +256,18 @@ class Line:
         self._remove(who)
         if tried is None or (placed and not again):
             return ()
-        return self._call(set() if placed else tried)
+        return self._call(set() if placed else tried, again=again)
 
     # --- calling ------------------------------------------------------------------------------------------------------
 
     def found_none(self, who: object) -> tuple[object, ...]:
         """`who` was called and there was no place for it: whom to ask now, of another kind."""
-        tried = self._called.pop(who, None)
+        tried, again = self._called.pop(who, None), who in self._again
         self._again.discard(who)
         if tried is None:
             return ()
         entry = self._entries.get(who)
-        return self._call(tried if entry is None else tried | {entry.kind})
+        return self._call(tried if entry is None else tried | {entry.kind}, again=again)
 
     @property
     def patient(self) -> int:
@@ -279,16 +285,16 @@ class Line:
 
     def call_all(self) -> tuple[object, ...]:
         """The fleet has changed: the first may ask, and as long as they find places, those behind."""
-        called = self._call(set())
-        self._again.update(called)
-        return called
+        return self._call(set(), again=True)
 
-    def _call(self, tried: set[Hashable]) -> tuple[object, ...]:
+    def _call(self, tried: set[Hashable], *, again: bool = False) -> tuple[object, ...]:
         entry = self._first(tried)
         if entry is None:
             return ()
-        if entry.who in self._called:
+        called = entry.who in self._called
+        if called or again:
             self._again.add(entry.who)
+        if called:
             return ()
         self._called[entry.who] = tried
         return (entry.who,)

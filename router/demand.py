@@ -64,7 +64,7 @@ def _demand(desk: Desk, pool: _Pool, tenants: dict[str, int]) -> Demand:
 def _waiting(desk: Desk) -> dict[_Pool, dict[str, int]]:
     """Requests in line: each wants a place for its answer, and one for its prompt if it may be handed over."""
     found: dict[_Pool, dict[str, int]] = {}
-    for seat in desk.waiting.everybody():
+    for seat in desk.line.everybody():
         assert isinstance(seat, Seat)
         wanted = seat.wanted
         roles = [Role.PREFILL] if wanted.prefill_only else [Role.DECODE, *[Role.PREFILL] * wanted.hand_over]

@@ -21,7 +21,6 @@ from router.journey import Choose, Chosen, Lost
 from router.policy.candidates import Wanted
 from router.prices import prices_of
 from router.view import Fleet, View
-from router.waiting import Waiting
 
 SECOND_LEGS_SHARE = 0.1
 """Second legs (`Choose.second`) beside each choice with a prefill leg. In a fleet where everybody is slow each of them
@@ -85,10 +84,9 @@ class Desk:
         self.view: Final = view
         self.policy: Final = policy
         self.foresight: Final = Foresight(view.all()) if foresees or admission else None
-        self.line: Final = Line() if admission else None
-        self.gate: Final = None if self.line is None else Gate(self.line)
+        self.line: Final = Line()
+        self.gate: Final = Gate(self.line) if admission else None
         view.all().gate = self.gate
-        self.waiting: Final[Waiting | Line] = Waiting() if self.line is None else self.line
         self.placed: Final[Counter[tuple[InstanceId, str]]] = Counter()
         """Places taken, by instance and tenant."""
         self.shares: Mapping[str, float] = {}
@@ -117,7 +115,7 @@ class Desk:
         calls = self.occupy(seat, None) if effect.second else self._leave_place(seat, now)
         wanted = self._judged(seat, self._asks(seat, effect, now))
         if seat.late and seat.promise.sheds:
-            calls += self.waiting.leave(seat, placed=False)
+            calls += self.line.leave(seat, placed=False)
             return self._shed(wanted), calls
         chosen = self.policy(self.view.all(), wanted)
         if effect.second and chosen.prefill is None:
@@ -130,7 +128,7 @@ class Desk:
             seat.ahead = self.view.get(chosen.prefill).inflight
         if chosen.wait:
             return chosen, calls + self._stand_in_line(seat, wanted)
-        calls += self.waiting.leave(seat, placed=chosen.decode is not None)
+        calls += self.line.leave(seat, placed=chosen.decode is not None)
         if chosen.decode is not None:
             self._take_place(seat, wanted, chosen)
         return chosen, calls + self.occupy(seat, chosen.decode)
@@ -161,7 +159,7 @@ class Desk:
 
     def _judged(self, seat: Seat, wanted: Wanted) -> Wanted:
         """Whether it can still have its first token in time, on the best instance and with nobody before it."""
-        if self.line is None or seat.late or not wanted.ttft_ms:
+        if self.gate is None or seat.late or not wanted.ttft_ms:
             return wanted
         rows = self.view.all().ready(wanted.model).any
         if not len(rows) or not self.view.all().book.speeds.sure(rows):
@@ -180,9 +178,8 @@ class Desk:
             seat.late = True
 
     def _stand_in_line(self, seat: Seat, wanted: Wanted) -> Calls:
-        if self.line is None:
-            assert isinstance(self.waiting, Waiting)
-            self.waiting.enter(seat, wanted.kind)
+        if self.gate is None:
+            self.line.enter(seat, wanted)
             return ()
         fleet = self.view.all()
         rows = fleet.ready(wanted.model).prefills
@@ -203,7 +200,6 @@ class Desk:
         return calls
 
     def _shed(self, wanted: Wanted) -> Chosen:
-        assert self.line is not None
         rows = self.view.all().ready(wanted.model).prefills
         wait_s = self.line.drains_s(max(1, len(rows)))
         because = f"its first token would come after {wanted.ttft_ms:g} ms, and its class is refused then"
@@ -216,7 +212,7 @@ class Desk:
         assert chosen.decode is not None
         row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
         seat.ttft_ms, seat.tpot_ms = float(prices.ttft[row]), float(prices.tpot[answer_row])
-        if self.line is None or self.gate is None:
+        if self.gate is None:
             return
         prompt_ms = float(prices.prompt[row])
         answer_ms = prices.output * float(prices.longer[answer_row])
@@ -251,7 +247,7 @@ class Desk:
         if self.foresight is not None:
             self.foresight.ended(seat.expected, seat.wanted, now, tokens, cut_off=cut_off)
         self._leave_lane(seat)
-        return self.occupy(seat, None) + self.waiting.leave(seat, placed=False)
+        return self.occupy(seat, None) + self.line.leave(seat, placed=False)
 
     def _leave_place(self, seat: Seat, now: float) -> Calls:
         if self.foresight is not None:
@@ -275,10 +271,10 @@ class Desk:
 
     def _call_first(self) -> Calls:
         """Offer a place to the line, if there may be one for anybody in it."""
-        return self.waiting.call_first() if self._may_begin() else ()
+        return self.line.call_first() if self._may_begin() else ()
 
     def _may_begin(self) -> bool:
-        if self.line is None or self.gate is None or self.line.patient:
+        if self.gate is None or self.line.patient:
             return True
         if not len(self.line):
             return False
@@ -290,10 +286,10 @@ class Desk:
 
     def found_none(self, seat: Seat) -> Calls:
         """It waits (`journey.AwaitFleet`): if it was called, the call was for somebody else."""
-        if self.line is not None and not self._may_begin():
+        if not self._may_begin():
             self.line.rests(seat)
             return ()
-        return self.waiting.found_none(seat)
+        return self.line.found_none(seat)
 
     def occupy(self, seat: Seat, instance: InstanceId | None) -> Calls:
         """Count its answering leg at this instance, and nowhere else."""
@@ -337,7 +333,13 @@ class Desk:
 
     def fleet_changed(self) -> Calls:
         """Somebody came, left, or said something new."""
-        return self.waiting.call_all()
+        return self.line.call_all()
+
+    def speaks_for(self, holder: InstanceId, *not_: InstanceId) -> InstanceId | None:
+        """Who else can tell `holder` to free a hold: a D if there is one, else a P. None: nobody that is ready."""
+        others = [seen for seen in self.view.all() if seen.ready and seen.id not in {holder, *not_}]
+        found = max(others, key=lambda seen: seen.role.decodes, default=None)
+        return None if found is None else found.id
 
     def pins(self, seat: Seat) -> bool:
         """Whether D's engine can be told which token its answer begins with."""

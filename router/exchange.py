@@ -514,9 +514,8 @@ class Exchange:
         """Have D tell P to free this hold, or, where D does not answer, another one."""
         done = await self._reject(via, transfer, holder)
         if not done:
-            others = [seen for seen in self._router.view.all() if seen.ready and seen.id not in {via, holder.instance}]
-            other = max(others, key=lambda seen: seen.role.decodes, default=None)  # with no D left, a P says it as well
-            done = other is not None and await self._reject(other.id, transfer, holder)
+            other = self._router.desk.speaks_for(holder.instance, via)
+            done = other is not None and await self._reject(other, transfer, holder)
         self._router.meters.releases.labels(str(done).lower()).inc()
         if not done:
             logger.warning("%s: a hold of %d tokens is left to its lease", self._request.id, transfer.tokens)

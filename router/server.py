@@ -348,7 +348,7 @@ class Router:
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus text."""
-        text = self.meters.text(self.view, len(self.desk.waiting))
+        text = self.meters.text(self.view, len(self.desk.line))
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def no_metrics_here(self, _: web.Request) -> web.Response:

@@ -95,10 +95,9 @@ class Front:
 
     def release_elsewhere(self, leg: Leg, transfer: Transfer | None) -> None:
         """Have somebody tell its producer to free what an outlasted leg holds."""
-        others = [seen for seen in self.desk.view.all() if seen.ready and seen.id != leg.at.name]
-        via = max(others, key=lambda seen: seen.role.decodes, default=None)
+        via = self.desk.speaks_for(leg.at.name)
         if transfer is not None and via is not None:
-            self.release(leg.passage, via.id, transfer, waits=False)
+            self.release(leg.passage, via, transfer, waits=False)
 
     def met(self, leg: Leg) -> None:
         """A pull has worked: the two engines know each other."""

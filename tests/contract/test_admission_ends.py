@@ -103,7 +103,7 @@ async def test_nothing_of_any_request_stays(policy: str, monkeypatch: pytest.Mon
         await eventually(lambda: all(each["state"] != "open" for each in lines(made[0])), "every request is over")
         await eventually(lambda: not any(seen.inflight for seen in fleet), "no leg is under way")
         assert not desk.placed
-        assert not len(desk.waiting)
+        assert not len(desk.line)
         for name in ("prompts", "backlog", "decoding", "answer_context", "kv_mean", "kv_variance"):
             assert abs(getattr(fleet.book, name)).max() < 1e-6, name
         assert not any(desk.gate._late.values()) if desk.gate else True

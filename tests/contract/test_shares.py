@@ -52,7 +52,8 @@ async def test_what_counts_here_follows_the_registry_and_what_is_announced_stays
     await told(here)
     assert here.desk.local_shares == {"acme": 1.5}
     assert here.desk.shares == {"acme": 3.0, "other": 1.0}
-    here.desk.waiting.enter(Seat(Wanted(model="m", hand_over=False, tenant="acme")), *_rest())
+    seat = Seat(Wanted(model="m", hand_over=False, tenant="acme"))
+    here.desk.line.enter(seat, seat.wanted)
     demand = here.watch.announcement("http://127.0.0.1:1", "http://127.0.0.1:2").demand
     assert [each.tenants for each in demand] == [{"acme": (1, 3.0)}]
 
@@ -62,10 +63,6 @@ async def test_without_tenants_there_is_nothing_to_divide() -> None:
     here._prober = Prober()  # type: ignore[assignment]
     await told(here)
     assert here.desk.shares == here.desk.local_shares == {}
-
-
-def _rest() -> tuple[Any, ...]:
-    return (Wanted(model="m", hand_over=False, tenant="acme"), 10.0, 1.0)
 
 
 class Prober:

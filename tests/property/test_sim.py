@@ -9,11 +9,11 @@ from support.simulated import members, simulate
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from loadgen.arrival import Arrival
+from router.admission import Line
 from router.journey import Chosen
 from router.policy.candidates import Wanted
 from router.policy.least_load import _say, least_load
 from router.view import InstanceView, View
-from router.waiting import Waiting
 from sim.faults import KINDS, Fault
 
 ROLES = st.sampled_from(list(Role))
@@ -140,10 +140,10 @@ def test_columns_choose_as_loops_did(moves: list, asks: list[Wanted]) -> None:
 )
 def test_no_free_place_is_left_while_somebody_waits_for_it(kinds: list[str], happens: list) -> None:
     """Places are of a kind; whoever is called asks at once, or gives up. After that no place is free and wanted."""
-    waiting, free = Waiting(), dict.fromkeys("xyz", 0)
+    waiting, free = Line(), dict.fromkeys("xyz", 0)
     wants = dict(enumerate(kinds))
     for who, kind in wants.items():
-        waiting.enter(who, kind)
+        waiting.enter(who, Wanted(model=kind, hand_over=True))
     served: list[int] = []
 
     def ask(called: tuple) -> None:

@@ -87,7 +87,7 @@ def run(
 
 def nothing_is_left(world: World) -> None:
     desk, book = world.front.desk, world.view.all().book
-    assert desk.line is not None and desk.gate is not None
+    assert desk.gate is not None
     assert not len(desk.line) and not desk.placed
     assert book.answers == 0 and not book.prompts.any() and not book.decoding.any()
     assert not book.kv_mean.any() and not any(row.limits[0] or row.limits[1] or row.targets for row in book._rows)

@@ -191,7 +191,7 @@ class Front:
         if chosen.decode is None:
             for late in self.line.values():  # all stand in line, so that all are counted
                 for each in late:
-                    self.desk.waiting.enter(each, each.wanted.kind)
+                    self.desk.line.enter(each, each.wanted)
             self.called(calls + (self.desk.found_none(called) if isinstance(called, Seat) else ()))
             return
         if isinstance(called, Seat) and called is not seat:

@@ -131,7 +131,8 @@ def test_a_second_place_while_one_asks_is_not_forgotten() -> None:
     assert line.call_first() == ("one",)
     assert line.call_first() == (), "it is asking already"
     assert line.leave("one", placed=True) == ("two",)
-    assert line.leave("two", placed=True) == ()
+    assert line.leave("two", placed=True) == ("three",)
+    assert line.found_none("three") == ()
 
 
 def test_a_fleet_that_changes_is_offered_to_all_as_long_as_they_find_places() -> None:
@@ -140,6 +141,21 @@ def test_a_fleet_that_changes_is_offered_to_all_as_long_as_they_find_places() ->
         enter(line, who)
     assert line.call_all() == ("one",)
     assert line.leave("one", placed=True) == ("two",)
+
+
+def test_several_places_are_offered_until_one_finds_none() -> None:
+    """What came together is asked for one by one, and nobody counts: it goes on as long as there are places."""
+    line = Line()
+    for who in ("one", "two", "three", "four"):
+        enter(line, who)
+    assert line.call_all() == ("one",)
+    assert line.leave("one", placed=True) == ("two",)
+    assert line.leave("two", placed=True) == ("three",)
+    assert line.found_none("three") == ()
+    assert line.call_first() == ("three",), "one place, one call"
+    assert line.call_first() == line.call_first() == (), "it is asking already"
+    assert line.leave("three", placed=True) == ("four",)
+    assert line.leave("four", placed=True) == ()
 
 
 def test_standing_in_line_twice_keeps_the_place() -> None:

@@ -47,7 +47,7 @@ def test_a_place_that_is_given_back_is_offered_to_the_line() -> None:
     assert here.finish(one, 0.0) == (two,)
     chosen, called = here.choose(two, ASK, 0.0)
     assert (chosen.decode, called) == (D, ())
-    assert len(here.waiting) == 1
+    assert len(here.line) == 1
 
 
 def test_who_is_called_and_leaves_passes_the_place_on() -> None:
@@ -122,7 +122,7 @@ def test_where_there_is_no_second_all_stays_as_it_is() -> None:
     chosen, called = here.choose(one, SECOND, 0.0)
     assert (chosen.prefill, chosen.decode, chosen.wait) == (None, None, False), "not whole on D either"
     assert (one.decode, here.view.get(D).inflight) == (D, 1)
-    assert len(here.waiting) == 1, "it does not stand in line itself"
+    assert len(here.line) == 1, "it does not stand in line itself"
     assert called == (late,) and here.choose(late, ASK, 0.0)[0].wait
 
 

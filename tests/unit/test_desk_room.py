@@ -41,7 +41,6 @@ class Shut(Gate):
 def test_what_nobody_can_foretell_is_held_back_by_credits_alone() -> None:
     here = desk(admission=True)
     fleet = here.view.all()
-    assert here.line is not None
     gate = fleet.gate = Shut(here.line)
     asked = Wanted(model=None, hand_over=False)
     assert here.policy(fleet, replace(asked)).wait
@@ -54,7 +53,6 @@ def test_what_nobody_can_foretell_is_held_back_by_credits_alone() -> None:
 
 def test_the_line_is_asked_when_a_prompt_is_computed_where_room_is_more_than_credits() -> None:
     here = desk(admission=True)
-    assert here.line is not None
     here.view.all().gate = Shut(here.line)
     waits = Seat(WANTED, Promise(ttft_ms=60_000))
     assert here.choose(waits, ASK, 1.0)[0].wait
@@ -67,7 +65,6 @@ def test_a_share_counts_here_by_the_part_of_its_demand_that_is_here() -> None:
     here = desk(admission=True)
     here.shares = {"acme": 4.0}
     given = []
-    assert here.line is not None
     here.line.gave = lambda _, work: given.append(work)  # type: ignore[method-assign]
     for local in ({}, {"acme": 1.0}):
         here.local_shares = local

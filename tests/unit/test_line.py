@@ -1,13 +1,18 @@
-"""The line for places: who is asked when one becomes free."""
+"""The line for places: who is asked when one becomes free. Whom targets put in another order: test_admission.py."""
 
-from router.waiting import Waiting
+from router.admission import Line
+from router.policy.candidates import Wanted
 
 
-def line(**kinds: str) -> Waiting:
+def wants(kind: str) -> Wanted:
+    return Wanted(model=kind, hand_over=True)
+
+
+def line(**kinds: str) -> Line:
     """Names and what they want, in order."""
-    waiting = Waiting()
+    waiting = Line()
     for who, kind in kinds.items():
-        waiting.enter(who, kind)
+        waiting.enter(who, wants(kind))
     return waiting
 
 
@@ -38,12 +43,13 @@ def test_two_places_are_for_two() -> None:
     assert waiting.leave("c", placed=True) == ()
 
 
-def test_when_the_fleet_changes_the_first_of_each_kind_asks() -> None:
+def test_when_the_fleet_changes_all_may_ask_one_after_the_other_as_long_as_there_are_places() -> None:
     waiting = line(a="x", b="y", c="x", d="y")
-    assert waiting.call_all() == ("a", "b")
-    assert waiting.leave("a", placed=True) == ("c",)
-    assert waiting.found_none("b") == (), "c is asking already"
-    assert waiting.found_none("c") == ()
+    assert waiting.call_all() == ("a",)
+    assert waiting.leave("a", placed=True) == ("b",)
+    assert waiting.found_none("b") == ("c",)
+    assert waiting.leave("c", placed=True) == ("b",), "there may be a place of another kind by now"
+    assert waiting.found_none("b") == (), "d wants what b wants"
 
 
 def test_who_gives_up_while_asked_leaves_the_place_to_the_next() -> None:
@@ -63,13 +69,13 @@ def test_who_gives_up_unasked_is_forgotten() -> None:
 
 def test_a_changed_wish_keeps_its_turn() -> None:
     waiting = line(a="x", b="y", c="x")
-    waiting.enter("a", "y")
+    waiting.enter("a", wants("y"))
     assert waiting.call_first() == ("a",)
     assert waiting.found_none("a") == ("c",), "b wants what a wants"
-    waiting.enter("b", "y")
+    waiting.enter("b", wants("y"))
     assert len(waiting) == 3
 
 
 def test_nobody_in_line() -> None:
-    waiting = Waiting()
+    waiting = Line()
     assert (waiting.call_first(), waiting.call_all(), waiting.found_none("a")) == ((), (), ())
