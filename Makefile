@@ -23,10 +23,11 @@ serve: setup ## a whole cluster on this machine with the model that ships: http:
 	@exec $(BIN)/baton up $(ARGS)
 
 test: setup check ## everything that runs in ten minutes on two cores, live engines last
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python tools/run_tests.py $(ARGS)
 
-test-long: setup ## the tests that take longer than a minute each
+test-long: setup ## what takes longer: tests marked long, and a search for new examples of each property
 	@$(BIN)/python -m pytest -m long $(ARGS)
+	@$(BIN)/python -m pytest tests/property --hypothesis-profile=searching $(ARGS)
 
 check: setup ## format, lint, types, import direction
 	@$(BIN)/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 TESTS = Path(__file__).parent
 NO_NETWORK = ("unit", "property", "playbook", "sim")
@@ -14,6 +15,12 @@ NO_NETWORK = ("unit", "property", "playbook", "sim")
 
 ORDER = ("unit", "property", "playbook", "sim", "contract", "live", "chaos")
 """The cheap ones first: what is broken shows early, and engines start only when all else holds."""
+
+
+settings.register_profile("repeatable", derandomize=True, database=None)
+settings.register_profile("searching", derandomize=False)
+settings.load_profile("repeatable")
+"""The same examples in every run, so that a change is what breaks a test. `make test-long` searches for new ones."""
 
 
 def kind(item: pytest.Item) -> str:
