@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import gc
 import math
-import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -33,8 +32,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from bench import inputs, published
 from bench import policy_grid as grid
-from bench import published
 from bench.policy_cell import arrangement, pools_of
 from bench.policy_loads import load
 from bench.policy_tables import interval
@@ -370,15 +369,12 @@ def parsed(words: list[str]) -> argparse.Namespace:
 def main(words: list[str]) -> int:
     """Run the parts, tell, publish."""
     arguments = parsed(words)
-    root = os.environ.get("BATON_DATA")
-    if not root or not (Path(root) / "traces").is_dir():
-        published.say("breakeven: set BATON_DATA to a folder that holds traces/; docs/benchmarks.md says where from")
-        return 2
+    root = inputs.required("breakeven")
     facts = published.machine()
     wanted = jobs(arguments.only or list(PARTS))
     rows: dict[Job, list[dict[str, Any]]] = {}
     with ProcessPoolExecutor(max(1, arguments.processes)) as pool:
-        running: dict[Future[list[dict[str, Any]]], Job] = {pool.submit(one, job, Path(root)): job for job in wanted}
+        running: dict[Future[list[dict[str, Any]]], Job] = {pool.submit(one, job, root): job for job in wanted}
         for done in as_completed(running):
             job = running[done]
             rows[job] = done.result()

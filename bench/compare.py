@@ -15,7 +15,6 @@ import argparse
 import csv
 import gc
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import compare_figures, compare_tables, published
+from bench import compare_figures, compare_tables, inputs, published
 from costs import shipped
 from loadgen.arrival import Arrival
 from loadgen.traces import azure, mooncake
@@ -255,21 +254,14 @@ def parsed(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
-def data_folder() -> Path | None:
-    """Where traces are, if anywhere."""
-    root = os.environ.get("BATON_DATA")
-    if root and (Path(root) / "traces").is_dir():
-        return Path(root)
-    published.say("compare: no traces; set BATON_DATA to a folder that holds traces/. What needs them is left out")
-    return None
-
-
 def main(words: list[str]) -> int:
     """Run the parts, tell, publish."""
     arguments = parsed(words)
+    if inputs.missing():
+        published.say("compare: no traces; set BATON_DATA to a folder that holds traces/. What needs them is left out")
     size, tolerance = (QUICK, 0.08) if arguments.quick else (FULL, 0.04)
     facts = published.machine()
-    plan = Plan(size, tolerance, Shelf(shipped.models(), shipped.profiles()), data_folder(), {}, {})
+    plan = Plan(size, tolerance, Shelf(shipped.models(), shipped.profiles()), inputs.folder(), {}, {})
     figures = before(arguments)
     gc.disable()  # runs make no cycles to speak of; collected between them
     for name in arguments.only or PARTS:

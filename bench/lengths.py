@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
-import os
 import sys
 import time
 import tracemalloc
@@ -35,6 +34,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from bench import inputs
 from bench.published import Table, machine, note_of, publish, result, say, show, target
 from loadgen import servegen, traces
 from loadgen.arrival import Arrival
@@ -231,15 +231,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the first 5,000 requests of each trace")
     parser.add_argument("--publish", action="store_true", help="write docs/benchmarks/lengths.json and the tables")
     args = parser.parse_args()
-    data = Path(os.environ.get("BATON_DATA", ""))
-    lacking = [place for _, place in TRACES.values() if not (data / place).exists()]
-    if "BATON_DATA" not in os.environ or lacking:
-        missing = (lacking or ["traces/"])[0]
-        say(f"bench-lengths: set BATON_DATA to a folder that holds {missing} (docs/load.md says where from)")
-        return 2
+    traces = inputs.required("bench-lengths", [place for _, place in TRACES.values()], told_in="docs/load.md")
     facts = machine()
     costs_table, costs = cost()
-    table, figures = quality(data, 5000 if args.quick else None)
+    table, figures = quality(traces, 5000 if args.quick else None)
     show([table, costs_table])
     said = result("lengths", {**figures, "cost": costs}, targets_of(figures, costs))
     if args.publish:

@@ -16,7 +16,6 @@ import argparse
 import gc
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final
 
-from bench import policy_figures, policy_grid, policy_tables, published
+from bench import inputs, policy_figures, policy_grid, policy_tables, published
 from bench.policy_cell import of_cell
 from costs import shipped
 from sim.experiments.systems import Shelf
@@ -113,26 +112,17 @@ def parsed(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
-def data_folder() -> Path:
-    """Where traces are."""
-    root = os.environ.get("BATON_DATA")
-    if not root or not (Path(root) / "traces").is_dir():
-        sys.stderr.write("policy: set BATON_DATA to a folder that holds traces/; docs/benchmarks.md says where from\n")
-        raise SystemExit(2)
-    return Path(root)
-
-
 def main(words: list[str]) -> int:
     """Run what is missing, tell, publish."""
     arguments = parsed(words)
-    data, facts, sources = data_folder(), published.machine(), digest()
+    traces, facts, sources = inputs.required("policy"), published.machine(), digest()
     if arguments.fresh:
         KEPT.unlink(missing_ok=True)
     wanted = [cell.name for cell in ordered() if all(each in cell.name for each in arguments.only or ())]
     rows = kept(sources)
     missing = [name for name in wanted if name not in rows]
     began_s = time.monotonic()
-    for row in rows_of(missing, data, max(1, arguments.processes), sources):
+    for row in rows_of(missing, traces, max(1, arguments.processes), sources):
         keep(row)
         rows[row["cell"]] = row
         left = sum(name not in rows for name in wanted)

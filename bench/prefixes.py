@@ -21,18 +21,17 @@ import argparse
 import gc
 import hashlib
 import heapq
-import os
 import sys
 import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from bench import inputs
 from bench.published import Table, machine, note_of, publish, result, say, show, target
 from engine.twin.blocks import Pool
 from engine.twin.tokens import Text
@@ -339,10 +338,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the first quarter of the trace")
     parser.add_argument("--publish", action="store_true", help="write docs/benchmarks/prefixes.json and the tables")
     args = parser.parse_args()
-    path = Path(os.environ.get("BATON_DATA", "")) / TRACE
-    if "BATON_DATA" not in os.environ or not path.is_file():
-        say(f"bench-prefixes: set BATON_DATA to a folder that holds {TRACE} (docs/load.md says where from)")
-        return 2
+    path = inputs.required("bench-prefixes", [str(TRACE)], told_in="docs/load.md") / TRACE
     facts = machine()
     with path.open() as lines:
         found = mooncake.read(lines, np.random.default_rng(1))
