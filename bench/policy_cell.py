@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from bench import policy_grid as grid
 from bench.policy_loads import load
 from cluster.instance import Role
 from sim.experiments.contest import Champion, Family, served, splits, whole
 from sim.experiments.loads import Size
-from sim.experiments.systems import Pool, Shelf, System
+from sim.experiments.systems import Pool, Shelf, System, simulate
 from sim.experiments.tuning import Best, Case
 
 CLASSES: Final = ("rival", "rival_admitted", "ours")
@@ -112,6 +114,7 @@ def of_cell(cell: grid.Cell, data: Path, shelf: Shelf) -> dict[str, Any]:
         "gpus": cell.fleet.count,
         "targets": {"ttft_ms": cell.targets.ttft_ms, "tpot_ms": cell.targets.tpot_ms},
         "classes": {name: told(champions[name].best, rates[name]) for name in CLASSES},
+        "lives": {name: lives(tuning, shelf, champions[name].best) for name in ("rival", "ours")},
         "costs_off": {each: [round(rate, 4) for rate in found] for each, found in off.items()},
         "cpu_s": round(time.process_time() - began_s, 1),
     }
@@ -120,6 +123,16 @@ def of_cell(cell: grid.Cell, data: Path, shelf: Shelf) -> dict[str, Any]:
 def rate_of(case: Case, shelf: Shelf, best: Best, shift: float) -> float:
     """Goodput of a tuned system in another window, searched from `shift` times what it was in its own."""
     return served(case, shelf, best.system, best.rate * shift)[0] if best.system is not None and best.rate else 0.0
+
+
+def lives(case: Case, shelf: Shelf, best: Best) -> float | None:
+    """How many times as long as its mean answer a run at its best rate is; None where it serves nothing."""
+    if best.system is None or not best.rate:
+        return None
+    arrivals = case.load.at_rate(best.rate, case.size.count(best.rate, case.life_s))
+    result = simulate(best.system, case.model, shelf, arrivals, case.expires_s, case.targets, None)
+    took_s = float(np.nanmean(result.latency_s("e2e")))
+    return round((arrivals[-1].at_s - arrivals[0].at_s) / took_s, 1)
 
 
 def told(best: Best, rates: Sequence[float]) -> dict[str, Any]:

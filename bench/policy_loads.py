@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def _rows(path: Path, trace: Trace, window: int) -> Iterator[Arrival]:
         yield from islice(answered, window * trace.requests, None)
 
 
+@cache
 def _pool(path: Path) -> servegen.Pool:
     return servegen.read({each.name: each.read_text().splitlines() for each in path.iterdir() if "-" in each.name})
 

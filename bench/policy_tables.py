@@ -83,9 +83,11 @@ def line(row: dict[str, Any]) -> str:
 def how(told: dict[str, Any]) -> str:
     """For the note above the tables."""
     windows = len(grid.WINDOWS)
+    fewest = min((each for cell in told["cells"] for each in cell.get("lives", {}).values() if each), default=0.0)
     return (
         f"{told['counted']} cells, tuned on one window of each trace, reported on {windows} others, "
-        f"searches end within {grid.TOLERANCE:.0%}; sources {told['sources']}"
+        f"searches end within {grid.TOLERANCE:.0%}, runs last {fewest:g} mean answers or more; "
+        f"sources {told['sources']}"
     )
 
 

@@ -65,6 +65,11 @@ class Case:
         ttft_ms, tpot_ms = targets.ttft_ms or self.ttft_ms, targets.tpot_ms or 100.0
         return (ttft_ms + tpot_ms * self.load.mean_output()) / 1000
 
+    @property
+    def expires_s(self) -> float:
+        """How long a request waits for its first token before it is given up."""
+        return max(EXPIRES_S_MIN, EXPIRES * self.ttft_ms / 1000)
+
     def holds(self, system: System, shelf: Shelf, rate: float) -> bool:
         """Whether this system serves this rate."""
         return self.trial(system, shelf, rate).holds
@@ -72,12 +77,11 @@ class Case:
     def trial(self, system: System, shelf: Shelf, rate: float) -> Trial:
         """One run at this rate. Where attainment is the criterion it ends as soon as that is certain."""
         arrivals = self.load.at_rate(rate, self.size.count(rate, self.life_s))
-        expires_s = max(EXPIRES_S_MIN, EXPIRES * self.ttft_ms / 1000)
         watch = None
         if self.criterion is None:
             watch = Watch(self.targets, ATTAINMENT, len(arrivals), arrivals[-1].at_s)
         try:
-            result = simulate(system, self.model, shelf, arrivals, expires_s, self.targets, watch)
+            result = simulate(system, self.model, shelf, arrivals, self.expires_s, self.targets, watch)
         except Certain as end:
             return Trial(end.holds, end.arrived)
         if self.criterion is not None:

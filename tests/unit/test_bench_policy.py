@@ -32,7 +32,7 @@ def test_the_grid_has_24_cells_of_four_traces_three_targets_and_two_fleets() -> 
     assert {(cell.trace.name, cell.factor, cell.fleet.name) for cell in cells} == {
         (trace.name, factor, fleet) for trace in grid.TRACES for factor in (2, 5, 10) for fleet in ("A", "B")
     }
-    assert {fleet.count for fleet in grid.FLEETS} == {8}
+    assert {fleet.count for fleet in grid.FLEETS} == {4}
 
 
 def test_every_rival_takes_part() -> None:
@@ -99,12 +99,12 @@ def test_an_arrangement_says_who_does_what_on_which_gpu() -> None:
         tolerance=0.04,
     )
     one = whole(pools, [512], "dynamo", admission=False).systems[0]
-    assert policy_cell.arrangement(one) == "4× H100 (512) + 4× A100 (512)"
+    assert policy_cell.arrangement(one) == "2× H100 (512) + 2× A100 (512)"
     for order, said in zip(
-        policy_cell.orders(pools), ("4P H100 + 1P A100 + 3D A100", "4P A100 + 1P H100 + 3D H100"), strict=True
+        policy_cell.orders(pools), ("2P H100 + 1P A100 + 1D A100", "2P A100 + 1P H100 + 1D H100"), strict=True
     ):
         for rival in ("dynamo", "splitwise"):
-            system = splits(case, shelf, order, rival, admission=False).systems[4]
+            system = splits(case, shelf, order, rival, admission=False).systems[2]
             assert policy_cell.arrangement(system) == said
 
 
