@@ -13,7 +13,7 @@ from cluster.errors import UsageError
 from cluster.instance import Role
 from costs.cost import costs_of
 from costs.hardware import gpu_named
-from costs.memory import batched_tokens_default
+from costs.memory import batched_tokens_default, seqs_default
 from costs.shape import Spans
 from costs.shipped import model_named, profiles
 from costs.transfer import NIC_LATENCY_MS, Link, copies, nic, paths
@@ -25,8 +25,7 @@ LENGTH_DEFAULT = 32_768
 """Tokens of a prompt and its answer where the model has no shorter limit: enough for any trace that ships."""
 
 SEQS = 256
-LARGE_GIB = 70
-"""vLLM 0.32's server takes 1,024 requests at once on GPUs this large, else 256 (`EngineArgs.get_batch_defaults`)."""
+"""Requests at once where no GPU is named: vLLM's default on smaller ones."""
 
 SIMPLE_TOKENS = 1 << 18
 SIMPLE_BATCHED_TOKENS = 8192
@@ -168,7 +167,7 @@ def _modelled(args: argparse.Namespace) -> _Engine:
         first_token_ms=costs.first_token_ms,
         kv_tokens=costs.kv_capacity_tokens,
         batched_tokens=batched_tokens_default(gpu),
-        seqs=1024 if gpu.memory_gib >= LARGE_GIB else SEQS,
+        seqs=seqs_default(gpu.name, gpu.memory_gib),
     )
 
 

@@ -36,6 +36,15 @@ def batched_tokens_default(gpu: Gpu) -> int:
     return 8192 if gpu.memory_gib >= 70 and not gpu.name.startswith("A100") else 2048
 
 
+def seqs_default(name: str, memory_gib: float) -> int:
+    """vLLM 0.32's default ``max_num_seqs`` for its server on a GPU of this name and memory (the same rule).
+
+    At most `batched_tokens_default`, which is more everywhere.
+    """
+    large = memory_gib >= 160 or (memory_gib >= 70 and "A100" not in name.upper())
+    return 1024 if large else 256
+
+
 def activation_bytes(model: ModelShape, shape: Shape, batched_tokens: int) -> int:
     """What the largest step needs at its peak: the residual stream, one MLP's inner layer, and the logits.
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from cluster.instance import Load
 
 STREAMS_MAX = 256
-"""Streams in flight at most: vLLM's own default for ``max_num_seqs`` on most GPUs; more would only wait in it."""
+"""Streams in flight at most where nobody says how many the engine runs at once: vLLM's default on smaller GPUs. Its own
+``max_num_seqs`` is what an agent should be given: with fewer credits a large GPU idles, with more they wait in it."""
 
 KV_HIGH = 0.9
 """Share of KV in use from which no stream is added: what runs needs the rest to grow into. A preempted request on a

@@ -14,7 +14,7 @@ from cluster.errors import UsageError
 from cluster.instance import Role
 from costs.cost import Costs, costs_of
 from costs.hardware import Dtype, Gpu
-from costs.memory import MEMORY_SHARE, batched_tokens_default
+from costs.memory import MEMORY_SHARE, batched_tokens_default, seqs_default
 from costs.model import ModelShape
 from costs.profile import Profile
 from costs.shape import Shape
@@ -22,9 +22,6 @@ from engine.twin.config import Config, Policy, Version
 
 LENGTH_MAX: Final = 131_072
 """Tokens of prompt and answer where no flag says: today's models' own limit, unless fewer fit into the memory."""
-
-SEQS_LARGE, SEQS, LARGE_GIB = 1024, 256, 70
-"""Requests at once on GPUs of this memory, and on smaller ones (vLLM 0.32, `EngineArgs.get_batch_defaults`)."""
 
 _NUMBERS: Final = {
     "max-num-batched-tokens",
@@ -136,7 +133,7 @@ def engine_of(
             block_size=size,
             num_blocks=blocks,
             max_num_batched_tokens=batched,
-            max_num_seqs=args.whole("max-num-seqs", SEQS_LARGE if gpu.memory_gib >= LARGE_GIB else SEQS),
+            max_num_seqs=args.whole("max-num-seqs", seqs_default(gpu.name, gpu.memory_gib)),
             max_model_len=length,
             chunked_prefill=args.switches["enable-chunked-prefill"],
             prefix_caching=args.switches["enable-prefix-caching"],

@@ -24,12 +24,12 @@ from sim.link import Nic
 if TYPE_CHECKING:
     from sim.passage import Passage
 
-RULES: Final[dict[Role, type[PrefillRules | DecodeRules]]] = {
-    Role.PREFILL: PrefillRules,
-    Role.DECODE: DecodeRules,
-    Role.BOTH: DecodeRules,
-}
-"""Whose rules an agent keeps, as `baton engine` gives them to it."""
+
+def rules_of(member: Member) -> Rules:
+    """What its agent keeps to, as `baton engine` tells it: credits for as many streams as its engine runs at once."""
+    if member.role is Role.PREFILL:
+        return PrefillRules()
+    return DecodeRules(streams_max=member.config.max_num_seqs)
 
 
 class Leg:
@@ -96,8 +96,7 @@ class SimInstance:
         self.name: Final = member.name
         self.index: Final = index
         self.twin: Final = Twin(member.config, member.costs)
-        rules: Rules = RULES[member.role]()
-        self.agent: Final = AgentMachine(name=member.name, rules=rules)
+        self.agent: Final = AgentMachine(name=member.name, rules=rules_of(member))
         self.nic: Final = Nic(member.nic_gb_s)
         self.epoch = 0
         self.ready = False
