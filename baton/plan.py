@@ -44,6 +44,12 @@ class Wanted:
     """Its own keys for tickets; None: no guard."""
     kv_lease_s: int | None = None
     """How long it keeps blocks nobody pulls; None: `baton engine`'s default."""
+    flips: bool = False
+    """Whether it may take another role while it runs."""
+    connector: str = "nixl"
+    """What moves its KV cache: vLLM's own connector, or ``baton``."""
+    door: str = ""
+    """Path of its connector's socket, where that is Baton's."""
 
     @property
     def gpus(self) -> int:
@@ -96,6 +102,10 @@ class Planned:
             words += ["--ticket-keys-file", wanted.ticket_keys_file]
         if wanted.kv_lease_s is not None:
             words += ["--kv-lease", str(wanted.kv_lease_s)]
+        if wanted.flips:
+            words += ["--flips"]
+        if wanted.door:
+            words += ["--transfer", wanted.connector, "--door", wanted.door]
         for name, value in wanted.env.items():
             words += ["--env", f"{name}={value}"]
         return words
@@ -130,6 +140,8 @@ def from_file(spec: Spec, vllm_args: list[str]) -> list[Wanted]:
             vllm_args=(*each.vllm_args, *vllm_args),
             env=dict(each.env),
             kv_lease_s=each.kv_lease_s,
+            flips=each.flips,
+            connector=each.connector,
         )
         for each in instances(spec)
     ]

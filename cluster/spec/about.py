@@ -92,4 +92,6 @@ def shown_default(setting: Setting) -> str:
     value = setting.default
     if setting.required or value is None or is_section(type(value)) or value in ((), {}):
         return ""
+    if isinstance(value, bool):
+        return str(value).lower()
     return shown(value) if isinstance(value, int | float) else str(value)

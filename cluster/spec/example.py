@@ -4,6 +4,7 @@ EXAMPLE = """\
 models:
   - name: Qwen/Qwen3-32B
     served_name: qwen3-32b
+    aliases: [gpt-4o]
     pools:
       prefill:
         min: 1
@@ -26,6 +27,7 @@ models:
         max: 2
         gpu: H200
         shape: {tp: 4}
+        flips: true
 slo:
   interactive: {ttft_ms: 500, tt2t_ms: 120, tpot_ms: 40, attainment: 0.95, when_missed: degrade, degrade_to: batch}
   batch: {ttft_ms: 20000, tpot_ms: 200, e2e_ms: 600000, attainment: 0.9, when_missed: queue}
@@ -35,6 +37,7 @@ tenants:
     share: 3
     classes: [interactive, batch]
     default_class: interactive
+    open_max: 200
     cache_scope: tenant
   nightly: {classes: [batch]}
 transfer: {connector: nixl, lease_s: 60}
@@ -49,6 +52,7 @@ limits:
   head_timeout_s: 15
   first_token_s: 300
   stall_s: 120
+  client_stall_s: 60
   drain_s: 30
 hardware:
   H100-SXM: {count: 16, price_per_hour: 2.5, power_w: 700, memory_gib: 80}
@@ -58,6 +62,9 @@ router:
   port: 8000
   admin_host: 127.0.0.1
   admin_port: 8001
+  admin_key_file: keys/admin
+  tls_cert_file: keys/router.pem
+  tls_key_file: keys/router.key
   policy: least_load
   processes: 1
 """

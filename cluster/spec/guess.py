@@ -12,7 +12,7 @@ from cluster.spec.about import ENV_NAME, Setting, is_section, settings_of
 from cluster.spec.problems import FieldPath, nearest, printable, quoted
 from cluster.spec.settings import Model, Pool, Shape, SloClass, Spec
 
-_KINDS = {int: "a whole number", float: "a number", str: "a text"}
+_KINDS = {bool: "`true` or `false`", int: "a whole number", float: "a number", str: "a text"}
 
 _SHORT = {Pool: "start", Shape: "tp", Model: "name", SloClass: "ttft_ms"}
 """The setting that was meant when a section is given as one plain value."""

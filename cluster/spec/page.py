@@ -126,7 +126,7 @@ def _bounds(said: About) -> Iterator[str]:
 
 
 def _kind(kind: Any) -> str:
-    names = {int: "whole number", float: "number", str: "text", Any: "anything"}
+    names = {bool: "`true` or `false`", int: "whole number", float: "number", str: "text", Any: "anything"}
     if get_origin(kind) is tuple:
         inner = get_args(kind)[0]
         return "list of sections" if is_section(inner) else f"list of {names[inner]}s"

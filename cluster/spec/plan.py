@@ -31,6 +31,10 @@ class PlannedInstance:
     env: Mapping[str, str]
     kv_lease_s: int | None
     """How long it keeps blocks nobody pulls; None = Baton's default."""
+    flips: bool = False
+    """Whether it may take another role while it runs."""
+    connector: str = "nixl"
+    """What moves its KV cache."""
 
     @property
     def gpus(self) -> int:
@@ -67,6 +71,8 @@ def _planned(spec: Spec, model: Model, role: Role, pool: Pool, name: str) -> Pla
         vllm_args=(*flags.shape_flags(pool.shape), *flags.words(pool.engine_args)),
         env=pool.env,
         kv_lease_s=spec.transfer.lease_s,
+        flips=pool.flips,
+        connector=spec.transfer.connector.value,
     )
 
 

@@ -265,6 +265,8 @@ class Reader:
             return self._str(setting, node, path)
         if issubclass(kind, StrEnum):
             return self._choice(kind, node, path)
+        if kind is bool:
+            return self._bool(setting, node, path)
         number = node.value
         if isinstance(number, bool) or not isinstance(number, int | float):
             return self._wrong(path, f"must be {guess.a_kind(kind)}", guess.as_number(setting, node.text))
@@ -284,6 +286,12 @@ class Reader:
         if setting.about.form and not setting.about.form.fullmatch(node.text):
             return self._wrong(path, "cannot be a name", guess.as_name(setting.about.form, node.text))
         return node.text
+
+    def _bool(self, setting: Setting, node: Scalar, path: FieldPath) -> Any:
+        if isinstance(node.value, bool):
+            return node.value
+        meant = "false" if node.text.strip().lower() in {"no", "off", "n", "0", "false", "never"} else "true"
+        return self._wrong(path, f"must be {guess.a_kind(bool)}", f"write `{setting.name}: {meant}`")
 
     def _choice(self, kind: type[StrEnum], node: Scalar, path: FieldPath) -> Any:
         choices = [each.value for each in kind]

@@ -46,6 +46,9 @@ class Floor:
 FloorOf = Callable[[Spec, Model], Floor | None]
 """What a cost model says of a model; None where it does not know the model or its hardware."""
 
+ALIAS_CHARS_MAX = 200
+"""Longest other name of a model: it is compared with every request's, and listed."""
+
 
 def check(spec: Spec, floor_of: FloorOf | None = None) -> Iterator[Finding]:
     """Everything that does not fit. Without `floor_of` nothing is said about targets below what hardware can do."""
@@ -72,6 +75,23 @@ def _models(spec: Spec) -> Iterator[Finding]:
         if not model.pools.named():
             fix = "name `prefill` and `decode`, or `both`; or leave `pools` out"
             yield Finding(path=("models", at, "pools"), message="no pool: nothing would serve the model", fix=fix)
+    yield from _aliases(spec, seen)
+
+
+def _aliases(spec: Spec, names: dict[str, int]) -> Iterator[Finding]:
+    """`names`: what the models themselves are called."""
+    seen = dict(names)
+    for at, model in enumerate(spec.models):
+        for number, alias in enumerate(model.aliases):
+            path = ("models", at, "aliases", number)
+            if not alias.strip() or len(alias) > ALIAS_CHARS_MAX:
+                fix = f"write 1 to {ALIAS_CHARS_MAX} characters"
+                yield Finding(path=path, message="cannot be a model's name", fix=fix)
+            elif alias in seen:
+                uses = (("models", seen[alias]),)
+                message = f"`{alias}` is a name of model {seen[alias]} already"
+                yield Finding(path=path, message=message, fix="take it out", uses=uses)
+            seen.setdefault(alias, at)
 
 
 def _pools(spec: Spec) -> Iterator[tuple[FieldPath, Role, Pool]]:
@@ -445,6 +465,16 @@ def _router(spec: Spec) -> Iterator[Finding]:
         fix = f"write another port, such as {router.port % 65535 + 1}"
         message = "the same as `port`"
         yield Finding(path=("router", "admin_port"), message=message, fix=fix, uses=(("router", "port"),))
+    if router.tls_key_file is not None and router.tls_cert_file is None:
+        fix = "add `tls_cert_file`, or remove it"
+        message = "a key without a certificate: TLS stays off"
+        yield Finding(path=("router", "tls_key_file"), message=message, fix=fix, uses=(("router", "tls_cert_file"),))
+    if router.admin_host not in LOOPBACK and router.admin_key_file is None:
+        message = (
+            "asked from other machines, the admin side refuses everybody but tenants: it asks for an operator's key"
+        )
+        fix = "name an `admin_key_file`, or keep 127.0.0.1"
+        yield Finding(path=("router", "admin_host"), message=message, fix=fix, severity=Severity.WARNING)
     if router.host not in LOOPBACK and not spec.tenants:
         message = "anybody who reaches this address may use it"
         fix = "name `tenants`, or keep 127.0.0.1 and put a gateway in front"

@@ -175,6 +175,15 @@ class Pool:
             aka=("environment", "envs", "env_vars"),
         ),
     )
+    flips: bool = field(
+        default=False,
+        metadata=about(
+            text="Whether its instances may take another role while they run (`POST /role` to their agents): their "
+            "engines are started for both kinds of leg.",
+            why="an engine for one kind of leg is the way that vLLM is run and tested most",
+            aka=("role_flips", "flip", "can_flip"),
+        ),
+    )
 
     @property
     def at_start(self) -> int:
@@ -235,7 +244,15 @@ class Model:
         metadata=about(
             text="Name in the API, what clients send as `model`. Left out: `name`.",
             why="clients know the model by its own name",
-            aka=("served_model_name", "alias"),
+            aka=("served_model_name",),
+        ),
+    )
+    aliases: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            text="Other names that clients may send as `model`. Engines and answers know its own name only.",
+            why="one name is enough until clients ask for another",
+            aka=("alias", "other_names", "also_known_as", "names"),
         ),
     )
     pools: Pools = field(
@@ -352,6 +369,17 @@ class Tenant:
             aka=("default", "default_slo"),
         ),
     )
+    open_max: int | None = field(
+        default=None,
+        metadata=about(
+            text="Most requests it may have open at once; one more is answered 429. Of several routers each has its "
+            "part. Left out: no bound.",
+            why="requests of best effort wait in line: a bound is for those who send more than they wait for",
+            at_least=1,
+            at_most=1_000_000,
+            aka=("max_open", "concurrency", "max_concurrency", "max_requests", "max_parallel", "open_requests_max"),
+        ),
+    )
     cache_scope: CacheScope = field(
         default=CacheScope.TENANT,
         metadata=about(
@@ -372,7 +400,6 @@ class Transfer:
             text="What moves it.",
             why="vLLM's own, until ours measures better",
             aka=("kv_connector", "backend", "type"),
-            coming="our connector (`baton`)",
         ),
     )
     lease_s: int | None = field(
@@ -474,6 +501,16 @@ class Limits:
             aka=("idle_timeout_s", "stream_timeout_s", "stall_timeout_s"),
         ),
     )
+    client_stall_s: float = field(
+        default=60.0,
+        metadata=about(
+            text="Longest time a client may take nothing of what was sent to it.",
+            why="an answer that nobody reads holds an engine's place until then",
+            above=0,
+            at_most=86400,
+            aka=("write_timeout_s", "send_timeout_s"),
+        ),
+    )
     drain_s: float = field(
         default=30.0,
         metadata=about(
@@ -564,6 +601,31 @@ class Router:
             at_least=0,
             at_most=65535,
             aka=("metrics_port",),
+        ),
+    )
+    admin_key_file: str | None = field(
+        default=None,
+        metadata=about(
+            text="File of SHA-256 lines of operators' keys, relative to the cluster file: who may ask the admin side "
+            "from another machine. Left out: nobody.",
+            why="this machine needs no key for it, and others mostly have no business there",
+            aka=("admin_key", "admin_keys", "operator_key_file"),
+        ),
+    )
+    tls_cert_file: str | None = field(
+        default=None,
+        metadata=about(
+            text="Certificate chain (PEM) for the clients' port, relative to the cluster file. Left out: plain HTTP.",
+            why="on this machine nobody listens in; elsewhere a gateway often ends TLS",
+            aka=("tls_cert", "ssl_certfile", "ssl_cert", "cert_file", "certificate", "tls"),
+        ),
+    )
+    tls_key_file: str | None = field(
+        default=None,
+        metadata=about(
+            text="Its private key (PEM), relative to the cluster file. Left out: it is in `tls_cert_file`.",
+            why="tools write either one file or two",
+            aka=("tls_key", "ssl_keyfile", "ssl_key", "private_key_file"),
         ),
     )
     policy: str | None = field(

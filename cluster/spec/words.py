@@ -71,6 +71,8 @@ def _model(model: Model) -> Iterator[str]:
     pools = model.pools.named()
     if model.served_name:
         yield f"is {model.name}; clients call it {model.served_name}"
+    if model.aliases:
+        yield f"answers to {', '.join(model.aliases)}, too"
     for role, pool in pools.items():
         yield f"{role}: {_size(pool)}"
         yield from (f"  {line}" for line in _details(pool))
@@ -156,6 +158,8 @@ def _tenants(spec: Spec) -> Part:
     for name, tenant in spec.tenants.items():
         part = f"{shown(round(100 * tenant.share / total, 1))} % of the capacity while requests queue"
         lines.append(f"{name}: {part}; keys in {spec.key_file(name)}")
+        if tenant.open_max is not None:
+            lines.append(f"  may have {_count(tenant.open_max, 'request')} open at once; one more is refused with 429")
         allowed = ", ".join(tenant.classes or tuple(spec.slo))
         usual = spec.default_class(name)
         if spec.slo:
@@ -179,7 +183,7 @@ def _transfer(spec: Spec) -> Part:
         f"{mover} moves the KV cache. Blocks that nobody pulls are kept {kept}, then freed.",
         "A handoff that fails costs time, never the answer: decode computes the prompt again.",
     )
-    return Part("handoff", lines, "our connector" if ours else "")
+    return Part("handoff", lines)
 
 
 def _registry(spec: Spec) -> Part:
@@ -216,6 +220,10 @@ def _router(spec: Spec) -> Part:
         f"A body may have {_bytes(limits.body_bytes_max)}. After a stop, open requests have "
         f"{shown(limits.drain_s)} s to end.",
     ]
+    if router.tls_cert_file:
+        lines.append(f"Clients speak TLS with it; its certificate is in {router.tls_cert_file}.")
+    if router.admin_key_file:
+        lines.append(f"From other machines the admin side asks for a key of {router.admin_key_file}.")
     if router.processes > 1:
         lines.append(f"{router.processes} processes share the port (not yet in effect).")
     return Part("router", tuple(lines))

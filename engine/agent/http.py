@@ -1,7 +1,8 @@
 """The agent's own HTTP: what it says of its instance, and how it is told to drain. A shell.
 
-``GET /health /ready /state /metrics``, ``POST /drain {"deadline_s": …}``, ``/resume``, ``/role``. It binds loopback by
-default; whoever reaches it can take the instance out of service, so keep it inside the cluster's network.
+``GET /health /ready /state /metrics``, ``POST /drain {"deadline_s": …}``, ``/resume``,
+``/role {"role": …}``. It binds loopback by default; whoever reaches it can take the instance out of service, so keep it
+inside the cluster's network.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from cluster.errors import ApiError, UsageError, bad_request
+from cluster.instance import Role
 
 BODY_BYTES_MAX = 4096
 DRAIN_S = 60.0
@@ -37,6 +39,9 @@ class Answers(Protocol):
 
     def ask_resume(self) -> None:
         """Take work again."""
+
+    def ask_role(self, role: Role) -> str | None:
+        """Take another role; why it cannot, or None."""
 
 
 def agent_app(agent: Answers) -> web.Application:
@@ -62,10 +67,11 @@ def agent_app(agent: Answers) -> web.Application:
         agent.ask_resume()
         return web.json_response(agent.state(), status=202)
 
-    async def role(_: web.Request) -> web.Response:
-        raise ApiError(
-            409, "ConflictError", "This instance's role is fixed: flips need Baton's own connector, to come."
-        )
+    async def role(http: web.Request) -> web.Response:
+        refusal = agent.ask_role(await _role(http))
+        if refusal is not None:
+            raise ApiError(409, "ConflictError", refusal)
+        return web.json_response(agent.state(), status=202)
 
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors])
     app.add_routes([web.get("/health", health), web.get("/ready", ready), web.get("/state", state)])
@@ -74,17 +80,29 @@ def agent_app(agent: Answers) -> web.Application:
     return app
 
 
-async def _deadline(http: web.Request) -> float:
+async def _object(http: web.Request, example: str) -> dict[str, Any]:
     raw = await http.read()
     if not raw:
-        return DRAIN_S
+        return {}
     try:
         body = json.loads(raw)
     except ValueError:
-        raise bad_request('The body is not JSON; send {"deadline_s": 60} or nothing.') from None
+        raise bad_request(f"The body is not JSON; send {example}.") from None
     if not isinstance(body, dict):
-        raise bad_request('The body must be an object such as {"deadline_s": 60}.')
-    deadline = body.get("deadline_s", DRAIN_S)
+        raise bad_request(f"The body must be an object such as {example}.")
+    return body
+
+
+async def _role(http: web.Request) -> Role:
+    asked = (await _object(http, '{"role": "decode"}')).get("role")
+    if asked not in [role.value for role in Role]:
+        words = ", ".join(role.value for role in Role)
+        raise bad_request(f"`role` is {str(asked)[:40]}: it must be one of {words}.", "role")
+    return Role(asked)
+
+
+async def _deadline(http: web.Request) -> float:
+    deadline = (await _object(http, '{"deadline_s": 60}')).get("deadline_s", DRAIN_S)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 <= deadline <= 86400:
         raise bad_request(
             f"`deadline_s` is {str(deadline)[:40]}: it must be a number of seconds, 0 to 86400.", "deadline_s"

@@ -3,15 +3,19 @@
 An instance is *ready* when its engine is. It is *draining* from the moment somebody asked until nothing unfinished has
 been seen for `QUIET_S` on end: routers must have heard of it before the last look counts. Then, if it is to leave, the
 engine is stopped, and the registry is left last. What is still unfinished at the deadline is cut, and said.
+
+An instance that was started for it takes another *role* at a word: its engine can do both, so what it has goes on
+(holds are pulled, streams end), and only what comes next is of the new role. Routers learn it with the next heartbeat.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cluster.instance import Load
+from cluster.instance import Load, Role
 from engine.agent.grants import Grants, Order, RouterSays
 from engine.agent.rules import Rules
 
@@ -68,6 +72,13 @@ class ResumeAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleAsked:
+    """Take another role. Nothing happens where `AgentMachine.refuses` says why not."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """End now, whatever is unfinished."""
 
@@ -77,7 +88,7 @@ class Tick:
     """The time `next_wakeup` asked for."""
 
 
-Event = EngineIs | LoadRead | RoutersHeard | DrainAsked | ResumeAsked | StopAsked | Tick
+Event = EngineIs | LoadRead | RoutersHeard | DrainAsked | ResumeAsked | RoleAsked | StopAsked | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +124,9 @@ class AgentMachine:
 
     name: str
     rules: Rules
+    role: Role = Role.BOTH
+    flips: Mapping[Role, Rules] = field(default_factory=dict)
+    """The rules of every role it may take; empty where its engine was started for one."""
     state: State = State.STARTING
     detail: str = ""
     epoch: int = 0
@@ -163,6 +177,8 @@ class AgentMachine:
                 return self._drain(event, now)
             case ResumeAsked():
                 return self._resume()
+            case RoleAsked(role):
+                return self._turn(role)
             case StopAsked():
                 return self._stop("stopped at once")
             case Tick():
@@ -252,6 +268,25 @@ class AgentMachine:
             return ()
         self.state, self.drained, self.idle_since, self.deadline, self.detail = State.READY, False, None, math.inf, ""
         return (Publish(), Say(f"{self.name} takes work again"))
+
+    def refuses(self, role: Role) -> str | None:
+        """Why it cannot take this role, as a sentence for people; None if it can."""
+        if role is self.role:
+            return None
+        if role not in self.flips:
+            return (
+                f"The role of {self.name} is fixed: {self.role.value}. "
+                "Start an instance with --flips (pools: `flips: true`) and it can change."
+            )
+        if self.gone or self.state in {State.DRAINING, State.STOPPING, State.FAILED}:
+            return f"{self.name} is {self.state.value}: it takes no new work, and so no other role."
+        return None
+
+    def _turn(self, role: Role) -> tuple[Effect, ...]:
+        if role is self.role or self.refuses(role) is not None:
+            return ()
+        before, self.role, self.rules = self.role, role, self.flips[role]
+        return (Publish(), Say(f"{self.name} was {before.value} and is {role.value} now"))
 
     def _stop(self, because: str) -> tuple[Effect, ...]:
         if self.state is State.STOPPING:

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from cluster.instance import Role
 from engine.agent.http import agent_app, listen
 
 
@@ -32,6 +33,10 @@ class Told:
 
     def ask_resume(self) -> None:
         self.asked.append("resume")
+
+    def ask_role(self, role: Role) -> str | None:
+        self.asked.append(role)
+        return "Its role is fixed." if role is Role.BOTH else None
 
 
 @pytest.fixture
@@ -79,7 +84,20 @@ async def test_bad_drains(agent: Agent, body: bytes, words: str) -> None:
     assert told.asked == []
 
 
-async def test_a_fixed_role_does_not_flip(agent: Agent) -> None:
-    _, session = agent
+async def test_another_role(agent: Agent) -> None:
+    told, session = agent
     async with session.post("/role", json={"role": "decode"}) as answer:
+        assert answer.status == 202
+    async with session.post("/role", json={"role": "both"}) as answer:
         assert answer.status == 409
+        assert (await answer.json())["error"]["message"] == "Its role is fixed."
+    assert told.asked == [Role.DECODE, Role.BOTH]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"role": "router"}', b'{"role": 3}', b'{"role": ["decode"]}'])
+async def test_bad_roles(agent: Agent, body: bytes) -> None:
+    told, session = agent
+    async with session.post("/role", data=body) as answer:
+        assert answer.status == 400
+        assert "role" in (await answer.json())["error"]["message"]
+    assert told.asked == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.instance import Load
+from cluster.instance import Load, Role
 from decode.rules import DecodeRules
 from engine.agent.machine import (
     QUIET_S,
@@ -13,6 +13,7 @@ from engine.agent.machine import (
     LoadRead,
     Publish,
     ResumeAsked,
+    RoleAsked,
     Say,
     State,
     StopAsked,
@@ -173,3 +174,53 @@ def test_decode_credits_end_with_the_cache() -> None:
     assert rules.credits(Load(kv_usage=0.89, running=50)) == 100
     assert rules.credits(Load(kv_usage=0.95, running=50, waiting=2)) == 52
     assert rules.credits(Load(kv_usage=0.95)) == 1
+
+
+def flippable() -> AgentMachine:
+    machine = AgentMachine(
+        name="p",
+        rules=PrefillRules(legs_max=10),
+        role=Role.PREFILL,
+        flips={Role.PREFILL: PrefillRules(legs_max=10), Role.DECODE: DecodeRules(streams_max=20)},
+    )
+    machine.handle(EngineIs("ready", "", 1), 0.0)
+    return machine
+
+
+def test_a_role_is_taken_at_once_and_what_is_there_goes_on() -> None:
+    machine = flippable()
+    machine.handle(LoadRead(BUSY), 1.0)
+    effects = machine.handle(RoleAsked(Role.DECODE), 2.0)
+    assert kinds(effects) == [Publish, Say], "nobody is drained, nothing is stopped"
+    assert said(effects) == "p was prefill and is decode now"
+    assert (machine.state, machine.role, machine.credits) == (State.READY, Role.DECODE, 20)
+    machine.handle(DrainAsked(30, leave=False), 3.0)
+    assert machine.detail == "3 streams", "it goes by the rules of its new role"
+
+
+def test_a_role_it_has_is_no_news() -> None:
+    assert flippable().handle(RoleAsked(Role.PREFILL), 1.0) == ()
+
+
+@pytest.mark.parametrize("before", [[], [EngineIs("restarting", "died", 2)]])
+def test_a_role_may_be_taken_before_the_engine_is_ready(before: list[EngineIs]) -> None:
+    machine = flippable()
+    for event in before:
+        machine.handle(event, 1.0)
+    machine.handle(RoleAsked(Role.DECODE), 2.0)
+    machine.handle(EngineIs("ready", "", 2), 3.0)
+    assert (machine.role, machine.credits) == (Role.DECODE, 20)
+
+
+def test_a_role_is_refused_with_the_reason() -> None:
+    fixed = ready()
+    assert "--flips" in (fixed.refuses(Role.DECODE) or "")
+    assert fixed.handle(RoleAsked(Role.DECODE), 1.0) == ()
+    draining = flippable()
+    draining.handle(DrainAsked(30, leave=False), 1.0)
+    assert "draining" in (draining.refuses(Role.DECODE) or "")
+    assert draining.handle(RoleAsked(Role.DECODE), 2.0) == ()
+    assert draining.role is Role.PREFILL
+    draining.handle(ResumeAsked(), 3.0)
+    assert draining.refuses(Role.DECODE) is None
+    assert "fixed" in (flippable().refuses(Role.BOTH) or ""), "only what it was started for"

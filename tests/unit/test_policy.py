@@ -154,6 +154,23 @@ def test_a_new_epoch_is_a_new_engine() -> None:
     assert view.get(InstanceId("p")).inflight == 0
 
 
+def test_another_role_is_the_same_engine() -> None:
+    """A flip: what runs there runs on, and only what comes next goes elsewhere."""
+    view = View()
+    p, d = reported("p", Role.PREFILL), reported("d", Role.DECODE)
+    view.fold((p, d, reported("e", Role.DECODE)))
+    view.leg_started(InstanceId("d"))
+    view.pair_met("p", InstanceId("d"))
+    before = view.get(InstanceId("d"))
+    assert view.fold((p, reported("d", Role.PREFILL), reported("e", Role.DECODE))) == frozenset(), "nothing is lost"
+    assert view.get(InstanceId("d")) is before
+    assert (before.role, before.inflight) == (Role.PREFILL, 1)
+    assert view.pair_warm("p", InstanceId("d"))
+    assert choose(view) == ("p", "e")
+    view.fold((reported("p", Role.DECODE), reported("d", Role.PREFILL), reported("e", Role.DECODE, state="draining")))
+    assert choose(view) == ("d", "p")
+
+
 def test_an_instance_that_left_is_forgotten_after_its_last_leg() -> None:
     view = View()
     view.fold((reported("p", Role.PREFILL),))
