@@ -93,6 +93,19 @@ class Packed:
         self._at += 1
         return self._data[self._at - 1]
 
+    def raw(self, length: int) -> bytes:
+        """So many bytes as they are."""
+        data = self._data[self._at : self._at + length]
+        if length < 0 or len(data) < length:
+            raise Malformed("it ends too early")
+        self._at += length
+        return data
+
+    def rest(self) -> bytes:
+        """All that is left, as it is."""
+        data, self._at = self._data[self._at :], len(self._data)
+        return data
+
     def text(self) -> str:
         length = self.byte()
         data = self._data[self._at : self._at + length]

@@ -39,6 +39,9 @@ BEAT_EVERY_S = 1.0
 HEARTBEAT_BYTES_MAX = 64 * 1024
 """Largest heartbeat read or written. A usual one has under 1 KB, most of it the models' entries."""
 
+QUARANTINED_MAX = 32
+"""Instances of which a router announces whether they are set aside."""
+
 SKEW_WORTH_SAYING_S = 60.0
 """Difference of clocks that is reported. A heartbeat may be a ttl old when it is first read, so less says nothing."""
 
@@ -118,6 +121,10 @@ class Heartbeat:
     each announcement names every instance; the last word about one holds."""
     demand: Annotated[tuple[Demand, ...], msgspec.Meta(max_length=POOLS_MAX)] = ()
     """Of a router: what its tenants want of each pool."""
+    quarantined: Annotated[dict[_Name, tuple[_Count, bool, _Text, _Name]], msgspec.Meta(max_length=QUARANTINED_MAX)] = (
+        field(default_factory=dict)
+    )
+    """Of a router: what it has heard of instances that operators set aside (`router.quarantine.Word`)."""
     holds: _Count = 0
     """Holds it keeps for decode instances, as far as its agent knows."""
     revision: _Text = ""
@@ -179,12 +186,14 @@ def decode(payload: bytes) -> tuple[Heartbeat | None, str]:
 
 def _checked(beat: Heartbeat) -> tuple[Heartbeat | None, str]:
     load = beat.load
-    if min(load.running, load.waiting, load.external_kv_tokens) < 0 or not 0.0 <= load.kv_usage <= 1.0:
+    counts = (load.running, load.waiting, load.deferred, load.external_kv_tokens, load.prompt_tokens)
+    if min(*counts, load.generation_tokens) < 0 or not 0.0 <= load.kv_usage <= 1.0:
         return None, "its load has values that no engine reports"
     if any(not 1 <= ranks <= 65536 for ranks in beat.shape.values()):
         return None, "its shape has a number of ranks below 1 or above 65536"
     texts = [("where", beat.where), ("detail", beat.detail), ("revision", beat.revision)]
     said = [("demand", text) for each in beat.demand for text in (each.model, *each.tenants)]
+    said += [("quarantined", because) for _, _, because, _ in beat.quarantined.values()]
     for name, text in [*texts, *said, *(("models", model) for model in beat.model_names)]:
         if not text.isprintable():
             return None, f"control characters in `{name}`"

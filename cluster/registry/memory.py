@@ -6,15 +6,17 @@ A shell only because it has the registry's `async` face; nothing in it waits but
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.registry.membership import TTL_S, Heartbeat, Kind, decode, encode, next_epoch
 from cluster.registry.registry import (
+    Author,
     Beaten,
     Claimed,
     Refused,
     RegistryDown,
+    check_items,
     goodbye,
     refusal,
     said_goodbye,
@@ -42,6 +44,7 @@ class MemoryRegistry:
         self._goodbyes: dict[tuple[Kind, str, str], _Stored] = {}
         self._left: set[tuple[Kind, str, str]] = set()
         self._epochs: dict[str, int] = {}
+        self._posted: dict[Author, tuple[dict[str, bytes], float]] = {}
         self._waiting: set[asyncio.Event] = set()
         self._missed = False
 
@@ -72,6 +75,25 @@ class MemoryRegistry:
         stored = [*self._goodbyes.items(), *self._owners.items()]
         return tuple(kept.beat for key, kept in stored if key[0] is kind)
 
+    async def post(self, author: Author, items: Mapping[str, bytes]) -> None:
+        check_items(items)
+        self._posted[author] = dict(items), self._reach() + self.ttl_s
+
+    async def keep(self, author: Author) -> bool:
+        now = self._reach()
+        if author not in self._posted:
+            return False
+        self._posted[author] = self._posted[author][0], now + self.ttl_s
+        return True
+
+    async def unpost(self, author: Author) -> None:
+        self._reach()
+        self._posted.pop(author, None)
+
+    async def posted(self, authors: Sequence[Author], item: str) -> tuple[bytes | None, ...]:
+        self._reach()
+        return tuple(self._posted.get(author, ({}, 0.0))[0].get(item) for author in authors)
+
     async def wait_changed(self, timeout_s: float) -> bool:
         nudged = asyncio.Event()
         if self._missed:
@@ -94,6 +116,7 @@ class MemoryRegistry:
         """Lose all data, as a registry without persistence does when it is restarted."""
         self._owners.clear()
         self._goodbyes.clear()
+        self._posted.clear()
         self._epochs.clear()
 
     def _put(self, beat: Heartbeat) -> Refused | None:
@@ -117,6 +140,7 @@ class MemoryRegistry:
         now = self._clock()
         self._owners = {key: kept for key, kept in self._owners.items() if kept.until > now}
         self._goodbyes = {key: kept for key, kept in self._goodbyes.items() if kept.until > now}
+        self._posted = {author: kept for author, kept in self._posted.items() if kept[1] > now}
         return now
 
     def _nudge(self) -> None:

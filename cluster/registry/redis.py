@@ -6,6 +6,7 @@ Keys, all under ``baton:CLUSTER:``; each expires by itself, and nothing is ever 
     KIND:beat:NAME:AGENT    string   that agent's last heartbeat, JSON                             ttl
     KIND:members            set      ``NAME AGENT`` of all who wrote; readers remove the silent    1 day
     KIND:changed            channel  a nudge for readers: something other than load is new         -
+    posted:NAME:AGENT:EPOCH hash     what that life of an instance posted for others, by their names  ttl
     epoch:NAME              string   the last epoch given out                                      30 days
 
 One heartbeat is one MULTI, sent as one pipeline: take the lock if it is free, extend it, say whose it is, write the
@@ -33,7 +34,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -51,10 +52,12 @@ from cluster.errors import UsageError
 from cluster.registry.membership import TTL_S, Heartbeat, Kind, State, decode, encode, next_epoch
 from cluster.registry.registry import (
     DEFAULT_CLUSTER,
+    Author,
     Beaten,
     Claimed,
     Refused,
     RegistryDown,
+    check_items,
     goodbye,
     refusal,
     said_goodbye,
@@ -224,6 +227,26 @@ class RedisRegistry:
                     return await self._draw_epoch(f"{self._prefix}epoch:{name}", above)
         raise RegistryDown(f"the registry at {self._place}: the epoch of {name} is fought over")
 
+    async def post(self, author: Author, items: Mapping[str, bytes]) -> None:
+        check_items(items)
+        key, fields = self._posts(author), dict[Any, Any](items)  # the library's type of a mapping is invariant
+        async with self._asking(), self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(key)
+            if items:
+                pipe.hset(key, mapping=fields)
+                pipe.pexpire(key, self._ttl_ms)
+            await pipe.execute()
+
+    async def keep(self, author: Author) -> bool:
+        kept: Any = False
+        async with self._asking():
+            kept = await self._redis.pexpire(self._posts(author), self._ttl_ms)
+        return bool(kept)
+
+    async def unpost(self, author: Author) -> None:
+        async with self._asking():
+            await self._redis.delete(self._posts(author))
+
     # --- readers -----------------------------------------------------------------------------------------------------
 
     async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
@@ -249,6 +272,16 @@ class RedisRegistry:
         return tuple(
             beat for (entry, member), owner, payload in read for beat in self._heard(entry, member, owner, payload)
         )
+
+    async def posted(self, authors: Sequence[Author], item: str) -> tuple[bytes | None, ...]:
+        if not authors:
+            return ()
+        found: list[Any] = []
+        async with self._asking(), self._redis.pipeline(transaction=False) as pipe:
+            for author in authors:
+                pipe.hmget(self._posts(author), [item])  # the stand-in answers HGET with a line, which bytes may break
+            found = await pipe.execute()
+        return tuple(value for (value,) in found)
 
     async def wait_changed(self, timeout_s: float) -> bool:
         """See `Registry`. Nudges between two calls are kept. One caller at a time; a second one only sleeps."""
@@ -292,6 +325,9 @@ class RedisRegistry:
 
     def _key(self, kind: Kind, what: str) -> str:
         return f"{self._prefix}{kind.value}:{what}"
+
+    def _posts(self, author: Author) -> str:
+        return f"{self._prefix}posted:{author.name}:{author.agent}:{author.epoch}"
 
     def _lock(self, member: Member) -> str:
         kind, name, _ = member

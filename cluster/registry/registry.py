@@ -5,6 +5,7 @@ The registry holds heartbeats and arbitrates names; it decides nothing else. Wha
     agent:   epoch = await registry.next_epoch(name, last)    before each start of the engine, and before each claim
              await registry.claim(beat)                       Claimed, or Refused: another agent has the name
              await registry.beat(beat)                        about every second, and at once when the state changes
+             await registry.post(author, items)               for others by name; kept by asking again within a ttl
              await registry.leave(name, agent)                last of all
     router:  changes = membership.fold(await registry.read(), now, wall)      or, on RegistryDown, membership.deaf(now)
              await registry.wait_changed(0.5)
@@ -18,13 +19,20 @@ the caller goes on with what it knows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cluster.errors import BatonError
 from cluster.registry.membership import Heartbeat, Kind, State
 
 DEFAULT_CLUSTER = "default"
+
+ITEM_BYTES_MAX = 8 << 20
+"""Largest posted item: the metadata of an engine of hundreds of ranks."""
+
+ITEMS_MAX = 4096
+"""Most items of one author: one for each instance that it may meet."""
 
 
 class RegistryDown(BatonError):
@@ -46,6 +54,14 @@ class Refused:
     """The name is another agent's, and nothing of ours is visible to readers. The message names both agents."""
 
     because: str
+
+
+class Author(NamedTuple):
+    """Who posts: one life of an instance, by its agent."""
+
+    name: str
+    agent: str
+    epoch: int
 
 
 class Registry(Protocol):
@@ -73,6 +89,24 @@ class Registry(Protocol):
 
     async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
         """The last heartbeat of everyone who owns a name, and goodbyes. What cannot be read is logged and left out."""
+
+    async def post(self, author: Author, items: Mapping[str, bytes]) -> None:
+        """Put these in the place of what this author posted before, for a ttl. What they are, only readers know.
+
+        An author of a former life of the instance posts beside it, for as long as it keeps on.
+
+        Raises:
+            ValueError: an item larger than `ITEM_BYTES_MAX`, or more than `ITEMS_MAX`.
+        """
+
+    async def keep(self, author: Author) -> bool:
+        """Keep what was posted for another ttl. False: it is not there any more, and must be posted anew."""
+
+    async def unpost(self, author: Author) -> None:
+        """Take it all away."""
+
+    async def posted(self, authors: Sequence[Author], item: str) -> tuple[bytes | None, ...]:
+        """The item of that name of each author. Anybody who reaches the registry may have written it."""
 
     async def wait_changed(self, timeout_s: float) -> bool:
         """Until something other than load changed (True) or `timeout_s` passed; sleeps while the registry is down.
@@ -105,6 +139,16 @@ def said_goodbye(beat: Heartbeat) -> Refused:
 def goodbye(last: Heartbeat) -> Heartbeat:
     """What stands in the registry for a ttl after `last`, so that readers hear of it."""
     return replace(last, state=State.GONE, seq=last.seq + 1, detail="")
+
+
+def check_items(items: Mapping[str, bytes]) -> None:
+    """Refuse what no registry should keep.
+
+    Raises:
+        ValueError: too many, or too large.
+    """
+    if len(items) > ITEMS_MAX or any(len(value) > ITEM_BYTES_MAX for value in items.values()):
+        raise ValueError(f"at most {ITEMS_MAX} items of at most {ITEM_BYTES_MAX} bytes can be posted")
 
 
 def worth_a_nudge(before: Heartbeat | None, beat: Heartbeat) -> bool:

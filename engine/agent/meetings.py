@@ -1,0 +1,147 @@
+"""Which engines ours has to know, and what its door says about itself. Pure.
+
+An engine is told of every peer it may hand over to or pull from, and of its end. What it was told is remembered for one
+life of it: an engine that restarted knows nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.registry.membership import Member, State
+
+TEXT_CHARS_MAX = 512
+PAYLOADS_MAX = 512
+"""Ranks of one engine."""
+ALIVE = frozenset({State.READY, State.DRAINING})
+"""Who can be met. One that drains still hands over what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What an engine's door says of it: how others reach its memory. As text it is what gets sealed."""
+
+    engine_id: str
+    epoch: int
+    compatibility: str
+    payloads: tuple[tuple[int, int, str], ...] = field(repr=False)
+    """Pipeline stage, rank and base64 data of each."""
+
+    def text(self) -> bytes:
+        """The one spelling of it."""
+        payloads = [{"stage": stage, "rank": rank, "data": data} for stage, rank, data in self.payloads]
+        told = {"engine_id": self.engine_id, "epoch": self.epoch, "compatibility": self.compatibility}
+        return json.dumps({**told, "payloads": payloads}, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def digest(self) -> str:
+        """Changes with anything of it."""
+        return hashlib.sha256(self.text()).hexdigest()
+
+    def introduction(self, instance: InstanceId) -> dict[str, Any]:
+        """The question by which another engine's door is told of it."""
+        payloads = [{"stage": stage, "rank": rank, "data": data} for stage, rank, data in self.payloads]
+        return {"ask": "introduce", "engine_id": self.engine_id, "instance": instance, "payloads": payloads}
+
+
+def read_engine(told: object) -> Engine | None:
+    """An engine from a door's answer, or from what a peer sealed; None for anything else. Never raises."""
+    if not isinstance(told, Mapping):
+        return None
+    engine_id, epoch = told.get("engine_id"), told.get("epoch", 0)
+    compatibility, listed = told.get("compatibility"), told.get("payloads")
+    if not isinstance(engine_id, str) or not 0 < len(engine_id) <= TEXT_CHARS_MAX:
+        return None
+    if type(epoch) is not int or epoch < 0 or not isinstance(listed, list) or not 0 < len(listed) <= PAYLOADS_MAX:
+        return None
+    payloads = [_payload(each) for each in listed]
+    kept = tuple(each for each in payloads if each is not None)
+    if len(kept) != len(payloads):
+        return None
+    return Engine(engine_id, epoch, str(compatibility or "")[:TEXT_CHARS_MAX], kept)
+
+
+def read_text(text: bytes) -> Engine | None:
+    """The same from its text."""
+    try:
+        return read_engine(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _payload(told: object) -> tuple[int, int, str] | None:
+    if not isinstance(told, Mapping):
+        return None
+    stage, rank, data = told.get("stage", 0), told.get("rank"), told.get("data")
+    if type(stage) is not int or type(rank) is not int or not isinstance(data, str):
+        return None
+    return (stage, rank, data) if 0 <= stage < PAYLOADS_MAX and 0 <= rank < PAYLOADS_MAX and data else None
+
+
+def meet(one: Role, other: Role) -> bool:
+    """Whether instances of these roles ever hand anything to each other."""
+    return Role.BOTH in {one, other} or one is not other
+
+
+def peers(members: Iterable[Member], me: InstanceId, role: Role, models: Iterable[str]) -> tuple[Member, ...]:
+    """Who our engine has to know: alive, of a role that ours meets, serving a model that ours serves."""
+    mine = set(models)
+    return tuple(
+        member
+        for member in members
+        if member.id != me
+        and member.beat.state in ALIVE
+        and meet(role, member.beat.role)
+        and not mine.isdisjoint(member.beat.model_names)
+    )
+
+
+@dataclass(slots=True)
+class Meetings:
+    """Whom one life of our engine was told of."""
+
+    life: str = ""
+    """Digest of our engine: another one knows nobody."""
+    known: dict[InstanceId, Engine] = field(default_factory=dict)
+
+    def began(self, ours: Engine) -> None:
+        """This is our engine now."""
+        if ours.digest != self.life:
+            self.life, self.known = ours.digest, {}
+
+    def ended(self) -> None:
+        """It does not answer: whatever comes back has to be told again."""
+        self.life, self.known = "", {}
+
+    def due(self, found: Mapping[InstanceId, Engine], alive: Iterable[InstanceId]) -> list[dict[str, Any]]:
+        """What to ask of our engine's door now, in order: forget who left or restarted, introduce who is new.
+
+        `found` are engines as their instances describe them; `alive` all instances that are there, described or not:
+        one whose description cannot be had at the moment is not forgotten.
+        """
+        there = set(alive)
+        asks: list[dict[str, Any]] = []
+        for instance, engine in self.known.items():
+            now = found.get(instance, engine) if instance in there else None
+            if now is None or now.digest != engine.digest:
+                asks.append({"ask": "forget", "engine_id": engine.engine_id})
+        new = [(name, engine) for name, engine in found.items() if name in there and self._is_new(name, engine)]
+        return [*asks, *(engine.introduction(name) for name, engine in sorted(new, key=lambda each: each[0]))]
+
+    def told(self, ask: Mapping[str, Any], found: Mapping[InstanceId, Engine]) -> None:
+        """The door has taken this."""
+        if ask["ask"] == "forget":
+            self.known = {name: each for name, each in self.known.items() if each.engine_id != ask["engine_id"]}
+        else:
+            instance = InstanceId(ask["instance"])
+            self.known[instance] = found[instance]
+
+    def _is_new(self, instance: InstanceId, engine: Engine) -> bool:
+        known = self.known.get(instance)
+        return known is None or known.digest != engine.digest

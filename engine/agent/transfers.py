@@ -1,0 +1,201 @@
+"""The agent's half of handoffs: engines learn of each other through it, with nothing open on the network. A shell.
+
+Once its engine's door answers, the agent posts the engine's metadata into the registry, sealed for each instance that
+may hand over to it or pull from it (`kvtransfer.seal`), opens what these sealed for it, and tells its engine through
+the door; and of those that left. So a pair is introduced when the second of the two has joined, and no request waits
+for it. While the registry is away everybody keeps whom they know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.registry.membership import BEAT_EVERY_S, Member, Membership
+from cluster.registry.registry import Author, Registry, RegistryDown
+from engine.agent.meetings import Engine, Meetings, peers, read_engine, read_text
+from kvtransfer.seal import NONCE_BYTES, Identity
+
+logger = logging.getLogger("baton.transfers")
+
+CREDENTIALS = "/credentials"
+"""The item that is for everybody. No instance has a slash in its name."""
+LINE_BYTES_MAX = 16 << 20
+DOOR_S = 5.0
+"""A door answers from memory: longer than this it does not answer."""
+
+
+class DoorShut(Exception):
+    """Nobody answers at the engine's door, or what answers is no door."""
+
+
+async def ask_door(path: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """One question at an engine's door.
+
+    Raises:
+        DoorShut: no answer, or none that makes sense.
+    """
+    try:
+        async with asyncio.timeout(DOOR_S):
+            reader, writer = await asyncio.open_unix_connection(path, limit=LINE_BYTES_MAX)
+            try:
+                writer.write(json.dumps(question).encode() + b"\n")
+                await writer.drain()
+                answer = json.loads(await reader.readline())
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+    except (OSError, ValueError, RecursionError) as error:  # a line too long is a ValueError, no time an OSError
+        raise DoorShut(str(error) or type(error).__name__) from None
+    if not isinstance(answer, dict):
+        raise DoorShut("an answer that is no object")
+    return answer
+
+
+class Transfers:
+    """One instance's introductions. `look` once is all of it; `run` does so for ever."""
+
+    def __init__(
+        self,
+        door: Path,
+        registry: Registry,
+        identity: Identity,
+        agent: str,
+        *,
+        epoch: Callable[[], int],
+        role: Callable[[], Role],
+        models: Callable[[], Collection[str]],
+    ) -> None:
+        """`epoch`, `role` and `models` are what the agent's heartbeat says at that moment."""
+        self.me = identity.me
+        self.meetings = Meetings()
+        self.counts = {"introduced": 0, "forgotten": 0, "not_opened": 0, "refused_by_engine": 0}
+        self._door, self._registry, self._identity, self._agent = door, registry, identity, agent
+        self._epoch, self._role, self._models = epoch, role, models
+        self._members = Membership(registry.ttl_s)
+        self._posted: tuple[Author, dict[str, tuple[str, bytes]]] | None = None
+        """What stands in the registry: by item, what it was made of, and its bytes."""
+        self._told: set[str] = set()
+
+    async def run(self) -> None:
+        """Until cancelled. What is down is waited for."""
+        try:
+            while True:
+                with contextlib.suppress(RegistryDown):  # that it is down, the heartbeat says
+                    await self.look(asyncio.get_running_loop().time())
+                await self._registry.wait_changed(BEAT_EVERY_S)
+        finally:
+            if self._posted is not None:
+                with contextlib.suppress(RegistryDown):
+                    await self._registry.unpost(self._posted[0])
+
+    async def look(self, now: float) -> None:
+        """Post what is ours, read what is for us, tell the engine.
+
+        Raises:
+            RegistryDown: it cannot be reached; nobody is forgotten for that.
+        """
+        ours = await self._our_engine()
+        self._members.fold(await self._registry.read(), now)
+        snapshot = tuple(self._members.snapshot())
+        met = peers(snapshot, self.me, self._role(), self._models())
+        authors = tuple(Author(each.id, each.beat.agent, each.beat.epoch) for each in met)
+        shown = dict(zip(authors, await self._registry.posted(authors, CREDENTIALS), strict=True))
+        await self._post(ours, {author: said for author, said in shown.items() if said is not None})
+        if ours is not None:
+            await self._meet(shown, snapshot)
+
+    async def _our_engine(self) -> Engine | None:
+        try:
+            answer = await ask_door(self._door, {"ask": "metadata"})
+        except DoorShut:
+            self.meetings.ended()
+            return None
+        ours = read_engine(answer)
+        if ours is None:
+            self._say_once(f"{self.me}: its engine's door has no metadata: {str(answer.get('error'))[:200]}")
+        else:
+            self.meetings.began(ours)
+        return ours
+
+    # --- ours, for others --------------------------------------------------------------------------------------------
+
+    async def _post(self, ours: Engine | None, shown: dict[Author, bytes]) -> None:
+        """Our credentials for all, our engine sealed for each; written only where something of it is new."""
+        author = Author(self.me, self._agent, self._epoch())
+        former = self._posted[1] if self._posted is not None and self._posted[0] == author else {}
+        credentials = self._identity.credentials()
+        items = {CREDENTIALS: ("", credentials)}
+        for peer, theirs in shown.items() if ours is not None else ():
+            of = f"{ours.digest}/{peer.agent}/{peer.epoch}/{theirs.hex()}" if ours is not None else ""
+            kept = former.get(peer.name)
+            sealed = kept[1] if kept is not None and kept[0] == of else self._sealed(ours, author, peer, theirs)
+            if sealed is not None:
+                items[peer.name] = of, sealed
+        if items == former and await self._registry.keep(author):
+            return
+        if self._posted is not None and self._posted[0] != author:
+            await self._registry.unpost(self._posted[0])
+        await self._registry.post(author, {name: value for name, (_, value) in items.items()})
+        self._posted = author, items
+
+    def _sealed(self, ours: Engine | None, author: Author, peer: Author, theirs: bytes) -> bytes | None:
+        if ours is None:
+            return None
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        sealed = self._identity.seal(ours.text(), InstanceId(peer.name), theirs, life=_life(author), nonce=nonce)
+        if sealed is None:
+            self._say_once(f"{peer.name} shows credentials that the fleet's key has not signed: it is not introduced")
+        return sealed
+
+    # --- others, for ours --------------------------------------------------------------------------------------------
+
+    async def _meet(self, shown: dict[Author, bytes | None], snapshot: tuple[Member, ...]) -> None:
+        authors = tuple(author for author, theirs in shown.items() if theirs is not None)
+        found: dict[InstanceId, Engine] = {}
+        for author, sealed in zip(authors, await self._registry.posted(authors, self.me), strict=True):
+            if sealed is None:
+                continue  # it has not seen our credentials yet
+            engine = self._opened(author, shown[author] or b"", sealed)
+            if engine is not None:
+                found[InstanceId(author.name)] = engine
+        for ask in self.meetings.due(found, [member.id for member in snapshot]):
+            await self._tell(ask, found)
+
+    def _opened(self, author: Author, theirs: bytes, sealed: bytes) -> Engine | None:
+        text = self._identity.unseal(sealed, InstanceId(author.name), theirs, life=_life(author))
+        engine = read_text(text) if text is not None else None
+        if engine is None:
+            self.counts["not_opened"] += 1
+            self._say_once(f"what {author.name} has sealed for {self.me} does not open: it is not introduced")
+        return engine
+
+    async def _tell(self, ask: dict[str, Any], found: dict[InstanceId, Engine]) -> None:
+        try:
+            answer = await ask_door(self._door, ask)
+        except DoorShut:
+            return  # it is asked again at the next look, by whatever engine is there then
+        if answer.get("ok") is not True:
+            self.counts["refused_by_engine"] += 1
+            self._say_once(f"{self.me}'s engine does not {ask['ask']} {ask['engine_id']}: {str(answer)[:200]}")
+            return
+        self.meetings.told(ask, found)
+        self.counts["introduced" if ask["ask"] == "introduce" else "forgotten"] += 1
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._told and len(self._told) < 1000:
+            self._told.add(line)
+            logger.warning("%s", line)
+
+
+def _life(author: Author) -> str:
+    return f"{author.agent}/{author.epoch}"

@@ -1,0 +1,307 @@
+"""Agents introduce their engines to each other through the registry and each engine's door."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.registry.membership import Heartbeat, State
+from cluster.registry.memory import MemoryRegistry
+from cluster.registry.registry import Author, RegistryDown
+from engine.agent.meetings import Meetings, meet, read_engine, read_text
+from engine.agent.transfers import DoorShut, Transfers, ask_door
+from kvtransfer.asks import Forget, Introduce, Metadata, Payload, parse
+from kvtransfer.keys import read_fleet
+from kvtransfer.seal import identity_text, read_identity
+
+FLEET = read_fleet("k1 " + "11" * 32 + "\n")
+STRANGERS = read_fleet("k1 " + "22" * 32 + "\n")
+
+
+class FakeDoor:
+    """An engine's door as the connector's is, and what it was told."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.life = 1
+        self.known: dict[str, tuple[str, Any]] = {}
+        self.asked: list[str] = []
+        self.answer: bytes | None = None
+        self.server: asyncio.Server | None = None
+
+    @property
+    def engine_id(self) -> str:
+        return f"{self.name}#{self.life}"
+
+    @property
+    def payloads(self) -> list[dict[str, Any]]:
+        return [{"stage": 0, "rank": 0, "data": base64.b64encode(self.engine_id.encode() * 9).decode()}]
+
+    async def open(self) -> None:
+        self.server = await asyncio.start_unix_server(self._serve, self.path)
+
+    async def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.path.unlink(missing_ok=True)
+
+    async def restart(self) -> None:
+        self.life, self.known = self.life + 1, {}
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ask = json.loads(await reader.readline())
+        writer.write(self.answer or json.dumps(self._answer(ask)).encode() + b"\n")
+        await writer.drain()
+        writer.close()
+
+    def _answer(self, ask: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(ask["ask"])
+        match ask["ask"]:
+            case "metadata":
+                return {"engine_id": self.engine_id, "epoch": 0, "compatibility": "c", "payloads": self.payloads}
+            case "introduce":
+                self.known[ask["engine_id"]] = ask["instance"], ask["payloads"]
+            case "forget":
+                self.known.pop(ask["engine_id"], None)
+        return {"ok": True}
+
+
+class Site:
+    """One agent as far as transfers go."""
+
+    def __init__(self, fleet: Fleet, name: str, role: Role, *, keys=FLEET, model: str = "tiny") -> None:
+        self.fleet, self.name, self.role, self.model = fleet, name, role, model
+        self.epoch, self.seq, self.agent = 1, 0, f"agent-{name}"
+        self.door = FakeDoor(fleet.folder / f"{name}.sock", name)
+        self.transfers = Transfers(
+            self.door.path,
+            fleet.registry,
+            read_identity(identity_text(keys, InstanceId(name))),
+            self.agent,
+            epoch=lambda: self.epoch,
+            role=lambda: self.role,
+            models=lambda: (self.model,),
+        )
+
+    async def beat(self) -> None:
+        self.seq += 1
+        more: dict[str, Any] = {"models": ({"id": self.model},), "url": "http://h:1", "state": State.READY}
+        beat = Heartbeat(id=self.name, agent=self.agent, epoch=self.epoch, seq=self.seq, role=self.role, **more)
+        await self.fleet.registry.beat(beat)
+
+
+class Fleet:
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self.now = 0.0
+        self.folder, self.stack = folder, stack
+        self.registry = MemoryRegistry(lambda: self.now)
+        self.sites: dict[str, Site] = {}
+
+    async def join(self, name: str, role: Role, **more: Any) -> Site:
+        site = self.sites[name] = Site(self, name, role, **more)
+        await site.door.open()
+        self.stack.push_async_callback(site.door.close)
+        return site
+
+    async def settle(self, turns: int = 4) -> None:
+        for _ in range(turns):
+            self.now += 1.0
+            for site in self.sites.values():
+                await site.beat()
+                await site.transfers.look(self.now)
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="doors-"))  # short: a socket's path is
+        yield Fleet(Path(folder), stack)
+
+
+async def test_engines_that_hand_over_to_each_other_are_introduced(fleet) -> None:
+    p, d, e = [
+        await fleet.join(name, role) for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE))
+    ]
+    other = await fleet.join("p1", Role.PREFILL, model="another")
+    await fleet.settle()
+    assert p.door.known == {"d0#1": ("d0", d.door.payloads), "d1#1": ("d1", e.door.payloads)}
+    assert d.door.known == e.door.known == {"p0#1": ("p0", p.door.payloads)}
+    assert other.door.known == {}
+    asked = len(p.door.asked)
+    await fleet.settle()
+    assert p.door.asked[asked:] == ["metadata"] * 4, "who is known is not introduced again"
+
+
+async def test_what_stands_in_the_registry_is_sealed(fleet) -> None:
+    p = await fleet.join("p0", Role.PREFILL)
+    await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    author = Author("p0", p.agent, 1)
+    (box,) = await fleet.registry.posted([author], "d0")
+    assert box is not None and p.door.payloads[0]["data"].encode() not in box and b"p0#1" not in box
+    assert await fleet.registry.posted([author], "d1") == (None,)
+
+
+async def test_an_engine_that_restarts_learns_everybody_anew(fleet) -> None:
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    await d.door.restart()
+    d.epoch = 2
+    await fleet.settle()
+    assert p.door.known == {"d0#2": ("d0", d.door.payloads)}
+    assert d.door.known == {"p0#1": ("p0", p.door.payloads)}
+    await p.door.close()
+    await fleet.settle()
+    await p.door.restart()
+    await p.door.open()
+    p.epoch = 5
+    await fleet.settle()
+    assert set(p.door.known) == {"d0#2"} and set(d.door.known) == {"p0#2"}
+    assert await fleet.registry.posted([Author("p0", p.agent, 1)], "d0") == (None,), "a former life's is taken away"
+
+
+async def test_who_left_is_forgotten_and_what_it_posted_goes(fleet) -> None:
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    del fleet.sites["p0"]
+    await fleet.registry.leave("p0", p.agent)
+    await fleet.settle(8)
+    assert d.door.known == {} and d.transfers.counts["forgotten"] == 1
+    assert await fleet.registry.posted([Author("p0", p.agent, 1)], "d0") == (None,)
+
+
+async def test_nobody_is_forgotten_while_the_registry_is_away(fleet) -> None:
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    fleet.registry.down = True
+    for _ in range(20):
+        fleet.now += 1.0
+        with pytest.raises(RegistryDown):
+            await d.transfers.look(fleet.now)
+    assert set(d.door.known) == {"p0#1"}
+    fleet.registry.down = False
+    fleet.registry.forget()  # it comes back empty
+    await fleet.settle()
+    assert set(d.door.known) == {"p0#1"} and set(p.door.known) == {"d0#1"}
+    assert (await fleet.registry.posted([Author("p0", p.agent, 1)], "d0"))[0] is not None
+
+
+async def test_who_has_no_identity_of_the_fleet_is_not_introduced(fleet, caplog) -> None:
+    d = await fleet.join("d0", Role.DECODE)
+    stranger = await fleet.join("p0", Role.PREFILL, keys=STRANGERS)
+    await fleet.settle()
+    assert d.door.known == stranger.door.known == {}
+    assert sum("the fleet's key has not signed" in record.message for record in caplog.records) == 2, "said once each"
+
+
+async def test_what_was_tampered_with_is_not_believed(fleet) -> None:
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    await fleet.settle(2)
+    author = Author("p0", p.agent, 1)
+    items = fleet.registry._posted[author][0]
+    d.door.known.clear()
+    d.transfers.meetings.ended()
+    items["d0"] = items["d0"][:-1] + bytes([items["d0"][-1] ^ 1])
+    fleet.now += 1.0
+    await d.transfers.look(fleet.now)
+    assert d.door.known == {} and d.transfers.counts["not_opened"] == 1
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"\n", b"[]\n", b"{\n", b'{"error": "no"}\n', b'{"engine_id": 7}\n', b"\xff\n"]
+)
+async def test_a_door_that_makes_no_sense_stops_nobody(fleet, answer) -> None:
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    p.door.answer = answer or b"\n"
+    await fleet.settle(2)
+    assert d.door.known == {}
+    p.door.answer = None
+    await fleet.settle()
+    assert set(d.door.known) == {"p0#1"} and set(p.door.known) == {"d0#1"}
+
+
+async def test_no_door_is_told(tmp_path) -> None:
+    with pytest.raises(DoorShut):
+        await ask_door(tmp_path / "none", {"ask": "state"})
+
+
+def test_identities_are_made_with_ticket_keys(tmp_path) -> None:
+    from baton.ticket_keys import add_fleet_key, files_for, open_identity, write_instance_file
+    from cluster.errors import UsageError
+
+    add_fleet_key(tmp_path / "tickets")
+    files = {name: write_instance_file(tmp_path / "tickets", name) for name in ("p0", "d0")}
+    p, d = (open_identity(files[name], InstanceId(name)) for name in ("p0", "d0"))
+    assert p is not None and d is not None
+    assert p.pair_key(d.me, d.credentials()) == d.pair_key(p.me, p.credentials()) is not None
+    assert (tmp_path / "tickets.p0.identity").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UsageError, match="the identity of p0, and this is d0"):
+        open_identity(files["p0"], InstanceId("d0"))
+    assert open_identity(None, InstanceId("p0")) is None and open_identity(tmp_path / "none", InstanceId("p0")) is None
+    with files_for(["p0"], None) as (_, engines):
+        assert open_identity(engines["p0"], InstanceId("p0")) is not None
+
+
+async def test_it_runs_until_it_is_cancelled(fleet) -> None:
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(site.transfers.run()) for site in (p, d)]
+        while not (p.door.known and d.door.known):
+            await p.beat()
+            await d.beat()
+            fleet.registry._nudge()
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+    assert await fleet.registry.posted([Author("p0", p.agent, 1)], "d0") == (None,)
+
+
+# --- the pure part ---------------------------------------------------------------------------------------------------
+
+
+def test_who_meets_whom() -> None:
+    assert meet(Role.PREFILL, Role.DECODE) and meet(Role.BOTH, Role.BOTH) and meet(Role.BOTH, Role.PREFILL)
+    assert not meet(Role.PREFILL, Role.PREFILL) and not meet(Role.DECODE, Role.DECODE)
+
+
+def test_only_an_engine_reads_as_one() -> None:
+    good = {"engine_id": "e", "epoch": 1, "compatibility": "c", "payloads": [{"rank": 0, "data": "AA=="}]}
+    engine = read_engine(good)
+    assert engine is not None and read_text(engine.text()) == engine
+    assert engine.digest != read_engine({**good, "epoch": 2}).digest  # type: ignore[union-attr]
+    for name, value in (("engine_id", ""), ("epoch", -1), ("epoch", True), ("payloads", []), ("payloads", [{}])):
+        assert read_engine({**good, name: value}) is None
+    assert read_text(b"[" * 10_000) is None and read_text(b"\xff") is None and read_engine(None) is None
+
+
+def test_a_connectors_door_understands_what_agents_say() -> None:
+    engine = read_engine({"engine_id": "e", "epoch": 3, "payloads": [{"rank": 1, "data": "AAE="}]})
+    assert engine is not None
+    told = parse(json.dumps(engine.introduction(InstanceId("p0"))).encode())
+    assert told == Introduce("e", "p0", (Payload(0, 1, b"\x00\x01"),))
+    meetings = Meetings(life="any", known={InstanceId("p0"): engine})
+    (ask,) = meetings.due({}, [])
+    assert parse(json.dumps(ask).encode()) == Forget("e")
+    assert parse(b'{"ask": "metadata"}') == Metadata()
+
+
+def test_one_that_cannot_be_described_is_not_forgotten() -> None:
+    engine = read_engine({"engine_id": "e", "payloads": [{"rank": 0, "data": "AA=="}]})
+    assert engine is not None
+    meetings = Meetings()
+    meetings.began(engine)
+    peer = InstanceId("p0")
+    (ask,) = meetings.due({peer: engine}, [peer])
+    meetings.told(ask, {peer: engine})
+    assert meetings.due({}, [peer]) == []
+    assert meetings.due({}, []) == [{"ask": "forget", "engine_id": "e"}]

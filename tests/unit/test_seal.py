@@ -1,0 +1,101 @@
+"""What one instance seals for another opens there, and nowhere else."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cluster.ids import InstanceId
+from kvtransfer.keys import read_fleet
+from kvtransfer.seal import NONCE_BYTES, Identity, NotAnIdentity, identity_text, read_identity
+
+FLEET = read_fleet("k1 " + "11" * 32 + "\n")
+OTHER = read_fleet("k1 " + "22" * 32 + "\n")
+NONCE = bytes(NONCE_BYTES)
+P, D, E = InstanceId("prefill-0"), InstanceId("decode-0"), InstanceId("decode-1")
+
+
+def identity(name: InstanceId, keys=FLEET) -> Identity:
+    return read_identity(identity_text(keys, name))
+
+
+def sealed(data: bytes = b"metadata") -> bytes:
+    found = identity(P).seal(data, D, identity(D).credentials(), life="a/1", nonce=NONCE)
+    assert found is not None
+    return found
+
+
+def test_only_the_one_it_is_for_opens_it() -> None:
+    p, d, e = identity(P), identity(D), identity(E)
+    assert d.unseal(sealed(), P, p.credentials(), life="a/1") == b"metadata"
+    assert b"metadata" not in sealed()
+    for who, by, theirs, life in (
+        (e, P, p.credentials(), "a/1"),
+        (d, E, e.credentials(), "a/1"),
+        (d, P, e.credentials(), "a/1"),
+        (d, P, p.credentials(), "a/2"),
+        (d, P, b"", "a/1"),
+        (p, P, p.credentials(), "a/1"),
+    ):
+        assert who.unseal(sealed(), by, theirs, life=life) is None
+
+
+def test_an_identity_of_another_fleet_is_nobody() -> None:
+    stranger = identity(P, OTHER)
+    assert stranger.seal(b"x", D, identity(D).credentials(), life="", nonce=NONCE) is None
+    assert identity(D).seal(b"x", P, stranger.credentials(), life="", nonce=NONCE) is None
+    assert identity(D).pair_key(P, stranger.credentials()) is None
+
+
+def test_a_pair_has_one_key_that_no_other_pair_has() -> None:
+    p, d, e = identity(P), identity(D), identity(E)
+    key = p.pair_key(D, d.credentials())
+    assert key is not None and len(key) == 32 and key == d.pair_key(P, p.credentials())
+    assert len({key, p.pair_key(E, e.credentials()), d.pair_key(E, e.credentials())}) == 3
+    assert p.pair_key(P, p.credentials()) is None
+
+
+def test_keys_are_replaced_one_by_one() -> None:
+    """Lines in another order, or that only one side has, still leave a common key; and the same on both sides."""
+    one, two = "k1 " + "11" * 32 + "\n", "k2 " + "33" * 32 + "\n"
+    for mine, others in ((one + two, two + one), (one + two, two), (two, one + two)):
+        p, d = identity(P, read_fleet(mine)), identity(D, read_fleet(others))
+        assert p.pair_key(D, d.credentials()) == d.pair_key(P, p.credentials()) is not None
+        box = p.seal(b"x", D, d.credentials(), life="", nonce=NONCE)
+        assert box is not None and d.unseal(box, P, p.credentials(), life="") == b"x"
+    assert identity(P, read_fleet(one)).pair_key(D, identity(D, read_fleet(two)).credentials()) is None
+
+
+def test_no_bytes_raise_and_none_of_them_opens() -> None:
+    p, d = identity(P), identity(D)
+    dice = random.Random(4)
+    box, said = sealed(), p.credentials()
+    for _ in range(400):
+        for original in (box, said):
+            bad = bytearray(original)
+            bad[dice.randrange(len(bad))] ^= 1 << dice.randrange(8)
+            cut = bytes(bad[: dice.randint(0, len(bad))]) if dice.random() < 0.3 else bytes(bad)
+            seal, credentials = (cut, said) if original is box else (box, cut)
+            assert d.unseal(seal, P, credentials, life="a/1") is None
+        assert d.unseal(dice.randbytes(60), P, said, life="a/1") is None
+
+
+def test_a_file_that_was_changed_is_no_identity() -> None:
+    text = identity_text(FLEET, P)
+    assert "11" * 32 not in text and "prefill-0" in text and repr(read_identity(text)) == "Identity('prefill-0')"
+    words = text.split()
+    for bad in (
+        "",
+        "# only a remark",
+        text.replace("prefill-0", "prefill-1"),
+        text.replace(words[1], "ab" * 32),
+        text.replace(words[4], "ab" * 32),
+        text + identity_text(FLEET, D),
+        "k1 secret",
+    ):
+        with pytest.raises(NotAnIdentity) as caught:
+            read_identity(bad)
+        assert words[1] not in str(caught.value)
+    with pytest.raises(ValueError, match="cannot stand"):
+        identity_text(FLEET, InstanceId("a b"))
