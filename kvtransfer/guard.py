@@ -8,11 +8,15 @@ A plain ASGI class: requests are read whole and judged, then handed on as they c
 are not touched, nor is anything without a body (health, metrics) or WebSockets, which carry no transfer fields in vLLM
 0.32. Without keys every transfer is refused, and everything else is served. Imports the standard library and the
 modules beside it only: it shares a process with whatever vLLM pins.
+
+One path is its own: ``POST /baton/release`` gives up a hold by the name its router gave it (`cluster.wire`), with a
+ticket as for a leg. It asks the engine's door (`kvtransfer.door`), so it is there where Baton's connector is; else 404.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import time
@@ -20,15 +24,20 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.wire import RELEASE_PATH
+from kvtransfer.fields import name_in
 from kvtransfer.keyfile import KeyFile
 from kvtransfer.keys import FILE_VARIABLE, InstanceKeys, read_instance
-from kvtransfer.screen import Refusal, Screen, Why
+from kvtransfer.screen import Refusal, Screen, Why, transfer_fields
 
 BODY_BYTES_MAX: Final = 64 << 20
 """Twice what a router takes: room for what it adds."""
 
 BODY_S: Final = 60.0
 """A body that has not arrived by then is given up: it holds memory until then."""
+
+DOOR_S: Final = 2.0
+"""The door answers from memory."""
 
 LOG_EVERY_S: Final = 1.0
 """Refusals are logged this often at most, with how many there were: a stranger must not fill the disk."""
@@ -71,9 +80,12 @@ class Guard:
         refusal = body if isinstance(body, Refusal) else self._judge(scope, body)
         if refusal is not None:
             self._log(scope, refusal)
-            await _answer(send, refusal)
+            await _answer(send, refusal.status, refusal.body())
             return
         assert isinstance(body, bytes)
+        if scope.get("path") == RELEASE_PATH:
+            await _answer(send, *await _release(scope, body))
+            return
         await self._app(scope, _replaying(body, receive), send)
 
     def _judge(self, scope: Message, body: bytes) -> Refusal | None:
@@ -143,10 +155,46 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-async def _answer(send: Send, refusal: Refusal) -> None:
-    body = refusal.body()
+async def _release(scope: Message, body: bytes) -> tuple[int, bytes]:
+    """Status and body for who gives a hold up. The ticket was checked: without one there are no fields here."""
+    fields = transfer_fields(body, "application/json")
+    name = name_in(fields)
+    if name is None:
+        return 400, _error(400, "Send `kv_transfer_params` with a ticket and the name of the transfer.")
+    door = _door_of(scope)
+    if door is None:
+        return 404, _error(404, "This engine does not run Baton's connector.")
+    question = json.dumps({"ask": "release", "transfer_id": name}).encode() + b"\n"
+    try:
+        async with asyncio.timeout(DOOR_S):
+            reader, writer = await asyncio.open_unix_connection(door)
+            try:
+                writer.write(question)
+                told = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError) as error:
+        return 503, _error(503, f"The engine's door does not answer: {error}")
+    return (200, told.strip()) if b'"ok"' in told else (503, _error(503, "The engine's door refused."))
+
+
+def _door_of(scope: Message) -> str | None:
+    """Where the connector of this server's engine has its door: vLLM keeps its configuration in the application."""
+    found: Any = scope.get("app")
+    for name in ("state", "vllm_config", "kv_transfer_config", "kv_connector_extra_config"):
+        found = getattr(found, name, None)
+    door = found.get("door") if isinstance(found, dict) else None
+    return door if isinstance(door, str) and door else None
+
+
+def _error(status: int, message: str) -> bytes:
+    told = {"message": message, "type": "BadRequestError", "param": None, "code": status}
+    return json.dumps({"error": told}).encode()
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if refusal.status in {408, 413}:
+    if status in {408, 413}:
         headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

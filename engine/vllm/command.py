@@ -25,6 +25,12 @@ PIN = "engine.vllm.pin:PinFirstToken"
 GUARD = "kvtransfer.guard.Guard"
 """Our ASGI middleware, by the name under which vLLM imports it."""
 
+CONNECTORS = {"nixl": "NixlConnector", "baton": "BatonConnector"}
+"""By the names of `transfer: {connector: …}`, the names of classes."""
+
+CONNECTOR_MODULE = "kvtransfer.vllm_connector"
+"""Where vLLM imports ours from."""
+
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
 
 SECRET_FLAGS = frozenset({"--api-key", "--hf-token"})
@@ -71,13 +77,17 @@ def _transfer_config(spec: EngineSpec) -> dict[str, object]:
     """vLLM's `--kv-transfer-config`. Its default on a failed pull is to fail the request; recomputing serves it."""
     lease_s = CPU_KV_LEASE_S if spec.kv_lease_s is None and spec.device == "cpu" else spec.kv_lease_s
     config: dict[str, object] = {
-        "kv_connector": "NixlConnector",
-        "kv_role": _KV_ROLES[spec.role],
+        "kv_connector": CONNECTORS[spec.connector],
+        "kv_role": _KV_ROLES[Role.BOTH if spec.flips else spec.role],
         "kv_buffer_device": "cpu" if spec.device == "cpu" else "cuda",
         "kv_load_failure_policy": "recompute",
     }
-    if lease_s is not None:
-        config["kv_connector_extra_config"] = {"kv_lease_duration": lease_s}
+    more: dict[str, object] = {} if lease_s is None else {"kv_lease_duration": lease_s}
+    if spec.connector == "baton":
+        config["kv_connector_module_path"] = CONNECTOR_MODULE
+        more |= {"door": spec.door} if spec.door else {}
+    if more:
+        config["kv_connector_extra_config"] = more
     return config
 
 

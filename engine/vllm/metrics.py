@@ -8,14 +8,19 @@ import re
 from cluster.instance import Load
 
 _SAMPLE = re.compile(
-    r"""^(?P<name>vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc|prompt_tokens_by_source_total))
+    r"""^(?P<name>vllm:(?:num_requests_running|num_requests_waiting|num_requests_waiting_by_reason|kv_cache_usage_perc
+                                 |prompt_tokens_by_source_total|prompt_tokens_total|generation_tokens_total))
         (?:\{(?P<labels>[^\n]*)\})?   # label values may hold spaces and braces, so up to the line's last brace
         [ \t]+(?P<value>[^ \t\n]+)(?:[ \t]+-?\d+)?[ \t]*$""",
     re.MULTILINE | re.VERBOSE,
 )
 _CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>[^\n]*)\}[ \t]", re.MULTILINE)
 _BLOCKS = re.compile(r'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
-_FROM_OTHER_ENGINES = 'source="external_kv_transfer"'
+_ONLY = {
+    "prompt_tokens_by_source_total": 'source="external_kv_transfer"',
+    "num_requests_waiting_by_reason": 'reason="deferred"',
+}
+"""Of these, the samples that have this label."""
 
 
 def parse_load(text: str) -> Load:
@@ -26,7 +31,7 @@ def parse_load(text: str) -> Load:
     found: dict[str, list[float]] = {}
     for sample in _SAMPLE.finditer(text):
         name = sample["name"].removeprefix("vllm:")
-        if name == "prompt_tokens_by_source_total" and _FROM_OTHER_ENGINES not in (sample["labels"] or ""):
+        if name in _ONLY and _ONLY[name] not in (sample["labels"] or ""):
             continue
         value = _number(sample["value"])
         if value is not None:
@@ -38,6 +43,9 @@ def parse_load(text: str) -> Load:
         kv_usage=min(1.0, sum(usages) / len(usages)) if usages else 0.0,
         external_kv_tokens=_total(found.get("prompt_tokens_by_source_total", [])),
         kv_tokens=sum(_kv_tokens(sample["labels"]) for sample in _CACHE.finditer(text)),
+        deferred=_total(found.get("num_requests_waiting_by_reason", [])),
+        prompt_tokens=_total(found.get("prompt_tokens_total", [])),
+        generation_tokens=_total(found.get("generation_tokens_total", [])),
     )
 
 

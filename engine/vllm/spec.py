@@ -11,6 +11,8 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 
 Device = Literal["cpu", "gpu"]
+Connector = Literal["nixl", "baton"]
+"""Who moves KV cache: vLLM's own NixlConnector, or ours (`kvtransfer.vllm_connector`)."""
 
 OURS = {
     "--host": "--host before `--`",
@@ -56,10 +58,18 @@ class EngineSpec:
     """How long a prefill engine keeps blocks nobody pulls, in whole seconds; vLLM's default is 30."""
     shutdown_timeout_s: int = 30
     """How long a stopping engine may finish what it has; vLLM's default of 0 aborts every request."""
+    seqs_max: int = 256
+    """Requests that it runs at once (``max_num_seqs``, all data-parallel ranks together): what its agent gives credits
+    for."""
+    flips: bool = False
+    """Started for both kinds of leg whatever its role, so that its agent may take another one."""
     pinning: bool = True
     """Load `engine.vllm.pin`, so that a client can have the first token before the handoff."""
     ticket_keys_file: str | None = None
     """Key file of the guard in its API server, absolute; None: no guard, and whoever reaches it may start transfers."""
+    connector: Connector = "nixl"
+    door: str = ""
+    """Path of the socket by which its agent speaks to our connector; empty: none, and nobody is introduced to it."""
     extra_args: tuple[str, ...] = ()
     """The user's vLLM flags, verbatim and last."""
     extra_env: Mapping[str, str] = field(default_factory=dict)

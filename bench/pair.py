@@ -1,0 +1,181 @@
+"""Real vLLM engines without agents, router or registry: what compares connectors, and what tests one, starts these."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from engine.vllm.child import CPU_SITE
+from engine.vllm.command import command, environment
+from engine.vllm.spec import EngineSpec
+from kvtransfer.door import introduce_each_other
+
+START_S = 240.0
+"""Two engines on two busy cores take up to two minutes."""
+SITE = Path(__file__).resolve().parents[1]
+"""vLLM imports our modules from here."""
+
+
+@dataclass
+class Running:
+    """One engine's process, the head of a session of its own."""
+
+    spec: EngineSpec
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return self.spec.url
+
+    def tail(self, lines: int = 30) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+
+def _ours(_: Role) -> str:
+    return ""
+
+
+@dataclass
+class Engines:
+    """Some engines of one model on this machine's cores; `with` starts them together and ends them."""
+
+    folder: Path
+    model: str
+    roles: Mapping[str, Role]
+    transfer: Callable[[Role], str] = _ours
+    """vLLM's `--kv-transfer-config` for a role; empty: Baton's connector, each introduced to all others."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of every `EngineSpec`."""
+    flags: tuple[str, ...] = ()
+    """Other flags of vLLM."""
+    paced: bool = True
+    """Whether NIXL's progress thread is paced from outside (`engine/vllm/cpu_site`); ours paces its own."""
+    running: dict[str, Running] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        try:
+            for number, (name, role) in enumerate(self.roles.items()):
+                self.running[name] = self._start(name, role, number)
+            for engine in self.running.values():
+                _wait(engine)
+            ours = [name for name, role in self.roles.items() if not self.transfer(role)]
+            introduce_each_other(*((name, self.door(name)) for name in ours))
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _start(self, name: str, role: Role, number: int) -> Running:
+        cores, transfer = sorted(os.sched_getaffinity(0)), self.transfer(role)
+        given: dict[str, Any] = {
+            "instance": InstanceId(name),
+            "role": role,
+            "model": self.model,
+            "served_name": "tiny",
+            "python": sys.executable,
+            "device": "cpu",
+            "port": _free_port(),
+            "side_channel_port": _free_port(),
+            "cores": (cores[number % len(cores)],),
+            "max_model_len": 2048,
+            "dtype": "float32",
+            "connector": "baton",
+            "door": str(self.folder / name / "door"),
+            "extra_args": (*(("--kv-transfer-config", transfer) if transfer else ()), *self.flags),
+            **self.more,
+        }
+        spec = EngineSpec(**given)
+        env = environment(spec, os.environ, str(CPU_SITE) if self.paced else str(_half_site(self.folder)))
+        env["PYTHONPATH"] = ":".join(filter(None, [env.get("PYTHONPATH"), str(SITE)]))
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command(spec), stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
+                start_new_session=True,
+            )  # fmt: skip
+        return Running(spec, process, log)
+
+    def url(self, name: str) -> str:
+        return self.running[name].url
+
+    def door(self, name: str) -> Path:
+        return Path(self.running[name].spec.door)
+
+    def stop(self) -> None:
+        """End them and whatever they started."""
+        for engine in self.running.values():
+            if engine.alive():
+                engine.process.send_signal(signal.SIGTERM)
+        for engine in self.running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                engine.process.wait(15)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(engine.process.pid, signal.SIGKILL)  # its session: the engine's core and workers, too
+            engine.process.wait(10)
+
+
+def _half_site(folder: Path) -> Path:
+    """A start-up folder with the one half of ours without which two engines stall on two cores (`os.sched_yield`)."""
+    site = folder / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text("import os, time\nos.sched_yield = lambda: time.sleep(0.0002)\n")
+    return site
+
+
+def _wait(engine: Running) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and engine.alive():
+        with (
+            contextlib.suppress(urllib.error.URLError, OSError),
+            urllib.request.urlopen(engine.url + "/health", timeout=5) as answer,  # noqa: S310 - an engine of ours
+        ):
+            if answer.status == 200:
+                return
+        time.sleep(0.25)
+    raise RuntimeError(f"{engine.spec.instance} did not start:\n{engine.tail()}")
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def cores_used(engine: Running, seconds: float) -> float:
+    """Cores that an engine's processes take during so many seconds."""
+    before = _cpu_s(engine.process.pid)
+    time.sleep(seconds)
+    return (_cpu_s(engine.process.pid) - before) / seconds
+
+
+def _cpu_s(session: int) -> float:
+    total = 0.0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        if int(fields[3]) == session:
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total

@@ -1,0 +1,146 @@
+"""What can be asked at an engine's door, and the line each question is. Pure; the parser is total.
+
+One JSON object a line, one object a line in answer::
+
+    {"ask": "metadata"}                                  -> {"engine_id", "epoch", "compatibility", "payloads": [...]}
+    {"ask": "introduce", "engine_id", "instance", "payloads": [{"rank": 0, "data": BASE64}]}    -> {"ok": true}
+    {"ask": "forget", "engine_id"}                       -> {"ok": true}
+    {"ask": "release", "transfer_id"}                    -> {"ok": true}
+    {"ask": "state"}                                     -> {"holds", "legs", "pulls", "peers", "counts"}
+
+What cannot be read is answered with ``{"error": WHY}``. `payloads` are what vLLM's own connector hands out on its ZMQ
+port, one for each rank (`stage` is a pipeline stage, 0 where there is one): to know them is to be able to read and
+write the engine's KV memory. Who may open the socket file may know them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvtransfer.fields import NAME_CHARS_MAX
+
+LINE_BYTES_MAX: Final = 16 << 20
+PAYLOADS_MAX: Final = 512
+"""Ranks of one engine."""
+DATA_BYTES_MAX: Final = 4 << 20
+"""vLLM's metadata of one rank is some kilobytes; a model of 200 layers on several transports has tens."""
+TEXT_CHARS_MAX: Final = NAME_CHARS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """How can others read from you?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """One rank's handshake."""
+
+    stage: int
+    rank: int
+    data: bytes
+
+    def object(self) -> dict[str, Any]:
+        """As it stands in a line."""
+        return {"stage": self.stage, "rank": self.rank, "data": base64.b64encode(self.data).decode()}
+
+
+@dataclass(frozen=True, slots=True)
+class Introduce:
+    """You may read from this engine."""
+
+    engine_id: str
+    instance: str
+    payloads: tuple[Payload, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Its tensor parallelism."""
+        return max(each.rank for each in self.payloads) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """This engine is gone."""
+
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nobody wants what is, or will be, held under this name."""
+
+    transfer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is held, and by whom?"""
+
+
+Ask = Metadata | Introduce | Forget | Release | State
+
+
+def parse(line: bytes) -> Ask | str:
+    """The question, or what is wrong with it. Never raises."""
+    if len(line) > LINE_BYTES_MAX:
+        return f"a line has at most {LINE_BYTES_MAX} bytes"
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError):
+        return "not a line of JSON"
+    if not isinstance(told, dict):
+        return "not an object"
+    match told.get("ask"):
+        case "metadata":
+            return Metadata()
+        case "state":
+            return State()
+        case "introduce":
+            return _introduce(told)
+        case "forget":
+            engine = _text(told, "engine_id")
+            return "engine_id is missing" if engine is None else Forget(engine)
+        case "release":
+            name = _text(told, "transfer_id")
+            return "transfer_id is missing" if name is None else Release(name)
+        case _:
+            return "nothing that can be asked here"
+
+
+def _introduce(told: Mapping[str, Any]) -> Introduce | str:
+    engine, instance, listed = _text(told, "engine_id"), _text(told, "instance"), told.get("payloads")
+    if engine is None or instance is None:
+        return "engine_id or instance is missing"
+    if not isinstance(listed, list) or not 0 < len(listed) <= PAYLOADS_MAX:
+        return f"payloads is a list of 1 to {PAYLOADS_MAX}"
+    payloads = tuple(each for each in map(_payload, listed) if each is not None)
+    if len(payloads) != len(listed):
+        return "a payload has a rank and base64 data"
+    if len({(each.stage, each.rank) for each in payloads}) != len(payloads):
+        return "two payloads of one rank"
+    return Introduce(engine, instance, payloads)
+
+
+def _payload(item: object) -> Payload | None:
+    if not isinstance(item, dict):
+        return None
+    stage, rank, text = item.get("stage", 0), item.get("rank"), item.get("data")
+    if type(stage) is not int or type(rank) is not int or not 0 <= stage < PAYLOADS_MAX or not 0 <= rank < PAYLOADS_MAX:
+        return None
+    if not isinstance(text, str) or not text or len(text) > DATA_BYTES_MAX * 4 // 3 + 4:
+        return None
+    try:
+        return Payload(stage, rank, base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _text(told: Mapping[str, Any], name: str) -> str | None:
+    value = told.get(name)
+    return value if isinstance(value, str) and 0 < len(value) <= TEXT_CHARS_MAX else None

@@ -1,0 +1,167 @@
+"""The door of an engine: a Unix socket by which its own agent, and nobody else, speaks to its connector. A shell.
+
+The socket stands in a folder that only this user may enter, and who opens it must be this user: file rights and the
+kernel's word (`SO_PEERCRED`) are the whole of the protection. It is served by threads of the engine's scheduler
+process; what they are asked (`kvtransfer.asks`) is answered from memory or queued for the engine's next step, so no
+thread waits for a forward pass. Lines are bounded, parsers are total, a silent client is left after a while, and a
+client too many is turned away: nothing said here can end or hold up the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from kvtransfer.asks import LINE_BYTES_MAX, Ask, parse
+
+CLIENTS_MAX: Final = 16
+"""One agent, its guards' processes, and somebody who looks at the state."""
+SILENCE_S: Final = 60.0
+PATH_BYTES_MAX: Final = 107
+"""Linux' limit for the path of a Unix socket."""
+
+logger = logging.getLogger("baton.door")
+
+
+class Door:
+    """Serves one socket until it is closed."""
+
+    def __init__(self, path: Path, answer: Callable[[Ask], dict[str, Any]]) -> None:
+        """Open it. A socket that is left from before is replaced.
+
+        Raises:
+            OSError: it cannot be opened there.
+            ValueError: the path is too long, or others may enter its folder.
+        """
+        self.path = path
+        self._answer = answer
+        self._closed = threading.Event()
+        self._clients = 0
+        self._lock = threading.Lock()
+        _check_folder(path)
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.bind(str(path))
+            path.chmod(0o600)
+            self._socket.listen(CLIENTS_MAX)
+        except OSError:
+            self._socket.close()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="baton-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take it away. Open connections end with the process."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                if self._closed.wait(0.1):  # or out of descriptors: it will not be better at once
+                    return
+                continue
+            with self._lock:
+                full = self._clients >= CLIENTS_MAX
+                self._clients += not full
+            if full or _user_of(client) != os.getuid():
+                client.close()
+                self._left(not full)
+                continue
+            threading.Thread(target=self._attend, args=(client,), name="baton-door-client", daemon=True).start()
+
+    def _left(self, counted: bool) -> None:  # noqa: FBT001
+        with self._lock:
+            self._clients -= counted
+
+    def _attend(self, client: socket.socket) -> None:
+        """One client, question by question."""
+        try:
+            with client, client.makefile("rb") as lines:
+                client.settimeout(SILENCE_S)
+                while (line := lines.readline(LINE_BYTES_MAX + 1)) and not self._closed.is_set():
+                    client.sendall(json.dumps(self._reply(line)).encode() + b"\n")
+                    if not line.endswith(b"\n"):
+                        return  # cut off, or longer than a line may be: what follows cannot be told apart
+        except OSError:
+            pass  # it left
+        finally:
+            self._left(counted=True)
+
+    def _reply(self, line: bytes) -> dict[str, Any]:
+        ask = parse(line)
+        if isinstance(ask, str):
+            return {"error": ask}
+        try:
+            return self._answer(ask)
+        except Exception as error:
+            logger.exception("the door could not answer %s", type(ask).__name__)
+            return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _check_folder(path: Path) -> None:
+    if len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise ValueError(f"{path} is too long for a socket: at most {PATH_BYTES_MAX} bytes")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.parent.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ValueError(f"{path.parent} must be this user's and closed to others (chmod 700)")
+
+
+def _user_of(client: socket.socket) -> int | None:
+    """Who is on the other end, as the kernel says; None: it does not say."""
+    try:
+        raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:
+        return None
+    _, user, _ = struct.unpack("3i", raw)
+    return int(user)
+
+
+def ask(path: Path, question: dict[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
+    """One question at a door. Blocks.
+
+    Raises:
+        OSError: nobody answers, or not in time.
+        ValueError: what answers is no door.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(str(path))
+        connection.sendall(json.dumps(question).encode() + b"\n")
+        with connection.makefile("rb") as lines:
+            told = json.loads(lines.readline(LINE_BYTES_MAX))
+    if not isinstance(told, dict):
+        raise ValueError("not a door's answer")  # noqa: TRY004
+    return told
+
+
+def introduce_each_other(*paths: tuple[str, Path]) -> None:
+    """What agents do for their engines, for a few engines on one machine without agents: `paths` are name and door.
+
+    Raises:
+        OSError: a door is not there.
+        ValueError: an engine refuses.
+    """
+    told = {name: ask(path, {"ask": "metadata"}) for name, path in paths}
+    for name, said in told.items():
+        if "engine_id" not in said:
+            raise ValueError(f"{name}: {said.get('error', said)}")
+        question = {"ask": "introduce", "instance": name} | {key: said[key] for key in ("engine_id", "payloads")}
+        for other, path in paths:
+            if other != name and (answer := ask(path, question)).get("ok") is not True:
+                raise ValueError(f"{other} does not take {name}: {answer}")

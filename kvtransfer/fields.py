@@ -1,0 +1,80 @@
+"""What the transfer fields of a request mean to our connector: which hold it makes, or which it pulls. Pure and total.
+
+Fields come from a router, with a ticket where there is a guard; where there is none they come from anybody. vLLM's own
+connector takes them as they are, and some end the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cluster.wire import TRANSFER
+from kvtransfer.slots import Slot, slot_in
+
+NAME_CHARS_MAX: Final = 256
+"""A TransferId is a request's id (128), an attempt and an epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """The fields of a decode leg that can be pulled."""
+
+    engine: str
+    """Who holds the blocks: vLLM's id of one life of an engine."""
+    request: str
+    """The producer's name for them."""
+    tokens: int
+    """How many of the prompt's tokens they hold."""
+    blocks: int
+    slot: Slot
+
+
+def name_in(fields: object) -> str | None:
+    """The TransferId a router gave a leg, as text."""
+    name = fields.get(TRANSFER) if isinstance(fields, Mapping) else None
+    return name if isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX else None
+
+
+def pull_in(fields: object) -> Pull | str:
+    """What a decode leg's fields let us pull, or why they let us pull nothing. Never raises."""
+    if not isinstance(fields, Mapping):
+        return "no transfer fields"
+    engine, request, tokens = (
+        fields.get(name) for name in ("remote_engine_id", "remote_request_id", "remote_num_tokens")
+    )
+    if not isinstance(engine, str) or not isinstance(request, str):
+        return "they name no hold"
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        return "they do not say how many tokens are held"
+    blocks = _blocks(fields.get("remote_block_ids"))
+    if blocks is None:
+        return "their block ids cannot be read"
+    slot = slot_in(fields)
+    if slot is None:
+        return "nothing would confirm that the hold outlived our read"
+    return Pull(engine, request, tokens, blocks, slot)
+
+
+def _blocks(groups: object) -> int | None:
+    """How many blocks the one group of them has."""
+    if not isinstance(groups, list | tuple) or len(groups) != 1 or not isinstance(groups[0], list | tuple):
+        return None
+    ids = groups[0]
+    return len(ids) if ids and all(type(each) is int and each >= 0 for each in ids) else None
+
+
+def sane(fields: object) -> dict[str, Any] | None:
+    """Fields that vLLM's connector can be given: those of a hold or of a pull, of the types it relies on; else None."""
+    if not isinstance(fields, dict):
+        return None
+    wrong = [
+        name
+        for name in ("remote_engine_id", "remote_request_id", "remote_host")
+        if not isinstance(fields.get(name), str | None)
+    ]
+    sizes = [fields.get(name, 1) for name in ("tp_size", "dcp_size", "pp_size")]
+    if wrong or any(size is not None and type(size) is not int for size in sizes):
+        return None
+    return fields

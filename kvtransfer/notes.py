@@ -1,0 +1,61 @@
+"""The notices a consumer's connector sends to a producer's. Pure; the parser is total.
+
+They are vLLM's own (`nixl/pull_worker.py`), with a proof added: ``REQUEST:CONSUMERS:PROOF`` when blocks were read or
+are not wanted, ``HB:REQUEST,REQUEST`` while they are. Without the proof anybody who reaches the transport could free
+blocks that are being read, and end the engine by freeing those of a request that still runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvtransfer.slots import mark_of
+
+NOTE_BYTES_MAX: Final = 1 << 20
+"""A heartbeat for 10,000 requests has 500,000."""
+CONSUMERS_MAX: Final = 1024
+"""Ranks of one consumer that read from one rank of a producer: its tensor parallelism at most."""
+
+_BEAT: Final = "HB:"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One of `consumers` ranks has read the request's blocks, or does not want them."""
+
+    request: str
+    consumers: int
+    mark: bytes | None
+    """What it says the hold's mark is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """These are still wanted."""
+
+    requests: tuple[str, ...]
+
+
+def with_proof(note: bytes, proof: str) -> bytes:
+    """vLLM's notice of having read, with what shows that the hold was ours to read."""
+    return note + b":" + proof.encode()
+
+
+def parse(raw: object) -> Read | Beat | None:
+    """What a notice says; None: nothing that is known here. Never raises."""
+    if not isinstance(raw, bytes) or len(raw) > NOTE_BYTES_MAX:
+        return None
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    if text.startswith(_BEAT):
+        return Beat(tuple(name for name in text[len(_BEAT) :].split(",") if name))
+    request, _, consumers = text.rpartition(":")
+    mark = mark_of(consumers)
+    if mark is not None:
+        request, _, consumers = request.rpartition(":")
+    if not request or not consumers.isascii() or not consumers.isdecimal() or len(consumers) > 4:
+        return None
+    return Read(request, int(consumers), mark) if 0 < int(consumers) <= CONSUMERS_MAX else None

@@ -1,0 +1,228 @@
+"""Follows the reads of pulled blocks to their end, and then asks the slot whether the hold outlived them.
+
+The order is the argument. A slot's read is posted only after every block has arrived; the producer clears the slot
+before it gives the blocks to anybody else. So a mark that is still there was there when the last block had been read,
+and so were the blocks. Whatever else is found, the blocks are not used: their request computes its prompt itself.
+
+Only then is the producer told that its blocks were read: vLLM's own notice goes with the read, and would let the
+producer free them, and clear the slot, before we have looked.
+
+Everything outside comes in: the transport (`Agent`, as NIXL's Python agent), and memory for what slots say. One thread
+calls `step` again and again, another adds, takes and asks whether a request is `under_way`: what passes between the two
+is appended to a deque, and put into a dictionary as a whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvtransfer.slots import CLEAR, SLOT_BYTES
+
+
+class Agent(Protocol):
+    """What is needed of a NIXL agent. Any of these may raise."""
+
+    def check_xfer_state(self, handle: Any) -> str: ...
+    def get_xfer_telemetry(self, handle: Any) -> Any: ...
+    def release_xfer_handle(self, handle: Any) -> None: ...
+    def send_notif(self, agent_name: str, notif_msg: bytes) -> None: ...
+    def transfer(self, handle: Any) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One rank of the producer that blocks are read from."""
+
+    agent: str
+    slot_address: int
+    note: bytes
+    """What tells it that we have read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a pull ended. No transfer of it is under way any more."""
+
+    because: str
+    """Why its blocks must not be used; empty: they may be."""
+    telemetry: tuple[Any, ...] = ()
+    notes_lost: int = 0
+    broken: bool = False
+    """The transport failed, and not the hold."""
+
+    @property
+    def good(self) -> bool:
+        """Whether the blocks are the hold's."""
+        return not self.because
+
+
+@dataclass(slots=True)
+class _Pull:
+    handles: list[Any]
+    sources: Sequence[Source]
+    mark: bytes
+    looks: list[tuple[Any, int]] = field(default_factory=list)
+    """Reads of slots, and where what they say lands."""
+    looking: bool = False
+    because: str = ""
+    broken: bool = False
+    telemetry: list[Any] = field(default_factory=list)
+    stale: bool = False
+
+
+class Landings:
+    """Places in registered memory for what slots say."""
+
+    def __init__(self, memory: memoryview, address: int) -> None:
+        self._memory = memory
+        self._address = address
+        self._free = list(range(len(memory) // SLOT_BYTES))
+
+    def take(self, count: int) -> list[int] | None:
+        """Clean places; None: too few are free."""
+        if len(self._free) < count:
+            return None
+        places = [self._free.pop() for _ in range(count)]
+        for place in places:
+            self._memory[place * SLOT_BYTES : (place + 1) * SLOT_BYTES] = CLEAR
+        return places
+
+    def address(self, place: int) -> int:
+        return self._address + place * SLOT_BYTES
+
+    def said(self, place: int) -> bytes:
+        return bytes(self._memory[place * SLOT_BYTES : (place + 1) * SLOT_BYTES])
+
+    def give_back(self, place: int) -> None:
+        self._free.append(place)
+
+
+class Pulls:
+    """All pulls of one rank that are under way, by request."""
+
+    def __init__(self, agent: Agent, landings: Landings, look: Callable[[str, int, int], Any]) -> None:
+        """`look` prepares the read of a slot: of this agent, from that address, to this one. It may raise."""
+        self._agent = agent
+        self._landings = landings
+        self._look = look
+        self._arrived: deque[tuple[str, _Pull]] = deque()
+        self._pulls: dict[str, _Pull] = {}
+        """Touched by `step` alone."""
+        self._outcomes: dict[str, Outcome] = {}
+        self._known: set[str] = set()
+        """Touched by `add` and `take` alone."""
+
+    def add(self, request: str, handles: Sequence[Any], sources: Sequence[Source], mark: bytes) -> None:
+        """Reads were posted. Every one is followed to its end, whatever becomes of the request."""
+        assert request not in self._known, request
+        self._known.add(request)
+        self._arrived.append((request, _Pull(list(handles), sources, mark)))
+
+    def under_way(self, request: str) -> bool:
+        """Whether it was added and not yet taken."""
+        return request in self._known
+
+    def take(self, request: str) -> Outcome | None:
+        """How it ended, once."""
+        outcome = self._outcomes.pop(request, None)
+        if outcome is not None:
+            self._known.discard(request)
+        return outcome
+
+    def __len__(self) -> int:
+        return len(self._arrived) + len(self._pulls)
+
+    def step(self) -> int:
+        """Look at every pull once. Returns how many are left; while there are some, call again soon."""
+        while self._arrived:
+            request, pull = self._arrived.popleft()
+            self._pulls[request] = pull
+        for request, pull in list(self._pulls.items()):
+            if self._advance(pull):
+                self._outcomes[request] = self._end(pull)
+                del self._pulls[request]
+        return len(self)
+
+    def _advance(self, pull: _Pull) -> bool:
+        """Whether nothing of it is under way any more, and nothing is left to begin."""
+        pull.handles = [handle for handle in pull.handles if not self._ended(pull, handle)]
+        if pull.handles:
+            return False
+        if not pull.because and not pull.looking and not self._begin_to_look(pull):
+            return False
+        pull.looks = [each for each in pull.looks if not self._looked(pull, *each)]
+        return not pull.looks
+
+    def _ended(self, pull: _Pull, handle: Any) -> bool:
+        """Whether a read has ended and its handle is given back. One that cannot be given back may still write."""
+        try:
+            state = self._agent.check_xfer_state(handle)
+            if state == "PROC":
+                return False
+            if state == "DONE":
+                pull.telemetry.append(self._agent.get_xfer_telemetry(handle))
+            else:
+                pull.because, pull.broken = "a read failed", True
+        except Exception:  # noqa: BLE001 - NIXL raises classes of its own, some from C++
+            pull.because, pull.broken = "a read failed", True
+        return self._released(handle)
+
+    def _released(self, handle: Any) -> bool:
+        try:
+            self._agent.release_xfer_handle(handle)
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
+    def _begin_to_look(self, pull: _Pull) -> bool:
+        """Post the reads of the slots. False: no room for what they say yet."""
+        places = self._landings.take(len(pull.sources))
+        if places is None:
+            return False
+        pull.looking = True
+        for source, place in zip(pull.sources, places, strict=True):
+            try:
+                handle = self._look(source.agent, source.slot_address, self._landings.address(place))
+            except Exception:  # noqa: BLE001 - as above
+                self._landings.give_back(place)
+                pull.because, pull.broken = "the slot could not be read", True
+                continue
+            pull.looks.append((handle, place))
+            try:
+                self._agent.transfer(handle)
+            except Exception:  # noqa: BLE001 - as above
+                pull.because, pull.broken = "the slot could not be read", True
+        return True
+
+    def _looked(self, pull: _Pull, handle: Any, place: int) -> bool:
+        """Whether a slot's read has ended; and what it said."""
+        try:
+            state = self._agent.check_xfer_state(handle)
+        except Exception:  # noqa: BLE001 - as above
+            state = "ERR"
+        if state == "PROC":
+            return False
+        said = self._landings.said(place)
+        if not self._released(handle):
+            pull.because, pull.broken = "the slot could not be read", True
+            return False  # it may still write into the place
+        self._landings.give_back(place)
+        if state != "DONE":
+            pull.because, pull.broken = "the slot could not be read", True
+        elif said != pull.mark:
+            pull.because, pull.stale = "the hold did not outlive the read", True
+        return True
+
+    def _end(self, pull: _Pull) -> Outcome:
+        lost = 0
+        for source in pull.sources:
+            if pull.stale:
+                break  # it is not held any more
+            try:
+                self._agent.send_notif(source.agent, notif_msg=source.note)
+            except Exception:  # noqa: BLE001 - as above
+                lost += 1
+        return Outcome(pull.because, tuple(pull.telemetry), lost, pull.broken)

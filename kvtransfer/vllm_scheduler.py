@@ -1,0 +1,299 @@
+"""Our connector's scheduler half: names of holds, early releases, slots, and the door. Runs inside vLLM's engine core.
+
+It only ever answers vLLM's own hooks, on vLLM's own thread. What comes in at the door waits in a queue for the next
+step; the engine is woken for it, since one without work makes none.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.v1.engine import EngineCoreRequestType
+
+from cluster.wire import TRANSFER
+from kvtransfer.asks import Ask, Forget, Introduce, Metadata, Payload, Release, State
+from kvtransfer.door import Door
+from kvtransfer.fields import name_in, pull_in, sane
+from kvtransfer.holds import Holds
+from kvtransfer.slots import FIELD, Slot, Slots, slot_in
+from kvtransfer.span import pull_span
+from kvtransfer.vllm_metadata import SLOTS, BatonMetadata, Told
+
+logger = logging.getLogger("vllm.baton.scheduler")
+
+PEERS_MAX = 4096
+"""Engines that may be introduced at one time."""
+
+HOLD_STEP_S = 0.02
+"""An engine that only holds blocks steps this often, to see whether somebody has read them; vLLM alone steps every
+millisecond. Whatever arrives ends the pause at once."""
+
+HOLD_QUIET_S = 1.0
+"""After so long without news..."""
+
+HOLD_STEP_LONG_S = 5.0
+"""... it steps this often: blocks that are read late are free late, where nobody asks for any. (After each step vLLM's
+workers spin for a second, so that steps in quick succession cost a fifth of a core.)"""
+
+
+class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
+    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorScheduler`."""
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        options = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._door_path = options.get("door")
+        self._epoch = int(options.get("epoch", 0))
+        self._door: Door | None = None
+        self._payloads: tuple[Payload, ...] = ()
+        self._compatibility = ""
+        self._holds = Holds(Slots(SLOTS, secrets.token_bytes(32)))
+        self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+        self._peers: dict[str, str] = {}
+        """Introduced engines -> instance."""
+        self._standing: dict[str, str] = {}
+        self._marks: dict[str, Slot] = {}
+        self._pulling: set[str] = set()
+        """Requests whose blocks are being read."""
+        self._releases: list[str] = []
+        self._counts: Counter[str] = Counter()
+        self._active = 0.0
+        """When there was last more to do than to hold."""
+        self._core = _engine_core()
+        if self._core is None:
+            logger.warning("The engine's core was not found: what comes to an idle engine waits for its next request.")
+
+    # --- the door ---
+
+    def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Where vLLM opens its ZMQ port for whoever asks, a door is opened for the agent."""
+        encoder = msgspec.msgpack.Encoder()
+        self._payloads = tuple(
+            Payload(stage, rank, encoder.encode(handshake)) for (stage, rank), handshake in sorted(metadata.items())
+        )
+        self._compatibility = next(iter(metadata.values())).compatibility_hash
+        if self._door_path is None:
+            logger.warning("No `door` in kv_connector_extra_config: nobody can introduce engines to this one.")
+        elif self._door is None:
+            self._door = Door(Path(self._door_path), self._answer)
+            logger.info("The door is at %s", self._door_path)
+
+    def _answer(self, ask: Ask) -> dict[str, Any]:
+        """On a thread of the door's: says what is known, and queues what is to be done."""
+        match ask:
+            case Metadata():
+                return {
+                    "engine_id": self.engine_id,
+                    "epoch": self._epoch,
+                    "compatibility": self._compatibility,
+                    "payloads": [each.object() for each in self._payloads],
+                }
+            case State():
+                return self._state()
+            case Introduce(engine_id):
+                if engine_id not in self._peers and len(self._peers) + self._asked.qsize() >= PEERS_MAX:
+                    return {"error": f"{PEERS_MAX} engines are known already"}
+        self._asked.put(ask)
+        self._wake()
+        return {"ok": True}
+
+    def _state(self) -> dict[str, Any]:
+        counts = self._holds.counts + self._counts
+        return {
+            "engine_id": self.engine_id,
+            "holds": self._holds.held,
+            "legs": self._holds.open_legs,
+            "pulls": len(self._pulling),
+            "slots_free": self._holds.slots.free,
+            "peers": {
+                engine: {"instance": instance, "link": self._standing.get(engine, "introduced")}
+                for engine, instance in dict(self._peers).items()
+            },
+            "counts": dict(sorted(counts.items())),
+        }
+
+    def _wake(self) -> None:
+        if self._core is not None:
+            self._core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+    def has_pending_push_work(self) -> bool:
+        """vLLM asks whether there is something to step for."""
+        return not self._asked.empty()
+
+    # --- a decode leg ---
+
+    def on_new_request(self, request: Any) -> None:
+        """Fields that vLLM's connector would stumble over end here; a prefill leg gets its slot."""
+        fields = request.kv_transfer_params
+        if fields is not None and sane(fields) is None:
+            logger.warning("%s: transfer fields that cannot be read are left out", request.request_id)
+            self._counts["unreadable fields"] += 1
+            request.kv_transfer_params = None
+        super().on_new_request(request)
+        if _holds(request):
+            slot = self._holds.open(request.request_id, name_in(request.kv_transfer_params))
+            if slot is not None:
+                self._marks[request.request_id] = slot
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """How much of a prompt is pulled: what P holds of it, if that can be confirmed; else nothing of it."""
+        fields = request.kv_transfer_params
+        if not fields or not fields.get("do_remote_prefill"):
+            return 0, False
+        pull = pull_in(fields)
+        if not isinstance(pull, str) and pull.engine not in self._peers:
+            pull = f"engine {pull.engine} was not introduced"
+        if isinstance(pull, str):
+            logger.info("%s is computed here: %s", request.request_id, pull)
+            self._counts["not pulled"] += 1
+            return 0, False
+        # vLLM takes P's prompt to be as long as ours. A prompt longer than what P holds is taken as far as it goes;
+        # of a shorter one the worker reads only the blocks that it has (`BatonWorker._aligned`).
+        usable = min(pull.tokens, len(request.prompt_token_ids or ()))
+        return (usable - num_computed_tokens, True) if usable > num_computed_tokens else (0, False)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Blocks to read into are there, if any are needed."""
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        entry = self._reqs_need_recv.get(request.request_id)
+        if entry is None or not entry[3]:
+            return  # nothing that it would wait for
+        self._pulling.add(request.request_id)
+        _, (local,), (cached,), _ = entry
+        held, prompt = request.kv_transfer_params["remote_num_tokens"], len(request.prompt_token_ids or ())
+        # vLLM may have taken a block more than what is pulled fills: for the token that D computes after it.
+        span = pull_span(
+            held_tokens=held,
+            prompt_tokens=prompt,
+            cached_tokens=cached * self.block_size,
+            block_tokens=self.block_size,
+        )
+        self._reqs_need_recv[request.request_id] = (request, (list(local)[: span.blocks],), (cached,), True)
+
+    # --- a prefill leg ---
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        """Hold its blocks, unless the router has given them up already."""
+        if not _holds(request):
+            passed: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
+            return passed
+        mine = request.request_id
+        if not self._holds.wanted(mine, time.monotonic()):
+            self._holds.counts["given up before held"] += 1
+            self._not_held(mine)
+            return False, None
+        held, fields = super().request_finished(request, block_ids)
+        if not held or fields is None:
+            self._not_held(mine)
+            return held, fields
+        slot = self._holds.hold(mine)
+        fields[TRANSFER] = name_in(request.kv_transfer_params)
+        if slot is not None:
+            fields[FIELD] = slot.field()
+        return held, fields
+
+    def _not_held(self, request: str) -> None:
+        """Its blocks are free at once: the worker must not think of it any more."""
+        self._reqs_not_processed.add(request)
+        self._reqs_need_save.pop(request, None)
+        self._marks.pop(request, None)
+        self._holds.end(request)
+
+    # --- a step ---
+
+    def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
+        """vLLM's, and what came in since."""
+        self._rest(scheduler_output)
+        introductions, forgotten = self._take_asked()
+        expected = {name: slot_in(entry[0].kv_transfer_params or {}) for name, entry in self._reqs_need_recv.items()}
+        meta = BatonMetadata(super().build_connector_meta(scheduler_output))
+        meta.introductions, meta.forgotten = introductions, forgotten
+        meta.expected = {name: slot for name, slot in expected.items() if slot is not None}
+        meta.marks, self._marks = self._marks, {}
+        meta.releases, self._releases = tuple(self._releases), []
+        return meta
+
+    def _take_asked(self) -> tuple[tuple[Introduce, ...], tuple[str, ...]]:
+        introductions, forgotten = [], []
+        while not self._asked.empty():
+            match self._asked.get():
+                case Introduce() as met:
+                    for engine in [each for each, name in self._peers.items() if name == met.instance]:
+                        del self._peers[engine]  # an earlier life of it; the workers see to their half
+                    self._peers[met.engine_id] = met.instance
+                    introductions.append(met)
+                case Forget(engine_id):
+                    self._peers.pop(engine_id, None)
+                    self._standing.pop(engine_id, None)
+                    forgotten.append(engine_id)
+                case Release(name):
+                    self._releases += self._holds.release(name, time.monotonic())
+        return tuple(introductions), tuple(forgotten)
+
+    def _rest(self, scheduler_output: Any) -> None:
+        """An engine that does nothing but hold waits for news here, and not in a step a millisecond."""
+        core, now = self._core, time.monotonic()
+        if (
+            core is None
+            or scheduler_output.total_num_scheduled_tokens
+            or self._pulling
+            or self._marks
+            or self._reqs_need_recv
+            or not self._asked.empty()
+            or core.scheduler.has_unfinished_requests()
+            or not core.is_running()
+        ):
+            self._active = now
+            return
+        arrived = core.input_queue
+        with arrived.not_empty:
+            if not arrived.queue:
+                arrived.not_empty.wait(HOLD_STEP_S if now - self._active < HOLD_QUIET_S else HOLD_STEP_LONG_S)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What the workers report: holds that have ended, pulls that have ended, and what they counted."""
+        super().update_connector_output(connector_output)
+        for request in connector_output.finished_recving or ():
+            self._pulling.discard(request)
+        for request in connector_output.finished_sending or ():
+            # Its slot was cleared by every rank before this was reported, and its blocks are freed after this.
+            self._holds.end(request)
+        told = connector_output.kv_connector_worker_meta
+        if isinstance(told, Told):
+            self._counts += told.counts
+            self._standing |= told.peers
+
+    def shutdown(self) -> None:
+        """With the engine."""
+        if self._door is not None:
+            self._door.close()
+        super().shutdown()
+
+
+def _holds(request: Any) -> bool:
+    fields = request.kv_transfer_params
+    return isinstance(fields, dict) and bool(fields.get("do_remote_decode"))
+
+
+def _engine_core() -> Any:
+    """The engine core that this scheduler is being made for: vLLM gives a connector no way to it, nor to a wake-up.
+
+    It is the `self` of one of our callers, and known by what we need of it. None: there is none (another executor).
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to one's callers
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(getattr(caller, "input_queue", None), queue.Queue) and hasattr(caller, "is_running"):
+            return caller
+        frame = frame.f_back
+    return None

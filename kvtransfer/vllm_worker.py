@@ -1,0 +1,423 @@
+"""Our connector's worker half: marks in slots, confirmed reads, total parsers. Runs inside vLLM's workers.
+
+As P it writes a leg's mark before the leg is computed, and clears the slot before it reports the hold's end: the
+scheduler frees blocks only when every rank has reported, so no block is anybody else's while its mark stands.
+As D it reads blocks, and uses them only where the mark still stood after the last had come (`kvtransfer.pulls`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import msgspec
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgentMetadata, NixlHandshakePayload
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.platforms import current_platform
+
+from kvtransfer.asks import Introduce
+from kvtransfer.notes import Beat, Read, parse, with_proof
+from kvtransfer.paced import NoticesKept, paced
+from kvtransfer.pulls import Landings, Pulls, Source
+from kvtransfer.slots import CLEAR, SLOT_BYTES, SLOTS_MAX, Slot
+from kvtransfer.vllm_metadata import SLOTS, TABLE, BatonMetadata, Told
+
+logger = logging.getLogger("vllm.baton.worker")
+
+LANDINGS = 1024
+"""Slots that are being read at one time: pulls times the ranks they read from. More wait."""
+
+POLL_S = 0.0002
+"""While blocks are on their way, their reads are looked at this often."""
+
+HOLD_S_MAX = 300.0
+"""Heartbeats keep no hold longer than this (`kvtransfer.terms.Terms.hold_s_max`)."""
+
+
+class NotServed(RuntimeError):
+    """A pull that cannot be served; its prompt is computed here."""
+
+
+class Memory:
+    """Bytes of this process that NIXL may be shown: whole pages, outside Python's heap."""
+
+    def __init__(self, size: int) -> None:
+        self._pages = mmap.mmap(-1, size)
+        self.size = size
+        self.view = memoryview(self._pages)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+
+
+class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
+    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorWorker`."""
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        from vllm.distributed.nixl_utils import NixlWrapper  # noqa: PLC0415 - vLLM loads NIXL when it is asked for
+
+        api = sys.modules[NixlWrapper.__module__]
+        with paced(api, api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT.value):
+            super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._proof = ""
+        self._agent: Any = vars(self)["nixl_wrapper"]
+        self.nixl_wrapper = NoticesKept(self._agent, self._prove)
+        self._table = Memory(SLOTS * SLOT_BYTES)
+        self._landing = Memory(LANDINGS * SLOT_BYTES)
+        self._marked: dict[str, Slot] = {}
+        """As P: whose mark stands where."""
+        self._readers: dict[str, set[str]] = {}
+        self._held_since: dict[str, float] = {}
+        self._given_back: set[str] = set()
+        self._introduced: dict[str, Introduce] = {}
+        self._tables: dict[tuple[str, int], tuple[int, int]] = {}
+        """As D: the producers' tables, by engine and rank: address and slots."""
+        self._expected: dict[str, Slot] = {}
+        self._notes: dict[str, list[Source]] = {}
+        self._counts: Counter[str] = Counter()
+        self._standing: dict[str, str] = {}
+        self._pulls = Pulls(self._agent, Landings(self._landing.view, self._landing.address), self._look)
+        self._work = threading.Condition()
+        self._over = threading.Event()
+        self._follower = threading.Thread(target=self._follow, name="baton-pulls", daemon=True)
+        self._follower.start()
+
+    # --- memory that others see ---
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """vLLM's, with the slots registered before and their address told beside."""
+        for memory in (self._table, self._landing):
+            descs = self._agent.get_reg_descs([(memory.address, memory.size, 0, "")], "DRAM")
+            self._agent.register_memory(descs, backends=self.nixl_backends)
+            self._registered_descs.append(descs)
+        super().register_kv_caches(kv_caches)
+        stock = vars(self)["xfer_handshake_metadata"]
+        told = msgspec.msgpack.decode(stock.agent_metadata_bytes)
+        told[TABLE] = [self._table.address, SLOTS]
+        self.xfer_handshake_metadata = NixlHandshakePayload(
+            compatibility_hash=stock.compatibility_hash, agent_metadata_bytes=msgspec.msgpack.encode(told)
+        )
+
+    def _look(self, agent: str, address: int, landing: int) -> Any:
+        """A read of one slot."""
+        here = self._agent.get_xfer_descs([(landing, SLOT_BYTES, 0)], "DRAM")
+        there = self._agent.get_xfer_descs([(address, SLOT_BYTES, 0)], "DRAM")
+        return self._agent.initialize_xfer("READ", here, there, agent)
+
+    # --- peers ---
+
+    def meet(self, metadata: BatonMetadata) -> None:
+        """Shake hands with who was introduced, in the background; let go of who is gone."""
+        for met in metadata.introductions:
+            for engine_id in [each.engine_id for each in self._introduced.values() if each.instance == met.instance]:
+                if engine_id != met.engine_id:
+                    self._forget(engine_id)
+            self._introduced[met.engine_id] = met
+            if self.kv_transfer_config.kv_role != "kv_producer":  # who only holds reads from nobody
+                self._ensure_handshake(met.engine_id, met.instance, 0, met.ranks)
+        for engine_id in metadata.forgotten:
+            self._forget(engine_id)
+
+    def _forget(self, engine_id: str) -> None:
+        self._introduced.pop(engine_id, None)
+        with self._handshake_lock:  # its state goes once nothing reads from it: vLLM's `_cleanup_remote_engines`
+            for address in [each for each, name in self._engine_by_address.items() if name == engine_id]:
+                del self._engine_by_address[address]
+
+    def _ensure_handshake(self, engine_id: str, host: str, port: int, tp_size: int, *more: Any, **named: Any) -> Any:
+        """vLLM's, but by what was introduced: addresses in a request are nothing that we connect to."""
+        met = self._introduced.get(engine_id)
+        instance, ranks = ("", 1) if met is None else (met.instance, met.ranks)
+        return super()._ensure_handshake(engine_id, instance, 0, ranks)
+
+    def _nixl_handshake(
+        self, host: str, port: int, remote_tp_size: int, expected_engine_id: str, *more: Any, **named: Any
+    ) -> tuple[dict[tuple[int, int], str], float]:
+        """vLLM's, without its question over ZMQ. On the handshake thread.
+
+        Raises:
+            RuntimeError: it was not introduced, or is not compatible.
+        """
+        met = self._introduced.get(expected_engine_id)
+        if met is None:
+            raise NotServed(f"engine {expected_engine_id} was not introduced to this one")
+        if not self.use_host_buffer:
+            current_platform.set_device(self.device_id)
+        payloads = {(each.stage, each.rank): each.data for each in met.payloads}
+        agents = {}
+        for rank in self.transfer_topo.handshake_target_ranks(met.ranks, 1):
+            data = payloads.get((0, rank))
+            if data is None:
+                raise NotServed(f"{met.instance}: nothing is known of its rank {rank}")
+            agents[0, rank] = self._add(met, rank, data)
+        self._standing[met.engine_id] = "met"
+        return agents, 0.0
+
+    def _add(self, met: Introduce, rank: int, data: bytes) -> str:
+        handshake = msgspec.msgpack.decode(data, type=NixlHandshakePayload)
+        if self.enforce_compat_hash and handshake.compatibility_hash != self.compat_hash:
+            raise NotServed(
+                f"{met.instance} serves another model, or with another vLLM, number type or attention backend "
+                f"(its hash is {handshake.compatibility_hash}, ours {self.compat_hash})"
+            )
+        metadata = msgspec.msgpack.decode(handshake.agent_metadata_bytes, type=NixlAgentMetadata)
+        if metadata.engine_id != met.engine_id:
+            raise NotServed(f"{met.instance} was introduced as {met.engine_id} and is {metadata.engine_id}")
+        self._validate_remote_parallel_config(metadata)
+        table = msgspec.msgpack.decode(handshake.agent_metadata_bytes).get(TABLE)
+        match table:
+            case [int(address), int(slots)] if address > 0 and 0 < slots <= SLOTS_MAX:
+                pass
+            case _:
+                raise NotServed(f"{met.instance} has no slots: it does not run Baton's connector")
+        agent: str = self.add_remote_agent(metadata, rank, met.ranks, metadata.dcp_size)
+        self._tables[met.engine_id, rank] = (address, slots)
+        return agent
+
+    def _cleanup_remote_engine(self, engine_id: str, *, log_eviction: bool = True) -> None:
+        super()._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
+        for key in [each for each in self._tables if each[0] == engine_id]:
+            del self._tables[key]
+        self._standing[engine_id] = "gone"
+
+    # --- as D: reads ---
+
+    def start_load_kv(self, metadata: BatonMetadata) -> None:
+        """vLLM's, with what is to be found in the slots, and holds that were given up."""
+        self._expected.update(metadata.expected)
+        super().start_load_kv(metadata)
+        now = time.perf_counter()
+        for request in metadata.reqs_to_send:
+            self._held_since.setdefault(request, now)
+        for request in metadata.releases:
+            self._give_back(request)
+        for request in metadata.reqs_not_processed:
+            self._unmark(request)
+
+    def _read_blocks_for_req(self, req_id: str, meta: Any) -> None:
+        """vLLM's; whatever cannot be done is a failed load, and never an error of the engine's step."""
+        engine_id = meta.remote.engine_id
+        if not meta.awaiting_kvs and engine_id not in self._introduced and engine_id not in self._remote_agents:
+            self._counts["not told"] += 1  # of a hold of somebody unknown there is nobody to tell
+            self._expected.pop(req_id, None)
+            return
+        try:
+            self._read(req_id, meta, self._expected.get(req_id))
+        except Exception as error:
+            if not isinstance(error, NotServed):
+                logger.exception("%s cannot be pulled", req_id)
+            else:
+                logger.warning("%s is computed here: %s", req_id, error)
+            self._counts["pull refused"] += 1
+            if meta.awaiting_kvs:
+                self._handle_failed_transfer(req_id, None, self._recv_failures, record_failed_transfer=False)
+        if engine_id in self._remote_agents or req_id in self._recv_failures:
+            self._expected.pop(req_id, None)
+
+    def _read(self, req_id: str, meta: Any, slot: Slot | None) -> None:
+        engine_id = meta.remote.engine_id
+        met = engine_id in self._remote_agents and engine_id not in self._invalid_remote_engines
+        reads = meta.awaiting_kvs and any(meta.local_block_ids)
+        if met and reads:
+            self._check(meta, slot)
+        self._proof = "" if slot is None else slot.proof
+        try:
+            super()._read_blocks_for_req(req_id, meta)
+        finally:
+            self._proof = ""
+            sources = self._notes.pop(req_id, [])
+        handles = self._recving_transfers.get(req_id)
+        if handles and slot is not None and sources and req_id not in self._recv_failures:
+            self._pulls.add(req_id, handles, sources, slot.mark)
+            with self._work:
+                self._work.notify()
+
+    def _check(self, meta: Any, slot: Slot | None) -> None:
+        """Before anything is read: it could be confirmed, and it is this prompt's own blocks that are read.
+
+        Raises:
+            NotServed: one of the two is not so.
+        """
+        engine_id = meta.remote.engine_id
+        if slot is None:
+            raise NotServed("nothing would confirm that the hold outlived our read")
+        for rank in self.tp_mappings[engine_id].all_source_ranks:
+            if slot.index >= self._tables.get((engine_id, rank), (0, 0))[1]:
+                raise NotServed(f"rank {rank} of {engine_id} has no slot {slot.index}")
+        info = self.transfer_topo.get_engine_info(engine_id)
+        ratio = self._physical_blocks_per_logical_kv_block
+        if info.remote_physical_blocks_per_logical != ratio:
+            return  # blocks of two sizes: vLLM's own rules, whose asserts end in a failed load
+        if info.remote_block_size == self.block_size:
+            meta.remote.block_ids = self._aligned(meta, self.dst_num_blocks[engine_id] // ratio)
+
+    def _aligned(self, meta: Any, blocks_max: int) -> tuple[list[int], ...]:
+        """P's blocks for our prompt, from its first on: vLLM takes as many as we need from the *end* of P's list."""
+        groups = []
+        for group, local, cached in zip(
+            meta.remote.block_ids, meta.local_block_ids, meta.local_num_computed_blocks, strict=True
+        ):
+            needed = list(group)[: cached + len(local)]
+            if len(needed) < cached + len(local):
+                raise NotServed(f"{len(needed)} blocks are held, and {cached + len(local)} would be read")
+            if not all(0 <= block < blocks_max for block in needed):
+                raise NotServed("a block is named that there is not")
+            groups.append(needed)
+        return tuple(groups)
+
+    def _read_blocks(self, **fields: Any) -> bool:
+        """vLLM's; the notice of having read waits until the slot has been looked at."""
+        self.nixl_wrapper.kept.clear()
+        posted: bool = super()._read_blocks(**fields)
+        engine_id, rank = fields["dst_engine_id"], fields["read_spec"].remote_rank
+        slot = self._expected.get(fields["request_id"])
+        for note in self.nixl_wrapper.kept:
+            assert slot is not None, "checked before anything was read"
+            address, _ = self._tables[engine_id, rank]
+            source = Source(
+                self._remote_agents[engine_id][0, rank], address + slot.index * SLOT_BYTES, self._prove(note)
+            )
+            self._notes.setdefault(fields["request_id"], []).append(source)
+        self.nixl_wrapper.kept.clear()
+        return posted
+
+    def _prove(self, note: bytes) -> bytes:
+        return with_proof(note, self._proof) if self._proof else note
+
+    def _follow(self) -> None:
+        """The thread that follows reads: they end, and are confirmed, while the engine computes something else."""
+        device_set = False
+        while not self._over.is_set():
+            with self._work:
+                while not len(self._pulls) and not self._over.is_set():
+                    self._work.wait()
+            if not device_set:
+                current_platform.set_device(self.device_id)
+                device_set = True
+            if self._pulls.step():
+                time.sleep(POLL_S)
+
+    def _pop_done_transfers(self, transfers: dict[str, list[Any]]) -> tuple[set[str], set[str]]:
+        """vLLM's for what it follows itself; ours for what our thread does."""
+        ours = {name: transfers.pop(name) for name in list(transfers) if self._pulls.under_way(name)}
+        done, failed = super()._pop_done_transfers(transfers)
+        for request, handles in ours.items():
+            outcome = self._pulls.take(request)
+            if outcome is None:
+                transfers[request] = handles  # vLLM counts it as under way
+                continue
+            for each in outcome.telemetry:
+                self.xfer_stats.record_transfer(each)
+            for _ in range(outcome.notes_lost):
+                self.xfer_stats.record_failed_notification()
+            done.add(request)
+            self._counts["confirmed" if outcome.good else outcome.because] += 1
+            if not outcome.good:
+                logger.warning("%s is computed here: %s", request, outcome.because)
+                failed.add(request)
+                self._handle_failed_transfer(request, None, None, record_failed_transfer=outcome.broken)
+        return done, failed
+
+    # --- as P: holds ---
+
+    def mark(self, metadata: BatonMetadata) -> None:
+        """Before the step computes anything: the legs that are new in it get their marks."""
+        for request, slot in metadata.marks.items():
+            self._write(slot.index, slot.mark)
+            self._marked[request] = slot
+
+    def _write(self, index: int, content: bytes) -> None:
+        self._table.view[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = content
+
+    def _unmark(self, request: str) -> None:
+        slot = self._marked.pop(request, None)
+        if slot is not None:
+            self._write(slot.index, CLEAR)
+        self._held_since.pop(request, None)
+        self._readers.pop(request, None)
+
+    def _give_back(self, request: str) -> None:
+        """A router gave it up. Reported once: whoever was reported before is not held any more."""
+        if self._reqs_to_send.pop(request, None) is None:
+            self._counts["released too late"] += 1
+            return
+        self._reqs_to_process.discard(request)
+        self._given_back.add(request)
+        self._counts["released"] += 1
+
+    def get_transfer_results(self) -> Any:
+        """vLLM's. A hold's slot is cleared before its end is reported, and its blocks are freed only after."""
+        results = super().get_transfer_results()
+        results.finished_sending.update(self._given_back)
+        self._given_back.clear()
+        for request in results.finished_sending:
+            self._unmark(request)
+        for request in results.finished_recving:
+            self._expected.pop(request, None)  # of one whose handshake has failed it is still there
+        return results
+
+    def _get_new_notifs(self) -> set[str]:
+        """Who has been read by all its readers. In vLLM's own, a notice it does not understand ends the engine."""
+        over: set[str] = set()
+        for agent, raw_notes in self._agent.get_new_notifs().items():
+            for raw in raw_notes:
+                note = parse(raw)
+                if isinstance(note, Beat):
+                    self._beat(note)
+                elif isinstance(note, Read) and self._may_end(note):
+                    self._count(agent, note, over)
+                else:
+                    self._counts["notices ignored"] += 1
+        return over
+
+    def _may_end(self, note: Read) -> bool:
+        """Whether it is about a hold, from somebody who was told of it: a leg that still runs must not be ended.
+
+        (Of a leg that has ended, the worker may hear from its reader before it hears from its own scheduler.)
+        """
+        slot = self._marked.get(note.request)
+        if slot is None or note.mark != slot.mark:
+            return False
+        return note.request in self._reqs_to_send or note.request in self._reqs_to_process
+
+    def _count(self, agent: str, note: Read, over: set[str]) -> None:
+        readers = self._readers.setdefault(note.request, set())
+        readers.add(agent)
+        if len(readers) < note.consumers:
+            return
+        self._reqs_to_process.discard(note.request)
+        self._reqs_to_send.pop(note.request, None)
+        over.add(note.request)
+        self._unmark(note.request)
+
+    def _beat(self, beat: Beat) -> None:
+        now = time.perf_counter()
+        for request in beat.requests:
+            until = self._reqs_to_send.get(request)
+            if until is None:
+                continue
+            latest = self._held_since.get(request, now) + HOLD_S_MAX
+            self._reqs_to_send[request] = max(until, min(now + self._lease_extension, latest))
+
+    # --- reports ---
+
+    def tell(self) -> Told | None:
+        """What was counted since the last time."""
+        if not self._counts and not self._standing:
+            return None
+        told = Told(self._counts, self._standing)
+        self._counts, self._standing = Counter(), {}
+        return told
+
+    def shutdown(self) -> None:
+        """With the engine."""
+        if hasattr(self, "_work"):
+            self._over.set()
+            with self._work:
+                self._work.notify()
+            self._follower.join(timeout=1.0)
+        super().shutdown()

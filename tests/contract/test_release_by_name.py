@@ -1,0 +1,66 @@
+"""A hold at an engine with Baton's connector is given up at that engine, by its name; elsewhere through D, as ever."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.fake_engine import FakeEngine
+from support.fleet import Starter, eventually
+
+from cluster import wire
+
+PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
+SLOT = {"baton_slot": [3, "0f" * 16]}
+
+
+def with_names(engine: FakeEngine) -> None:
+    """It answers a prefill leg as Baton's connector does."""
+    plain = engine._prefill
+
+    async def named(request: web.Request, body: dict[str, Any]) -> web.StreamResponse | None:
+        fields = body.get("kv_transfer_params") or {}
+        if not fields.get("do_remote_decode"):
+            return None
+        answer = await plain(request)
+        assert isinstance(answer.body, bytes)
+        told = json.loads(answer.body)
+        told["kv_transfer_params"] |= SLOT | {wire.TRANSFER: fields[wire.TRANSFER]}
+        return web.json_response(told)
+
+    engine.behave = named
+
+
+@pytest.mark.parametrize("status", [200, 404, 503])
+async def test_where_p_cannot_be_told_d_is(start: Starter, status: int) -> None:
+    fleet = await start()
+    prefill, decode = fleet.engines["prefill-0"], fleet.engines["decode-0"]
+    prefill.finish_reason = "stop"
+    with_names(prefill)
+    released: list[tuple[str, Any]] = []
+
+    async def release(engine: FakeEngine, request: web.Request, raw: bytes) -> web.Response:
+        released.append((request.path, json.loads(raw)))
+        if status == 200:
+            engine.holds.clear()
+        return web.json_response({"ok": True}, status=status)
+
+    prefill.behave_elsewhere = release
+    assert (await fleet.post("/v1/completions", json=PROMPT, headers={"X-Request-Id": "mine"}))[0] == 200
+    await eventually(lambda: fleet.held == 0, "the hold is released")
+    ((path, body),) = released
+    assert path == wire.RELEASE_PATH
+    assert body["kv_transfer_params"][wire.TRANSFER].startswith("mine/")
+    through_d = [body for _, body in decode.bodies if body.get("model") == wire.RELEASE_MODEL]
+    assert bool(through_d) == (status != 200)
+
+
+async def test_vllms_own_connector_is_never_asked(start: Starter) -> None:
+    fleet = await start()
+    prefill = fleet.engines["prefill-0"]
+    prefill.finish_reason = "stop"
+    assert (await fleet.post("/v1/completions", json=PROMPT))[0] == 200
+    await eventually(lambda: fleet.held == 0, "the hold is released")
+    assert wire.RELEASE_PATH not in [path for path, _ in prefill.bodies]

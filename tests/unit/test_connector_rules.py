@@ -1,0 +1,424 @@
+"""Pure rules of our connector: slots, notices, fields, names of holds, questions at the door, reads to their end."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.wire import TRANSFER
+from kvtransfer.asks import Forget, Introduce, Metadata, Payload, Release, State
+from kvtransfer.asks import parse as parse_ask
+from kvtransfer.fields import Pull, name_in, pull_in, sane
+from kvtransfer.holds import REMEMBER_S, REMEMBERED_MAX, Holds
+from kvtransfer.notes import Beat, Read, with_proof
+from kvtransfer.notes import parse as parse_note
+from kvtransfer.pulls import Landings, Outcome, Pulls, Source
+from kvtransfer.slots import CLEAR, FIELD, SLOT_BYTES, SLOTS_MAX, Slot, Slots, mark_of, slot_in
+
+KEY = b"k" * 32
+MARK = bytes(range(1, 17))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(MARK.hex()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_mark_is_another_also_of_one_owner_in_one_slot() -> None:
+    slots = Slots(1, KEY)
+    marks = set()
+    for _ in range(50):
+        slot = slots.take("a")
+        assert slot is not None and slot.index == 0 and slots.take("b") is None
+        marks.add(slot.mark)
+        slots.give_back(slot)
+    assert len(marks) == 50 and CLEAR not in marks
+    assert Slots(1, b"l" * 32).take("a") != Slots(1, KEY).take("a")
+
+
+def test_the_longest_unused_slot_is_taken() -> None:
+    slots = Slots(3, KEY)
+    first, second = slots.take("a"), slots.take("b")
+    assert first is not None and second is not None
+    slots.give_back(first)
+    taken = [slots.take("c"), slots.take("d")]
+    assert [each and each.index for each in taken] == [2, 0] and slots.free == 0
+
+
+@pytest.mark.parametrize(("count", "key"), [(0, KEY), (SLOTS_MAX + 1, KEY), (1, b"short"), (1, b"x" * 65)])
+def test_a_table_that_cannot_be_is_refused(count: int, key: bytes) -> None:
+    with pytest.raises(ValueError, match="a table has"):
+        Slots(count, key)
+
+
+def test_a_slot_travels_as_json() -> None:
+    slot = Slot(7, MARK)
+    assert slot_in(json.loads(json.dumps({FIELD: slot.field()}))) == slot
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, 3, "x", [], [1], [1, MARK.hex(), 2], [-1, MARK.hex()], [SLOTS_MAX, MARK.hex()], [True, MARK.hex()],
+        [1, MARK], [1, MARK.hex().upper() + "A"], [1, MARK.hex().upper()], [1, "00" * 16], [1, "é" * 32],
+        [1.0, MARK.hex()], [1, " " + MARK.hex()[1:]],
+    ],
+)  # fmt: skip
+def test_what_is_no_slot_is_none(value: Any) -> None:
+    assert slot_in({FIELD: value}) is None
+
+
+@given(JSON)
+def test_no_field_raises(value: Any) -> None:
+    assert isinstance(slot_in({FIELD: value}), Slot | None) and isinstance(mark_of(value), bytes | None)
+    assert isinstance(name_in({TRANSFER: value}), str | None) and isinstance(name_in(value), str | None)
+    assert sane(value) in (None, value)
+    for key in ("remote_engine_id", "remote_request_id", "remote_num_tokens", "remote_block_ids", FIELD):
+        assert isinstance(pull_in({**PULL, key: value}), Pull | str)
+
+
+# --- notices ---------------------------------------------------------------------------------------------------------
+
+
+def test_notices_with_and_without_a_proof() -> None:
+    note = b"cmpl-a:b-0-1f:2"
+    assert parse_note(note) == Read("cmpl-a:b-0-1f", 2, None)
+    assert parse_note(with_proof(note, MARK.hex())) == Read("cmpl-a:b-0-1f", 2, MARK)
+    assert parse_note(b"HB:a,,b") == Beat(("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b":", b"id", b"id:", b":1", b"id:0", b"id:-1", b"id:1e3", b"id:99999", b"\xff\xfe:1", b"id:\xc2\xb2", "id:1",
+     None, b"x" * (1 << 20) + b":1", b":" + MARK.hex().encode(), b"id::" + MARK.hex().encode()],
+)  # fmt: skip
+def test_what_is_no_notice_is_none(raw: Any) -> None:
+    assert parse_note(raw) is None
+
+
+@given(st.binary(max_size=80))
+def test_no_notice_raises(raw: bytes) -> None:
+    for each in (raw, b"HB:" + raw, raw + b":1:" + MARK.hex().encode()):
+        assert isinstance(parse_note(each), Read | Beat | None)
+
+
+# --- fields ----------------------------------------------------------------------------------------------------------
+
+PULL = {
+    "do_remote_prefill": True,
+    "remote_engine_id": "e",
+    "remote_request_id": "r",
+    "remote_num_tokens": 256,
+    "remote_block_ids": [[4, 9]],
+    FIELD: [7, MARK.hex()],
+}
+
+
+def test_a_pull_is_read() -> None:
+    assert pull_in(PULL) == Pull("e", "r", 256, 2, Slot(7, MARK))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"remote_engine_id": None}, "no hold"),
+        ({"remote_request_id": 4}, "no hold"),
+        ({"remote_num_tokens": None}, "how many tokens"),
+        ({"remote_num_tokens": True}, "how many tokens"),
+        ({"remote_num_tokens": 0}, "how many tokens"),
+        ({"remote_block_ids": None}, "block ids"),
+        ({"remote_block_ids": [[]]}, "block ids"),
+        ({"remote_block_ids": [[1], [2]]}, "block ids"),
+        ({"remote_block_ids": [[1, -1]]}, "block ids"),
+        ({"remote_block_ids": [[1, "2"]]}, "block ids"),
+        ({FIELD: None}, "confirm"),
+    ],
+)
+def test_why_nothing_is_pulled(change: dict[str, Any], why: str) -> None:
+    told = pull_in({**PULL, **change})
+    assert isinstance(told, str) and why in told
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"remote_engine_id": []}, {"remote_request_id": {}}, {"remote_host": 1}, {"tp_size": "2"}, {"pp_size": []}],
+)
+def test_fields_that_vllm_would_stumble_over(wrong: dict[str, Any]) -> None:
+    assert sane({**PULL, **wrong}) is None and sane(PULL) == PULL and sane("x") is None
+
+
+def test_names() -> None:
+    assert name_in({TRANSFER: "r/1@2"}) == "r/1@2"
+    assert [name_in(each) for each in (None, {}, {TRANSFER: ""}, {TRANSFER: "x" * 257}, {TRANSFER: 1})] == [None] * 5
+
+
+# --- holds -----------------------------------------------------------------------------------------------------------
+
+
+def holds(count: int = 4) -> Holds:
+    return Holds(Slots(count, KEY))
+
+
+def test_a_hold_is_released_by_its_name() -> None:
+    h = holds()
+    slot = h.open("r", "name")
+    assert h.wanted("r", 1.0) and h.hold("r") == slot and (h.held, h.open_legs) == (1, 0)
+    assert h.release("name", 2.0) == ("r",)
+    assert h.release("name", 2.0) == (), "a rank must not be told twice"
+    h.end("r")
+    assert (h.held, h.slots.free) == (0, 4)
+
+
+def test_a_name_given_up_before_is_never_held() -> None:
+    h = holds()
+    assert h.release("later", 1.0) == ()
+    h.open("a", "later")
+    h.open("b", "meanwhile")
+    assert h.release("meanwhile", 2.0) == ()
+    assert not h.wanted("a", 3.0) and not h.wanted("b", 3.0)
+    h.end("a")
+    h.open("c", "later")
+    assert not h.wanted("c", 1.0 + REMEMBER_S - 0.1) and h.wanted("c", 1.0 + REMEMBER_S)
+
+
+def test_two_legs_of_one_name_are_both_released() -> None:
+    h = holds()
+    for request in ("a", "b"):
+        h.open(request, "name")
+    h.hold("b")
+    assert h.release("name", 1.0) == ("b",) and not h.wanted("a", 1.0)
+
+
+def test_a_leg_without_a_name_is_held_and_one_without_a_slot_too() -> None:
+    h = holds(1)
+    h.open("a", None)
+    assert h.open("b", "n") is None and h.wanted("a", 0.0) and h.wanted("b", 0.0) and h.hold("b") is None
+    assert h.counts["no slot"] == 1
+
+
+def test_what_is_not_there_changes_nothing() -> None:
+    h = holds()
+    h.end("never")
+    assert not h.wanted("never", 0.0) and h.counts["ended unknown"] == 1
+    first = h.open("a", "n")
+    assert h.open("a", "n") == first and h.slots.free == 3
+
+
+def test_names_that_cannot_be_remembered_are_counted() -> None:
+    h = holds()
+    for number in range(REMEMBERED_MAX):
+        h.release(str(number), 0.0)
+    assert h.counts["could not be remembered"] == 0
+    h.release("one more", 0.0)
+    assert h.counts["could not be remembered"] == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("ofhre"), st.integers(0, 3), st.integers(0, 2)), max_size=40))
+def test_slots_are_never_shared_nor_lost(script: list[tuple[str, int, int]]) -> None:
+    h = holds(3)
+    live: dict[str, Slot | None] = {}
+    held: set[str] = set()
+    for act, number, name in script:
+        request = f"r{number}"
+        if act == "o":
+            live.setdefault(request, h.open(request, f"n{name}"))
+        elif act == "h" and request in live and request not in held and h.wanted(request, 0.0):
+            h.hold(request)
+            held.add(request)
+        elif act == "r":
+            assert set(h.release(f"n{name}", 0.0)) <= held
+        elif act == "e":
+            h.end(request)
+            live.pop(request, None)
+            held.discard(request)
+        taken = [slot.index for slot in live.values() if slot is not None]
+        assert len(set(taken)) == len(taken) == 3 - h.slots.free
+        assert (h.held, h.open_legs) == (len(held), len(live) - len(held))
+
+
+# --- the door's questions --------------------------------------------------------------------------------------------
+
+
+def line(**told: Any) -> bytes:
+    return json.dumps(told).encode()
+
+
+def test_questions() -> None:
+    payload = {"rank": 1, "data": base64.b64encode(b"xyz").decode()}
+    assert parse_ask(line(ask="metadata")) == Metadata() and parse_ask(line(ask="state")) == State()
+    assert parse_ask(line(ask="forget", engine_id="e")) == Forget("e")
+    assert parse_ask(line(ask="release", transfer_id="r/1@2")) == Release("r/1@2")
+    met = parse_ask(line(ask="introduce", engine_id="e", instance="p0", payloads=[payload]))
+    assert met == Introduce("e", "p0", (Payload(0, 1, b"xyz"),)) and met.ranks == 2
+    assert Payload(0, 1, b"xyz").object() == {"stage": 0, **payload}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"\n", b"{", b"[]", b"1", b"[" * 100_000, b"\xff", line(), line(ask=1), line(ask="open"),
+        line(ask="forget"), line(ask="forget", engine_id=""), line(ask="release", transfer_id="x" * 257),
+        line(ask="release", transfer_id=[]),
+        line(ask="introduce", engine_id="e", instance="p"),
+        line(ask="introduce", engine_id="e", instance="p", payloads=[]),
+        line(ask="introduce", engine_id="e", instance="p", payloads=[{"rank": 0}]),
+        line(ask="introduce", engine_id="e", instance="p", payloads=[{"rank": -1, "data": "eHl6"}]),
+        line(ask="introduce", engine_id="e", instance="p", payloads=[{"rank": True, "data": "eHl6"}]),
+        line(ask="introduce", engine_id="e", instance="p", payloads=[{"rank": 0, "data": "?"}]),
+        line(ask="introduce", engine_id="e", instance="p", payloads=[{"rank": 0, "data": "é"}]),
+        line(ask="introduce", engine_id="e", instance="p", payloads=[{"rank": 0, "data": "eHl6"}] * 2),
+        line(ask="introduce", engine_id="e", instance="p", payloads=[{"rank": 0, "data": "eHl6"}] * 600),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_told(raw: bytes) -> None:
+    assert isinstance(parse_ask(raw), str)
+
+
+@given(JSON, st.binary(max_size=40))
+def test_no_question_raises(value: Any, raw: bytes) -> None:
+    assert parse_ask(raw) is not None
+    for key in ("ask", "engine_id", "instance", "payloads"):
+        told = {"ask": "introduce", "engine_id": "e", "instance": "p", "payloads": [value], key: value}
+        assert isinstance(parse_ask(line(**told)), str | Introduce | Metadata | State | Forget)
+
+
+# --- reads to their end ----------------------------------------------------------------------------------------------
+
+
+class Wire:
+    """A NIXL agent whose transfers do what a script says."""
+
+    def __init__(self, memory: bytearray, states: dict[str, Iterator[str]], slots: dict[int, bytes]) -> None:
+        self.memory, self.states, self.slots = memory, states, slots
+        self.released: list[str] = []
+        self.notes: list[tuple[str, bytes]] = []
+        self.posted: list[str] = []
+        self.looks = 0
+        self.keeps: set[str] = set()
+        """Handles that cannot be given back."""
+
+    def check_xfer_state(self, handle: str) -> str:
+        assert handle not in self.released
+        state = next(self.states[handle]) if handle in self.states else "DONE"
+        if state == "raise":
+            raise RuntimeError("NIXL_ERR_BACKEND")
+        return state
+
+    def get_xfer_telemetry(self, handle: str) -> str:
+        return f"t-{handle}"
+
+    def release_xfer_handle(self, handle: str) -> None:
+        if handle in self.keeps:
+            raise RuntimeError("still busy")
+        self.released.append(handle)
+
+    def send_notif(self, agent_name: str, notif_msg: bytes) -> None:
+        if agent_name == "deaf":
+            raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
+        self.notes.append((agent_name, notif_msg))
+
+    def transfer(self, handle: str) -> str:
+        self.posted.append(handle)
+        _, address, landing, _ = handle.split("/")
+        place = int(landing) - 1000
+        self.memory[place : place + SLOT_BYTES] = self.slots[int(address)]
+        return "PROC"
+
+    def look(self, agent: str, address: int, landing: int) -> str:
+        if agent == "blind":
+            raise RuntimeError("NIXL_ERR_NOT_FOUND")
+        self.looks += 1
+        return f"{agent}/{address}/{landing}/{self.looks}"
+
+
+def pulls(places: int = 4, slot: bytes = MARK, **states: list[str]) -> tuple[Pulls, Wire]:
+    memory = bytearray(places * SLOT_BYTES)
+    wire = Wire(memory, {name: iter(each) for name, each in states.items()}, {64: slot, 80: slot})
+    return Pulls(wire, Landings(memoryview(memory), 1000), wire.look), wire
+
+
+def test_a_slot_is_read_after_the_last_block_and_the_notice_sent_after_that() -> None:
+    p, wire = pulls(h1=["PROC", "DONE"], h2=["PROC", "PROC", "DONE"])
+    p.add("r", ["h1", "h2"], [Source("a", 64, b"note")], MARK)
+    for _ in range(2):
+        assert p.step() == 1 and wire.posted == [] and wire.notes == [] and p.take("r") is None
+    assert p.step() == 0 and len(wire.posted) == 1 and wire.notes == [("a", b"note")]
+    assert p.under_way("r")
+    assert p.take("r") == Outcome("", ("t-h1", "t-h2")) and not p.under_way("r") and p.take("r") is None
+
+
+@pytest.mark.parametrize("slot", [CLEAR, MARK[:-1] + b"\0", bytes(reversed(MARK))])
+def test_another_mark_means_another_hold(slot: bytes) -> None:
+    p, wire = pulls(slot=slot, h=["DONE"])
+    p.add("r", ["h"], [Source("a", 64, b"note")], MARK)
+    assert p.step() == 0
+    told = p.take("r")
+    assert told is not None and not told.good and not told.broken and wire.notes == [], (
+        "nothing is held to be given back"
+    )
+
+
+def test_a_slot_that_was_not_written_to_is_no_mark() -> None:
+    p, wire = pulls(h=["DONE"])
+    wire.slots = {64: CLEAR}
+    wire.memory[:] = MARK * 4  # of earlier reads
+    p.add("r", ["h"], [Source("a", 64, b"note")], MARK)
+    p.step()
+    told = p.take("r")
+    assert told is not None and not told.good
+
+
+@pytest.mark.parametrize("ends", [["ERR"], ["raise"], ["PROC", "ERR"]])
+def test_a_failed_read_is_given_back_once_nothing_reads_any_more(ends: list[str]) -> None:
+    p, wire = pulls(h1=ends, h2=["PROC", "PROC", "PROC", "DONE"])
+    p.add("r", ["h1", "h2"], [Source("a", 64, b"note")], MARK)
+    for _ in range(3):
+        assert p.step() == 1 and wire.notes == []
+    assert p.step() == 0 and wire.notes == [("a", b"note")] and wire.posted == []
+    told = p.take("r")
+    assert told is not None and told.because == "a read failed" and told.broken
+
+
+def test_a_read_that_cannot_be_given_back_may_still_write() -> None:
+    p, wire = pulls(h=["ERR", "ERR", "ERR"])
+    wire.keeps.add("h")
+    p.add("r", ["h"], [Source("a", 64, b"note")], MARK)
+    assert p.step() == 1 and p.step() == 1 and p.take("r") is None
+    wire.keeps.clear()
+    assert p.step() == 0 and p.take("r") is not None
+
+
+def test_all_ranks_must_vouch() -> None:
+    p, wire = pulls(h=["DONE"])
+    wire.slots[80] = CLEAR
+    p.add("r", ["h"], [Source("a", 64, b"note"), Source("b", 80, b"note")], MARK)
+    assert p.step() == 0
+    told = p.take("r")
+    assert told is not None and not told.good
+
+
+@pytest.mark.parametrize("agent", ["blind", "deaf"])
+def test_a_peer_that_is_gone(agent: str) -> None:
+    p, _ = pulls(h=["DONE"])
+    p.add("r", ["h"], [Source(agent, 64, b"note"), Source("a", 80, b"note")], MARK)
+    assert p.step() == 0
+    told = p.take("r")
+    assert told is not None and (told.good, told.notes_lost) == ((False, 0) if agent == "blind" else (True, 1))
+
+
+def test_too_many_at_once_wait_for_a_place() -> None:
+    p, wire = pulls(places=1)
+    wire.states["a/64/1000/1"] = iter(["PROC", "DONE"])
+    for name in ("r1", "r2"):
+        p.add(name, [], [Source("a", 64, b"note")], MARK)
+    assert p.step() == 2 and len(wire.posted) == 1
+    assert p.step() == 0 and len(wire.posted) == 2
+    assert all(told is not None and told.good for told in (p.take("r1"), p.take("r2")))

@@ -1,0 +1,128 @@
+"""The door: who may come in, and what cannot end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtransfer import door as d
+from kvtransfer.asks import Ask, Forget, Introduce, Metadata, State
+
+pytestmark = pytest.mark.sockets
+
+
+class Engine:
+    """Answers as a scheduler half does, and remembers what it was asked."""
+
+    def __init__(self, path: Path, engine_id: str) -> None:
+        self.engine_id, self.asked = engine_id, list[Ask]()
+        self.door = d.Door(path, self.answer)
+
+    def answer(self, ask: Ask) -> dict[str, Any]:
+        self.asked.append(ask)
+        if isinstance(ask, Forget):
+            raise RuntimeError("a bug")  # noqa: TRY004 - a bug is of any class
+        if isinstance(ask, Metadata):
+            return {"engine_id": self.engine_id, "payloads": [{"rank": 0, "data": "eHl6"}]}
+        return {"ok": True}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    made = Engine(tmp_path / "p" / "door", "e-p")
+    yield made
+    made.door.close()
+
+
+def test_only_this_user_may_come_in(engine: Engine) -> None:
+    assert engine.door.path.stat().st_mode & 0o777 == 0o600
+    assert engine.door.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_kernels_word_on_the_user_is_taken(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert d.ask(engine.door.path, {"ask": "state"}) == {"ok": True}
+    monkeypatch.setattr(d, "_user_of", lambda _client: os.getuid() + 1)
+    with pytest.raises((OSError, ValueError)):
+        d.ask(engine.door.path, {"ask": "state"})
+    assert engine.asked == [State()]
+
+
+def test_a_folder_that_is_open_to_others_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(ValueError, match="closed to others"):
+        Engine(tmp_path / "door", "e")
+
+
+def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="too long"):
+        Engine(tmp_path / ("x" * 100) / "door", "e")
+
+
+def test_a_socket_left_from_before_is_replaced(engine: Engine) -> None:
+    again = Engine(engine.door.path, "e-2")
+    try:
+        assert d.ask(again.door.path, {"ask": "metadata"})["engine_id"] == "e-2"
+    finally:
+        again.door.close()
+    assert not again.door.path.exists()
+
+
+def test_several_questions_on_one_connection(engine: Engine) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client, client.makefile("rwb") as lines:
+        client.connect(str(engine.door.path))
+        for question, key in (('{"ask":"state"}', "ok"), ("garbage", "error"), ('{"ask":"metadata"}', "engine_id")):
+            lines.write(question.encode() + b"\n")
+            lines.flush()
+            assert key in json.loads(lines.readline())
+
+
+def test_a_bug_behind_the_door_is_told_and_ends_nothing(engine: Engine) -> None:
+    assert "a bug" in d.ask(engine.door.path, {"ask": "forget", "engine_id": "e"})["error"]
+    assert d.ask(engine.door.path, {"ask": "state"}) == {"ok": True}
+
+
+def test_garbage_and_half_lines_end_nothing(engine: Engine) -> None:
+    for raw in (b"\x00\xff" * 5000 + b"\n", b'{"ask":', b"\n\n\n", b"[" * 200_000 + b"\n"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(str(engine.door.path))
+            client.sendall(raw)
+    assert d.ask(engine.door.path, {"ask": "state"}) == {"ok": True}
+
+
+def test_a_client_too_many_is_turned_away_and_places_come_back(engine: Engine) -> None:
+    crowd = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(d.CLIENTS_MAX)]
+    for client in crowd:
+        client.connect(str(engine.door.path))
+        client.sendall(b'{"ask":"state"}\n')
+        client.recv(100)
+    with pytest.raises((OSError, ValueError)):
+        d.ask(engine.door.path, {"ask": "state"})
+    for client in crowd:
+        client.close()
+    end = time.monotonic() + 5
+    while True:
+        try:
+            assert d.ask(engine.door.path, {"ask": "state"}) == {"ok": True}
+            break
+        except (OSError, ValueError):
+            assert time.monotonic() < end
+    assert threading.active_count() < d.CLIENTS_MAX
+
+
+def test_engines_without_agents_are_introduced_to_each_other(engine: Engine, tmp_path: Path) -> None:
+    other = Engine(tmp_path / "d" / "door", "e-d")
+    try:
+        d.introduce_each_other(("p", engine.door.path), ("d", other.door.path))
+    finally:
+        other.door.close()
+    for one, name, engine_id in ((engine, "d", "e-d"), (other, "p", "e-p")):
+        met = one.asked[1] if isinstance(one.asked[1], Introduce) else one.asked[-1]
+        assert isinstance(met, Introduce) and (met.instance, met.engine_id) == (name, engine_id)

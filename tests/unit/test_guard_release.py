@@ -1,0 +1,98 @@
+"""A hold is given up by its name at the engine's own port, with a ticket, and the door is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.tickets import FLEET, signed
+
+from cluster import wire
+from cluster.ids import InstanceId, RequestId, TransferId
+from kvtransfer import guard as g
+from kvtransfer.asks import Ask, Release
+from kvtransfer.door import Door
+from kvtransfer.keys import FILE_VARIABLE, instance_text
+
+pytestmark = pytest.mark.sockets
+
+P, NOW = "prefill-0", 1_800_000_000.0
+ID = TransferId(RequestId("req-1"), 2, 5)
+
+
+@pytest.fixture
+def asked() -> list[Ask]:
+    return []
+
+
+@pytest.fixture
+def door(tmp_path: Path, asked: list[Ask]) -> Iterator[Path]:
+    def answer(ask: Ask) -> dict[str, Any]:
+        asked.append(ask)
+        return {"ok": True}
+
+    opened = Door(tmp_path / "engine" / "door", answer)
+    yield opened.path
+    opened.close()
+
+
+async def post(
+    body: Any, door: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stock: bool = False
+) -> tuple[int, Any]:
+    """Status and answer of one POST, and that the engine never saw it."""
+    keys = tmp_path / "keys"
+    keys.write_text(instance_text((FLEET,), InstanceId(P)))
+    monkeypatch.setenv(FILE_VARIABLE, str(keys))
+    more = None if stock else {"door": str(door)}
+    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=more))
+    app = SimpleNamespace(state=SimpleNamespace(vllm_config=config))
+    scope = {
+        "type": "http", "method": "POST", "path": wire.RELEASE_PATH, "app": app, "headers": [],
+    }  # fmt: skip
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def engine(*_: Any) -> None:
+        raise AssertionError("the engine has no such path")
+
+    await g.Guard(engine, clock=lambda: NOW)(scope, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def ticketed() -> dict[str, Any]:
+    return {"kv_transfer_params": signed(wire.release_by_name(ID)["kv_transfer_params"], P, at=NOW)}
+
+
+async def test_a_ticketed_release_is_asked_at_the_door(
+    door: Path, asked: list[Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await post(ticketed(), door, tmp_path, monkeypatch) == (200, {"ok": True})
+    assert asked == [Release("req-1/2@5")]
+
+
+@pytest.mark.parametrize("body", [wire.release_by_name(ID), {}, {"transfer_id": "req-1/2@5"}, []])
+async def test_without_a_ticket_nothing_is_asked(
+    body: Any, door: Path, asked: list[Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, answer = await post(body, door, tmp_path, monkeypatch)
+    assert status == (403 if body == wire.release_by_name(ID) else 400)
+    assert answer["error"]["message"] and asked == []
+
+
+async def test_an_engine_without_our_connector_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, answer = await post(ticketed(), None, tmp_path, monkeypatch, stock=True)
+    assert status == 404 and "connector" in answer["error"]["message"]
+
+
+async def test_a_door_that_is_gone_is_a_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, answer = await post(ticketed(), tmp_path / "nothing", tmp_path, monkeypatch)
+    assert status == 503 and "door" in answer["error"]["message"]

@@ -1,0 +1,75 @@
+"""NIXL's agents as our connector makes them: paced, locked, and with the notice of having read kept back."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtransfer.paced import PROGRESS_US, NoticesKept, paced
+
+
+class AgentConfig:
+    """As NIXL's bindings have it: attributes that C++ keeps."""
+
+    def __init__(self) -> None:
+        self._delay, self._sync = -1, "none"
+
+    pthrDelay = property(lambda self: self._delay, lambda self, value: setattr(self, "_delay", value))  # noqa: N815
+    syncMode = property(lambda self: self._sync, lambda self, value: setattr(self, "_sync", value))  # noqa: N815
+
+
+def api(config: Any) -> ModuleType:
+    made = ModuleType("api")
+    made.nixlBind = SimpleNamespace(nixlAgentConfig=config)  # type: ignore[attr-defined]
+    return made
+
+
+def test_agents_made_meanwhile_are_paced_and_locked_and_later_ones_are_not() -> None:
+    module = api(AgentConfig)
+    with paced(module, "strict"):
+        config = module.nixlBind.nixlAgentConfig()
+        config.pthrDelay, config.syncMode = 0, "none"
+        assert (config.pthrDelay, config.syncMode) == (PROGRESS_US, "strict") and isinstance(config, AgentConfig)
+        config.pthrDelay = 7
+        assert config.pthrDelay == 7
+    assert module.nixlBind.nixlAgentConfig is AgentConfig
+
+
+def test_the_class_comes_back_when_making_fails() -> None:
+    module = api(AgentConfig)
+    with pytest.raises(RuntimeError), paced(module, "strict"):
+        raise RuntimeError("no plugins")
+    assert module.nixlBind.nixlAgentConfig is AgentConfig
+
+
+@pytest.mark.parametrize("config", [None, object, SimpleNamespace(pthrDelay=0)])
+def test_other_bindings_are_left_alone(config: Any) -> None:
+    module = api(config)
+    with paced(module, "strict"):
+        assert module.nixlBind.nixlAgentConfig is config
+
+
+class Agent:
+    name = "a"
+
+    def __init__(self) -> None:
+        self.did: list[Any] = []
+
+    def make_prepped_xfer(self, *args: Any, **more: Any) -> str:
+        self.did.append((args, more))
+        return "handle"
+
+    def send_notif(self, agent_name: str, notif_msg: bytes) -> None:
+        self.did.append((agent_name, notif_msg))
+
+
+def test_a_reads_notice_is_kept_and_others_are_proved() -> None:
+    agent = Agent()
+    kept = NoticesKept(agent, lambda note: note + b"!")
+    assert kept.make_prepped_xfer("READ", 1, notif_msg=b"r:1") == "handle" and kept.name == "a"
+    kept.make_prepped_xfer("READ", 2)
+    kept.send_notif("p", notif_msg=b"r:1")
+    assert kept.kept == [b"r:1"]
+    assert agent.did == [(("READ", 1), {}), (("READ", 2), {}), ("p", b"r:1!")]

@@ -1,0 +1,61 @@
+"""`transfer: {connector: baton}` and `--transfer baton` reach the engine, with a door for each."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.clusterfile import read
+from baton.commands import engine, up
+from baton.plan import Planned, Wanted, from_file
+from cluster.errors import UsageError
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from engine.vllm.placement import Share
+
+
+def planned(wanted: Wanted) -> list[str]:
+    share = Share(cores=(0,), gpus=())
+    return Planned(wanted=wanted, port=1, agent_port=2, side_channel_port=3, placed=share).words([])
+
+
+def test_the_file_says_who_moves_the_cache(tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text("models: [{name: baton-tiny}]\ntransfer: {connector: baton}\n")
+    assert [each.connector for each in from_file(read(str(file)).usable(), [])] == ["baton", "baton"]
+    file.write_text("models: [{name: baton-tiny}]\n")
+    assert {each.connector for each in from_file(read(str(file)).usable(), [])} == {"nixl"}
+
+
+def test_each_engine_gets_a_door_of_its_own_that_goes_with_the_cluster() -> None:
+    wanted = [Wanted(name=f"p-{number}", role=Role.PREFILL, model=None, connector="baton") for number in range(2)]
+    with ExitStack() as closing:
+        doors = up._with_doors(wanted, closing)
+        folder = Path(doors[0].door).parents[1]
+        assert folder.stat().st_mode & 0o077 == 0 and len({each.door for each in doors}) == 2
+        words = planned(doors[0])
+        assert words[words.index("--transfer") + 1] == "baton" and words[words.index("--door") + 1] == doors[0].door
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("change", [{"connector": "nixl"}, {"engine": "mock"}])
+def test_others_get_none(change: dict[str, str]) -> None:
+    wanted = replace(Wanted(name="p", role=Role.PREFILL, model=None, connector="baton"), **change)
+    with ExitStack() as closing:
+        assert up._with_doors([wanted], closing) == [wanted]
+    assert "--transfer" not in planned(wanted)
+
+
+def test_an_engine_alone_has_its_door_among_our_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    args = argparse.Namespace(transfer="baton", engine="vllm", door=None)
+    assert engine._door(args, InstanceId("p"), 8100) == f"{tmp_path}/baton/doors/p-8100/door"
+    args.door = "/run/" + "x" * 120
+    with pytest.raises(UsageError, match="--door"):
+        engine._door(args, InstanceId("p"), 8100)
+    args.transfer = "nixl"
+    assert engine._door(args, InstanceId("p"), 8100) == ""
