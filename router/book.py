@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from router.columns import Floats
+from router.columns import Bools, Floats, grow
 from router.speeds import UNKNOWN, Make, Speeds
 
 DUTY_S: Final = 5.0
@@ -43,9 +42,12 @@ and vLLM preempts."""
 TOGETHER_S: Final = 0.001
 """Ends of one engine step are no further apart than this."""
 
+REBASE_S: Final = 100 * DUTY_S
+"""How far `Book.recent` may grow before it is scaled down again: by e^100, far from where floats end."""
+
 _COLUMNS: Final = (
-    "backlog", "since", "ends", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean", "kv_variance",
-    "kv_needed", "strictest", "recent", "recent_at", "stalled",
+    "backlog", "since", "ends", "opens", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean",
+    "kv_variance", "kv_free", "strictest", "recent", "stalled", "vacant",
 )  # fmt: skip
 
 
@@ -107,12 +109,17 @@ class Book:
         """Predicted milliseconds of prompts placed there and not done."""
         self.ends: Floats = np.zeros(0)
         """Milliseconds; when all of them will be done."""
+        self.opens: Floats = np.zeros(0)
+        """Milliseconds; when one more prompt could be computed at once: minus infinity where fewer than two are there,
+        else when all of them are done but for what the front end takes of a first token."""
         self.prompts: Floats = np.zeros(0)
         """How many these are."""
         self.since: Floats = np.zeros(0)
         """Seconds; when the first of them began, or the last one ended."""
         self.decoding: Floats = np.zeros(0)
         """Answers under way there, or promised."""
+        self.vacant: Bools = np.zeros(0, dtype=np.bool_)
+        """There are none."""
         self.answer_context: Floats = np.zeros(0)
         """Their tokens of context, halfway through."""
         self.step: Floats = np.zeros(0)
@@ -122,8 +129,8 @@ class Book:
         self.kv_mean: Floats = np.zeros(0)
         self.kv_variance: Floats = np.zeros(0)
         """Tokens of KV they will have at their ends."""
-        self.kv_needed: Floats = np.zeros(0)
-        """The same with `SPREAD` of room."""
+        self.kv_free: Floats = np.zeros(0)
+        """What these leave of the cache, with `SPREAD` of room. Infinite where nobody is: one answer always fits."""
         self.strictest: Floats = np.zeros(0)
         """The least TPOT target among them, ms; infinite where none has one."""
         self.answers = 0
@@ -131,8 +138,9 @@ class Book:
         self.turn = 0
         """Counts what happens: what was read before is not true any more."""
         self.recent: Floats = np.zeros(0)
-        self.recent_at: Floats = np.zeros(0)
-        """Part of its time that prompts placed of late take, decayed since; and when that was."""
+        """Part of its time that prompts placed of late take, each told as what it would have been at `_base_s`: what is
+        left of all of them now is one factor (`_faded`)."""
+        self._base_s = 0.0
         self.stalled: Floats = np.zeros(0)
         """Milliseconds of prompts ever placed there: what its answers had to wait for is a difference of two."""
         self._rows: Final[list[_Row]] = []
@@ -143,10 +151,8 @@ class Book:
         more = rows - former
         if more <= 0:
             return
-        for name in _COLUMNS:
-            column: NDArray[np.float64] = getattr(self, name)
-            setattr(self, name, np.concatenate([column, np.zeros(more)]))
-        self.strictest[former:] = math.inf
+        grow(self, _COLUMNS, rows)
+        self._empty(slice(former, rows))
         self._rows.extend(_Row() for _ in range(more))
         self.speeds.reach(rows)
 
@@ -157,29 +163,49 @@ class Book:
         self.answers -= int(self.decoding[row])
         self._rows[row] = _Row(life=life + 1)
         for name in _COLUMNS:
-            getattr(self, name)[row] = 0.0
-        self.strictest[row] = math.inf
+            getattr(self, name)[row] = 0
+        self._empty(row)
         self.speeds.know(row, make or UNKNOWN)
         self._steps(row)
+
+    def _empty(self, rows: int | slice) -> None:
+        """What is not zero where nobody is."""
+        self.strictest[rows] = self.kv_free[rows] = math.inf
+        self.opens[rows], self.vacant[rows] = -math.inf, True
+
+    def holds(self, row: int, kv_tokens: int) -> None:
+        """Its engine has said how many tokens its KV cache has."""
+        self.speeds.capacity[row] = kv_tokens
+        self._free(row)
 
     # --- what policies ask --------------------------------------------------------------------------------------------
 
     def waits_ms(self, now: float) -> Floats:
         """How long a prompt placed now waits for those before it, by row."""
-        left: Floats = np.maximum(self.ends - now * 1000.0, 0.0)
-        return left
+        left = self.ends - now * 1000.0
+        return np.maximum(left, 0.0, out=left)
 
     def idle(self, now: float) -> Floats:
         """Part of each instance's time that prompts have left to answers of late, `IDLE_MIN` at least."""
-        decayed = self.recent * np.exp((self.recent_at - now) * (1.0 / DUTY_S))
-        share: Floats = np.maximum(1.0 - decayed, IDLE_MIN)
-        return share
+        share = self.recent * -self._faded(now)
+        share += 1.0
+        return np.maximum(share, IDLE_MIN, out=share)
+
+    def _faded(self, now: float) -> float:
+        """What is left of `recent`."""
+        return math.exp((self._base_s - now) / DUTY_S)
+
+    def _rebase(self, now: float) -> None:
+        if now - self._base_s > REBASE_S:
+            self.recent *= self._faded(now)
+            self._base_s = now
 
     def harmed(self, row: int, ms: float) -> float:
         """How many answers there would probably miss their TPOT target if a prompt took so much of their time."""
         (short, middle), stalled = self._rows[row].limits, self.stalled.item(row)
-        of_short = bisect_right(short, stalled + ms) - bisect_right(short, stalled)
-        of_middle = bisect_right(middle, stalled + ms) - bisect_right(middle, stalled)
+        until = stalled + ms
+        of_short = bisect_right(short, until) - bisect_right(short, stalled)
+        of_middle = bisect_right(middle, until) - bisect_right(middle, stalled)
         return SHORT_ONES * of_short + (1 - SHORT_ONES) * of_middle
 
     # --- what happens -------------------------------------------------------------------------------------------------
@@ -197,11 +223,15 @@ class Book:
             self.backlog[row] = 0.0
         self.prompts[row] += 1
         self.backlog[row] += ms
-        self.ends[row] = float(self.since[row]) * 1000.0 + float(self.backlog[row])
+        self._ends(row)
         self.stalled[row] += stall_ms
-        decay = math.exp((self.recent_at.item(row) - now) / DUTY_S)
-        self.recent[row] = self.recent.item(row) * decay + stall_ms * (0.001 / DUTY_S)
-        self.recent_at[row] = now
+        self._rebase(now)
+        self.recent[row] += stall_ms * (0.001 / DUTY_S) / self._faded(now)
+
+    def _ends(self, row: int) -> None:
+        ends = self.since.item(row) * 1000.0 + self.backlog.item(row)
+        self.ends[row] = ends
+        self.opens[row] = ends - self.speeds.first.item(row) if self.prompts.item(row) >= 2 else -math.inf
 
     def prompt_over(self, booking: Booking, now: float, *, done: bool) -> None:
         """Its prompt is computed, or will not be (`done` false)."""
@@ -215,7 +245,7 @@ class Book:
         if done:
             self._time_prompt(row, booking, now)
             self.since[row] = now
-        self.ends[row] = float(self.since[row]) * 1000.0 + float(self.backlog[row])
+        self._ends(row)
 
     def _time_prompt(self, row: int, booking: Booking, now: float) -> None:
         """Learn from the time since the one before. Prompts of one step end together, and are one observation."""
@@ -227,6 +257,19 @@ class Book:
             self.speeds.prompt_took(row, at.plain_ms, at.observed_ms)
         at.plain_ms = booking.plain_ms
         at.observed_ms = (now - max(float(self.since[row]), booking.sent_s)) * 1000.0
+
+    def told(self, booking: Booking, now: float, prompt_ms: float, token_ms: float) -> None:
+        """An engine says how long it took for the prompt, and for each token after the first; 0: it does not.
+
+        It says so with an answer in one piece, of which nobody here has seen either. Prompts of one step are each told
+        to have taken all of it: there are few of those, as none is sent where some wait (`router.admission.Gate`).
+        """
+        row = booking.prefill_row
+        if prompt_ms > 0 and self._rows[row].life == booking.prefill_life:
+            self.speeds.prompt_took(row, booking.plain_ms, prompt_ms)
+        row = booking.decode_row
+        if token_ms > 0 and row >= 0 and self._rows[row].life == booking.decode_life:
+            self.speeds.steps_took(row, self._tpot_ms(row, now), token_ms)
 
     def answer_placed(self, booking: Booking, row: int) -> None:
         """Its answer is promised a place there."""
@@ -294,8 +337,7 @@ class Book:
         self.speeds.steps_took(row, predicted, (now - booking.opened_s) * 1000.0 / (tokens - 1))
 
     def _tpot_ms(self, row: int, now: float) -> float:
-        decayed = self.recent.item(row) * math.exp((self.recent_at.item(row) - now) / DUTY_S)
-        return self.step.item(row) / max(1.0 - decayed, IDLE_MIN)
+        return self.step.item(row) / max(1.0 - self.recent.item(row) * self._faded(now), IDLE_MIN)
 
     def _count(self, booking: Booking, row: int, sign: int) -> None:
         self.turn += 1
@@ -304,10 +346,15 @@ class Book:
         self.answer_context[row] = max(0.0, self.answer_context[row] + sign * booking.context)
         self.kv_mean[row] = max(0.0, self.kv_mean[row] + sign * (booking.prompt_tokens + booking.mean_tokens))
         self.kv_variance[row] = max(0.0, self.kv_variance[row] + sign * booking.variance)
-        if not self.decoding[row]:  # sums of floats do not come back to nothing by themselves
+        self.vacant[row] = vacant = not self.decoding.item(row)
+        if vacant:  # sums of floats do not come back to nothing by themselves
             self.answer_context[row] = self.kv_mean[row] = self.kv_variance[row] = 0.0
-        self.kv_needed[row] = self.kv_mean.item(row) + SPREAD * math.sqrt(self.kv_variance.item(row))
+        self._free(row)
         self._steps(row)
+
+    def _free(self, row: int) -> None:
+        needed = self.kv_mean.item(row) + SPREAD * math.sqrt(self.kv_variance.item(row))
+        self.kv_free[row] = math.inf if self.vacant.item(row) else self.speeds.capacity.item(row) - needed
 
     def _steps(self, row: int) -> None:
         batch, context = int(self.decoding[row]), float(self.answer_context[row])

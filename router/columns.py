@@ -6,6 +6,7 @@ choice a millisecond, a column a few microseconds. `router.view` writes, policie
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,16 @@ NO_GRANT: Final = -1
 """Of an instance whose agent does not say which router may use how many of its credits."""
 
 _FIRST_ROWS = 16
+
+
+def grow(owner: object, names: Iterable[str], rows: int) -> None:
+    """Have the columns of these names in `owner` reach so many rows; new ones are zero."""
+    for name in names:
+        column: NDArray[Any] = getattr(owner, name)
+        longer = np.zeros(rows, dtype=column.dtype)
+        longer[: len(column)] = column
+        setattr(owner, name, longer)
+
 
 _WAITING_BITS = 32
 _WAITING_MAX = (1 << _WAITING_BITS) - 1
@@ -78,9 +89,7 @@ class Columns:
         """A free row, all zero."""
         if not self._free:
             rows = len(self.ready)
-            for name in self._KINDS:
-                column: NDArray[Any] = getattr(self, name)
-                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+            grow(self, self._KINDS, 2 * rows)
             self._free = list(range(2 * rows - 1, rows - 1, -1))
             self._limits.clear()
         return self._free.pop()

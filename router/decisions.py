@@ -1,25 +1,36 @@
 """The decision log: everything that changes what a router chooses by, and every choice. Pure: others open the file.
 
 One JSON object a line, in the order in which it happened, so that the choices can be made again from nothing but the
-log (`sim.replay`). The same view and the same policy, told the same, must say the same.
+log (`sim.replay`). An entry is a call of the view, the desk or the prefix index as it was made from outside; what those
+do to each other in the course of it follows from it, and is not written. After a call of the desk stands what came of
+it: what the policy said (`Decided`), and who was told what (`Came`).
+
+Prompts are in it as names of chunks (`router.chunks`: hashes with a key), tenants and models by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load
-from router.journey import Chosen
-from router.policy import Policy
+from router.admission import Promise
+from router.journey import Choose, Chosen
 from router.policy.candidates import Wanted
+from router.prefixes import Sent
 from router.speeds import Make
-from router.view import Fleet, Reported, View
+from router.view import Reported
 
-Write = Callable[[bytes], Any]
+# --- the fleet --------------------------------------------------------------------------------------------------------
+
+
+class Made(msgspec.Struct, tag="made"):
+    """What is known beforehand of an instance's speed; told before it is added."""
+
+    instance: InstanceId
+    make: Make | None
 
 
 class Added(msgspec.Struct, tag="added"):
@@ -54,27 +65,163 @@ class Unreachable(msgspec.Struct, tag="unreachable"):
     instance: InstanceId
 
 
+class SetAside(msgspec.Struct, tag="set_aside"):
+    """Operators have set these aside, and no others."""
+
+    reasons: dict[InstanceId, str]
+
+
 class LegStarted(msgspec.Struct, tag="leg_started"):
-    """A leg went there."""
+    """A prefill leg went there, or a request that stands in no line."""
 
     instance: InstanceId
+
+
+class Indexed(msgspec.Struct, tag="indexed"):
+    """Prefixes are kept from here on."""
+
+
+class Cached(msgspec.Struct, tag="cached"):
+    """An engine has said with its answer how much of the prompt it had; `each` tokens are one chunk."""
+
+    sent: Sent
+    each: float
+    tokens: int
+
+
+# --- the desk ---------------------------------------------------------------------------------------------------------
+
+
+class Began(msgspec.Struct, tag="began"):
+    """A desk, with nobody at it."""
+
+    policy: str
+    admission: bool
+    foresees: bool
+
+
+class Shared(msgspec.Struct, tag="shared"):
+    """How the fleet is divided from here on: among so many routers, and among tenants."""
+
+    routers: int
+    shares: dict[str, float]
+    local_shares: dict[str, float]
+
+
+class Seated(msgspec.Struct, tag="seated"):
+    """A request comes to the desk, or wants something else; it has a number from here on."""
+
+    seat: int
+    wanted: Wanted
+    promise: Promise
+
+
+class Counted(msgspec.Struct, tag="counted"):
+    """An engine has counted its prompt's tokens."""
+
+    seat: int
+    prompt_tokens: int
+    prefix_block_tokens: float
+
+
+class Asked(msgspec.Struct, tag="asked"):
+    """It asks where to go."""
+
+    seat: int
+    effect: Choose
+    now: float
+
+
+class Picked(msgspec.Struct, tag="picked"):
+    """A request that stands in no line asks."""
+
+    wanted: Wanted
+
+
+class PromptOver(msgspec.Struct, tag="prompt_over"):
+    """Its prompt is computed, or will not be."""
+
+    seat: int
+    now: float
+    done: bool
+    cached_tokens: int | None
+
+
+class AnswerOpened(msgspec.Struct, tag="answer_opened"):
+    """Its first token is here."""
+
+    seat: int
+    now: float
+
+
+class Finished(msgspec.Struct, tag="finished"):
+    """It is over; its number is of no use after it."""
+
+    seat: int
+    now: float
+    tokens: int | None
+    cut_off: bool
+    engine_ms: tuple[float, float] | None = None
+
+
+class FoundNone(msgspec.Struct, tag="found_none"):
+    """It waits."""
+
+    seat: int
+
+
+class Occupied(msgspec.Struct, tag="occupied"):
+    """Its answering leg is there, and nowhere else."""
+
+    seat: int
+    instance: InstanceId | None
 
 
 class LegEnded(msgspec.Struct, tag="leg_ended"):
-    """That leg is over."""
+    """A leg that had been started there is over."""
 
     instance: InstanceId
 
 
+class Roomy(msgspec.Struct, tag="room"):
+    """There may be room for another prompt."""
+
+
+class Looked(msgspec.Struct, tag="looked"):
+    """The time has come to look for room."""
+
+    now: float
+
+
+class FleetChanged(msgspec.Struct, tag="fleet_changed"):
+    """Somebody came, left, or said something new."""
+
+
+# --- what came of it --------------------------------------------------------------------------------------------------
+
+
 class Decided(msgspec.Struct, tag="decided"):
-    """The policy was asked, and said."""
+    """The policy was asked, and said. `wanted` is without the prefix, which its seat has."""
 
     policy: str
     wanted: Wanted
     chosen: Chosen
 
 
-Entry = Added | Folded | Seen | ProbeFailed | Unreachable | LegStarted | LegEnded | Decided
+class Came(msgspec.Struct, tag="came"):
+    """What the desk told a request that asked, and who is to ask again. Not written where it is nothing and nobody."""
+
+    chosen: Chosen | None
+    called: tuple[int, ...]
+
+
+Outcome = Decided | Came
+
+Entry = (
+    Made | Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | LegStarted | Indexed | Cached
+    | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened | Finished | FoundNone | Occupied
+    | LegEnded | Roomy | Looked | FleetChanged | Decided | Came
+)  # fmt: skip
 
 
 def line_of(entry: Entry) -> bytes:
@@ -92,77 +239,3 @@ def entry_of(line: bytes) -> Entry:
         msgspec.DecodeError: it is none.
     """
     return _DECODER.decode(line)
-
-
-class LoggedView(View):
-    """A view that writes down what it is told."""
-
-    def __init__(self, write: Write, makes: Callable[[Instance], Make | None] | None = None) -> None:
-        super().__init__(makes)
-        self._write: Final = write
-        self._folding = False
-
-    def add(self, instance: Instance) -> None:
-        if not self._folding:
-            self._write(line_of(Added(instance)))
-        super().add(instance)
-
-    def fold(self, reported: tuple[Reported, ...]) -> frozenset[InstanceId]:
-        self._write(line_of(Folded(reported)))
-        self._folding = True
-        try:
-            return super().fold(reported)
-        finally:
-            self._folding = False
-
-    def seen(self, instance: InstanceId, models: tuple[dict[str, object], ...] | None, load: Load | None) -> None:
-        self._write(line_of(Seen(instance, models, load)))
-        super().seen(instance, models, load)
-
-    def probe_failed(self, instance: InstanceId) -> bool:
-        self._write(line_of(ProbeFailed(instance)))
-        return super().probe_failed(instance)
-
-    def unreachable(self, instance: InstanceId) -> bool:
-        self._write(line_of(Unreachable(instance)))
-        return super().unreachable(instance)
-
-    def leg_started(self, instance: InstanceId) -> None:
-        self._write(line_of(LegStarted(instance)))
-        super().leg_started(instance)
-
-    def leg_ended(self, instance: InstanceId) -> None:
-        self._write(line_of(LegEnded(instance)))
-        super().leg_ended(instance)
-
-
-def logged(name: str, policy: Policy, write: Write) -> Policy:
-    """A policy that writes down what it says."""
-
-    def choose(fleet: Fleet, wanted: Wanted) -> Chosen:
-        chosen = policy(fleet, wanted)
-        write(line_of(Decided(name, wanted, chosen)))
-        return chosen
-
-    return choose
-
-
-def apply(entry: Entry, view: View) -> None:
-    """Tell a view what a log says. Choices change nothing by themselves: what they led to is in the log as well."""
-    match entry:
-        case Added(instance):
-            view.add(instance)
-        case Folded(reported):
-            view.fold(reported)
-        case Seen(instance, models, load):
-            view.seen(instance, models, load)
-        case ProbeFailed(instance):
-            view.probe_failed(instance)
-        case Unreachable(instance):
-            view.unreachable(instance)
-        case LegStarted(instance):
-            view.leg_started(instance)
-        case LegEnded(instance):
-            view.leg_ended(instance)
-        case Decided():
-            pass

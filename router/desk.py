@@ -60,6 +60,8 @@ class Seat:
     """The same of each token after it."""
     degraded: bool = False
     """It has its class's second promise."""
+    entered: tuple[int, Wanted] | None = None
+    """Its number in a decision log, and what it wants by that (`router.logged`)."""
 
 
 class Desk:
@@ -161,8 +163,9 @@ class Desk:
         """Whether it can still have its first token in time, on the best instance and with nobody before it."""
         if self.gate is None or seat.late or not wanted.ttft_ms:
             return wanted
-        rows = self.view.all().ready(wanted.model).any
-        if not len(rows) or not self.view.all().book.speeds.sure(rows):
+        found, sure = self.view.all().ready(wanted.model), self.view.all().book.speeds.sure
+        rows = found.any if sure(found.any) else found.prefills  # who only decodes has timed no prompt
+        if not len(rows) or not sure(rows):
             return wanted
         prices = prices_of(self.view.all(), wanted)
         if float(prices.alone[rows].min()) <= wanted.ttft_ms:
@@ -211,7 +214,7 @@ class Desk:
         prices = self.foresight.placed(seat.expected, wanted, chosen)
         assert chosen.decode is not None
         row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
-        seat.ttft_ms, seat.tpot_ms = float(prices.ttft[row]), float(prices.tpot[answer_row])
+        seat.ttft_ms, seat.tpot_ms = prices.ttft.item(row), prices.tpot_at(answer_row)
         if self.gate is None:
             return
         prompt_ms = float(prices.prompt[row])
@@ -241,11 +244,23 @@ class Desk:
             self.foresight.opened(seat.expected, seat.wanted, now)
         self._leave_lane(seat)
 
-    def finish(self, seat: Seat, now: float, tokens: int | None = None, *, cut_off: bool = False) -> Calls:
-        """The request is over, after so many tokens; None: nobody has counted them."""
+    def finish(
+        self,
+        seat: Seat,
+        now: float,
+        tokens: int | None = None,
+        *,
+        cut_off: bool = False,
+        engine_ms: tuple[float, float] | None = None,
+    ) -> Calls:
+        """The request is over, after so many tokens; None: nobody has counted them.
+
+        `engine_ms`: what its engine says, where nobody here could see it, that its prompt took, and each token after
+        the first; 0 for what it does not say.
+        """
         self._now = max(self._now, now)
         if self.foresight is not None:
-            self.foresight.ended(seat.expected, seat.wanted, now, tokens, cut_off=cut_off)
+            self.foresight.ended(seat.expected, seat.wanted, now, tokens, cut_off=cut_off, engine_ms=engine_ms)
         self._leave_lane(seat)
         return self.occupy(seat, None) + self.line.leave(seat, placed=False)
 

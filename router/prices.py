@@ -11,12 +11,14 @@ Everything is computed once for all rows, and not before somebody asks: a choice
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from router.book import SHORT_ONES, SPREAD
 from router.columns import Bools, Floats
+from router.prefixes import Match, rows_of
 
 if TYPE_CHECKING:
     from router.policy.candidates import Wanted
@@ -47,11 +49,39 @@ OUTPUT_UNKNOWN: Final = 200.0
 _SLOPE: Final = 1.0 / (RAMP[1] - RAMP[0])
 
 
-def _tables() -> tuple[Floats, Floats, Floats, Floats]:
-    """What a part of a budget costs, as points to look it up from: the more, the less there is left of it."""
-    used = np.concatenate([np.linspace(0.0, 1.2, 121), [1e6]])
-    near = 1.0 / (1.0 - np.minimum(used, BARRIER_MAX))
-    return used, near, used * near, used * near + MISS * _missed(used)
+_FEW: Final = 128
+"""Numbers that are looked up by search: from here on it costs more than the other way, with 2,000 ten times as much."""
+
+
+class _Table:
+    """A function of the part of a budget that is used, as straight lines between equally spaced points."""
+
+    POINTS: Final = 121
+    EACH: Final = 0.01
+
+    def __init__(self, of: Callable[[Floats], Floats]) -> None:
+        self.used: Final[Floats] = np.concatenate([np.arange(self.POINTS) * self.EACH, [1e6]])
+        self.costs: Final[Floats] = of(self.used)
+        self._slope: Final[Floats] = np.diff(self.costs) / np.diff(self.used)
+        self._rest: Final[Floats] = self.costs[:-1] - self._slope * self.used[:-1]
+
+    def at(self, used: Floats) -> Floats:
+        """What these cost, none of them negative. `np.interp` searches for each; where there are many that costs more
+        than to divide.
+        """
+        if used.size <= _FEW:
+            return np.interp(used, self.used, self.costs)
+        line = (used * (1.0 / self.EACH)).astype(np.int64)
+        found = self._slope.take(line, mode="clip")
+        found *= used
+        found += self._rest.take(line, mode="clip")
+        return found
+
+
+def _near(used: Floats) -> Floats:
+    """What a part of a budget costs, over that part: the more, the less there is left of it."""
+    found: Floats = 1.0 / (1.0 - np.minimum(used, BARRIER_MAX))
+    return found
 
 
 def prices_of(fleet: Fleet, wanted: Wanted) -> Prices:
@@ -67,7 +97,7 @@ class Prices:
     """Everything that one choice compares, by row of the columns."""
 
     def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
-        book = fleet.book
+        book, speeds = fleet.book, fleet.book.speeds
         self.fleet: Final = fleet
         self.wanted: Final = wanted
         self.turn: Final = book.turn
@@ -80,51 +110,79 @@ class Prices:
         self.promised: Final = bool(wanted.ttft_ms or wanted.tpot_ms)
         self.places: Final[Bools] = fleet.columns.inflight < fleet.columns.limits(wanted.routers)
         tokens = max(1, wanted.prompt_tokens)
-        speeds = book.speeds
-        self.waits: Final[Floats] = book.waits_ms(wanted.now)
-        self.prompt: Floats = speeds.prompts_ms(tokens)
-        self.cached: Final[dict[int, int]] = {}
-        self._less_cached(tokens)
-        self.stall: Final[Floats] = np.maximum(self.prompt - speeds.shared_ms(tokens), 0.0)
+        ms, stall_ms, steps = speeds.of_prompt(tokens)
+        self.prompt: Floats = speeds.prefill_factor * ms
+        """Its time with what decodes beside it."""
+        self.stall: Final[Floats] = speeds.prefill_factor * stall_ms
         """Milliseconds that answers there would wait for its prompt."""
-        self.prompt = self.prompt + book.beside * speeds.steps(tokens)
-        waited_ms = max(0.0, wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
-        self.alone: Final[Floats] = self.prompt + (speeds.lead + waited_ms)
+        self._match: Match | None = None
+        if fleet.prefixes is not None and wanted.prefix:
+            self._match = fleet.prefixes.match(wanted.prefix)
+            self._less_cached(tokens, self._match)
+        self.prompt += book.beside if isinstance(steps, int) and steps == 1 else book.beside * steps
+        self.alone: Floats = self.prompt + speeds.lead
         """Its first token with nobody before it."""
-        self.ttft: Floats = self.alone + self.waits
-        gate = fleet.gate
+        if wanted.arrived and wanted.now > wanted.arrived:
+            self.alone += (wanted.now - wanted.arrived) * 1000.0
+        self.ttft: Floats = book.waits_ms(wanted.now)
+        self.ttft += self.alone
         self.open: Bools = self.places
         """Rows where its prompt would be computed at once, or nearly so."""
+        gate = fleet.gate
         if gate is not None:
             self.open = self.places & gate.prompts(self)
             if gate.queue and not self.open.all():  # elsewhere it is not the only one that waits
                 self.ttft = np.where(self.open, self.ttft, self.ttft + gate.queue_ms(len(fleet)))
         context = tokens + self.output / 2
-        self.longer: Final[Floats] = speeds.request + speeds.context * context
+        self.longer: Floats = speeds.context * context
         """By how much it makes a step longer."""
-        self.idle: Final[Floats] = book.idle(wanted.now)
-        self.step: Final[Floats] = book.step + self.longer
-        self.tpot: Final[Floats] = self.step / self.idle
-        self.ttft_unit: Final = wanted.ttft_ms or LOOSE * float(self.alone.min())
+        self.longer += speeds.request
+        self.ttft_unit: Final = wanted.ttft_ms or LOOSE * self._fastest_ms()
         self.tpot_unit: Final = wanted.tpot_ms or LOOSE * self._step_alone_ms(context)
+        per_ms = book.idle(wanted.now)
+        np.divide(1.0 / self.tpot_unit, per_ms, out=per_ms)
+        self._parts: Final[Floats] = np.empty((3, len(self.longer)))
+        """Of `ttft_unit`, what its TTFT is; of `tpot_unit`, the TPOT there with its answer, and without it. One array:
+        what costs are looked up for all of them at once."""
+        _, self.used, self.used_before = self._parts
+        np.multiply(book.step, per_ms, out=self.used_before)
+        self._more: Final[Floats] = self.longer * per_ms
+        np.add(self.used_before, self._more, out=self.used)
         self._handoffs: Final[dict[tuple[int, int], float]] = {}
-        self._of_prefill: Floats | None = None
-        self._of_decode: Floats | None = None
+        self._moving: Final[dict[tuple[int, int], float]] = {}
+        self._priced: tuple[Floats, Floats] | None = None
 
-    def _less_cached(self, tokens: int) -> None:
+    def _fastest_ms(self) -> float:
+        """The first token of the fastest instance that is ready, idle. Rows that nobody has are faster still."""
+        return float(self.alone[self.fleet.ready(self.wanted.model).any].min(initial=math.inf))
+
+    def _less_cached(self, tokens: int, match: Match) -> None:
         """What is in an instance's cache is not computed again; its last token always is."""
-        fleet, wanted = self.fleet, self.wanted
-        if fleet.prefixes is None or not wanted.prefix:
-            return
-        speeds = fleet.book.speeds
-        for chunks, bits in fleet.prefixes.match(wanted.prefix).levels:
-            held = min(int(chunks * wanted.prefix_block_tokens), tokens - 1)
-            left = bits
-            while left:
-                row = left.bit_length() - 1
-                left ^= 1 << row
-                self.cached[row] = held
-                self.prompt[row] = speeds.prompt_ms(row, tokens - held, held)
+        speeds = self.fleet.book.speeds
+        for chunks, bits in match.levels:
+            rows = rows_of(bits)
+            ms, stall_ms, _ = speeds.of_prompt(tokens, self._held(chunks))
+            alike = isinstance(ms, float)
+            factor = speeds.prefill_factor[rows]
+            self.prompt[rows] = factor * (ms if alike else ms[rows])
+            self.stall[rows] = factor * (stall_ms if alike else stall_ms[rows])
+
+    def _held(self, chunks: int) -> int:
+        """Tokens of it in so many chunks."""
+        return min(int(chunks * self.wanted.prefix_block_tokens), max(1, self.wanted.prompt_tokens) - 1)
+
+    def cached_at(self, row: int) -> int:
+        """Tokens of it that this instance is taken to have."""
+        return 0 if self._match is None else self._held(self._match.chunks_of(row))
+
+    def tpot_at(self, row: int) -> float:
+        """Milliseconds."""
+        used: float = self.used.item(row)
+        return used * self.tpot_unit
+
+    def step_at(self, row: int) -> float:
+        """Milliseconds of a step with its answer."""
+        return self.fleet.book.step.item(row) + self.longer.item(row)
 
     def _step_alone_ms(self, context: float) -> float:
         """An idle instance's step with nothing but this answer, on the fastest make there is."""
@@ -135,46 +193,51 @@ class Prices:
 
     def of_prefill(self) -> Floats:
         """By row, without what exactly it does to the targets of those who decode there (`harm`)."""
-        if self._of_prefill is None:
-            book = self.fleet.book
-            price = np.interp(self.ttft * (1.0 / self.ttft_unit), _USED, _OWN_MISSED if self.ttft_ms else _OWN)
-            if book.answers:
-                near = np.interp(book.step / (self.idle * self.tpot_unit), _USED, _NEAR)
-                price += book.decoding * self.stall * near * (1.0 / (self.tpot_unit * self.middle))
-            self._of_prefill = price
-        return self._of_prefill
-
-    def harm(self, row: int) -> float:
-        """What this prompt does to the targets of answers there."""
-        if not self.promised or not self.fleet.book.decoding.item(row):
-            return 0.0
-        return MISS * self.fleet.book.harmed(row, self.stall.item(row))
+        return self._prices()[0]
 
     def of_decode(self) -> Floats:
         """By row: its own time, and what its part of each step takes from the others."""
-        if self._of_decode is None:
-            book = self.fleet.book
-            used = self.tpot * (1.0 / self.tpot_unit)
-            others = book.decoding * self.longer / (self.idle * self.tpot_unit)
-            price = np.interp(used, _USED, _OWN_MISSED if self.tpot_ms else _OWN)
-            price += others * np.interp(used, _USED, _NEAR)
-            if self.promised:
-                limit = book.strictest * self.idle
-                if (self.step > RAMP[0] * limit).any():
-                    price += self._pushed_over(limit)
-            self._of_decode = price
-        return self._of_decode
+        return self._prices()[1]
 
-    def _pushed_over(self, limit: Floats) -> Floats:
-        """Targets of answers there that are missed for one more beside them; `limit`: steps that just keep them."""
+    def _prices(self) -> tuple[Floats, Floats]:
+        """Of both legs."""
+        if self._priced is None:
+            book, parts = self.fleet.book, self._parts
+            np.multiply(self.ttft, 1.0 / self.ttft_unit, out=parts[0])
+            if bool(self.ttft_ms) is bool(self.tpot_ms):
+                prefill, decode = (_OWN_MISSED if self.tpot_ms else _OWN).at(parts[:2])
+            else:
+                tables = (_OWN_MISSED, _OWN) if self.ttft_ms else (_OWN, _OWN_MISSED)
+                prefill, decode = (table.at(part) for table, part in zip(tables, parts, strict=False))
+            if book.answers:
+                more, stalled = others = _NEAR.at(parts[1:])
+                others *= book.decoding
+                more *= self._more
+                stalled *= self.stall
+                stalled *= 1.0 / (self.tpot_unit * self.middle)
+                prefill += stalled
+                decode += more
+                if self.promised and (self.used > book.strictest * (RAMP[0] / self.tpot_unit)).any():
+                    decode += self._pushed_over()
+            self._priced = (prefill, decode)
+        return self._priced
+
+    def harm(self, row: int) -> float:
+        """What this prompt does to the targets of answers there."""
+        if not self.promised or self.fleet.book.vacant.item(row):
+            return 0.0
+        return MISS * self.fleet.book.harmed(row, self.stall.item(row))
+
+    def _pushed_over(self) -> Floats:
+        """Targets of answers there that are missed for one more beside them."""
         book = self.fleet.book
-        found: Floats = (_missed(self.step / limit) - _missed(book.step / limit)) * (book.decoding * MISS)
+        part = self.tpot_unit / book.strictest
+        found: Floats = (_missed(self.used * part) - _missed(self.used_before * part)) * (book.decoding * MISS)
         return found
 
     def handoff(self, prefill: int, decode: int) -> float:
         """A pause between the first and the second token; the same from all prefill instances of one make."""
-        speeds = self.fleet.book.speeds
-        pair = (speeds.kind(prefill), decode)
+        pair = (self.fleet.book.speeds.kind(prefill), decode)
         known = self._handoffs.get(pair)
         if known is None:
             known = self._handoffs[pair] = self._pause(decode, self.pause_ms(prefill, decode))
@@ -182,25 +245,29 @@ class Prices:
 
     def pause_ms(self, prefill: int, decode: int) -> float:
         """How long a client waits between the first and the second token beside a step."""
-        moving_ms = self.fleet.book.speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode)
-        return PULL_MS + PULL_STEPS * self.step.item(decode) + moving_ms
+        speeds = self.fleet.book.speeds
+        kinds = (speeds.kind(prefill), speeds.kind(decode))
+        moving_ms = self._moving.get(kinds)
+        if moving_ms is None:
+            moving_ms = self._moving[kinds] = speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode)
+        return PULL_MS + PULL_STEPS * self.step_at(decode) + moving_ms
 
     def _pause(self, decode: int, pause_ms: float) -> float:
         price = pause_ms / (self.tpot_unit * self.output)
         if self.tpot_ms:
-            used = self.tpot.item(decode) / self.tpot_ms
-            short, middle = (used + pause_ms / ((each - 1) * self.tpot_ms) for each in (self.short, self.middle))
-            more = SHORT_ONES * _share_missed(short) + (1 - SHORT_ONES) * _share_missed(middle)
-            price += MISS * (more - _share_missed(used))
+            used = self.used.item(decode)  # of `tpot_ms`
+            short = used + pause_ms / ((self.short - 1) * self.tpot_ms)
+            middle = used + pause_ms / ((self.middle - 1) * self.tpot_ms)
+            if short > RAMP[0] or middle > RAMP[0]:
+                more = SHORT_ONES * _share_missed(short) + (1 - SHORT_ONES) * _share_missed(middle)
+                price += MISS * (more - _share_missed(used))
         return price
 
     def fits(self) -> Bools:
         """Rows with memory left for its prompt and answer; an empty one always has."""
-        book, wanted = self.fleet.book, self.wanted
-        if not book.answers:
-            return self.places
+        wanted = self.wanted
         own = wanted.prompt_tokens + self.output + SPREAD * math.sqrt(wanted.output_variance)
-        found: Bools = (book.kv_needed <= book.speeds.capacity - own) | (book.decoding == 0)
+        found: Bools = self.fleet.book.kv_free >= own
         return found
 
 
@@ -214,5 +281,7 @@ def _missed(ratio: Floats) -> Floats:
     return found
 
 
-_USED, _NEAR, _OWN, _OWN_MISSED = _tables()
-"""The part used; over what is left; the part over what is left; and what misses cost."""
+_NEAR: Final = _Table(_near)
+_OWN: Final = _Table(lambda used: used * _near(used))
+"""What a part of a budget costs, and (`_OWN_MISSED`) with what it costs to miss it."""
+_OWN_MISSED: Final = _Table(lambda used: used * _near(used) + MISS * _missed(used))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from costs.cost import Costs
 from costs.step import StepCost
-from router.columns import Floats, Ints
+from router.columns import Floats, Ints, grow
 
 OFF_KNOWN, OFF_UNKNOWN = 2.0, 200.0
 """How far legs may move a prediction either way: where there are costs, and where there are none (from a tiny model on
@@ -34,6 +34,12 @@ LINE_RATE = 0.01
 """Prompts differ in size: a hundred of them say how time grows with it."""
 PRIOR_SPREAD, PRIOR_COUNT = 0.5, 10.0
 """The costs count as so many prompts whose sizes scatter by this part."""
+
+
+_COLUMNS: Final = (
+    "make_of_row", "prefill_factor", "decode_factor", "request", "context", "first", "overhead", "lead", "capacity",
+    "_steps_seen",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +132,7 @@ class Speeds:
         more = rows - former
         if more <= 0:
             return
-        for name in ("prefill_factor", "decode_factor", "request", "context", "first", "overhead", "lead", "capacity"):
-            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more)]))
-        self.make_of_row = np.concatenate([self.make_of_row, np.zeros(more, dtype=np.int64)])
-        self._steps_seen = np.concatenate([self._steps_seen, np.zeros(more, dtype=np.int64)])
+        grow(self, _COLUMNS, rows)
         self._prompts.extend(_Line() for _ in range(more))
         for row in range(former, rows):
             self.know(row, UNKNOWN)
@@ -177,30 +180,18 @@ class Speeds:
 
     # --- times in ms --------------------------------------------------------------------------------------------------
 
-    def prompts_ms(self, tokens: int) -> Floats:
-        """A prompt of which nothing is cached, by row, without what decodes beside it."""
-        found: Floats = self.spread([make.prompt_ms(tokens) for make in self.makes]) * self.prefill_factor
-        return found
+    def of_prompt(self, tokens: int, cached_tokens: int = 0) -> tuple[Any, Any, Any]:
+        """A prompt of so many tokens, some of them cached: by row, or one number where all rows have the same.
 
-    def prompt_ms(self, row: int, new_tokens: float, cached_tokens: float) -> float:
-        """The same for one row, part of it cached."""
-        return self.make(row).prompt_ms(new_tokens, cached_tokens) * float(self.prefill_factor[row])
-
-    def spread(self, each: list[float]) -> Any:
-        """What each make has, by row; one number where all rows have the same."""
+        Returns its time without what decodes beside it; how much of that keeps those answers waiting (the rest they get
+        for nothing: weights are read once for both), the row's `prefill_factor` left out of both; and the steps of a
+        whole one.
+        """
         if self._alike is not None:
-            return each[self._alike]
-        return np.array(each)[self.make_of_row]
-
-    def steps(self, tokens: int) -> Any:
-        """Engine steps of a prompt, by row."""
-        return self.spread([make.steps(tokens) for make in self.makes])
-
-    def shared_ms(self, tokens: int) -> Floats:
-        """Of a prompt's steps, what decoding beside it gets for nothing: weights are read once for both, by row."""
-        each = [make.steps(tokens) * make.decode.decode_ms for make in self.makes]
-        found: Floats = self.spread(each) * self.prefill_factor  # not decode's: it follows from what is found here
-        return found
+            return _of_prompt(self.makes[self._alike], tokens, cached_tokens)
+        found = [_of_prompt(make, tokens, cached_tokens) for make in self.makes]
+        times, stalls, steps = (np.array(each)[self.make_of_row] for each in zip(*found, strict=True))
+        return times, stalls, steps
 
     def decode_ms(self, row: int, batch: int, context_tokens: float) -> float:
         """A step that makes one token for each of so many answers with so much context in all."""
@@ -244,6 +235,11 @@ class Speeds:
         bound = self.make(row).off_max
         self.decode_factor[row] = min(bound, max(1 / bound, factor))
         self._slopes(row)
+
+
+def _of_prompt(make: Make, tokens: int, cached_tokens: int) -> tuple[float, float, float]:
+    ms, steps = make.prompt_ms(tokens - cached_tokens, cached_tokens), make.steps(tokens)
+    return ms, max(0.0, ms - steps * make.decode.decode_ms), steps
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ and reports. This package carries out what they want done: it is to them what so
 | `fleet`, `engine_args` | from the cluster file's instances to members |
 | `result` | compact per-request rows and what they add up to |
 | `trace_view` | a window of a run for chrome://tracing and Perfetto |
-| `replay` | a live router's decision log, decided again |
+| `replay` | a router's decision log, decided again |
 
 Policies are those of the router: `(Fleet, Wanted) -> Chosen`. The same seed, arrivals and members: the same bytes out.
 """

@@ -134,7 +134,7 @@ class Lives:
             for at in self._world.instances
             if now_ns - at.heard_ns <= ttl_ns and at.agent.state is not State.STARTING
         )
-        for name in self._world.view.fold(heard):
+        for name in sorted(self._world.view.fold(heard)):  # a set: in the same order at every run
             self._world.front.announce_lost(name, list(self._world.by_name[name].legs.values()))
         self._world.front.call(self._world.front.desk.fleet_changed())
 

@@ -1,24 +1,31 @@
-"""A live router's decision log, decided again by the simulator's view and policies: they are the same objects. Pure."""
+"""A router's decision log, decided again by desk, view and policies of our own: they are the same objects. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from router.decisions import Decided, Entry, apply
+from cluster.ids import InstanceId
+from router import decisions as d
+from router.desk import Calls, Desk, Seat
 from router.journey import Chosen
+from router.logged import nameless, numbers
 from router.policy import POLICIES, Policy
-from router.view import View
+from router.policy.candidates import Wanted
+from router.prefixes import Prefixes
+from router.speeds import Make
+from router.view import Fleet, View
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A choice that came out otherwise."""
+    """Something that came out otherwise."""
 
     entry: int
     """Which entry of the log, from 0."""
-    logged: Chosen
-    here: Chosen
+    logged: d.Outcome | None
+    here: d.Outcome | None
+    """None: nothing was said there, or here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +37,160 @@ class Replayed:
     differences: tuple[Difference, ...]
 
 
-def replay(entries: Iterable[Entry], policies: Mapping[str, Policy] | None = None) -> Replayed:
-    """Feed the log to a view of our own, make each choice again, and compare, its `because` included.
+def replay(entries: Iterable[d.Entry], policies: Mapping[str, Policy] | None = None) -> Replayed:
+    """Feed the log to a desk of our own, make each choice again, and compare, its `because` included.
 
-    A policy that keeps something between choices starts anew here, as the router's did where the log begins.
+    Where a choice comes out otherwise, the logged one is taken: each is made where the router stood, and one difference
+    does not make all that follow differ. A policy that keeps something between choices starts anew here, as the
+    router's did where the log begins.
+
+    Args:
+        entries: from the router's start.
+        policies: by name; None: the router's own.
+
+    Raises:
+        ValueError: the log does not begin with a desk, names a policy that is not there, or a request nobody has seen.
     """
-    policies = POLICIES if policies is None else policies
-    view, choices, differences, count = View(), 0, [], 0
-    for number, entry in enumerate(entries):
-        count += 1
-        apply(entry, view)
-        if isinstance(entry, Decided):
-            choices += 1
-            here = policies[entry.policy](view.all(), entry.wanted)
-            if here != entry.chosen:
-                differences.append(Difference(number, entry.chosen, here))
-    return Replayed(count, choices, tuple(differences))
+    again = _Again(iter(entries), POLICIES if policies is None else policies)
+    again.run()
+    return Replayed(again.count, again.choices, tuple(again.differences))
+
+
+class _Again:
+    """One replay."""
+
+    def __init__(self, entries: Iterator[d.Entry], policies: Mapping[str, Policy]) -> None:
+        self._entries = entries
+        self._policies = policies
+        self._next: d.Entry | None = next(entries, None)
+        self._makes: dict[InstanceId, Make | None] = {}
+        self._view = View(lambda instance: self._makes.get(instance.id))
+        self._desk: Desk | None = None
+        self._seats: dict[int, Seat] = {}
+        self.count = self.choices = 0
+        self.differences: list[Difference] = []
+
+    def run(self) -> None:
+        """To the log's end."""
+        while self._next is not None:
+            entry = self._take()
+            if isinstance(entry, d.Decided | d.Came):
+                self.differences.append(Difference(self.count - 1, entry, None))
+            elif not self._tell_fleet(entry):
+                called, chosen = self._tell_desk(entry)
+                self._compare(d.Came(chosen, numbers(called)) if called or chosen is not None else None)
+
+    def _take(self) -> d.Entry:
+        entry, self._next = self._next, next(self._entries, None)
+        assert entry is not None
+        self.count += 1
+        return entry
+
+    # --- what was said ------------------------------------------------------------------------------------------------
+
+    def _compare(self, here: d.Came | None) -> None:
+        """With the entry that comes now, if it is one of what the desk said."""
+        logged = self._take() if isinstance(self._next, d.Came) else None
+        if logged != here:
+            assert logged is None or isinstance(logged, d.Came)
+            self.differences.append(Difference(self.count - 1, logged, here))
+
+    def _decide(self, name: str, fleet: Fleet, wanted: Wanted) -> Chosen:
+        """The policy again: what it says is held against the log, what the log says is done."""
+        chosen = self._policies[name](fleet, wanted)
+        here = d.Decided(name, nameless(wanted), chosen)
+        logged = self._take() if isinstance(self._next, d.Decided) else None
+        assert logged is None or isinstance(logged, d.Decided)
+        self.choices += 1
+        if logged != here:
+            self.differences.append(Difference(self.count - 1, logged, here))
+        return chosen if logged is None else logged.chosen
+
+    # --- what happened ------------------------------------------------------------------------------------------------
+
+    def _tell_fleet(self, entry: d.Entry) -> bool:
+        """Whether it was about the fleet."""
+        view = self._view
+        match entry:
+            case d.Made(instance, make):
+                self._makes[instance] = make
+            case d.Added(instance):
+                view.add(instance)
+            case d.Folded(reported):
+                view.fold(reported)
+            case d.Seen(instance, models, load):
+                view.seen(instance, models, load)
+            case d.ProbeFailed(instance):
+                view.probe_failed(instance)
+            case d.Unreachable(instance):
+                view.unreachable(instance)
+            case d.SetAside(reasons):
+                view.set_aside(reasons)
+            case d.LegStarted(instance):
+                view.leg_started(instance)
+            case d.Indexed():
+                view.all().prefixes = Prefixes()
+            case d.Cached(sent, each, tokens):
+                prefixes = view.all().prefixes
+                if prefixes is not None:
+                    prefixes.reported(sent, each, tokens)
+            case d.Began(name, admission, foresees):
+                self._begin(name, admission=admission, foresees=foresees)
+            case d.Seated(number, wanted, promise):
+                seat = self._seats.setdefault(number, Seat(wanted, promise))
+                seat.wanted, seat.entered = wanted, (number, wanted)
+            case d.Counted(number, tokens, each):
+                seat = self._seat(number)
+                seat.wanted = replace(seat.wanted, prompt_tokens=tokens, prefix_block_tokens=each)
+            case _:
+                return False
+        return True
+
+    def _begin(self, name: str, *, admission: bool, foresees: bool) -> None:
+        if name not in self._policies:
+            raise ValueError(f"entry {self.count - 1}: there is no policy `{name}` here")
+        self._desk = Desk(
+            self._view, lambda fleet, wanted: self._decide(name, fleet, wanted), admission=admission, foresees=foresees
+        )
+
+    def _tell_desk(self, entry: d.Entry) -> tuple[Calls, Chosen | None]:
+        """Who is called, and what a request that asked is told."""
+        desk = self._desk
+        if desk is None:
+            raise ValueError(f"entry {self.count - 1}: no desk has begun; a log is replayed from its router's start")
+        called: Calls = ()
+        match entry:
+            case d.Asked(number, effect, now):
+                chosen, called = desk.choose(self._seat(number), effect, now)
+                return called, chosen
+            case d.Picked(wanted):
+                desk.pick(wanted)
+            case d.Shared(routers, shares, local_shares):
+                self._view.routers, desk.shares, desk.local_shares = routers, shares, local_shares
+            case d.PromptOver(number, now, done, cached_tokens):
+                desk.prompt_over(self._seat(number), now, done=done, cached_tokens=cached_tokens)
+            case d.AnswerOpened(number, now):
+                desk.opened(self._seat(number), now)
+            case d.Finished(number, now, tokens, cut_off, engine_ms):
+                seat = self._seat(number)
+                called = desk.finish(seat, now, tokens, cut_off=cut_off, engine_ms=engine_ms)
+                del self._seats[number]
+            case d.FoundNone(number):
+                called = desk.found_none(self._seat(number))
+            case d.Occupied(number, instance):
+                called = desk.occupy(self._seat(number), instance)
+            case d.LegEnded(instance):
+                called = desk.leg_ended(instance)
+            case d.Roomy():
+                called = desk.room()
+            case d.Looked(now):
+                called = desk.look(now)
+            case d.FleetChanged():
+                called = desk.fleet_changed()
+        return called, None
+
+    def _seat(self, number: int) -> Seat:
+        found = self._seats.get(number)
+        if found is None:
+            raise ValueError(f"entry {self.count - 1}: request {number} has not come to the desk yet, or is over")
+        return found

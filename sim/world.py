@@ -16,9 +16,8 @@ from engine.twin.request import Source
 from engine.twin.tokens import answer_key
 from loadgen.arrival import Arrival
 from router.admission import Promise
-from router.desk import Desk
+from router.logged import Log, desk_of, prefixes_of, view_of
 from router.policy import FORESEEING, POLICIES, Policy
-from router.prefixes import Prefixes
 from router.view import View
 from sim import result as rows
 from sim.checks import Checks
@@ -46,8 +45,19 @@ class World:
         model: str | None = None,
         view: View | None = None,
         promises: Mapping[str, Promise] | None = None,
+        log: Log | None = None,
     ) -> None:
-        """`promises`: what SLO classes are promised; with them the router admits by them (`router.admission`)."""
+        """One cluster.
+
+        Args:
+            members: its instances.
+            settings: None: the defaults.
+            policy: who chooses.
+            model: what requests name; None: the first instance's.
+            view: the router's, where its caller wants it; None: one of its own.
+            promises: what SLO classes are promised; with them the router admits by them (`router.admission`).
+            log: gets what choices depend on, as a live router's decision log does. A `view` is to be logged there, too.
+        """
         check_members(members)
         self.settings: Final = settings or Settings()
         self.kernel: Final = Kernel()
@@ -57,11 +67,11 @@ class World:
         self.keeps_contents: Final = all(getattr(each.config, "contents", True) for each in members)
         self.counts: Final[Counter[str]] = Counter()
         by_name = {each.name: each for each in members}
-        self.view: Final = view or View(lambda instance: make_of_member(by_name[instance.id]))
+        self.view: Final = view or view_of(log, lambda instance: make_of_member(by_name[instance.id]))
         if any(_caches(each) for each in members) and (promises or policy in FORESEEING):
-            self.view.all().prefixes = Prefixes()
+            self.view.all().prefixes = prefixes_of(log)
         self.view.routers = self.settings.routers
-        desk = Desk(self.view, policy, admission=bool(promises), foresees=policy in FORESEEING)
+        desk = desk_of(log, self.view, policy, admission=bool(promises), foresees=policy in FORESEEING)
         self.front: Final = Front(self, desk, model or members[0].model)
         self.front.promises = promises or {}
         self.pulls: Final = Pulls(self)

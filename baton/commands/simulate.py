@@ -10,6 +10,7 @@ examples:
   baton simulate --model Qwen/Qwen3-32B --gpu H200 --both 4 --tp-both 2 --rate 10 -- --max-num-batched-tokens 4096
   baton simulate --prefill 2 --decode 2 --rate 10 --faults chaos --seed 7
   baton simulate --prefill 1 --decode 1 --rate 5 --chrome-trace run.json --trace-window 10-12
+  baton simulate --replay decisions.jsonl
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from baton.commands.load import add_load, add_trace
+from baton.decisions_again import opened_log, replay_file
 from baton.load_arrivals import finite, planned
 from baton.load_view import print_report
 from baton.output import emit, say
@@ -36,6 +39,7 @@ from cluster.instance import Role
 from loadgen.arrival import Arrival
 from loadgen.record import line_of
 from loadgen.report import as_json
+from router.logged import Log
 from router.policy import POLICIES, Policy
 from sim.baselines import BASELINES, follow
 from sim.faults import PRESETS, Fault, Faults, preset, read_faults
@@ -98,6 +102,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told.add_argument(
         "--trace-window", type=_window, default=(0.0, 10.0), metavar="A-B", help="its seconds (default 0-10)"
     )
+    told.add_argument(
+        "--decision-log", type=Path, metavar="FILE", help="what each choice depended on, as `baton router` writes it"
+    )
+    told.add_argument(
+        "--replay",
+        type=Path,
+        metavar="FILE",
+        help="simulate nothing: make such a log's choices again, and compare",
+    )
     told.add_argument("--json", action="store_true", help="one JSON object on stdout; the time it took goes to stderr")
 
 
@@ -112,13 +125,22 @@ def _same(policy: Policy) -> Policy:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print; 0 when something was served, 1 when nothing was or a law was broken."""
+    if args.replay is not None:
+        return replay_file(args.replay, {name: make() for name, make in policies().items()}, as_json=args.json)
+    with ExitStack() as closing:
+        return _run(args, closing)
+
+
+def _run(args: argparse.Namespace, closing: ExitStack) -> int:
     load = planned(args)
     fleet = planned_fleet(args, contents=args.faults is not None)
-    policy = _policy(args.policy or fleet.policy or "least_load")
+    name = args.policy or fleet.policy or "least_load"
+    policy = _policy(name)
     if args.dry_run:
         raise UsageError("--dry-run is `baton load`'s: simulating costs nothing")
     settings = _settings(args, fleet)
-    world = World(fleet.members, settings, policy=policy, model=fleet.model, promises=fleet.promises)
+    log = args.decision_log and Log(opened_log(args.decision_log, "--decision-log", closing), name)
+    world = World(fleet.members, settings, policy=policy, model=fleet.model, promises=fleet.promises, log=log)
     faults = _faults(args, fleet, load.arrivals)
     Faults(world, faults, args.seed)
     view = _trace_view(args, world)

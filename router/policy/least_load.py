@@ -47,7 +47,7 @@ def _splits(prefills: Ints, decodes: Ints) -> bool:
 
 def _least_pair(fleet: Fleet, prefills: Ints, decodes: Ints) -> tuple[InstanceView, InstanceView]:
     """The least loaded decode instance that leaves another instance to prefill, and that instance."""
-    if len(prefills) == 1:  # the one that prefills can then not decode
+    if len(prefills) == 1 and len(decodes) > 1:  # the one that prefills can then not decode
         decodes = decodes[decodes != prefills[0]]
     decode = _least(fleet, decodes)
     assert decode is not None

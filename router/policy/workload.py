@@ -16,9 +16,8 @@ instance for both legs: so whether to hand over at all is one more comparison of
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from router.columns import Bools, Floats, Ints
 from router.journey import Chosen
@@ -89,41 +88,54 @@ def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
     first, second = option.prefill, option.decode
     name = fleet.at(second).id
     where = f"whole on {name}" if first == second else f"{fleet.at(first).id} to {name}"
-    return f"{where} (TTFT {prices.ttft[first]:.0f} ms, TPOT {prices.tpot[second]:.1f} ms, price {option.price:.2f})"
+    return f"{where} (TTFT {prices.ttft[first]:.0f} ms, TPOT {prices.tpot_at(second):.1f} ms, price {option.price:.2f})"
 
 
-def _best(rows: Ints, price: Floats, count: int) -> list[int]:
-    """The cheapest rows, cheapest first; of equal ones the first."""
-    of_rows = price[rows]
-    if len(rows) > 4 * count:
-        some = np.sort(np.argpartition(of_rows, count)[:count])
-        rows, of_rows = rows[some], of_rows[some]
-    found: list[int] = rows[of_rows.argsort(kind="stable")[:count]].tolist()
+_Priced = list[tuple[float, int]]
+
+
+def _best(rows: Ints, price: Floats, count: int) -> _Priced:
+    """The cheapest rows and what they cost, cheapest first; of equal ones the first. So few are found faster one by one
+    than by sorting.
+    """
+    left, found = price[rows], []
+    for _ in range(min(count, len(rows))):
+        at = left.argmin()
+        found.append((left.item(at), rows.item(at)))
+        left[at] = math.inf
     return found
 
 
 def _pairs(prices: Prices, prefills: Ints, decodes: Ints, answers: Bools) -> list[_Option]:
-    """The best pair of all, and the best that can begin now."""
+    """The best pair of all, and the best that can begin now. Harm and handoff only add to a price: what costs more than
+    the best without them is not looked at.
+    """
     prefills, decodes = prefills[prices.places[prefills]], decodes[answers[decodes]]
     if not len(prefills) or not len(decodes):
         return []
-    of_prefill, of_decode = prices.of_prefill(), prices.of_decode()
-    firsts = _best(prefills, of_prefill, K)
-    if not prices.open[firsts].any():
-        firsts += _best(prefills[prices.open[prefills]], of_prefill, 1)
-    seconds = [(row, of_decode.item(row)) for row in _best(decodes, of_decode, K)]
-    best: dict[bool, _Option] = {}
-    for first in firsts:
-        begins = prices.open.item(first)
-        price = of_prefill.item(first) + prices.harm(first)
-        for second, more in seconds:
-            known = best.get(begins)
-            if first == second or (known is not None and price + more >= known.price):
+    firsts = [(price, row, prices.open.item(row)) for price, row in _best(prefills, prices.of_prefill(), K)]
+    if not any(begins for _, _, begins in firsts):
+        opened = _best(prefills[prices.open[prefills]], prices.of_prefill(), 1)
+        firsts += [(price, row, True) for price, row in opened]
+    seconds = _best(decodes, prices.of_decode(), K)
+    least = seconds[0][0]
+    found = []
+    for now in (True, False):
+        best = math.inf
+        pair = (0, 0)
+        for price, first, begins in firsts:
+            if begins is not now or price + least >= best:
                 continue
-            whole = price + more + prices.handoff(first, second)
-            if known is None or whole < known.price:
-                best[begins] = _Option(whole, whole * (1 + HYSTERESIS), first, second, begins)
-    return list(best.values())
+            harmed = price + prices.harm(first)
+            for more, second in seconds:
+                whole = harmed + more
+                if whole >= best:
+                    break
+                if first != second and (whole := whole + prices.handoff(first, second)) < best:
+                    best, pair = whole, (first, second)
+        if best < math.inf:
+            found.append(_Option(best, best * (1 + HYSTERESIS), *pair, now))
+    return found
 
 
 def _able(found: Ready, wanted: Wanted) -> Ints:
@@ -138,13 +150,20 @@ def _wholes(prices: Prices, rows: Ints, answers: Bools) -> list[_Option]:
     rows = rows[answers[rows]]
     if not len(rows):
         return []
-    price = prices.of_prefill() + (0.0 if prices.wanted.prefill_only else prices.of_decode())
-    best: dict[bool, _Option] = {}
+    price = prices.of_prefill() if prices.wanted.prefill_only else prices.of_prefill() + prices.of_decode()
     begin = prices.open[rows]
-    for begins in (True,) if begin.all() else (True, False):
-        some = rows[begin == begins]
-        priced = [(price.item(row) + prices.harm(row), row) for row in _best(some, price, K)]
-        if priced:
-            least, row = min(priced)
-            best[begins] = _Option(least, least, row, row, begins)
-    return list(best.values())
+    if begin.all():
+        return _least(prices, rows, price, now=True)
+    return _least(prices, rows[begin], price, now=True) + _least(prices, rows[~begin], price, now=False)
+
+
+def _least(prices: Prices, rows: Ints, price: Floats, *, now: bool) -> list[_Option]:
+    """The cheapest of these, harm included."""
+    best, at = math.inf, -1
+    for least, row in _best(rows, price, K):
+        if least > best:
+            break
+        whole = least + prices.harm(row)
+        if whole < best or (whole == best and row < at):
+            best, at = whole, row
+    return [_Option(best, best, at, at, now)] if at >= 0 else []

@@ -8,13 +8,18 @@ from typing import Any
 
 import aiohttp
 from support.mock import mock_settings
+from support.mocked_router import mocked_router
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
+from cluster.spec import SloClass, WhenMissed
+from costs.step import StepCost
 from engine.mock.fleet import MockFleet
+from engine.mock.settings import SimpleCosts
 from router.app import serve
 from router.config import RouterConfig
-from router.decisions import Decided, entry_of
+from router.decisions import Cached, Came, Counted, Decided, PromptOver, entry_of
+from router.speeds import Make
 from sim.replay import replay
 
 ROLES = {"prefill-0": Role.PREFILL, "prefill-1": Role.PREFILL, "decode-0": Role.DECODE, "decode-1": Role.DECODE}
@@ -50,6 +55,51 @@ async def test_a_run_on_mocks_replays_to_the_same_choices() -> None:
     chosen = [entry.chosen for entry in entries if isinstance(entry, Decided)]
     assert {each.prefill for each in chosen} >= {"prefill-0", "prefill-1"}
     assert {each.decode for each in chosen} >= {"decode-0", "decode-1"}
+
+
+STORY = "Once upon a time a small robot found a bright red lantern near the river. " * 20
+STEP = StepCost(floor_ms=1.0, start_ms=1.0, token_ms=0.1, area_ms=0.0, decode_ms=1.0, context_ms=0.0, request_ms=0.0)
+CLASSES = {
+    "at once": SloClass(ttft_ms=5.0, when_missed=WhenMissed.SHED),
+    "soon": SloClass(ttft_ms=150.0, tpot_ms=20.0),
+    "later": SloClass(ttft_ms=60_000.0, tpot_ms=1000.0),
+}
+
+
+async def test_what_is_promised_and_foretold_on_mocks_replays_to_the_same_choices() -> None:
+    """With classes: the workload policy, its book, speeds and prefixes, the line and the gate."""
+    lines: list[bytes] = []
+    costs = SimpleCosts(step_ms=1.0, prefill_ms_per_1k=100.0)
+    mocks = [mock_settings(name, role, costs=costs, prefix_caching=True) for name, role in ROLES.items()]
+    known = Make(prefill=STEP, decode=STEP, budget_tokens=2048)
+    async with mocked_router(mocks, decision_log=lines.append, classes=CLASSES, makes=lambda _: known) as router:
+
+        async def ask(number: int) -> int:
+            body = {"model": "fake", "max_tokens": 1 + number % 7, "stream": number % 2 == 0}
+            prompt = f"[{number % 4}] {STORY} {number}"
+            more = {"stream_options": {"include_usage": True}} if body["stream"] else {}
+            whole = {"n": 2} if number % 6 == 0 else more
+            slo_class = ("later", "soon", "later", "soon", "at once")[number % 5]
+            status, _, _ = await router.ask({**body, **whole, "prompt": prompt}, x_slo_class=slo_class)
+            return status
+
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(ask(number)) for number in range(40)]
+        assert {each.result() for each in asked} == {200, 429}
+        url = f"{router.mocks.instances['prefill-1'].url}/mock/prefill-0/faults"
+        async with router.client.post(url, json={"fault": "refuse"}) as response:
+            assert response.status == 200, await response.text()
+        async with asyncio.TaskGroup() as group:
+            for number in range(40, 60):
+                group.create_task(ask(number))
+    entries = [entry_of(line) for line in lines]
+    came = [entry for entry in entries if isinstance(entry, Came)]
+    assert any(entry.called for entry in came), "some were called from the line"
+    assert any(entry.chosen is not None and entry.chosen.shed_s for entry in came)
+    assert {type(entry) for entry in entries} >= {PromptOver, Counted, Cached}
+    replayed = replay(entries)
+    assert replayed.choices > 60, "some asked again"
+    assert replayed.differences == ()
 
 
 async def _up(client: aiohttp.ClientSession, endpoint: str) -> int:

@@ -68,7 +68,7 @@ def test_a_fleet_that_is_slow_everywhere_serves_no_fewer(monkeypatch: pytest.Mon
     faults = [Fault(at_s=0.0, kind="slow", instance=f"prefill-{n}", factor=600, duration_s=1000.0) for n in range(2)]
 
     def served() -> tuple[int, int]:
-        rows = simulate(members(P, P, D, D), load, faults=faults, **LIMITS)[1].columns
+        rows = simulate(members(P, P, D, D, config={"max_num_seqs": 256}), load, faults=faults, **LIMITS)[1].columns
         return int((rows["outcome"] == 1).sum()), int((rows["attempts"] > 1).sum())
 
     right, seconds = served()

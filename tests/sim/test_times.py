@@ -86,7 +86,10 @@ def test_two_pulls_share_the_nic_of_the_instance_they_read_from() -> None:
 
 def test_a_queue_before_one_prefill_instance_grows_as_it_must() -> None:
     """D/D/1: service 2 ms, a request each millisecond: number n waits n milliseconds."""
-    fleet = [one("p", P, config={"max_num_batched_tokens": 100, "max_model_len": 1000}), one("d", D)]
+    fleet = [
+        one("p", P, config={"max_num_batched_tokens": 100, "max_model_len": 1000}),
+        one("d", D, config={"max_num_seqs": 20}),
+    ]
     _, result = simulate(fleet, every(0.001, 20))
     waited = result.columns["first_ns"] - result.columns["at_ns"] - FIRST_AT_ROUTER
     assert waited.tolist() == [number * MS for number in range(20)]

@@ -15,6 +15,7 @@ from router.journey import Choose
 from router.policy import POLICIES
 from router.policy.candidates import Wanted
 from router.prices import Prices
+from router.speeds import SURE, UNKNOWN
 from router.view import View
 
 ASK = Choose(frozenset(), hand_over=True)
@@ -33,7 +34,7 @@ class Shut(Gate):
     """There is no room anywhere."""
 
     def prompts(self, prices: Prices) -> Bools:
-        return np.zeros(len(prices.waits), dtype=np.bool_)
+        return np.zeros(len(prices.places), dtype=np.bool_)
 
     answers = prompts
 
@@ -80,3 +81,22 @@ def test_what_was_foretold_stands_on_the_seat() -> None:
     here.choose(seat, ASK, 1.25)
     assert seat.ttft_ms > 250, "what it has waited is in it"
     assert seat.tpot_ms > 0
+
+
+def test_who_only_decodes_need_not_have_timed_a_prompt() -> None:
+    """No costs are known and nobody ever prefills on D: what P has been seen to take says who cannot be in time."""
+    here = desk(admission=True)
+    fleet = here.view.all()
+    speeds, p, d = fleet.book.speeds, *(fleet.by_id[InstanceId(name)].row for name in "pd")
+    for at in range(SURE):
+        hopeless = Seat(WANTED, Promise(ttft_ms=50))
+        here.choose(hopeless, ASK, 1.0)
+        assert not hopeless.late, f"nothing is believed after {at} prompts"
+        here.finish(hopeless, 1.0)
+        tokens = 100 + 37 * (at % 9)
+        speeds.prompt_took(p, UNKNOWN.prompt_ms(tokens), 50 * UNKNOWN.prompt_ms(tokens))
+    assert speeds.sure(np.array([p])) and not speeds.sure(np.array([d]))
+    hopeless, easy = Seat(WANTED, Promise(ttft_ms=50)), Seat(WANTED, Promise(ttft_ms=60_000))
+    for seat in (hopeless, easy):
+        here.choose(seat, ASK, 1.0)
+    assert hopeless.late and not easy.late

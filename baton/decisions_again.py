@@ -1,0 +1,95 @@
+"""A router's decision log, made and read: `baton simulate --decision-log` and `--replay`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from baton.output import emit, say
+from cluster.errors import UsageError
+from router.decisions import Came, Decided, Entry, Outcome, entry_of
+from router.journey import Chosen
+from router.policy import Policy
+from sim.replay import Difference, Replayed, replay
+
+SHOWN = 5
+"""Differences that are printed; the first one tells most."""
+
+
+def opened_log(path: Path, flag: str, closing: ExitStack) -> Callable[[bytes], object]:
+    """Writes to this file until `closing` closes.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        return closing.enter_context(path.open("wb")).write
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror}") from None
+
+
+def replay_file(path: Path, policies: Mapping[str, Policy], *, as_json: bool) -> int:
+    """Make a log's choices again and print what came otherwise; 1 if anything did.
+
+    Raises:
+        UsageError: the file cannot be read, or is no decision log from its router's start.
+    """
+    try:
+        found = replay(_entries(path), policies)
+    except (ValueError, KeyError, AssertionError) as error:
+        raise UsageError(f"--replay {path}: {error}") from None
+    _tell(found, as_json=as_json)
+    return 1 if found.differences else 0
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    """Whole lines: the last one is cut where the router was killed."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    say(f"--replay {path}: line {number} is cut off, and left out")
+                    return
+                try:
+                    yield entry_of(line)
+                except msgspec.DecodeError as error:
+                    raise ValueError(f"line {number} is no entry of a decision log: {error}") from None
+    except OSError as error:
+        raise UsageError(f"--replay {path}: {error.strerror}") from None
+
+
+def _tell(found: Replayed, *, as_json: bool) -> None:
+    if as_json:
+        differences = [
+            {"entry": each.entry, "logged": _said(each.logged), "here": _said(each.here)} for each in found.differences
+        ]
+        emit({"entries": found.entries, "choices": found.choices, "differences": differences})
+        return
+    count = len(found.differences)
+    came = "all came out the same" if not count else f"{count:,} came out otherwise"
+    print(f"{found.entries:,} entries, {found.choices:,} choices made again: {came}")
+    for each in found.differences[:SHOWN]:
+        print(_line(each))
+
+
+def _line(difference: Difference) -> str:
+    there, here = (_said(each) or "nothing" for each in (difference.logged, difference.here))
+    return f"line {difference.entry + 1}: the log has {there}; here it is {here}"
+
+
+def _said(outcome: Outcome | None) -> str | None:
+    match outcome:
+        case Decided(_, wanted, chosen):
+            return f"{_chosen(chosen)} for a request of {wanted.prompt_tokens} tokens"
+        case Came(chosen, called):
+            asked = f"requests {', '.join(map(str, called))} called" if called else "nobody called"
+            return asked if chosen is None else f"{_chosen(chosen)}, {asked}"
+        case None:
+            return None
+
+
+def _chosen(chosen: Chosen) -> str:
+    return f"`{chosen.because}`"

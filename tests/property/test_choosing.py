@@ -1,0 +1,171 @@
+"""Prices by columns, tables and short cuts are those worked out row by row (`support.plain_prices`); so are choices."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.plain_prices import Plain, choose
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
+from costs.step import StepCost
+from router.admission import Gate, Line
+from router.foresight import Expected, Foresight
+from router.journey import Chosen
+from router.policy.candidates import Wanted
+from router.policy.workload import workload
+from router.prefixes import Prefixes
+from router.prices import prices_of
+from router.speeds import Make
+from router.view import Fleet, View
+
+
+def make(scale: float) -> Make:
+    cost = StepCost(
+        floor_ms=6.0 * scale,
+        start_ms=0.4 * scale,
+        token_ms=0.03 * scale,
+        area_ms=4e-7,
+        decode_ms=6.0 * scale,
+        context_ms=5e-5,
+        request_ms=0.02,
+    )
+    return Make(prefill=cost, decode=cost, first_ms=5.0, capacity_tokens=60_000, kv_bytes=1e5, kv_gb_s=20.0 / scale)
+
+
+MAKES = (make(1.0), make(1.7), None)
+SIZES = (1, 2, 3, 5, 9, 24, 70)
+"""Below and above where the best are found by sorting, and where tables are looked up by search."""
+
+
+class Scene:
+    """A fleet at work, by chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = Random(seed)
+        kinds = rng.choice([MAKES[:1], MAKES[:2], MAKES])
+        makes: dict[str, Make | None] = {}
+        self.now = rng.choice([0.0, 1e6])
+        self.view = View(lambda instance: makes[instance.id])
+        self.fleet: Fleet = self.view.all()
+        if rng.random() < 0.7:
+            self.fleet.prefixes = Prefixes()
+        if rng.random() < 0.7:
+            self.fleet.gate = Gate(Line())
+        self.foresight = Foresight(self.fleet)
+        roles = rng.choice([(Role.BOTH,), (Role.PREFILL, Role.DECODE), tuple(Role)])
+        names = [InstanceId(f"i{number}") for number in range(rng.choice(SIZES))]
+        for number, name in enumerate(names):
+            makes[name] = rng.choice(kinds)
+            self.view.add(Instance(id=name, role=roles[number % len(roles)], url="u"))
+            self.view.seen(name, ({"id": "m"},), Load(kv_tokens=rng.choice([0, 0, 30_000])))
+            self.view.get(name).credits = rng.choice([None, 3, 40])
+        self.placed: list[tuple[Expected, Wanted]] = []
+        for _ in range(rng.choice([0, 1, 4, 30]) * len(names)):
+            self.now += rng.expovariate(len(names) * 20)
+            self._place(names)
+
+    def _place(self, names: list[InstanceId]) -> None:
+        """One more, wherever it fits nobody; some that are there have their prompt computed, some are over."""
+        rng, expected, wanted = self.rng, Expected(), self.wanted()
+        decode = rng.choice(names)
+        prefill = rng.choice(names)
+        self.foresight.placed(expected, wanted, Chosen(None if prefill == decode else prefill, decode, ""))
+        self.view.leg_started(decode)
+        if wanted.late and self.fleet.gate is not None:
+            self.fleet.gate.took(self.view.get(prefill).row)
+        self.placed.append((expected, wanted))
+        if rng.random() < 0.8:
+            self.foresight.opened(*rng.choice(self.placed), self.now)
+        if rng.random() < 0.3:
+            self.foresight.ended(*rng.choice(self.placed), self.now, rng.randrange(200))
+
+    def wanted(self) -> Wanted:
+        rng = self.rng
+        middle = rng.uniform(5, 300)
+        prefix = tuple(range(at := rng.randrange(4) * 10, at + rng.randrange(9))) if rng.random() < 0.6 else ()
+        return Wanted(
+            model="m",
+            hand_over=rng.random() < 0.9,
+            prefill_only=rng.random() < 0.05,
+            excluded=frozenset({InstanceId("i1")}) if rng.random() < 0.1 else frozenset(),
+            routers=rng.choice([1, 1, 2]),
+            prompt_tokens=rng.choice([0, 1, 30, 700, 3000, 20_000]),
+            prefix=prefix,
+            prefix_block_tokens=rng.choice([16.0, 256.0]) if prefix else 0.0,
+            output_tokens=rng.choice([0.0, 1.1 * middle]),
+            output_short=middle / 4,
+            output_middle=middle,
+            output_variance=rng.choice([0.0, middle * middle]),
+            ttft_ms=rng.choice([0.0, 60.0, 400.0]),
+            tpot_ms=rng.choice([0.0, 12.0, 60.0]),
+            arrived=self.now - rng.choice([0.0, 0.0, 0.3]),
+            now=self.now,
+            late=rng.random() < 0.2,
+        )
+
+    def fill_line(self) -> None:
+        """Others wait, so that where there is no room there is a queue."""
+        if self.fleet.gate is not None and self.rng.random() < 0.5:
+            self.fleet.gate._line.enter("somebody", self.wanted(), 50.0)
+
+
+def close(value: float) -> object:
+    return pytest.approx(value, rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_prices_and_choices_are_those_of_the_written_out_formulas(seed: int) -> None:
+    scene = Scene(seed)
+    scene.fill_line()
+    scene.fleet.ready(None)  # it sees whether all are alike
+    for _ in range(3):
+        wanted = scene.wanted()
+        plain = Plain(scene.fleet, wanted)
+        prices = prices_of(scene.fleet, wanted)
+        gate = scene.fleet.gate
+        answers = prices.places & prices.fits()
+        if gate is not None:
+            answers &= gate.answers(prices)
+        for row, one in plain.rows.items():
+            assert (bool(prices.places[row]), bool(prices.open[row])) == (one.place, one.open)
+            assert bool(answers[row]) == one.answers
+            assert prices.cached_at(row) == plain.cached(row)
+            found = (prices.ttft.item(row), prices.tpot_at(row), prices.prompt.item(row), prices.stall.item(row))
+            assert found == close((one.ttft, one.tpot, one.prompt, one.stall))
+            found = (prices.of_prefill().item(row), prices.of_decode().item(row), prices.harm(row))
+            assert found == close((one.prefill, one.decode, one.harm))
+        _same_choice(scene.fleet, wanted)
+
+
+def _same_choice(fleet: Fleet, wanted: Wanted) -> None:
+    """The same instances; where two cost the same to the last digits, either."""
+    expected = choose(fleet, wanted)
+    chosen = workload(fleet, wanted)
+    if "worth waiting for" not in chosen.because:
+        assert chosen.wait == expected.wait
+    assert (chosen.decode is None) == (expected.decode is None)
+    if chosen.decode is None:
+        assert chosen.wait == expected.wait
+        return
+    rows = (
+        None if chosen.prefill is None else fleet.by_id[chosen.prefill].row,
+        fleet.by_id[chosen.decode].row,
+    )
+    if rows != (expected.prefill, expected.decode):
+        assert math.isclose(cost(fleet, wanted, *rows), expected.price, rel_tol=1e-9)
+    assert f"price {expected.price:.2f})" in chosen.because
+    if expected.other < math.inf:
+        assert f" {expected.other:.2f}" in chosen.because
+
+
+def cost(fleet: Fleet, wanted: Wanted, prefill: int | None, decode: int) -> float:
+    plain = Plain(fleet, wanted)
+    first = plain.rows[decode if prefill is None else prefill]
+    price = first.prefill + first.harm + (0.0 if wanted.prefill_only else plain.rows[decode].decode)
+    return price + (0.0 if prefill is None else plain.handoff(prefill, decode))

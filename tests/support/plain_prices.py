@@ -1,0 +1,230 @@
+"""What the workload policy says, worked out row by row with every formula written out: slow, and what the columns and
+short cuts of `router.prices`, `router.policy.workload` and `router.admission.Gate` have to agree with.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from router.admission import AHEAD_MS, LATE_LANES, MARGIN
+from router.book import SHORT_ONES, SPREAD
+from router.policy.candidates import Wanted, ready
+from router.policy.workload import HYSTERESIS, WAITING, K
+from router.prices import BARRIER_MAX, LOOSE, MISS, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, RAMP
+from router.speeds import Make
+from router.view import Fleet
+
+_POINTS = np.concatenate([np.linspace(0.0, 1.2, 121), [1e6]])
+
+
+def missed(ratio: float) -> float:
+    return min(1.0, max(0.0, (ratio - RAMP[0]) / (RAMP[1] - RAMP[0])))
+
+
+_NEAR = [1.0 / (1.0 - min(used, BARRIER_MAX)) for used in _POINTS]
+_OWN = [used * near for used, near in zip(_POINTS, _NEAR, strict=True)]
+_OWN_MISSED = [own + MISS * missed(used) for own, used in zip(_OWN, _POINTS, strict=True)]
+
+
+def looked_up(used: float, table: list[float]) -> float:
+    return float(np.interp(used, _POINTS, table))
+
+
+@dataclass
+class Row:
+    """Everything about one instance for one request."""
+
+    place: bool
+    open: bool
+    fits: bool
+    answers: bool
+    ttft: float
+    tpot: float
+    prompt: float
+    stall: float
+    step: float
+    prefill: float = 0.0
+    decode: float = 0.0
+    harm: float = 0.0
+
+
+class Plain:
+    """One choice."""
+
+    def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
+        self.fleet, self.wanted, self.book = fleet, wanted, fleet.book
+        self.speeds = fleet.book.speeds
+        self.tokens = max(1, wanted.prompt_tokens)
+        self.output = wanted.output_tokens or OUTPUT_UNKNOWN
+        self.short = max(2.0, wanted.output_short or OUTPUT_UNKNOWN)
+        self.middle = max(2.0, wanted.output_middle or OUTPUT_UNKNOWN)
+        self.context = self.tokens + self.output / 2
+        waited = (wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
+        self.waited = max(0.0, waited)
+        rows = fleet.ready(wanted.model).any.tolist()
+        self.ttft_unit = wanted.ttft_ms or LOOSE * min(self._alone(row) for row in rows)
+        alone = [make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in self.speeds.present()]
+        self.tpot_unit = wanted.tpot_ms or LOOSE * min(alone)
+        self.rows = {view.row: self._row(view.row) for view in fleet}
+
+    def _make(self, row: int) -> Make:
+        return self.speeds.make(row)
+
+    def cached(self, row: int) -> int:
+        prefixes, wanted = self.fleet.prefixes, self.wanted
+        if prefixes is None or not wanted.prefix:
+            return 0
+        chunks = prefixes.match(wanted.prefix).chunks_of(row)
+        return min(int(chunks * wanted.prefix_block_tokens), self.tokens - 1)
+
+    def _plain_ms(self, row: int) -> float:
+        held = self.cached(row)
+        return self._make(row).prompt_ms(self.tokens - held, held) * self.speeds.prefill_factor[row]
+
+    def _prompt(self, row: int) -> float:
+        return self._plain_ms(row) + self.book.beside[row] * self._make(row).steps(self.tokens)
+
+    def _alone(self, row: int) -> float:
+        return self._prompt(row) + self.speeds.first[row] + self.speeds.overhead[row] + self.waited
+
+    def _row(self, row: int) -> Row:
+        book, speeds, wanted, gate, columns = self.book, self.speeds, self.wanted, self.fleet.gate, self.fleet.columns
+        place = bool(columns.inflight[row] < columns.limits(wanted.routers)[row])
+        waits = max(0.0, book.ends[row] - wanted.now * 1000.0)
+        make = self._make(row)
+        shared = make.steps(self.tokens) * make.decode.decode_ms * speeds.prefill_factor[row]
+        longer = speeds.request[row] + speeds.context[row] * self.context
+        idle = book.idle(wanted.now)[row]
+        found = Row(
+            place=place,
+            open=place,
+            fits=True,
+            answers=True,
+            ttft=self._alone(row) + waits,
+            tpot=(book.step[row] + longer) / idle,
+            prompt=self._prompt(row),
+            stall=max(0.0, self._plain_ms(row) - shared),
+            step=book.step[row] + longer,
+        )
+        empty = book.decoding[row] == 0
+        needed = book.kv_mean[row] + SPREAD * math.sqrt(book.kv_variance[row])
+        own = wanted.prompt_tokens + self.output + SPREAD * math.sqrt(wanted.output_variance)
+        found.fits = bool(empty or needed + own <= speeds.capacity[row])
+        found.answers = place and found.fits
+        if gate is not None:
+            if wanted.ttft_ms:
+                found.open &= bool(waits <= speeds.first[row] + AHEAD_MS or book.prompts[row] < 2)
+                taken = [at for at, count in gate._late.items() if count]
+                if wanted.late and len(taken) >= max(1, len(self.fleet) // LATE_LANES):
+                    found.open &= row in taken
+            strictest = min(book.strictest[row], wanted.tpot_ms or math.inf)
+            found.answers &= bool(empty or found.tpot <= MARGIN * strictest)
+        self._price(found, row, longer, idle)
+        return found
+
+    def _price(self, found: Row, row: int, longer: float, idle: float) -> None:
+        book, wanted, gate = self.book, self.wanted, self.fleet.gate
+        if gate is not None and gate.queue and not found.open:
+            found.ttft += gate.queue_ms(len(self.fleet))
+        table = _OWN_MISSED if wanted.ttft_ms and not wanted.late else _OWN
+        near = looked_up(book.step[row] / idle / self.tpot_unit, _NEAR)
+        others = book.decoding[row] * found.stall * near / (self.tpot_unit * self.middle)
+        found.prefill = looked_up(found.ttft / self.ttft_unit, table) + others
+        used = found.tpot / self.tpot_unit
+        others = book.decoding[row] * longer / idle / self.tpot_unit * looked_up(used, _NEAR)
+        found.decode = looked_up(used, _OWN_MISSED if wanted.tpot_ms else _OWN) + others
+        if wanted.ttft_ms or wanted.tpot_ms:
+            limit = book.strictest[row] * idle
+            pushed = missed(found.step / limit) - missed(book.step[row] / limit)
+            found.decode += pushed * book.decoding[row] * MISS
+            if book.decoding[row]:
+                found.harm = MISS * book.harmed(row, found.stall)
+
+    def handoff(self, first: int, second: int) -> float:
+        moving = self.speeds.handoff_ms(self.wanted.prompt_tokens, first, second)
+        row = self.rows[second]
+        pause = PULL_MS + PULL_STEPS * row.step + moving
+        price = pause / (self.tpot_unit * self.output)
+        target = self.wanted.tpot_ms
+        if target:
+            used = row.tpot / target
+            short, middle = (missed(used + pause / ((each - 1) * target)) for each in (self.short, self.middle))
+            price += MISS * (SHORT_ONES * short + (1 - SHORT_ONES) * middle - missed(used))
+        return price
+
+
+@dataclass(frozen=True)
+class Said:
+    """A choice: the rows, None for nobody; what it costs, and what the other kind would have."""
+
+    prefill: int | None
+    decode: int | None
+    wait: bool
+    price: float = math.inf
+    other: float = math.inf
+
+
+def choose(fleet: Fleet, wanted: Wanted) -> Said:
+    """As `router.policy.workload.workload`."""
+    found = ready(fleet, wanted)
+    if not len(found.any):
+        return Said(None, None, wait=False)
+    plain = Plain(fleet, wanted)
+    able = found.any if wanted.prefill_only or not wanted.hand_over or not len(found.decodes) else found.decodes
+    options = _wholes(plain, [row for row in able.tolist() if plain.rows[row].answers])
+    if wanted.hand_over:
+        firsts = [row for row in found.prefills.tolist() if plain.rows[row].place]
+        seconds = [row for row in found.decodes.tolist() if plain.rows[row].answers]
+        options += _pairs(plain, firsts, seconds)
+    best = min(options, key=lambda each: each[0], default=None)
+    can = [each for each in options if each[4]]
+    if best is None or not can:
+        return Said(None, None, wait=True)
+    now = min(can, key=lambda each: each[0])
+    if not best[4] and best[0] * WAITING < now[0]:
+        return Said(None, None, wait=True)
+    others = [each[1] for each in can if each is not now]
+    return Said(now[2], now[3], wait=False, price=now[1], other=others[0] if others else math.inf)
+
+
+_Option = tuple[float, float, int | None, int, bool]
+
+
+def _wholes(plain: Plain, rows: list[int]) -> list[_Option]:
+    found = []
+    for begins in (True, False):
+        priced = []
+        for row in rows:
+            at = plain.rows[row]
+            if at.open == begins:
+                priced.append((at.prefill + (0.0 if plain.wanted.prefill_only else at.decode), row))
+        some = [(price + plain.rows[row].harm, row) for price, row in sorted(priced)[:K]]
+        if some:
+            price, row = min(some)
+            found.append((price, price, None, row, begins))
+    return found
+
+
+def _pairs(plain: Plain, prefills: list[int], decodes: list[int]) -> list[_Option]:
+    firsts = sorted(prefills, key=lambda row: (plain.rows[row].prefill, row))
+    seconds = sorted(decodes, key=lambda row: (plain.rows[row].decode, row))[:K]
+    near = firsts[:K]
+    if not any(plain.rows[row].open for row in near):
+        near += [row for row in firsts if plain.rows[row].open][:1]
+    found = []
+    for begins in (True, False):
+        priced = [
+            (plain.rows[first].prefill + plain.rows[first].harm + plain.rows[second].decode + more, first, second)
+            for first in near
+            if plain.rows[first].open == begins
+            for second in seconds
+            if first != second
+            for more in [plain.handoff(first, second)]
+        ]
+        if priced:
+            price, first, second = min(priced, key=lambda each: each[0])
+            found.append((price * (1 + HYSTERESIS), price, first, second, begins))
+    return found
