@@ -1,0 +1,80 @@
+"""Several routers' Prometheus texts as one: counters and histograms summed, gauges by what they mean. Pure.
+
+For processes that share one port, and for people with `curl`. A Prometheus server scrapes each router and sums itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+_LARGEST: Final[Callable[[Iterable[float]], float]] = max
+_LEAST: Final[Callable[[Iterable[float]], float]] = min
+_SUM: Final[Callable[[Iterable[float]], float]] = sum
+
+GAUGES: Final = {
+    "baton_waiting_requests": _SUM,
+    "baton_open_requests": _SUM,
+    "baton_instance_inflight": _SUM,
+    "baton_instance_up": _LARGEST,  # somebody reaches it
+    "baton_instance_quarantined": _LARGEST,
+    "baton_slo_attainment": _LEAST,  # of shares nothing can be summed: baton_slo_requests_total can
+    "baton_slo_attainment_target": _LARGEST,
+    "baton_registry_stale_seconds": _LARGEST,
+    "baton_routers": _LARGEST,
+}
+"""How a gauge's values become one. One that is not here is shown as the largest."""
+
+
+class _Metric:
+    def __init__(self) -> None:
+        self.help = ""
+        self.type = ""
+        self.samples: dict[str, list[float]] = {}
+
+
+def merged(texts: Iterable[bytes]) -> bytes:
+    """The sum. What is no sample of a metric that has a type is left out."""
+    metrics: dict[str, _Metric] = {}
+    for text in texts:
+        _read(text.decode(errors="replace"), metrics)
+    lines: list[str] = []
+    for name, metric in metrics.items():
+        if metric.help:
+            lines.append(f"# HELP {name} {metric.help}")
+        if metric.type:
+            lines.append(f"# TYPE {name} {metric.type}")
+        lines += [f"{key} {_number(_fold(name, metric.type)(values))}" for key, values in metric.samples.items()]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _read(text: str, metrics: dict[str, _Metric]) -> None:
+    metric: _Metric | None = None
+    for line in text.splitlines():
+        words = line.split(" ", 3)
+        if len(words) == 4 and words[0] == "#" and words[1] in {"HELP", "TYPE"}:
+            metric = metrics.setdefault(words[2], _Metric())
+            if words[1] == "HELP":
+                metric.help = words[3]
+            else:
+                metric.type = words[3]
+            continue
+        key, _, value = line.rpartition(" ")
+        if not key or line.startswith("#"):
+            continue
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        if metric is not None:
+            metric.samples.setdefault(key, []).append(number)
+
+
+def _fold(name: str, kind: str) -> Callable[[Iterable[float]], float]:
+    if name.endswith("_created"):
+        return _LEAST
+    return _SUM if kind in {"counter", "histogram", "summary"} else GAUGES.get(name, _LARGEST)
+
+
+def _number(value: float) -> str:
+    return {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}.get(repr(value), repr(value))

@@ -1,0 +1,347 @@
+"""What operators see and do at one router, which speaks for all: `/ui`, `/metrics`, `/explain`, drain and quarantine.
+
+A shell: HTTP. What is asked of one router is asked of its siblings, too (`router.siblings`), and told as one; who did
+not answer is named. Changes (drain, quarantine) are an operator's: from this machine, from a sibling that vouches for
+one, or with an operator's key. A browser's requests from other sites are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import time
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from cluster.errors import ApiError, bad_request
+from cluster.ids import InstanceId
+from cluster.keys import whose
+from cluster.registry.membership import Heartbeat
+from router.clients import KEY_HEADERS, key_in
+from router.expositions import merged
+from router.overview import Overview, whole
+from router.pools import LOOK_S
+from router.quarantine import Quarantine, Word
+from router.siblings import FROM, Answered, Siblings, TooLong, whole_body
+
+if TYPE_CHECKING:
+    from router.server import Router
+
+PAGE_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_FILES: Final = {
+    "": ("index.html", "text/html"),
+    "ui.css": ("ui.css", "text/css"),
+    "ui.js": ("ui.js", "text/javascript"),
+}
+
+AGENT_S: Final = 5.0
+"""An agent that does not answer within this is as good as lost."""
+
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Operators:
+    """What operators see and do at one router."""
+
+    def __init__(self, router: Router) -> None:
+        self._router: Final = router
+        watch = router.watch
+        self.quarantine: Final = Quarantine("router") if watch is None else watch.quarantine
+        self.siblings: Final = Siblings(
+            "router" if watch is None else watch.name,
+            (lambda: ()) if watch is None else watch.siblings,
+            router.config.ticket_keys,
+        )
+        self._overview: Final = Overview(
+            router.desk, router.memory, router.meters.lately, router.meters.pairs, router.config.classes
+        )
+        self._agents: aiohttp.ClientSession | None = None
+        if watch is not None:
+            watch.on_quarantine = self._set_aside
+
+    async def look_forever(self) -> None:
+        """Once a second, for the page."""
+        while True:
+            self._overview.look(time.monotonic(), self._router.meters.times.parts_of_ttft())
+            await asyncio.sleep(LOOK_S)
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self.siblings.close()
+        if self._agents is not None:
+            await self._agents.close()
+
+    def routes(self, app: web.Application) -> None:
+        """Put its paths on the admin side."""
+        app.on_response_prepare.append(self._sign)
+        for path in ("/ui", "/ui/"):
+            app.router.add_get(path, self._page(""))
+        for name in ("ui.css", "ui.js"):
+            app.router.add_get(f"/ui/{name}", self._page(name))
+        app.router.add_get("/ui/data", self.data)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/explain", self.explain_last)
+        app.router.add_get("/explain/{id}", self.explain)
+        app.router.add_get("/quarantine", self.quarantined)
+        app.router.add_post("/quarantine/{id}", self.set_aside)
+        app.router.add_delete("/quarantine/{id}", self.let_in)
+        app.router.add_post("/drain/{id}", self.drain)
+        app.router.add_post("/resume/{id}", self.resume)
+
+    async def _sign(self, _: web.Request, response: web.StreamResponse) -> None:
+        """Every answer says whose it is, refusals too."""
+        response.headers[FROM] = str(self.siblings.name)
+
+    # --- who asks -----------------------------------------------------------------------------------------------------
+
+    def reader(self, http: web.Request, body: bytes = b"") -> str | None:
+        """Whose requests may be read: None, everybody's, for operators; else the tenant's whose key it has.
+
+        Raises:
+            ApiError: 401 for an unknown key, and for none from elsewhere; 403 for another site's name.
+        """
+        clients, operators = self._router.clients, self._router.config.admin_keys
+        if self.siblings.vouched(http.method, http.path_qs, http.headers, body):
+            return None
+        key, here = key_in(http.headers), http.remote in _LOOPBACK
+        if here and not _is_this_machine(http.host):
+            message = "Ask as 127.0.0.1 or localhost: under another name it may be another site's page that asks."
+            raise ApiError(403, "PermissionDeniedError", message)
+        if here and (not key or (operators is None and not clients.closed)):
+            return None
+        if key and operators is not None and whose(key, {"": operators()}) is not None:
+            return None
+        if clients.closed:
+            return clients.tenant(http.headers, time.monotonic())
+        message = "From other machines the admin side asks for an operator's key: --admin-key-file names them."
+        raise ApiError(401, "AuthenticationError", message)
+
+    def _must_be_operator(self, http: web.Request, body: bytes) -> None:
+        """Raises ApiError (403) unless an operator asks, of his own accord."""
+        origin = http.headers.get("Origin")
+        if http.headers.get("Sec-Fetch-Site") == "cross-site" or (origin and urlsplit(origin).netloc != http.host):
+            raise ApiError(403, "PermissionDeniedError", "A page of another site asks for this: refused.")
+        if self.reader(http, body) is not None:
+            raise ApiError(403, "PermissionDeniedError", "A tenant's key changes nothing here: ask as an operator.")
+
+    @staticmethod
+    def _keys(http: web.Request) -> dict[str, str]:
+        """The asker's own, to ask siblings with."""
+        return {name: http.headers[name] for name in KEY_HEADERS if name in http.headers}
+
+    # --- seeing -------------------------------------------------------------------------------------------------------
+
+    def _page(self, name: str) -> _Handler:
+        file, kind = _FILES[name]
+        body = files("router").joinpath("ui", file).read_bytes()
+
+        async def page(_: web.Request) -> web.Response:
+            return web.Response(body=body, content_type=kind, charset="utf-8", headers=PAGE_HEADERS)
+
+        return page
+
+    async def data(self, http: web.Request) -> web.Response:
+        """``/ui/data``: everything the page shows, of all routers."""
+        reader = self.reader(http)
+        own = self._overview.own(str(self.siblings.name), time.monotonic(), reader)
+        if self.siblings.asks(http.headers):
+            return _json(own)
+        answers = await self.siblings.ask("/ui/data", self._keys(http))
+        return _json(whole(own, {name: _word(answer) for name, answer in answers.items()}))
+
+    async def metrics(self, http: web.Request) -> web.Response:
+        """``/metrics``: this router's; ``?all=1``: all routers' as one, the number of those that are missing beside."""
+        if self.reader(http) is not None:
+            raise ApiError(403, "PermissionDeniedError", "Metrics name all tenants: ask as an operator.")
+        if self.reader(http) is not None:
+            raise ApiError(403, "PermissionDeniedError", "Metrics name every tenant: they are for operators.")
+        own = self._router.metrics_text()
+        if http.query.get("all") != "1":
+            return web.Response(body=own, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        answers = await self.siblings.ask("/metrics", self._keys(http))
+        texts = [each.body for each in answers.values() if isinstance(each, Answered) and each.status == 200]
+        missing = len(answers) - len(texts)
+        silent = (
+            "# HELP baton_routers_silent Routers that did not answer, whose counts are missing here.\n"
+            f"# TYPE baton_routers_silent gauge\nbaton_routers_silent {missing}\n"
+        )
+        return web.Response(body=merged([own, *texts, silent.encode()]), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def explain_last(self, http: web.Request) -> web.Response:
+        """``/explain``: who is open, and the last that ended, newest first, of all routers; ``?n=`` of them."""
+        given = http.query.get("n", "100")
+        if not given.isdecimal() or len(given) > 9:
+            raise bad_request(f"`n` is {given[:50]!r}: give a count, as in /explain?n=20", "n")
+        now, memory = time.monotonic(), self._router.memory
+        found = [
+            {**story.line(now), "ago_s": round(now - story.timeline.arrived, 3), "router": str(self.siblings.name)}
+            for story in memory.latest(int(given), self.reader(http))
+        ]
+        silent: dict[str, str] = {}
+        if not self.siblings.asks(http.headers):
+            for name, answer in (await self.siblings.ask(f"/explain?n={given}", self._keys(http))).items():
+                said = _word(answer)
+                if isinstance(said, str):
+                    silent[name] = said
+                else:
+                    found += said["requests"]
+            found.sort(key=lambda each: float(each["ago_s"]))
+        more = {"silent": silent} if silent else {}
+        return _json({"requests": found[: int(given)], **more})
+
+    async def explain(self, http: web.Request) -> web.Response:
+        """``/explain/ID``: what was decided about one request, whichever router had it."""
+        name, reader = http.match_info["id"], self.reader(http)
+        story = self._router.memory.get(name)
+        if story is not None and reader in {None, story.client.tenant}:
+            return _json({**story.as_json(time.monotonic()), "router": str(self.siblings.name)})
+        missing = ""
+        if not self.siblings.asks(http.headers):
+            answers = await self.siblings.ask(f"/explain/{quote(name, safe='')}", self._keys(http))
+            for answer in answers.values():
+                if isinstance(answer, Answered) and answer.status == 200:
+                    return web.Response(body=answer.body, content_type="application/json")
+            silent = [f"{each} ({why})" for each, why in answers.items() if isinstance(why, str)]
+            missing = f" Not asked: {'; '.join(silent)}." if silent else ""
+        kept = f"Open requests are remembered, and the last {self._router.memory.last_max} finished (--explain-last)"
+        message = f"No request `{name[:200]}` is known here. {kept}. Answers tell their id in X-Request-Id.{missing}"
+        raise ApiError(404, "NotFoundError", message)
+
+    # --- setting aside ------------------------------------------------------------------------------------------------
+
+    async def quarantined(self, http: web.Request) -> web.Response:
+        """``GET /quarantine``: who is set aside, and why."""
+        self.reader(http)
+        return _json({"quarantined": self.quarantine.aside})
+
+    async def set_aside(self, http: web.Request) -> web.Response:
+        """``POST /quarantine/ID {"because": …}``: no new legs for it, at any router, until it is let in again."""
+        return await self._change(http, aside=True)
+
+    async def let_in(self, http: web.Request) -> web.Response:
+        """``DELETE /quarantine/ID``: as before."""
+        return await self._change(http, aside=False)
+
+    async def _change(self, http: web.Request, *, aside: bool) -> web.Response:
+        self._must_be_operator(http, await http.read())
+        instance = InstanceId(http.match_info["id"])
+        said = await _object(http)
+        if self.siblings.asks(http.headers):
+            self._hear(said)
+            return _json({"heard": True})
+        self._must_know(instance, aside=aside)
+        because = said.get("because", "")
+        if not isinstance(because, str):
+            raise bad_request("`because` must be a text.", "because")
+        self.quarantine.say(instance, aside=aside, because=because)
+        self._set_aside()
+        words = {name: list(word) for name, word in self.quarantine.words.items()}
+        body = msgspec.json.encode({"words": words})
+        path = f"/quarantine/{quote(str(instance), safe='')}"
+        answers = await self.siblings.ask(path, self._keys(http), method=http.method, body=body)
+        told = {name: "told" if not isinstance(_word(each), str) else _word(each) for name, each in answers.items()}
+        return _json({"instance": instance, "quarantined": aside, "routers": {str(self.siblings.name): "told", **told}})
+
+    def _must_know(self, instance: InstanceId, *, aside: bool) -> None:
+        known = self._router.view.knows(instance) or (not aside and instance in self.quarantine.aside)
+        if not known:
+            raise ApiError(404, "NotFoundError", f"There is no instance `{instance[:200]}` here.")
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        try:
+            words = msgspec.convert(said.get("words", {}), dict[InstanceId, Word])
+        except msgspec.ValidationError as error:
+            raise bad_request(f"`words`: {error}", "words") from None
+        if self.quarantine.hear(words):
+            self._set_aside()
+
+    def _set_aside(self) -> None:
+        """Let the view know; who waits may find room."""
+        self._router.view.set_aside(self.quarantine.aside)
+        self._router.call(self._router.desk.fleet_changed())
+
+    # --- draining -----------------------------------------------------------------------------------------------------
+
+    async def drain(self, http: web.Request) -> web.Response:
+        """``POST /drain/ID {"deadline_s": 60}``: told to its agent, whose word every router hears in the registry."""
+        return await self._tell_agent(http, "/drain")
+
+    async def resume(self, http: web.Request) -> web.Response:
+        """``POST /resume/ID``: it takes work again."""
+        return await self._tell_agent(http, "/resume")
+
+    async def _tell_agent(self, http: web.Request, path: str) -> web.Response:
+        self._must_be_operator(http, await http.read())
+        instance = http.match_info["id"]
+        beat = self._agent_of(instance)
+        said = await _object(http)
+        if self._agents is None:
+            self._agents = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=AGENT_S))
+        try:
+            async with self._agents.post(f"{beat.agent_url}{path}", json=said) as answer:
+                body = await whole_body(answer)
+        except (aiohttp.ClientError, TimeoutError, OSError, TooLong) as error:
+            because = f"The agent of `{instance[:200]}` at {beat.agent_url} does not answer ({type(error).__name__})."
+            raise ApiError(502, "UpstreamError", f"{because} `/quarantine` needs no agent.") from None
+        return web.Response(status=answer.status, body=body, content_type="application/json")
+
+    def _agent_of(self, instance: str) -> Heartbeat:
+        watch = self._router.watch
+        member = None if watch is None else watch.snapshot().get(instance)
+        if member is not None and member.beat.agent_url is not None:
+            return member.beat
+        if not self._router.view.knows(InstanceId(instance)):
+            raise ApiError(404, "NotFoundError", f"There is no instance `{instance[:200]}` here.")
+        message = f"`{instance[:200]}` has no agent that could drain it: use `POST /quarantine/{instance[:200]}`."
+        raise ApiError(409, "ConflictError", message)
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether a browser that asks for this host can mean no site of others, whose name leads here (DNS rebinding)."""
+    with contextlib.suppress(ValueError):
+        name = urlsplit(f"//{host}").hostname or ""
+        if name == "localhost" or name.endswith(".localhost"):
+            return True
+        return bool(ipaddress.ip_address(name))
+    return False
+
+
+async def _object(http: web.Request) -> dict[str, Any]:
+    """The JSON object of a request; empty where it has no body."""
+    raw = await http.read()
+    if not raw:
+        return {}
+    try:
+        said = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        said = None
+    if not isinstance(said, dict):
+        raise bad_request("The body must be a JSON object, or empty.")
+    return said
+
+
+def _word(answer: Answered | str) -> Any:
+    """What a sibling said, or why nothing of use."""
+    if isinstance(answer, str):
+        return answer
+    said = answer.json() if answer.status == 200 else None
+    return said if isinstance(said, dict) else f"it answers with HTTP {answer.status}"
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
