@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long check validate bench-router bench-handoff bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven bench-twin chaos-table bench-compare bench-sim bench-vidur lock clean help
+.PHONY: setup serve test test-long check validate fuzz-api bench-router bench-handoff bench-connectors bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table bench-compare bench-sim bench-vidur lock clean help
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -40,6 +40,12 @@ bench-router: setup ## what a router costs: Baton, vllm-router, a bare relay (AR
 
 bench-handoff: setup ## what a hand-over costs a client, on two real engines (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.handoff $(ARGS)
+
+bench-connectors: setup ## vLLM's connectors and ours: hand-over, idle, given up (ARGS=--quick, --only, --publish)
+	@$(BIN)/python -m bench.connectors $(ARGS)
+
+bench-nixl: setup ## our endpoint beside a bare NIXL loop: bytes/s and CPU (ARGS=--quick, --publish)
+	@$(BIN)/python -m bench.nixl $(ARGS)
 
 bench-load: setup ## `baton load` beside `vllm bench serve` on one mock (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.load $(ARGS)
@@ -78,8 +84,15 @@ bench-choose: setup ## what one choice costs the router, by policy and size of t
 bench-policy: setup ## Baton's choosing against every rival's, 24 cells, simulated; needs BATON_DATA (ARGS=--fresh, --publish)
 	@$(BIN)/python -m bench.policy $(ARGS)
 
+fuzz-api: setup ## what docs/openapi.json allows and does not, sent to a router on mocks; installs schemathesis in .bench/fuzz
+	@$(BIN)/python -m bench.rivals fuzz >/dev/null
+	@$(BIN)/python -m pytest -m long tests/contract/test_fuzz_api.py $(ARGS)
+
 bench-breakeven: setup ## always, never or sometimes hand off; what single decisions cost; needs BATON_DATA (ARGS=--publish)
 	@$(BIN)/python -m bench.breakeven $(ARGS)
+
+soak: setup ## 30 minutes at 70 % load, mock instances coming and going: memory, holds, counters (ARGS="--minutes 5")
+	@$(BIN)/python -m bench.soak $(ARGS)
 
 lock: setup ## resolve requirements/*.txt again (UPGRADE=1 takes the newest versions)
 	@$(BIN)/python tools/lock.py $(if $(UPGRADE),--upgrade)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import aiohttp
 
@@ -21,6 +22,7 @@ from baton.plan import LOOPBACK, Planned
 from baton.registry_child import RegistryElsewhere
 from baton.state import Running, log_folder, save
 from cluster.errors import BatonError
+from kvtransfer.door import introduce_each_other
 
 DRAIN_S = 45.0
 """How long after Ctrl-C the programs may take to end by themselves: an agent's drain, and some seconds."""
@@ -108,6 +110,7 @@ class Fleet:
             None if argv is None else Program("registry", argv, self._on_event, logs / "registry.log")
         )
         self.router_ready = asyncio.Event()
+        self.started = asyncio.Event()
         self.endpoint = self.admin = ""
         self.stopping = asyncio.Event()
         self.failure: str | None = None
@@ -134,8 +137,10 @@ class Fleet:
                 later = [self.router, *(member.program for member in self.members)]
                 watched = [group.create_task(self._keep(program), name=program.name) for program in later]
                 serving = group.create_task(self._serve(), name="serve")
+                introducing = group.create_task(self._introduce(), name="introduce")
                 await asyncio.wait(watched)
                 serving.cancel()
+                introducing.cancel()
                 if self.registry_program:
                     self.stopping.set()
                     self.registry_program.stop()  # nobody is left who would miss it
@@ -187,6 +192,18 @@ class Fleet:
             if all(is_free(LOOPBACK, port) for port in ports):
                 return
             await asyncio.sleep(PORTS_EVERY_S)
+
+    async def _introduce(self) -> None:
+        """Each time an engine with Baton's connector has started: it may read from the others, and they from it."""
+        while True:
+            await self.started.wait()
+            self.started.clear()
+            doors = [each for each in self.members if each.planned.wanted.door and each.ready.is_set()]
+            known = [(each.planned.wanted.name, Path(each.planned.wanted.door)) for each in doors]
+            try:
+                await asyncio.to_thread(introduce_each_other, *known)
+            except (OSError, ValueError) as error:  # one of them ends just now: its next start comes by here again
+                self.board.say(f"not introduced yet: {error}")
 
     async def _serve(self) -> None:
         await self.router_ready.wait()
@@ -256,6 +273,7 @@ class Fleet:
             member.model = str(event.get("model", ""))
             self.board.update(name, "ready")
             member.ready.set()
+            self.started.set()
         elif event.get("event") == "state" and event["state"] != "ready":
             self.board.update(name, str(event["state"]), str(event.get("detail", "")))
 

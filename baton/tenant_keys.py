@@ -25,11 +25,21 @@ def open_tenant_keys(spec: Spec, file: str) -> dict[str, Keys]:
 
 
 def _open(tenant: str, file: Path) -> Keys:
+    return open_keys(f"tenant {tenant}", file, f"`baton key new {tenant} --file {file}` makes one")
+
+
+def open_keys(whose: str, file: Path, how: str = "") -> Keys:
+    """The keys in a file, read again when it has changed. `whose` begins what is said of a bad one, `how` ends it.
+
+    Raises:
+        UsageError: the file is not there, or is none.
+    """
     try:
         return KeyFile(file, read_digests, bytes_max=FILE_BYTES_MAX).get
     except FileNotFoundError:
-        raise UsageError(f"tenant {tenant}: no file {file}; `baton key new {tenant} --file {file}` makes one") from None
+        how = how or f"`baton key new NAME --file {file}` makes one"
+        raise UsageError(f"{whose}: no file {file}; {how}") from None
     except OSError as error:
-        raise UsageError(f"tenant {tenant}: {file}: {(error.strerror or str(error)).lower()}") from None
+        raise UsageError(f"{whose}: {file}: {(error.strerror or str(error)).lower()}") from None
     except ValueError as error:
-        raise UsageError(f"tenant {tenant}: {file}: {error}") from None
+        raise UsageError(f"{whose}: {file}: {error}") from None

@@ -15,6 +15,7 @@ from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from kvtransfer.keyfile import KeyFile
 from kvtransfer.keys import FILE_VARIABLE, KEYS_MAX, SECRET_BYTES, fleet_text, instance_text, read_fleet, read_instance
+from kvtransfer.seal import Identity, identity_text, read_identity
 from kvtransfer.ticket import Key
 
 T = TypeVar("T")
@@ -50,6 +51,24 @@ def open_fleet_keys(path: Path | None) -> KeyFile[tuple[Key, ...]] | None:
     return None if path is None else _open(path, read_fleet)
 
 
+def open_identity(ticket_keys: Path | None, instance: InstanceId) -> Identity | None:
+    """What an instance proves itself to others with: beside its ticket keys, where those were made so.
+
+    Raises:
+        UsageError: the file cannot be used, or is another instance's.
+    """
+    if ticket_keys is None or not _identity_file(ticket_keys).exists():
+        return None
+    found = _open(_identity_file(ticket_keys), read_identity).get()
+    if found.me != instance:
+        raise UsageError(f"{_identity_file(ticket_keys)}: is the identity of {found.me}, and this is {instance}")
+    return found
+
+
+def _identity_file(ticket_keys: Path) -> Path:
+    return ticket_keys.with_name(f"{ticket_keys.name}.identity")
+
+
 def check_instance_keys(path: Path | None, instance: InstanceId) -> None:
     """Whether an engine's guard can use this file.
 
@@ -83,10 +102,7 @@ def files_for(names: Iterable[str], fleet: Path | None) -> Iterator[tuple[Path, 
     with tempfile.TemporaryDirectory(prefix="baton-tickets-") as folder:
         keys = (_new_key(()),) if fleet is None else _open(fleet, read_fleet).get()
         router = fleet or write_private(Path(folder) / FLEET_FILE, fleet_text(keys))
-        engines = {
-            name: write_private(Path(folder) / f"{FLEET_FILE}.{name}", instance_text(keys, InstanceId(name)))
-            for name in names
-        }
+        engines = {name: _write_instance(Path(folder) / f"{FLEET_FILE}.{name}", keys, name) for name in names}
         yield router, engines
 
 
@@ -112,11 +128,18 @@ def write_instance_file(fleet: Path, instance: str) -> Path:
         UsageError: the fleet's file cannot be used, or the name.
         OSError: it cannot be written.
     """
+    keys = _open(fleet, read_fleet, "FILE").get()
     try:
-        text = instance_text(_open(fleet, read_fleet, "FILE").get(), InstanceId(instance))
+        return _write_instance(fleet.with_name(f"{fleet.name}.{instance.replace('/', '_')}"), keys, instance)
     except ValueError as error:
         raise UsageError(f"--instance: {error}") from None
-    return write_private(fleet.with_name(f"{fleet.name}.{instance.replace('/', '_')}"), text)
+
+
+def _write_instance(path: Path, keys: tuple[Key, ...], instance: str) -> Path:
+    """An engine's key file, and its agent's identity beside it."""
+    text, identity = instance_text(keys, InstanceId(instance)), identity_text(keys, InstanceId(instance))
+    write_private(_identity_file(path), identity)
+    return write_private(path, text)
 
 
 def write_private(path: Path, text: str) -> Path:

@@ -40,6 +40,12 @@ class Load:
     """Prompt tokens whose KV came from another engine, since the engine's start."""
     kv_tokens: int = 0
     """Tokens its whole KV cache holds; 0: it does not say."""
+    deferred: int = 0
+    """Of those that wait, the ones that have their blocks and wait for what is to come into them: a pull."""
+    prompt_tokens: int = 0
+    """Tokens of prompts taken since the engine's start, cached or not."""
+    generation_tokens: int = 0
+    """Tokens generated since then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from cluster.ids import RequestId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One client request, transfer fields already removed."""
 
     id: RequestId
@@ -20,5 +20,7 @@ class Request:
     stream: bool
     body: Mapping[str, Any]
     """The parsed JSON body."""
+    raw: bytes = b""
+    """The same as it is sent on: the client's own bytes where nothing had to be taken out of them."""
     arrived: float
     """Monotonic seconds."""

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.ids import TransferId
+
 TRANSFER_KEYS = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """Removed at every depth: vLLM reads them at the top level, in ``sampling_params.extra_args`` and ``vllm_xargs``."""
 
@@ -39,8 +41,17 @@ FIRST_TOKEN = "baton_first_token"  # noqa: S105 - a field's name
 TICKET = "baton_ticket"
 """Our own key among the transfer fields: the router's signature under all the others (`kvtransfer.ticket`)."""
 
+TRANSFER = "baton_transfer"
+"""Our own key among the transfer fields: the `TransferId` a router gave the hold, before P has answered. An engine with
+our connector gives it up by that name (`RELEASE_PATH`); others do not look at it."""
+
+RELEASE_PATH = "/baton/release"
+"""Where an engine's guard takes a `release_by_name`."""
+
 TICKET_REFUSED = "TicketRefused"
 """``error.type`` of a guard's answer (`kvtransfer.guard`): nothing that a client could have done wrong."""
+
+_CACHED = "remote_prefill_cached_tokens"
 
 RELEASE_MODEL = "baton-release"
 """A model name no engine serves: a decode leg for it is rejected, and D then tells P to free the blocks."""
@@ -92,25 +103,53 @@ class Transfer:
         return count if isinstance(count, int) else 0
 
     @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that P had cached, as D will tell the client (vLLM 0.32); None: P does not say."""
+        count = self.fields.get(_CACHED)
+        return count if type(count) is int else None
+
+    def at_most_cached(self, tokens: int | None) -> Transfer:
+        """The same, with no more told to be cached than this: what a prompt's first run saw counts, not that of a
+        second one, which finds what the first has left. None: as it is.
+        """
+        told = self.cached_tokens
+        return self if tokens is None or told is None or told <= tokens else Transfer({**self.fields, _CACHED: tokens})
+
+    @property
     def producer(self) -> str:
         """The engine that holds them, by vLLM's id, which is new at every start of an engine."""
         return str(self.fields.get("remote_engine_id"))
 
 
-def prefill_body(body: Mapping[str, Any], *, token_ids: bool = False) -> dict[str, Any]:
-    """The prefill leg for a client's (already stripped) body. With `token_ids` P's answer says which token it chose.
+def prefill_body(
+    body: Mapping[str, Any], *, token_ids: bool = False, transfer: TransferId | None = None
+) -> dict[str, Any]:
+    """The prefill leg for a client's (already stripped) body.
+
+    Args:
+        body: the client's.
+        token_ids: P's answer says which token it chose.
+        transfer: the name of the hold that it will make (`TRANSFER`).
+    """
+    fields = prefill_fields(body, token_ids=token_ids, transfer=transfer)
+    return {key: value for key, value in {**body, **fields}.items() if value is not None or key not in fields}
+
+
+def prefill_fields(
+    body: Mapping[str, Any], *, token_ids: bool = False, transfer: TransferId | None = None
+) -> dict[str, Any]:
+    """What a prefill leg says otherwise than the client's body; None: nothing, where that says something.
 
     One token, not streamed. ``min_tokens`` above 1 would be a 400 there; a request with ``min_tokens`` may not end at
     its first token, so 1 is kept to make P forbid EOS just as D will.
     """
-    leg = {
-        key: value for key, value in body.items() if key not in {"stream", "stream_options", "max_completion_tokens"}
-    }
-    leg["max_tokens"] = 1
-    leg["stream"] = False
+    leg: dict[str, Any] = {"max_tokens": 1, "stream": False}
+    for name in ("stream_options", "max_completion_tokens"):
+        if name in body:
+            leg[name] = None
     if token_ids:
         leg["return_token_ids"] = True
-    if leg.get("min_tokens"):
+    if body.get("min_tokens"):
         leg["min_tokens"] = 1
     leg["kv_transfer_params"] = {
         "do_remote_decode": True,
@@ -120,6 +159,8 @@ def prefill_body(body: Mapping[str, Any], *, token_ids: bool = False) -> dict[st
         "remote_host": None,
         "remote_port": None,
     }
+    if transfer is not None:
+        leg["kv_transfer_params"][TRANSFER] = str(transfer)
     return leg
 
 
@@ -140,6 +181,11 @@ def release_body(transfer: Transfer) -> dict[str, Any]:
     answer makes the connector notify the producer. Costs D no step and needs no prompt.
     """
     return {"model": RELEASE_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": dict(transfer.fields)}
+
+
+def release_by_name(transfer: TransferId | str) -> dict[str, Any]:
+    """What `RELEASE_PATH` takes, once it has a ticket: needs nothing that P has answered."""
+    return {"kv_transfer_params": {TRANSFER: str(transfer)}}
 
 
 def ticketed(body: Mapping[str, Any], sign: Callable[[str], str]) -> Mapping[str, Any]:
@@ -253,6 +299,19 @@ def form_parts(raw: bytes, content_type: str) -> list[tuple[str, bytes]]:
     if first.strip() or not pieces or pieces.pop().strip() != b"--":
         raise FormUnreadable("The multipart body must begin with its boundary, and end with it and `--`.")
     return [_form_part(piece) for piece in pieces]
+
+
+def form_with(raw: bytes, content_type: str, field: str, content: bytes) -> bytes:
+    """A form that `form_parts` reads, with another content of a field."""
+    match = _BOUNDARY.search(content_type)
+    assert match is not None, "form_parts has read it"
+    edge = b"\r\n--" + match.group(1).rstrip().encode()
+    first, *pieces, last = (b"\r\n" + raw).split(edge)
+    changed = (
+        piece.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" + content if _form_part(piece)[0] == field else piece
+        for piece in pieces
+    )
+    return edge.join([first, *changed, last]).removeprefix(b"\r\n")
 
 
 def _form_part(piece: bytes) -> tuple[str, bytes]:

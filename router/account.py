@@ -18,11 +18,12 @@ from cluster.request import Request
 from router.clients import Client
 from router.desk import Seat
 from router.exact import CHAT, Verdict
+from router.intake import answer_tokens
 from router.journey import Choose, Chosen, Lost, Refused
 from router.memory import NOBODY, Memory, Story
 from router.meters import Meters
-from router.promises import Seen, judge, seen_in
-from router.timing import Stage, Told, engine_times, told_at_end, told_in
+from router.promises import Seen, judge, late_by, seen_in
+from router.timing import EngineTimes, Stage, Told, engine_times, told_at_end, told_in
 
 if TYPE_CHECKING:
     from cluster.telemetry import RequestSpan, Tracing
@@ -57,6 +58,8 @@ class Account:
         self._usage_asked = isinstance(options, dict) and options.get("include_usage") is True
         self._leg: str = Stage.WHOLE_LEG
         self._told = Told()
+        self.times: EngineTimes | None = None
+        """What the answering engine says of its part, where it does."""
         self._span: RequestSpan | None = None
         self._unsampled: RequestSpan | None = None
         if tracing is not None:
@@ -199,7 +202,7 @@ class Account:
 
     def _read(self, told: Told) -> None:
         self._told = told
-        times = engine_times(told.metrics)
+        times = self.times = engine_times(told.metrics)
         if times is not None:
             self._timeline.report(self._leg, times)
 
@@ -224,8 +227,11 @@ class Account:
         timing = self._story.timing(now)
         if outcome == "served":
             self._meters.times.observe(timing)
+        counted = answer_tokens(self._told.usage or {}) if tokens is None else tokens
+        seen = seen_in(timing, counted, streamed=self._request.stream)
+        self._meters.over(now, outcome, timing, seen.tpot_ms)
         if seat is not None and (self._client.slo is not None or seat.ttft_ms > 0):
-            self._judge(seat, seen_in(timing, tokens, streamed=self._request.stream), outcome)
+            self._judge(seat, seen, outcome)
         self._memory.finish(self._story)
         if self._span is not None:
             times = {} if timing.ttft is None else {"gen_ai.response.time_to_first_chunk": timing.ttft.total_s}
@@ -246,6 +252,9 @@ class Account:
         if slo is not None:
             result = judge(slo, seen, outcome)
             attainment.ended(self._client, seat, result)
+            late_ttft, late_tpot = late_by(slo, seen)
+            now = time.monotonic()
+            self._meters.lately.judged(now, self._client.slo_class, result, late_ttft=late_ttft, late_tpot=late_tpot)
             told |= {"targets": dict(slo.targets()), "late": seat.late, "degraded": seat.degraded, "result": result}
         self._story.promised = told
 

@@ -70,8 +70,7 @@ class Gate:
         """Rows where a prompt would be computed at once, or nearly so."""
         if not prices.wanted.ttft_ms:
             return prices.places
-        book = prices.fleet.book
-        found: Bools = (prices.waits <= book.speeds.first + AHEAD_MS) | (book.prompts < 2)
+        found: Bools = prices.fleet.book.opens <= prices.wanted.now * 1000.0 + AHEAD_MS
         if prices.wanted.late:
             taken = [row for row, count in self._late.items() if count]
             if len(taken) >= max(1, len(prices.fleet) // LATE_LANES):
@@ -84,9 +83,11 @@ class Gate:
         """Rows where an answer keeps its target, and leaves those there theirs."""
         book = prices.fleet.book
         own = prices.tpot_ms or math.inf
-        found: Bools = prices.tpot <= MARGIN * np.minimum(book.strictest, own)
-        empty: Bools = book.decoding == 0
-        return found | empty
+        limits = np.minimum(book.strictest, own)
+        limits *= MARGIN / prices.tpot_unit
+        found: Bools = prices.used <= limits
+        found |= book.vacant
+        return found
 
     @property
     def queue(self) -> int:
@@ -109,10 +110,8 @@ class Gate:
 
         Infinite where there is nobody to compute it.
         """
-        book, rows = fleet.book, fleet.ready(None).prefills
-        if not len(rows) or (book.prompts[rows] < 2).any():
-            return now if len(rows) else math.inf
-        return max(now, float((book.ends[rows] - book.speeds.first[rows]).min() - AHEAD_MS) / 1000.0)
+        rows = fleet.ready(None).prefills
+        return max(now, (float(fleet.book.opens[rows].min()) - AHEAD_MS) / 1000.0) if len(rows) else math.inf
 
     def took(self, row: int) -> None:
         """A late prompt goes there."""
@@ -281,7 +280,7 @@ class Line:
 
     def call_first(self) -> tuple[object, ...]:
         """A place became free: whom to ask."""
-        return self._call(set())
+        return self._call(set()) if self._groups else ()
 
     def call_all(self) -> tuple[object, ...]:
         """The fleet has changed: the first may ask, and as long as they find places, those behind."""

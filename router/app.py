@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
@@ -13,13 +14,9 @@ from aiohttp.web_protocol import RequestHandler
 from cluster.errors import UsageError
 from cluster.registry.registry import Registry
 from router.config import RouterConfig
+from router.http.front import KEEPALIVE_S, LINE_BYTES_MAX, Front
 from router.server import Router, admin_app, public_app
-
-HEAD_BYTES_MAX = 16384
-"""Longest request line and longest header: room for long tokens and trace states, none for abuse."""
-
-KEEPALIVE_S = 75.0
-"""Idle client connections are kept this long, as common proxies do."""
+from router.tls import limit_untaken, server_context
 
 BACKLOG = 1024
 """Connections the kernel may queue while the loop is busy."""
@@ -42,16 +39,25 @@ async def serve(
     async with AsyncExitStack() as closing:
         await router.start()
         closing.push_async_callback(router.close)
-        public = await _listen(public_app(router), config, config.host, config.port, "--port", closing)
-        admin = await _listen(admin_app(router), config, config.admin_host, config.admin_port, "--admin-port", closing)
+        tls = None if config.tls_cert_file is None else server_context(config.tls_cert_file, config.tls_key_file)
+        front = Front(
+            router.generation,
+            await _handlers(public_app(router), config, closing),
+            body_bytes_max=config.body_bytes_max,
+            body_timeout_s=config.body_timeout_s,
+            head_timeout_s=config.head_timeout_s,
+        )
+        closing.push_async_callback(front.drain, config.drain_s)
+        public = await _listen(front.connect, config, config.host, config.port, "--port", closing, tls)
+        handlers = _impatient(await _handlers(admin_app(router), config, closing), config.head_timeout_s)
+        admin = await _listen(handlers, config, config.admin_host, config.admin_port, "--admin-port", closing)
         router.announce(public, admin)
         announce(public, admin)
         await stop.wait()
 
 
-async def _listen(
-    app: web.Application, config: RouterConfig, host: str, port: int, flag: str, closing: AsyncExitStack
-) -> str:
+async def _handlers(app: web.Application, config: RouterConfig, closing: AsyncExitStack) -> web.Server:
+    """What makes aiohttp's connections."""
     # handler_cancellation: a client that leaves cancels its handler; without it we would generate for nobody.
     runner = web.AppRunner(
         app,
@@ -59,22 +65,42 @@ async def _listen(
         access_log=None,
         shutdown_timeout=config.drain_s,
         keepalive_timeout=KEEPALIVE_S,
-        max_line_size=HEAD_BYTES_MAX,
-        max_field_size=HEAD_BYTES_MAX,
+        max_line_size=LINE_BYTES_MAX,
+        max_field_size=LINE_BYTES_MAX,
     )
     await runner.setup()
     closing.push_async_callback(runner.cleanup)
     assert runner.server is not None
-    factory = _impatient(runner.server, config.head_timeout_s)
+    return runner.server
+
+
+async def _listen(
+    factory: Callable[[], asyncio.BaseProtocol],
+    config: RouterConfig,
+    host: str,
+    port: int,
+    flag: str,
+    closing: AsyncExitStack,
+    tls: ssl.SSLContext | None = None,
+) -> str:
     try:
-        server = await asyncio.get_running_loop().create_server(factory, host, port, backlog=BACKLOG)
+        server = await asyncio.get_running_loop().create_server(
+            factory,
+            host,
+            port,
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else config.head_timeout_s,
+        )
     except OSError as error:
         if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
             raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}): choose another {flag}") from None
         raise
+    for listening in server.sockets:
+        limit_untaken(listening, config.client_stall_s)
     closing.callback(server.close)  # runs first: no new connections while open ones are finished
     bound = server.sockets[0].getsockname()[1]
-    return f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+    return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{bound}"
 
 
 def _impatient(server: web.Server, head_timeout_s: float) -> Callable[[], RequestHandler]:

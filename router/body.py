@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -11,6 +11,18 @@ from cluster import wire
 from cluster.errors import ApiError, bad_request
 
 _REFUSED_PARTS = wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS | {"cache_salt"}
+
+_KEYS: Final = frozenset(name.encode() for name in _REFUSED_PARTS)
+_KEY_BYTES_MAX: Final = 6 * max(map(len, _KEYS))
+"""The longest of them with every letter escaped."""
+
+_ESCAPED: Final = rb"\u00"
+"""How a letter of one can be escaped: all of them are ASCII."""
+
+_NESTING: Final = (dict, list)
+
+_QUOTES_MAX: Final = 1 << 10
+"""A body with more of them is read field by field: that is cheaper than looking at each."""
 
 
 def parse_json(raw: bytes, content_type: str) -> dict[str, Any]:
@@ -79,6 +91,38 @@ def check_multipart(raw: bytes, content_type: str) -> None:
     for field, _ in parts:
         if field in _REFUSED_PARTS:
             raise bad_request(f"The form field `{field}` is not accepted here.", field)
+
+
+def is_plain(raw: bytes, body: dict[str, Any]) -> bool:
+    """Whether the bytes of this JSON object may go to engines as they are.
+
+    That is: no field that is taken out or changed stands anywhere in them, also not under an escaped key or one that a
+    later key replaces (`raw` is looked through, not what a parser has made of it), and nothing nests too deep. A value
+    that is such a name makes it False, too: then the body is written anew, which is never wrong.
+    """
+    pieces = raw.split(b'"', _QUOTES_MAX)
+    if len(pieces) > _QUOTES_MAX:
+        return False
+    short = [piece for piece in pieces if len(piece) <= _KEY_BYTES_MAX]  # a key is all that is between two quotes
+    return _KEYS.isdisjoint(short) and _ESCAPED not in b'"'.join(short) and not _deeper(body, wire.DEPTH_MAX)
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether it nests deeper than this."""
+    if levels == 0:
+        return True
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, _NESTING) and _deeper(each, levels - 1):
+            return True
+    return False
+
+
+def spliced(raw: bytes, fields: Mapping[str, Any]) -> bytes:
+    """A JSON object with these fields at its end. Of equal keys the last counts, for every engine's JSON parser."""
+    if not fields:
+        return raw
+    start = raw[: raw.rindex(b"}")].rstrip()
+    return b"%b%b%b" % (start, b"" if start.endswith(b"{") else b",", msgspec.json.encode(fields)[1:])
 
 
 def model_of(body: dict[str, Any]) -> str | None:

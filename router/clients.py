@@ -9,11 +9,13 @@ have a prefix of them; what clients salt themselves is apart by tenant in any ca
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cluster.errors import ApiError, bad_request
+from cluster.errors import ApiError, bad_request, shed
 from cluster.keys import whose
 from cluster.spec import CacheScope, SloClass, Tenant
 
@@ -21,6 +23,9 @@ CLASS_HEADER: Final = "x-slo-class"
 
 KEYS_EVERY_S: Final = 1.0
 """Key files are looked at for changes no more often than this: a look at each costs a system call."""
+
+RETRY_S: Final = 1
+"""Told to a client with too many open requests: one of its own may end at any time."""
 
 KEY_HEADERS: Final = ("authorization", "x-api-key")
 """Where clients of OpenAI's API and of Anthropic's put their keys."""
@@ -52,6 +57,8 @@ class Clients:
         self._keys: Final = keys
         self._digests: dict[str, tuple[str, ...]] = {}
         self._read_at = -1.0
+        self._open: Final[Counter[str]] = Counter()
+        """Requests under way, by tenant."""
         self._salts: Final = {
             name: _salt(name) for name, tenant in tenants.items() if tenant.cache_scope is CacheScope.TENANT
         }
@@ -76,7 +83,7 @@ class Clients:
         """
         if not self.closed:
             return ""
-        key = _key_in(headers)
+        key = key_in(headers)
         if not key:
             raise _unauthorized("No API key: send `Authorization: Bearer KEY`.")
         if self._read_at < 0 or now - self._read_at >= KEYS_EVERY_S:
@@ -86,6 +93,25 @@ class Clients:
         if found is None:
             raise _unauthorized("This API key is not known here.")
         return found
+
+    # --- how many ----------------------------------------------------------------------------------------------------
+
+    def enter(self, tenant: str, routers: int) -> None:
+        """One more request of a tenant is open, until `leave`. `routers`: who share the tenant, this one included.
+
+        Raises:
+            ApiError: 429, where it has as many as it may.
+        """
+        said = self._tenants.get(tenant)
+        limit = None if said is None or said.open_max is None else math.ceil(said.open_max / max(1, routers))
+        if limit is not None and self._open[tenant] >= limit:
+            raise shed(f"this key has {limit} requests open here, as many as it may", RETRY_S)
+        self._open[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        """One of them has ended."""
+        self._open[tenant] -= 1
+        assert self._open[tenant] >= 0, f"{tenant}: a request ended that never began"
 
     # --- which class --------------------------------------------------------------------------------------------------
 
@@ -139,7 +165,8 @@ def _salt(tenant: str) -> str:
     return hashlib.sha256(f"{tenant}\0".encode()).hexdigest()
 
 
-def _key_in(headers: Mapping[str, str]) -> str:
+def key_in(headers: Mapping[str, str]) -> str:
+    """The key that a request brings; empty where it brings none."""
     said = headers.get("Authorization", "")
     if said[: len(_SCHEME)].lower() == _SCHEME:
         return said[len(_SCHEME) :].strip()

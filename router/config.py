@@ -42,6 +42,17 @@ class RouterConfig:
     whole_s: float = 1800.0
     """Longest time to an answer that is not streamed: nobody can tell a long one from an engine that hangs. Half an
     hour is what vllm-router gives any request."""
+    client_stall_s: float = 60.0
+    """A client that takes nothing of what was sent to it for this long is cut off: its answer's buffers are held, and
+    its engine is paused, until then. Browsers and SDKs read as fast as the network does."""
+    tls_cert_file: str | None = None
+    """Certificate chain (PEM) for the clients' port. None: plain HTTP, for whatever ends TLS before it."""
+    tls_key_file: str | None = None
+    """Its private key. None: it is in the certificate's file."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names that clients may use for models: the model's own name, by alias."""
+    admin_keys: Keys | None = None
+    """Tells the operators' keys: who reads the admin side from another machine. None: nobody does."""
     seeding: bool = True
     """Give clients P's first token before the handoff, where that is exact and D's engine can be told."""
     drain_s: float = 30.0
@@ -76,10 +87,20 @@ class RouterConfig:
             raise UsageError(f"no instance given: name at least one with {flags}, or give --registry")
         if self.instances and self.has_registry:
             raise UsageError("both --registry and engine URLs given: instances come from one or the other")
-        for name in ("body_bytes_max", "body_timeout_s", "head_timeout_s", "first_token_s", "stall_s", "whole_s"):
+        for name in (
+            "body_bytes_max",
+            "body_timeout_s",
+            "head_timeout_s",
+            "first_token_s",
+            "stall_s",
+            "whole_s",
+            "client_stall_s",
+        ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be above 0")
         if set(self.tenants) != set(self.tenant_keys):
             raise UsageError("tenants without keys, or keys without tenants: each tenant needs a key file")
+        if self.tls_key_file is not None and self.tls_cert_file is None:
+            raise UsageError("--tls-key-file without --tls-cert-file: a key alone shows nobody who this is")
         if self.explain_last < 0:
             raise UsageError(f"--explain-last is {self.explain_last}: give 0 (remember none) or more")

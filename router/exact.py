@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 GENERATING_PATHS = frozenset({COMPLETIONS, CHAT})
@@ -47,8 +49,7 @@ class Rule:
     """Of path and body. Rules that only P's answer or the stream itself can tell are never true here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What may be done to one request."""
 
     way: Way
@@ -60,8 +61,8 @@ class Verdict:
 def verdict(path: str, body: Body) -> Verdict:
     """The strictest of all rules that apply."""
     way, because, resumable = Way.SEEDED, "", True
-    for rule in RULES:
-        if rule.applies(path, body):
+    for rule, name in _ASKED:
+        if (name is None or body.get(name)) and rule.applies(path, body):
             resumable = resumable and rule.resumable
             if _STRICTNESS.index(rule.way) > _STRICTNESS.index(way):
                 way, because = rule.way, f"{rule.parameter}: {rule.why}"
@@ -177,12 +178,26 @@ def _drawn_by_lot(_: str, body: Body) -> bool:
     return body.get("temperature") != 0 and not isinstance(body.get("seed"), int)
 
 
-def _set(name: str) -> Callable[[str, Body], bool]:
-    return lambda _, body: bool(body.get(name))
+class _Set:
+    """A parameter is given, and not neutral."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, _: str, body: Body) -> bool:
+        return bool(body.get(self.name))
 
 
 def _never(_: str, __: Body) -> bool:
     return False
+
+
+_GIVEN_BY: dict[Callable[[str, Body], bool], str] = {
+    _several_candidates: "best_of",
+    _tools: "tools",
+    _usage_in_every_chunk: "stream_options",
+}
+"""A parameter that must not be neutral for these to apply."""
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -194,14 +209,14 @@ RULES: tuple[Rule, ...] = (
     Rule("endpoint", "any other than completions and chat", _W, False, "not a text generation endpoint",
          lambda path, _: path not in GENERATING_PATHS),
     Rule("best_of", "above 1", _W, False, "several candidates per prompt", _several_candidates),
-    Rule("echo", "true", _W, False, "the prompt is part of the answer", _set("echo")),
-    Rule("prompt_embeds", "given", _W, False, "the prompt is not text", _set("prompt_embeds")),
+    Rule("echo", "true", _W, False, "the prompt is part of the answer", _Set("echo")),
+    Rule("prompt_embeds", "given", _W, False, "the prompt is not text", _Set("prompt_embeds")),
     Rule("prompt_logprobs", "given", _W, False, "prompt logprobs need the whole prefill on one engine",
-         _set("prompt_logprobs")),
-    Rule("suffix", "given", _W, False, "infilling", _set("suffix")),
+         _Set("prompt_logprobs")),
+    Rule("suffix", "given", _W, False, "infilling", _Set("suffix")),
     Rule("truncate_prompt_tokens", "given", _W, False,
-         "the truncation depends on max_tokens, which differs between legs", _set("truncate_prompt_tokens")),
-    Rule("use_beam_search", "true", _W, False, "beam search", _set("use_beam_search")),
+         "the truncation depends on max_tokens, which differs between legs", _Set("truncate_prompt_tokens")),
+    Rule("use_beam_search", "true", _W, False, "beam search", _Set("use_beam_search")),
     Rule("n", "above 1", _W, False, "several answers to one prompt", _several_answers),
     Rule("max_tokens, max_completion_tokens, min_tokens", "not a count", _W, False,
          "not a count, the engine shall say so", _not_a_count),
@@ -217,9 +232,9 @@ RULES: tuple[Rule, ...] = (
     Rule("logprobs, top_logprobs", "given", _P, False, "the first chunk carries numbers that D has not computed",
          _logprobs),
     Rule("return_token_ids", "true", _P, False, "vLLM adds the prompt's ids to the first chunk",
-         _set("return_token_ids")),
+         _Set("return_token_ids")),
     Rule("return_tokens_as_token_ids", "true", _P, False, "texts are replaced by ids",
-         _set("return_tokens_as_token_ids")),
+         _Set("return_tokens_as_token_ids")),
     Rule("stream_options.continuous_usage_stats", "true", _P, False, "every chunk counts tokens",
          _usage_in_every_chunk),
     Rule("stream_options", "of another form than vLLM's", _P, False, "only D sees them: the engine shall say so",
@@ -251,3 +266,10 @@ RULES: tuple[Rule, ...] = (
     Rule("prompt length", "at a block's edge", _S, True, "D's prompt stays the client's: no block more than P holds",
          _never),
 )  # fmt: skip
+
+_ASKED: tuple[tuple[Rule, str | None], ...] = tuple(
+    (rule, rule.applies.name if isinstance(rule.applies, _Set) else _GIVEN_BY.get(rule.applies))
+    for rule in RULES
+    if rule.applies is not _never
+)
+"""Those that a request alone can tell, each with a parameter without which it never applies: most have none of them."""

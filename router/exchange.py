@@ -1,4 +1,8 @@
-"""Carries out one `Journey` on real connections: effects in, events back. No decision is made here."""
+"""Carries out one `Journey` on real connections: effects in, events back. No decision is made here.
+
+Nothing here waits: what connections and timers report is fed to the journey as it comes, and what that wants is done at
+once. Tasks are only for what is rare, and outlives an answer: releases, and legs that nobody waits for any more.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +10,46 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
-from aiohttp import web
 
 from cluster import wire
+from cluster.errors import ApiError
 from cluster.ids import InstanceId, TransferId
 from cluster.request import Request
 from router import journey as j
 from router.account import Account
+from router.body import spliced
 from router.clients import Client
 from router.desk import HANDSHAKE_S, Seat
 from router.exact import CHAT, Verdict, Way, has_room
+from router.http.headers import lines
+from router.http.legs import Leg
+from router.http.outlet import Outlet
 from router.intake import Intake, Taken, answer_tokens, cached_in
 from router.prefixes import Sent
 from router.promises import SHED
-from router.reply import Reply, next_chunk
+from router.reply import Reply
 from router.seam import ERROR_EVENT, Seed, seed_of, stops_of
 from router.timing import Stage
-from router.upstream import Answer, EngineLost, limit_silence, read
+from router.upstream import Answer, EngineLost
 
 if TYPE_CHECKING:
     from router.server import Router
 
 logger = logging.getLogger("baton.router")
 
+_FAILED = (j.Lost, j.Refused)
+
+_BUG = "%s: a request failed in the router"
+
 _NO_USAGE: Mapping[str, Any] = {}
+
+_TIMED = frozenset({j.State.CHOOSING, j.State.PREFILLING, j.State.OPENING, j.State.CANCELLING})
+"""States that a clock may end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +60,152 @@ class _Said:
     at: float
 
 
-@dataclass(slots=True)
-class _Leg:
-    """A prefill leg that was sent: a task of its own, so that a client's leaving does not cut it off before it said
-    what it holds.
-    """
+class _PrefillLeg:
+    """A prefill leg that was sent. A client's leaving does not cut it off before it said what it holds."""
 
-    instance: InstanceId
-    attempt: int
-    lost: asyncio.Future[None]
-    """Done when its instance is lost."""
-    task: asyncio.Task[_Said | j.Lost] = field(init=False)
+    __slots__ = (
+        "_content_type",
+        "_exchange",
+        "_pieces",
+        "_said",
+        "_status",
+        "_told",
+        "attempt",
+        "http",
+        "instance",
+        "started",
+    )
+
+    def __init__(self, exchange: Exchange, instance: InstanceId, attempt: int) -> None:
+        self._exchange = exchange
+        self.instance = instance
+        self.attempt = attempt
+        self.started = 0.0
+        self.http: Leg | None = None
+        self._said: asyncio.Future[_Said | j.Lost] | None = None
+        """For who outlives the exchange."""
+        self._told: _Said | j.Lost | None = None
+        self._status, self._content_type = 0, ""
+        self._pieces: list[bytes] = []
+
+    def said(self) -> asyncio.Future[_Said | j.Lost]:
+        """Done when it has ended."""
+        if self._said is None:
+            self._said = asyncio.get_running_loop().create_future()
+            if self._told is not None:
+                self._said.set_result(self._told)
+        return self._said
+
+    def cut(self) -> None:
+        """Nobody wants to know any more."""
+        http, self.http = self.http, None
+        if http is not None:
+            http.close()
+            self._exchange.prefill_over(self)
+
+    def opened(self, status: int, content_type: str, cache_control: str) -> None:
+        self._status, self._content_type = status, content_type
+
+    def body(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def chunk(self, framed: bytes, begin: int) -> None:
+        self._pieces.append(framed[begin:-2])
+
+    def happened(self, found: object) -> None:
+        """Nothing can."""
+
+    def ended(self) -> None:
+        answer = Answer(self._status, self._content_type, b"".join(self._pieces))
+        self._end(_Said(answer, time.monotonic()))
+
+    def lost(self, lost: EngineLost) -> None:
+        self._end(lost)
+
+    def _end(self, said: _Said | EngineLost) -> None:
+        self.http = None
+        self._exchange.prefill_over(self)
+        told = said if isinstance(said, _Said) else self._exchange.engine_lost(self.instance, said)
+        self._told = told
+        if self._said is not None:
+            self._said.set_result(told)
+        self._exchange.prefill_said(self, told)
+
+    def left(self) -> None:
+        """Its instance is lost."""
+        self._exchange.prefill_left(self)
+
+
+class _AnswerLeg:
+    """The leg that answers, sent."""
+
+    __slots__ = (
+        "_exchange",
+        "_pieces",
+        "cache_control",
+        "content_type",
+        "http",
+        "instance",
+        "opening",
+        "pulled",
+        "relays",
+        "started",
+        "status",
+    )
+
+    def __init__(self, exchange: Exchange, instance: InstanceId, pulled: str) -> None:
+        self._exchange = exchange
+        self.instance = instance
+        self.pulled = pulled
+        """The engine whose hold it is to pull; empty: it is to pull none."""
+        self.http: Leg | None = None
+        self.started = time.monotonic()
+        self.opening = True
+        """Nothing has come that its status can be told by."""
+        self.relays = False
+        """Its bytes are for the client, as they come."""
+        self.status, self.content_type, self.cache_control = 0, "", ""
+        self._pieces: list[bytes] = []
+
+    @property
+    def pieces(self) -> bytes:
+        """What has come of it, and is not relayed."""
+        return b"".join(self._pieces)
+
+    def opened(self, status: int, content_type: str, cache_control: str) -> None:
+        self.status, self.content_type, self.cache_control = status, content_type, cache_control
+
+    def body(self, data: bytes) -> None:
+        if self.relays:
+            self._exchange.relayed(data)
+            return
+        self._pieces.append(data)
+        if self.status == 200 and self._exchange.streams:
+            self._exchange.answer_began(self)
+
+    def chunk(self, framed: bytes, begin: int) -> None:
+        self.body(framed[begin:-2])
+
+    def happened(self, found: object) -> None:
+        self._exchange.passed_on(found)
+
+    def ended(self) -> None:
+        self.http = None
+        self._exchange.answer_ended(self)
+
+    def lost(self, lost: EngineLost) -> None:
+        self.http = None
+        self._exchange.answer_lost(self, lost)
+
+    def left(self) -> None:
+        """Its instance is lost."""
+        self._exchange.answer_left(self)
+
+    def close(self) -> None:
+        """Break it off."""
+        http, self.http = self.http, None
+        if http is not None:
+            http.close()
 
 
 class Exchange:
@@ -65,7 +214,8 @@ class Exchange:
     def __init__(
         self,
         router: Router,
-        http: web.Request,
+        outlet: Outlet,
+        headers: Mapping[str, str],
         request: Request,
         journey: j.Journey,
         seat: Seat,
@@ -73,14 +223,27 @@ class Exchange:
         client: Client,
         taken: Taken | None,
     ) -> None:
-        """`taken`: what was foretold of it; None: nobody foresees anything."""
+        """A request that is about to begin.
+
+        Args:
+            router: whose it is.
+            outlet: where its answer goes.
+            headers: its own, in lower case.
+            request: what it asks.
+            journey: at its beginning.
+            seat: at the desk.
+            verdict: how it may be served.
+            client: whose it is.
+            taken: what was foretold of it; None: nobody foresees anything.
+        """
         self._router = router
         self._request = request
+        self.streams = request.stream
         self._journey = journey
         self._verdict = verdict
-        self._account = Account(router.memory, router.meters, router.tracing, request, verdict, http.headers, client)
+        self._account = Account(router.memory, router.meters, router.tracing, request, verdict, headers, client)
         resumable = verdict.resumable and request.stream
-        self._reply = Reply(http, request, self._account, resumable=resumable, counts=taken is not None)
+        self.reply = Reply(outlet, request, self._account, resumable=resumable, counts=taken is not None)
         self._seat = seat
         self._taken = taken
         self._presumed: asyncio.TimerHandle | None = None
@@ -89,171 +252,242 @@ class Exchange:
         self._cached_tokens = 0
         """Where its prompt is computed, and how much of it is taken to be cached there: until that is known."""
         self._shed = self._resumed = False
-        self._headers = {**router.headers_for(http), "Content-Type": "application/json"}
-        self._headers["X-Request-Id"] = request.id
+        self._headers = router.headers_for(headers)
+        self._headers["content-type"] = "application/json"
+        self._headers["x-request-id"] = request.id
+        self._head = b""
+        """The same as lines of a head, once they were needed."""
         self._pending: deque[j.Effect] = deque()
-        self._legs: dict[InstanceId, _Leg] = {}
+        self._driven = False
+        """Effects are being carried out: what is fed meanwhile is seen to by who does that."""
+        self._over = False
+        self._in_line = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        """When it fires, in monotonic seconds; often earlier than wanted, as moving it costs more than looking."""
+        self._slow: asyncio.TimerHandle | None = None
+        """When a client who does not keep up is cut off."""
+        self._legs: dict[InstanceId, _PrefillLeg] = {}
         """Prefill legs that are waited for, oldest first."""
-        self._producer: _Leg | None = None
+        self._producer: _PrefillLeg | None = None
         """Whose answer the journey goes on with; before there is one, who was sent a leg last."""
         self._releasing: asyncio.Task[j.Event] | None = None
+        self._had_cached: int | None = None
+        """Prompt tokens that the first P had cached."""
         self._prefill_answer: Answer | None = None
         self._refusal: Answer | None = None
-        self._answer: Answer | aiohttp.ClientResponse | None = None
-        self._first_chunk = b""
+        self._answer: _AnswerLeg | None = None
+        self._whole: Answer | None = None
         self._seed: Seed | None = None
         self._way = "whole"
         self._relayed = False
 
-    async def run(self) -> web.StreamResponse:
-        """The answer to the client. What is left to do then, or once the client has left, goes on in the background."""
+    def begin(self) -> None:
+        """From here on everything is driven by what comes. It has ended once `Router.exchanges` forgets it."""
+        self._router.exchanges.add(self)
+        self.reply.outlet.exchange = self
         self._pending.extend(self._journey.begin())
+        self._drive()
+
+    def feed(self, event: j.Event) -> None:
+        """Something has happened."""
+        if self._over:
+            return
         try:
-            await self._drive(until_answered=True)
-        except asyncio.CancelledError:
-            self._router.spawn(self._wind_down(), f"after-{self._request.id}")
-            raise
-        except Exception:  # whatever it was: places are given back before it goes on to the log
+            self._fold(event)
+        except Exception:  # whatever it was: places are given back
+            logger.exception(_BUG, self._request.id)
             self._abandon()
-            raise
-        if not self._over:
-            self._router.spawn(self._drive_on(), f"after-{self._request.id}")
-        return self._reply.response or web.Response(status=499)  # nobody reads it: the client left at this very moment
+        else:
+            self._drive()
 
-    async def _wind_down(self) -> None:
-        self._feed(j.ClientLeft())
-        await self._drive_on()
-
-    async def _drive_on(self) -> None:
-        """What is left once nobody waits for it."""
+    def _try(self, step: Callable[..., j.Event | None], *given: object) -> None:
+        """What a step of ours makes of something, fed; a bug in it ends this exchange, and no other."""
+        if self._over:
+            return
         try:
-            await self._drive()
-        except Exception:  # whatever it was: places are given back before it goes on to the log
+            event = step(*given)
+        except Exception:  # as in `feed`
+            logger.exception(_BUG, self._request.id)
             self._abandon()
-            raise
+            return
+        if event is not None:
+            self.feed(event)
 
-    def _abandon(self) -> None:
-        """A bug of ours has ended this exchange: places are given back all the same, and it is not open any more."""
-        self._account.finish("broken")
-        for leg in self._legs.values():
-            leg.task.cancel()
-        self._close_decode()
-        self._router.call(self._router.desk.finish(self._seat, time.monotonic()))
-        self._router.line.forget(self._seat)
-
-    @property
-    def _over(self) -> bool:
-        return self._journey.state is j.State.DONE and not self._pending
-
-    def _feed(self, event: j.Event) -> None:
-        if isinstance(event, j.Lost | j.Refused):
+    def _fold(self, event: j.Event) -> None:
+        if isinstance(event, _FAILED):
             self._account.failed(event)
         self._pending.extend(self._journey.handle(event, time.monotonic()))
 
-    async def _drive(self, *, until_answered: bool = False) -> None:
-        """Until `Finish`: carry out what is pending; with nothing pending, wait for the prefill leg or the clock."""
-        while not self._over and not (until_answered and self._reply.whole):
-            if not self._pending:
-                self._feed(await self._next_event())
-                continue
-            event = await self._carry_out(self._pending.popleft())
-            if event is not None:
-                self._feed(event)
+    def _drive(self) -> None:
+        """Carry out what is pending."""
+        if self._driven:
+            return
+        self._driven = True
+        try:
+            while self._pending and not self._over:
+                event = self._carry_out(self._pending.popleft())
+                if event is not None:
+                    self._fold(event)
+            if not self._over:
+                self._wait()
+        except Exception:  # as in `feed`
+            logger.exception(_BUG, self._request.id)
+            self._abandon()
+        finally:
+            self._driven = False
 
-    async def _next_event(self) -> j.Event:
-        if self._journey.state is j.State.CHOOSING:
+    def _wait(self) -> None:
+        """With nothing pending: for a call from the line, and for the clock, where the journey's state says so."""
+        state = self._journey.state
+        if state not in _TIMED:
+            return
+        if state is j.State.CHOOSING and not self._in_line:
+            self._in_line = True
             self._account.waits()
-            called = await self._router.line.wait(self._seat, self._seconds_left())
-            self._account.called()
-            return j.FleetChanged() if called else j.Tick()
-        if self._journey.state is j.State.RELEASING and self._releasing is not None:
-            await asyncio.wait({self._releasing})  # goes on although this is cancelled: the client may leave meanwhile
-            return self._releasing.result()
-        return await self._prefill_event()
-
-    async def _prefill_event(self) -> j.Event:
-        """A prefill leg's answer or loss, the oldest's first; or the end of the time for it."""
-        assert self._legs, f"nothing to wait for in {self._journey.state}"
-        waited = [each for leg in self._legs.values() for each in (leg.task, leg.lost)]
-        await asyncio.wait(waited, timeout=self._seconds_left(), return_when=asyncio.FIRST_COMPLETED)
-        for leg in list(self._legs.values()):
-            if leg.task.done():
-                del self._legs[leg.instance]
-                return self._read_prefill(leg, leg.task.result())
-            if leg.lost.done():
-                del self._legs[leg.instance]
-                self._router.spawn(self._see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
-                return j.Lost("the instance was lost", by=leg.instance)
-        return j.Tick()
-
-    async def _outlast(self, leg: _Leg) -> None:
-        """Another has answered: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it."""
-        done, _ = await asyncio.wait({leg.task}, timeout=j.PATIENCE_S)
-        if not done and self._router.view.knows(leg.instance):
-            await self._cancel_prefill(leg.instance)
-        await self._see_out(leg, j.CANCEL_WAIT_S)
-
-    async def _see_out(self, leg: _Leg, wait_s: float) -> None:
-        """A leg that nobody waits for may yet do its work, and hold blocks for us. To cut it off races with that."""
-        done, _ = await asyncio.wait({leg.task}, timeout=wait_s)
-        said = leg.task.result() if done else None
-        transfer = _hold_in(said.answer) if isinstance(said, _Said) else None
-        if transfer is not None:
-            await self._release(InstanceId(""), transfer, leg)
-        leg.task.cancel()
-
-    def _seconds_left(self) -> float | None:
+            self._router.line.wait(self._seat, self._called)
         wakeup = self._journey.next_wakeup()
-        return None if wakeup is None else max(0.0, wakeup - time.monotonic())
+        if wakeup is not None and (self._timer is None or self._due > wakeup):
+            self._arm(wakeup)
 
-    async def _carry_out(self, effect: j.Effect) -> j.Event | None:
+    def _arm(self, wakeup: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = wakeup
+        self._timer = self._router.loop.call_later(max(0.0, wakeup - time.monotonic()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        wakeup = self._journey.next_wakeup()
+        if self._over or wakeup is None or self._journey.state not in _TIMED:
+            return
+        if wakeup > time.monotonic():
+            self._arm(wakeup)
+            return
+        self._leave_line()
+        self.feed(j.Tick())
+
+    def _called(self) -> None:
+        if self._in_line and not self._over:
+            self._leave_line()
+            self.feed(j.FleetChanged())
+
+    def _leave_line(self) -> None:
+        if self._in_line:
+            self._in_line = False
+            self._router.line.forget(self._seat)
+            self._account.called()
+
+    def _abandon(self) -> None:
+        """A bug of ours has ended this exchange: places are given back all the same, and it is not open any more."""
+        if self._over:
+            return
+        self._over = True
+        self._account.finish("broken")
+        for leg in list(self._legs.values()):
+            leg.cut()
+        self._close_decode()
+        self._router.call(self._router.desk.finish(self._seat, time.monotonic()))
+        self._forget()
+        outlet = self.reply.outlet
+        if outlet.begun:
+            outlet.abort()
+        else:
+            problem = ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
+            self._router.generation.refuse(outlet, problem)
+
+    def stop(self) -> None:
+        """The router ends: whatever comes now is not looked at."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is to come any more."""
+        self._over = True
+        self._router.line.forget(self._seat)
+        for timer in (self._timer, self._slow):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._slow = None
+        if self in self._router.exchanges:
+            self._router.exchanges.discard(self)
+            self._router.clients.leave(self._seat.wanted.tenant)
+
+    def _carry_out(self, effect: j.Effect) -> j.Event | None:
         match effect:
             case j.Choose():
                 return self._choose(effect)
-            case j.AwaitFleet():
-                self._router.call(self._router.desk.found_none(self._seat))
             case j.SendPrefill(instance, attempt):
                 self._send_prefill(instance, attempt)
             case j.SendSeed():
-                return await self._send_seed()
+                self._send_seed()
             case j.SendDecode():
-                return await self._send_decode(effect)
+                return self._send_decode(effect)
+            case j.Relay():
+                return self._relay()
+            case j.Finish(outcome):
+                self._finish(outcome)
+            case j.AwaitFleet():
+                self._router.call(self._router.desk.found_none(self._seat))
             case j.CancelPrefill(instance):
-                await self._cancel_prefill(instance)
+                self._router.spawn(self._cancel_prefill(instance), f"abort-{self._request.id}")
             case j.ClosePrefill():
-                for leg in self._legs.values():
-                    leg.task.cancel()
+                for leg in list(self._legs.values()):
+                    leg.cut()
+                self._legs.clear()
             case j.OutlastPrefill(instance):
                 self._router.spawn(self._outlast(self._legs.pop(instance)), f"release-{self._request.id}")
             case j.CloseDecode():
                 self._close_decode()
-            case j.Relay():
-                return await self._relay()
             case j.AnswerFromPrefill():
-                await self._answer_from_prefill()
+                self._answer_from_prefill()
             case j.ForwardRefusal():
                 assert self._refusal is not None
-                await self._reply.respond(self._refusal.status, self._refusal.body, self._refusal.content_type)
+                self.reply.respond(self._refusal.status, self._refusal.body, self._refusal.content_type)
             case j.Fail(error):
-                self._shed = error.retry_after_s is not None
-                body = msgspec.json.encode(error.body())
-                await self._reply.respond(error.status, body, retry_after_s=error.retry_after_s)
+                self._fail(error)
             case j.FailStream(error):
-                await self._reply.fail(error)
+                self.reply.fail(error)
             case j.Release(via, transfer):
-                assert self._producer is not None
-                releasing = self._release(via, transfer, self._producer)
-                self._releasing = self._router.spawn(releasing, f"release-{self._request.id}")  # it may go on meanwhile
-            case j.Finish(outcome):
-                self._finish(outcome)
+                self._begin_release(via, transfer)
         return None
+
+    # -- what the client's connection says --
+
+    def client_left(self) -> None:
+        """He will read nothing more."""
+        self._stop_waiting_for_client()
+        self.feed(j.ClientLeft())
+
+    def client_full(self) -> None:
+        """He does not keep up: his engine waits, for as long as an engine may keep him waiting."""
+        leg = self._answer
+        if leg is not None and leg.http is not None:
+            leg.http.pause()
+        if self._slow is None:
+            self._slow = self._router.loop.call_later(self._router.config.client_stall_s, self._cut_client)
+
+    def client_drained(self) -> None:
+        """He does again."""
+        self._stop_waiting_for_client()
+        leg = self._answer
+        if leg is not None and leg.http is not None:
+            leg.http.resume()
+
+    def _stop_waiting_for_client(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _cut_client(self) -> None:
+        self._slow = None
+        logger.warning("%s: its client reads nothing: cut off", self._request.id)
+        self.reply.outlet.abort()
 
     # -- choosing --
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
         chosen, called = self._router.desk.choose(self._seat, effect, time.monotonic())
         self._router.call(called)
-        logger.debug("%s: %s", self._request.id, chosen.because)
         if effect.second and chosen.prefill is None:  # all stays as it is
             return chosen
         if effect.excluded:
@@ -269,49 +503,81 @@ class Exchange:
     # -- the prefill leg --
 
     def _send_prefill(self, instance: InstanceId, attempt: int) -> None:
-        self._router.view.leg_started(instance)
-        leg = self._legs[instance] = self._producer = _Leg(instance, attempt, self._router.losses.of(instance))
-        leg.task = self._router.spawn(self._run_prefill(leg), f"prefill-{self._request.id}-{attempt}")
+        router = self._router
+        leg = self._producer = _PrefillLeg(self, instance, attempt)
+        transfer = self._transfer(instance, attempt)
+        fields = wire.prefill_fields(self._request.body, token_ids=self._may_seed(), transfer=transfer)
+        body = spliced(self._request.raw, self._stamped(fields, instance, leg))
+        leg.started = time.monotonic()
+        target = router.view.get(instance).instance
+        headers = self._lines(self._account.sends(Stage.PREFILL_LEG, target, self._headers))
+        router.view.leg_started(instance)
+        self._legs[instance] = leg
+        router.losses.watch(instance, leg, leg.left)
+        leg.http = router.legs.send(target.url, self._request.path, headers, body, leg)
 
-    async def _run_prefill(self, leg: _Leg) -> _Said | j.Lost:
-        try:
-            body = wire.prefill_body(self._request.body, token_ids=self._may_seed())
-            raw = msgspec.json.encode(self._stamped(body, leg.instance, leg))
-            started = time.monotonic()
-            target = self._router.view.get(leg.instance).instance
-            headers = self._account.sends(Stage.PREFILL_LEG, target, self._headers)
-            answer = await self._router.upstream.call(target, "POST", self._request.path, raw, headers)
-        except EngineLost as lost:
-            return self._lost(leg.instance, lost)
-        finally:
-            self._router.leg_ended(leg.instance)
-        answered = time.monotonic()
-        self._router.meters.leg_seconds.labels("prefill").observe(answered - started)
-        return _Said(answer, answered)
+    def _lines(self, headers: dict[str, str]) -> bytes:
+        """As in a head."""
+        if headers is not self._headers:
+            return lines(headers)
+        if not self._head:
+            self._head = lines(headers)
+        return self._head
 
-    def _stamped(self, body: Mapping[str, Any], to: InstanceId, holder: _Leg | None) -> Mapping[str, Any]:
+    def _stamped(self, body: Mapping[str, Any], to: InstanceId, holder: _PrefillLeg | None) -> Mapping[str, Any]:
         """A leg with the ticket that a guarded engine asks for. `holder`: whose blocks it is about."""
         producer, attempt = (to, self._journey.attempt) if holder is None else (holder.instance, holder.attempt)
-        epoch = self._router.view.get(producer).instance.epoch if self._router.view.knows(producer) else 0
-        transfer = TransferId(self._request.id, attempt, epoch)
-        return self._router.tickets.stamp(body, to, transfer, producer=producer)
+        return self._router.tickets.stamp(body, to, self._transfer(producer, attempt), producer=producer)
 
-    def _read_prefill(self, leg: _Leg, said: _Said | j.Lost) -> j.Event:
+    def _transfer(self, producer: InstanceId, attempt: int) -> TransferId:
+        """The name of a hold of ours there, made or not."""
+        epoch = self._router.view.get(producer).instance.epoch if self._router.view.knows(producer) else 0
+        return TransferId(self._request.id, attempt, epoch)
+
+    def prefill_over(self, leg: _PrefillLeg) -> None:
+        """Its place is free again, however it ended."""
+        self._router.losses.unwatch(leg.instance, leg)
+        self._router.leg_ended(leg.instance)
+
+    def prefill_said(self, leg: _PrefillLeg, said: _Said | j.Lost) -> None:
+        """It has ended by itself."""
+        if isinstance(said, _Said):
+            self._router.meters.leg("prefill", said.at - leg.started)
+        if self._legs.get(leg.instance) is leg:
+            del self._legs[leg.instance]
+            self._try(self._read_prefill, leg, said)
+
+    def prefill_left(self, leg: _PrefillLeg) -> None:
+        """Its instance is lost; it may yet do its work, and hold blocks for us."""
+        if self._legs.get(leg.instance) is leg:
+            del self._legs[leg.instance]
+            self._router.spawn(self._see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
+            self.feed(j.Lost("the instance was lost", by=leg.instance))
+
+    def _read_prefill(self, leg: _PrefillLeg, said: _Said | j.Lost) -> j.Event:
         newest = leg.attempt == self._journey.attempt
         fields = said if isinstance(said, j.Lost) else self._fields(said.answer)
         if not isinstance(fields, dict):
             if newest:
                 self._prompt_over(done=False)
-            return replace(fields, by=leg.instance)
+            return msgspec.structs.replace(fields, by=leg.instance)
         assert isinstance(said, _Said)
-        answer = said.answer
-        self._producer, self._prefill_answer = leg, answer
+        self._producer, self._prefill_answer = leg, said.answer
         reason = wire.first_finish_reason(fields)
         usage = fields.get("usage")
         self._prompt_over(done=newest, usage=usage if isinstance(usage, dict) else {})
         # An older leg's own times began before the stage that it ends: they are left out, and nothing is claimed.
         self._account.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
-        return j.PrefillAnswered(reason, wire.read_transfer(fields), self._read_seed(fields), by=leg.instance)
+        return j.PrefillAnswered(reason, self._transfer_in(fields), self._read_seed(fields), by=leg.instance)
+
+    def _transfer_in(self, fields: dict[str, Any]) -> wire.Transfer | None:
+        """The hold that P's answer describes; a client is told of what the first of his P had cached."""
+        transfer = wire.read_transfer(fields)
+        if transfer is None:
+            return None
+        if self._had_cached is None:
+            self._had_cached = transfer.cached_tokens
+        return transfer.at_most_cached(self._had_cached)
 
     def _fields(self, answer: Answer) -> dict[str, Any] | j.Lost | j.Refused:
         """Of P's answer."""
@@ -363,12 +629,14 @@ class Exchange:
         context = self._router.view.get(self._seat.decode).context(self._request.model)
         return has_room(self._request.body, prompt_tokens if isinstance(prompt_tokens, int) else None, context)
 
-    async def _send_seed(self) -> j.Event | None:
+    def _send_seed(self) -> None:
         assert self._seed is not None
-        self._router.meters.first_byte_seconds.observe(time.monotonic() - self._request.arrived)
+        if self.reply.outlet.gone:
+            return  # this very moment: his connection will say so
+        self._router.meters.first_byte(time.monotonic() - self._request.arrived)
         self._router.meters.seeds.inc()
         self._account.seeds()
-        return await self._reply.give(self._seed)
+        self.reply.give(self._seed)
 
     def _refused(self, answer: Answer) -> j.Lost | j.Refused:
         """4xx is the client's to read; 5xx is the engine's fault, and another engine may do better."""
@@ -380,59 +648,76 @@ class Exchange:
         self._refusal = answer
         return j.Refused(answer.status)
 
-    def _lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost:
+    def engine_lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost:
+        """What a broken leg is to the journey."""
         if not lost.reached:
             self._router.unreachable(instance)
         logger.warning("%s: %s lost: %s", self._request.id, instance, lost)
         return j.Lost(str(lost), untouched=not lost.reached)
 
+    async def _outlast(self, leg: _PrefillLeg) -> None:
+        """Another has answered: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it."""
+        done, _ = await asyncio.wait({leg.said()}, timeout=j.PATIENCE_S)
+        if not done and self._router.view.knows(leg.instance):
+            await self._cancel_prefill(leg.instance)
+        await self._see_out(leg, j.CANCEL_WAIT_S)
+
+    async def _see_out(self, leg: _PrefillLeg, wait_s: float) -> None:
+        """A leg that nobody waits for may yet do its work, and hold blocks for us. To cut it off races with that."""
+        try:
+            done, _ = await asyncio.wait({leg.said()}, timeout=wait_s)
+            said = leg.said().result() if done else None
+            transfer = _hold_in(said.answer) if isinstance(said, _Said) else None
+            if transfer is not None:
+                await self._release(InstanceId(""), transfer, leg)
+        finally:
+            leg.cut()
+
     async def _cancel_prefill(self, instance: InstanceId) -> None:
         """vLLM aborts by its own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
         engine_id = f"chatcmpl-{self._request.id}" if self._request.path == CHAT else f"cmpl-{self._request.id}-0"
+        if not self._router.view.knows(instance):
+            return
         target = self._router.view.get(instance).instance
         await self._router.upstream.abort(target, (engine_id,), self._headers)
 
-    async def _answer_from_prefill(self) -> None:
+    def _answer_from_prefill(self) -> None:
         assert self._prefill_answer is not None
         answer = wire.without_transfer(msgspec.json.decode(self._prefill_answer.body))
-        await self._reply.respond(200, msgspec.json.encode(answer))
+        self.reply.respond(200, msgspec.json.encode(answer))
 
     # -- the answering leg --
 
-    async def _send_decode(self, effect: j.SendDecode) -> j.Event | None:
+    def _send_decode(self, effect: j.SendDecode) -> j.Event | None:
         instance, transfer = effect.instance, effect.transfer
-        if self._journey.state is not j.State.OPENING:
-            return None  # the client left while his first token was written
-        away = self._router.desk.turned_away(instance)
+        router = self._router
+        away = router.desk.turned_away(instance)
         if away is not None:
             return away
         self._way = "handoff" if transfer is not None else "whole"
-        leg = wire.decode_body(self._request.body, transfer, effect.first_token)
-        body = self._stamped(leg, instance, self._producer if transfer is not None else None)
+        fields = wire.decode_body({}, transfer, effect.first_token)
+        if fields:
+            fields = self._stamped(fields, instance, self._producer if transfer is not None else None)
+        body = spliced(self._request.raw, fields)
         self._occupy(instance)
-        started = time.monotonic()
-        if transfer is None and not self._request.stream:
-            self._presume(started)
-        opening = self._router.spawn(
-            self._open_decode(instance, msgspec.json.encode(body), pulls=transfer is not None),
-            f"decode-{self._request.id}",
-        )
-        try:
-            event = await self._opened(opening, instance)
-        finally:
-            opening.cancel()
-        if not isinstance(event, j.Opened):
-            self._close_decode()
-        elif transfer is not None:
-            self._router.view.pair_met(transfer.producer, instance)
-        self._router.meters.leg_seconds.labels("decode").observe(time.monotonic() - started)
-        return event
+        leg = self._answer = _AnswerLeg(self, instance, "" if transfer is None else transfer.producer)
+        if transfer is None and not self.streams:
+            self._presume(leg.started)
+        target = router.view.get(instance).instance
+        pulls = transfer is not None
+        stage = Stage.DECODE_LEG if pulls else Stage.WHOLE_LEG
+        headers = self._lines(self._account.sends(stage, target, self._headers))
+        silence_s = router.config.stall_s if self.streams else 0.0
+        router.losses.watch(instance, leg, leg.left)
+        # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
+        leg.http = router.legs.send(target.url, self._request.path, headers, body, leg, once=pulls, silence_s=silence_s)
+        return None
 
     def _presume(self, now: float) -> None:
         """Nobody says when the prompt of an answer in one piece is computed: it is when that was foretold."""
         if self._taken is not None and self._seat.ttft_ms > 0:
             left_s = self._request.arrived + self._seat.ttft_ms / 1000 - now
-            self._presumed = asyncio.get_running_loop().call_later(max(0.0, left_s), self._presume_over)
+            self._presumed = self._router.loop.call_later(max(0.0, left_s), self._presume_over)
 
     def _presume_over(self) -> None:
         self._router.desk.prompt_over(self._seat, time.monotonic(), done=False)
@@ -442,53 +727,72 @@ class Exchange:
         if self._presumed is not None:
             self._presumed.cancel()
 
-    async def _opened(self, opening: asyncio.Task[j.Event], instance: InstanceId) -> j.Event:
-        lost = self._router.losses.of(instance)
-        legs: set[asyncio.Future[Any]] = {opening, lost}
-        done: set[asyncio.Future[Any]] = set()
-        while not done and self._seconds_left() != 0:  # uvloop's timers fire up to a millisecond early
-            done, _ = await asyncio.wait(legs, timeout=self._seconds_left(), return_when=asyncio.FIRST_COMPLETED)
-        if opening in done:
-            return opening.result()
-        return j.Lost("the instance was lost") if lost in done else j.Tick()
+    def answer_began(self, leg: _AnswerLeg) -> None:
+        """The first bytes of a stream with a good status are here."""
+        if leg is self._answer:
+            self._try(self._opened, leg, self._first_event(leg))
 
-    async def _open_decode(self, instance: InstanceId, body: bytes, *, pulls: bool) -> j.Event:
-        """Send, and wait until the status is true: the whole body, or the first event of a stream.
+    def _first_event(self, leg: _AnswerLeg) -> j.Event | None:
+        first = leg.pieces
+        return j.Lost(first[6:200].decode(errors="replace")) if first.startswith(ERROR_EVENT) else None
 
-        A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
-        """
-        target = self._router.view.get(instance).instance
-        stream = self._request.stream
-        headers = self._account.sends(Stage.DECODE_LEG if pulls else Stage.WHOLE_LEG, target, self._headers)
-        try:
-            response = await self._router.upstream.open(
-                target, "POST", self._request.path, body, headers, stream=stream, once=pulls
-            )
-            self._answer = response
-            if response.status != 200 or not stream:
-                self._answer = answer = await read(response)
-                return self._begins() if answer.status == 200 else self._refused(answer)
-            self._first_chunk = await next_chunk(response)
-        except EngineLost as lost:
-            return self._lost(instance, lost)
-        if not self._first_chunk:
+    def answer_ended(self, leg: _AnswerLeg) -> None:
+        """All of it is here."""
+        if leg is not self._answer:
+            return
+        if leg.relays:
+            self._try(self.reply.ended)
+        else:
+            self._try(self._opened, leg, self._read_whole(leg))
+
+    def _read_whole(self, leg: _AnswerLeg) -> j.Event | None:
+        if leg.status == 200 and self.streams:
             return j.Lost("the stream ended before its first token")
-        if self._first_chunk.startswith(ERROR_EVENT):
-            return j.Lost(self._first_chunk[6:200].decode(errors="replace"))
-        return self._begins()
+        answer = Answer(leg.status, leg.content_type, leg.pieces)
+        if answer.status != 200:
+            return self._refused(answer)
+        self._whole = answer
+        return None
 
-    def _begins(self) -> j.Opened:
+    def answer_lost(self, leg: _AnswerLeg, lost: EngineLost) -> None:
+        """It broke off."""
+        if leg is not self._answer:
+            return
+        if leg.relays:
+            self._try(self.reply.lost, str(lost))
+        else:
+            self._try(self._opened, leg, self.engine_lost(leg.instance, lost))
+
+    def answer_left(self, leg: _AnswerLeg) -> None:
+        """Its instance is lost."""
+        if leg is self._answer and leg.opening:
+            self._try(self._opened, leg, j.Lost("the instance was lost"))
+
+    def _opened(self, leg: _AnswerLeg, failure: j.Event | None) -> j.Event:
+        """Its status is known: it begins to answer, or it has failed."""
+        leg.opening = False
+        self._router.losses.unwatch(leg.instance, leg)
+        self._router.meters.leg("decode", time.monotonic() - leg.started)
+        if leg.pulled and self._producer is not None and isinstance(failure, j.Lost | None):
+            because = None if failure is None else failure.because
+            self._router.meters.pulled(self._producer.instance, leg.instance, because)
+        if failure is not None:
+            self._close_decode()
+            return failure
+        if leg.pulled:
+            self._router.view.pair_met(leg.pulled, leg.instance)
         self._presume_no_more()
-        if self._request.stream or self._seat.wanted.prefill_only:  # else all of the answer is here, and says no time
+        if self.streams or self._seat.wanted.prefill_only:  # else all of the answer is here, and says no time
             self._router.desk.opened(self._seat, time.monotonic())
             self._router.call(self._router.desk.room())
-        self._account.opened(spoken=self._reply.first_out)
+        self._account.opened(spoken=self.reply.first_out)
         return j.Opened()
 
     def _close_decode(self) -> None:
-        if isinstance(self._answer, aiohttp.ClientResponse):
-            self._answer.close()
-        self._answer = None
+        leg, self._answer, self._whole = self._answer, None, None
+        if leg is not None:
+            self._router.losses.unwatch(leg.instance, leg)
+            leg.close()
         self._presume_no_more()
         self._occupy(None)
 
@@ -496,23 +800,54 @@ class Exchange:
         """Count our answering leg at this instance, and nowhere else."""
         self._router.call(self._router.desk.occupy(self._seat, instance))
 
-    async def _relay(self) -> j.Event:
+    def _relay(self) -> j.Event | None:
         if not self._relayed and self._seed is None:
-            self._router.meters.first_byte_seconds.observe(time.monotonic() - self._request.arrived)
+            self._router.meters.first_byte(time.monotonic() - self._request.arrived)
         self._relayed = True
-        if isinstance(self._answer, Answer):
-            await self._reply.respond(200, self._answer.body, self._answer.content_type)
+        if self._whole is not None:
+            self.reply.respond(200, self._whole.body, self._whole.content_type)
             return j.Ended()
-        assert self._answer is not None
-        if self._verdict.resumable:
-            limit_silence(self._answer, self._router.config.stall_s * j.TURN)
-        return await self._reply.relay(self._answer, self._first_chunk)
+        leg = self._answer
+        assert leg is not None
+        leg.relays = True
+        if leg.http is not None and self._verdict.resumable:
+            leg.http.limit_silence(self._router.config.stall_s * j.TURN)
+        if leg.http is not None:
+            leg.http.chunk = self.reply.pass_on
+        if leg.http is not None and self.reply.outlet.full:
+            leg.http.pause()
+        return self.reply.relay(leg.content_type, leg.cache_control) or self.reply.feed(leg.pieces)
+
+    def passed_on(self, event: object) -> None:
+        """A chunk has told of this."""
+        assert isinstance(event, j.Lost)
+        self.feed(event)
+
+    def relayed(self, data: bytes) -> None:
+        """More of the stream."""
+        self._try(self.reply.feed, data)
 
     # -- the end --
 
-    async def _release(self, via: InstanceId, transfer: wire.Transfer, holder: _Leg) -> j.Event:
-        """Have D tell P to free this hold, or, where D does not answer, another one."""
-        done = await self._reject(via, transfer, holder)
+    def _fail(self, error: ApiError) -> None:
+        self._shed = error.retry_after_s is not None
+        body = msgspec.json.encode(error.body())
+        self.reply.respond(error.status, body, retry_after_s=error.retry_after_s)
+
+    def _begin_release(self, via: InstanceId, transfer: wire.Transfer) -> None:
+        assert self._producer is not None
+        releasing = self._release(via, transfer, self._producer)
+        self._releasing = self._router.spawn(releasing, f"release-{self._request.id}")  # it may go on meanwhile
+        self._releasing.add_done_callback(self._released)
+
+    def _released(self, task: asyncio.Task[j.Event]) -> None:
+        if task is self._releasing:
+            failed = task.cancelled() or task.exception() is not None
+            self.feed(j.Released(ok=False) if failed else task.result())
+
+    async def _release(self, via: InstanceId, transfer: wire.Transfer, holder: _PrefillLeg) -> j.Event:
+        """Give this hold up by its name; else have D tell P to free it, or, where D does not answer, another one."""
+        done = await self._give_up(transfer, holder) or await self._reject(via, transfer, holder)
         if not done:
             other = self._router.desk.speaks_for(holder.instance, via)
             done = other is not None and await self._reject(other, transfer, holder)
@@ -521,7 +856,20 @@ class Exchange:
             logger.warning("%s: a hold of %d tokens is left to its lease", self._request.id, transfer.tokens)
         return j.Released(done)
 
-    async def _reject(self, via: InstanceId, transfer: wire.Transfer, holder: _Leg) -> bool:
+    async def _give_up(self, transfer: wire.Transfer, holder: _PrefillLeg) -> bool:
+        """Where P has told the name we gave it, it has Baton's connector, and with a guard a place to say so."""
+        name = transfer.fields.get(wire.TRANSFER)
+        if not isinstance(name, str) or not self._router.view.knows(holder.instance):
+            return False
+        body = msgspec.json.encode(self._stamped(wire.release_by_name(name), holder.instance, holder))
+        target = self._router.view.get(holder.instance).instance
+        try:
+            answer = await self._router.upstream.say(target, wire.RELEASE_PATH, body, self._headers)
+        except EngineLost:
+            return False
+        return answer.status == 200
+
+    async def _reject(self, via: InstanceId, transfer: wire.Transfer, holder: _PrefillLeg) -> bool:
         """Have it reject a leg for this hold. To a producer it has never met, D's first word only starts a handshake,
         and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
         """
@@ -531,7 +879,7 @@ class Exchange:
             done = await self._reject_once(via, transfer, holder)
         return done
 
-    async def _reject_once(self, via: InstanceId, transfer: wire.Transfer, holder: _Leg) -> bool:
+    async def _reject_once(self, via: InstanceId, transfer: wire.Transfer, holder: _PrefillLeg) -> bool:
         if not self._router.view.knows(via):
             return False
         body = msgspec.json.encode(self._stamped(wire.release_body(transfer), via, holder))
@@ -553,17 +901,29 @@ class Exchange:
     def _finish(self, outcome: str) -> None:
         self._presume_no_more()
         tokens = self._count_tokens()
-        cut_off = outcome != "served" or self._reply.cut_off
+        cut_off = outcome != "served" or self.reply.cut_off
         here = None if self._resumed else tokens  # made by two engines they say nothing about either's speed
-        self._router.call(self._router.desk.finish(self._seat, time.monotonic(), here, cut_off=cut_off))
-        self._router.line.forget(self._seat)
+        now = time.monotonic()
+        router = self._router
+        said = self._engine_said(here)
+        router.call(router.desk.finish(self._seat, now, here, cut_off=cut_off, engine_ms=said))
+        self._forget()
         outcome = SHED if self._shed else outcome
-        seconds = time.monotonic() - self._request.arrived
-        self._router.meters.requests.labels(self._request.path, self._way, outcome).inc()
-        self._router.meters.request_seconds.observe(seconds)
-        self._router.meters.broken_seams.inc(self._reply.broken_seams)
+        router.meters.ended(self._request.path, self._way, outcome, now - self._request.arrived)
+        if self.reply.broken_seams:
+            router.meters.broken_seams.inc(self.reply.broken_seams)
         self._account.finish(outcome, self._seat, tokens)
-        logger.debug("%s: %s, %s, %.3f s", self._request.id, self._way, outcome, seconds)
+        if self.reply.outlet.exchange is self:  # nobody has told him an end: better none than to wait for ever
+            self.reply.outlet.abort()
+
+    def _engine_said(self, tokens: int | None) -> tuple[float, float] | None:
+        """Of an answer in one piece: what its prompt took, if the same engine computed it, and each later token, ms."""
+        times = self._account.times
+        if self.streams or times is None or not tokens:
+            return None
+        after_s = times.generation_s or 0.0
+        prompt_ms = 0.0 if self._presumed is None else times.first_s * 1000
+        return prompt_ms, after_s * 1000 / (tokens - 1) if tokens > 2 else 0.0
 
     def _count_tokens(self) -> int | None:
         """Of the answer: as its engine has counted them, else by the events that went through."""
@@ -573,7 +933,7 @@ class Exchange:
         if usage and self._sent:  # no P has said it
             self._seat.wanted = intake.told(self._seat.wanted, self._taken, usage)
             self._report_cached(intake, cached_in(usage))
-        tokens, answers = answer_tokens(usage) or self._reply.tokens(), self._request.body.get("n")
+        tokens, answers = answer_tokens(usage) or self.reply.tokens(), self._request.body.get("n")
         return tokens // answers if tokens and isinstance(answers, int) and answers > 1 else tokens
 
 

@@ -93,7 +93,7 @@ class Foresight:
             variance=wanted.output_variance,
             tpot_ms=wanted.tpot_ms or math.inf,
         )
-        booking.cached_tokens = prices.cached.get(prompt_row, 0)
+        booking.cached_tokens = prices.cached_at(prompt_row)
         ms, stall_ms = float(prices.prompt[prompt_row]), float(prices.stall[prompt_row])
         book.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         if answer_row != prompt_row:
@@ -130,11 +130,20 @@ class Foresight:
             self._fleet.book.opened(expected.booking, now)
 
     def ended(
-        self, expected: Expected, wanted: Wanted, now: float, tokens: int | None, *, cut_off: bool = False
+        self,
+        expected: Expected,
+        wanted: Wanted,
+        now: float,
+        tokens: int | None,
+        *,
+        cut_off: bool = False,
+        engine_ms: tuple[float, float] | None = None,
     ) -> None:
-        """It is over, after so many tokens; None: nobody has counted them."""
+        """It is over, after so many tokens; None: nobody has counted them. `engine_ms`: see `Desk.finish`."""
         booking = expected.booking
         if booking is not None:
+            if engine_ms is not None:
+                self._fleet.book.told(booking, now, *engine_ms)
             row = booking.decode_row
             if row >= 0 and self._fleet.prefixes is not None:
                 self._fleet.prefixes.used(row, wanted.prefix, now)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -31,7 +31,7 @@ class Histograms(Collector):
         self._name: Final = name
         self._told: Final = told
         self._labels: Final = tuple(labels)
-        self._bounds: Final = tuple(bounds)
+        self._bounds: Final = list(bounds)
         self._counts: Final[dict[tuple[str, ...], list[int]]] = {}
         self._sums: Final[dict[tuple[str, ...], float]] = {}
         registry.register(self)
@@ -45,6 +45,10 @@ class Histograms(Collector):
         counts[bisect_left(self._bounds, value)] += 1
         self._sums[labels] += value
 
+    def sums(self) -> dict[tuple[str, ...], float]:
+        """Of all values, by labels."""
+        return dict(self._sums)
+
     def collect(self) -> Iterable[HistogramMetricFamily]:
         """What Prometheus reads."""
         family = HistogramMetricFamily(self._name, self._told, labels=self._labels)
@@ -52,6 +56,28 @@ class Histograms(Collector):
         for labels, counts in self._counts.items():
             buckets = list(zip(limits, accumulate(counts), strict=True))
             family.add_metric(labels, buckets, self._sums[labels])
+        yield family
+
+
+class Counts(Collector):
+    """One counter with labels; as cheap."""
+
+    def __init__(self, name: str, told: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        self._name: Final = name
+        self._told: Final = told
+        self._labels: Final = tuple(labels)
+        self._counts: Final[dict[tuple[str, ...], int]] = {}
+        registry.register(self)
+
+    def add(self, labels: tuple[str, ...]) -> None:
+        """One more."""
+        self._counts[labels] = self._counts.get(labels, 0) + 1
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """What Prometheus reads."""
+        family = CounterMetricFamily(self._name, self._told, labels=self._labels)
+        for labels, count in self._counts.items():
+            family.add_metric(labels, count)
         yield family
 
 
@@ -67,6 +93,14 @@ class Times:
         self._tt2t: Final = one("tt2t", "First token's way out to the second's; streams.")
         told = "Parts of a sum (ttft, tt2t, answer) that there were, its residual among them."
         self._parts: Final = one("part", told, "sum", "part", more=_OWN_SECONDS)
+
+    def parts_of_ttft(self) -> dict[str, float]:
+        """Seconds that went into each part of first tokens' times, since the process began."""
+        found: dict[str, float] = {}
+        for (name, part, _), seconds in self._parts.sums().items():
+            if name == "ttft":
+                found[part] = found.get(part, 0.0) + seconds
+        return found
 
     def observe(self, timing: Timing) -> None:
         """One request."""

@@ -21,8 +21,9 @@ It does not know HTTP, instances' load, or time other than `now`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from cluster.errors import ApiError, deadline_passed, no_instance, shed, upstream_failed
 from cluster.ids import InstanceId
@@ -46,8 +47,7 @@ class State(StrEnum):
 # --- events: what happened -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True):
     """The policy's answer. Both set: hand over. Only `decode`: run whole there. None: nobody can, or `wait`."""
 
     prefill: InstanceId | None
@@ -59,13 +59,11 @@ class Chosen:
     """It is refused, as its class wants it where a promise cannot be kept; worth sending again in so many seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetChanged:
+class FleetChanged(msgspec.Struct, frozen=True):
     """An instance came, recovered, or has a place again."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillAnswered:
+class PrefillAnswered(msgspec.Struct, frozen=True):
     """P finished its leg."""
 
     finish_reason: str | None
@@ -76,8 +74,7 @@ class PrefillAnswered:
     """Whose leg; None: the one that was sent last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """The engine answered with an error status that is the client's to read (4xx)."""
 
     status: int
@@ -85,8 +82,7 @@ class Refused:
     """Of a prefill leg: whose; None: the one that was sent last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """The leg failed for a reason that is not the client's: no connection, 5xx, stall, a broken stream."""
 
     because: str
@@ -98,30 +94,25 @@ class Lost:
     """Of a prefill leg: whose; None: the one that was sent last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """The answering engine has begun its answer: the first event of a stream is here, or the whole body."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """The answer was relayed to its last byte."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLeft:
+class ClientLeft(msgspec.Struct, frozen=True):
     """The client closed its connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """The release was carried out, or could not be (then the lease ends the hold)."""
 
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """The time `next_wakeup` asked for has come."""
 
 
@@ -131,8 +122,7 @@ Event = Chosen | FleetChanged | PrefillAnswered | Refused | Lost | Opened | Ende
 # --- effects: what the driver must do --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Choose:
+class Choose(msgspec.Struct, frozen=True):
     """Ask the policy; answer with `Chosen`. `excluded` have failed this request already."""
 
     excluded: frozenset[InstanceId]
@@ -142,26 +132,22 @@ class Choose:
     is none, all stays as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitFleet:
+class AwaitFleet(msgspec.Struct, frozen=True):
     """Wait in line; answer with `FleetChanged` when it is worth asking again."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendPrefill:
+class SendPrefill(msgspec.Struct, frozen=True):
     """Start the prefill leg; answer with `PrefillAnswered`, `Refused` or `Lost`."""
 
     instance: InstanceId
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class SendSeed:
+class SendSeed(msgspec.Struct, frozen=True):
     """Give the client P's first token; answer only if he has left."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendDecode:
+class SendDecode(msgspec.Struct, frozen=True):
     """Send the client's request for its answer: with `transfer` as decode leg, without it whole."""
 
     instance: InstanceId
@@ -170,20 +156,17 @@ class SendDecode:
     """The token it must begin with."""
 
 
-@dataclass(frozen=True, slots=True)
-class CancelPrefill:
+class CancelPrefill(msgspec.Struct, frozen=True):
     """Ask P to abort the leg: it outlasted `PATIENCE_S`. Its answer must still be awaited."""
 
     instance: InstanceId
 
 
-@dataclass(frozen=True, slots=True)
-class ClosePrefill:
+class ClosePrefill(msgspec.Struct, frozen=True):
     """Stop waiting for the prefill leg: close its connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutlastPrefill:
+class OutlastPrefill(msgspec.Struct, frozen=True):
     """Nobody waits for this prefill leg any more, and no event of its is wanted. It is not cut off: see to its end as
     `CancelPrefill` and `ClosePrefill` would, after the same times, and release what it holds.
     """
@@ -191,50 +174,42 @@ class OutlastPrefill:
     instance: InstanceId
 
 
-@dataclass(frozen=True, slots=True)
-class CloseDecode:
+class CloseDecode(msgspec.Struct, frozen=True):
     """Close the connection of the answering leg: its engine aborts, and gives the hold back where there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Relay:
+class Relay(msgspec.Struct, frozen=True):
     """Pass the open answer on; answer with `Ended`, `Lost` or `ClientLeft`."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFromPrefill:
+class AnswerFromPrefill(msgspec.Struct, frozen=True):
     """P's answer is the whole answer (it ended at its first token): give it to the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardRefusal:
+class ForwardRefusal(msgspec.Struct, frozen=True):
     """Give the engine's own error answer to the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(msgspec.Struct, frozen=True):
     """Answer with an error status; nothing has been sent yet."""
 
     error: ApiError
 
 
-@dataclass(frozen=True, slots=True)
-class FailStream:
+class FailStream(msgspec.Struct, frozen=True):
     """End a stream that has begun with an SSE error event."""
 
     error: ApiError
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """Have `via` tell P to free the hold; answer with `Released`."""
 
     via: InstanceId
     transfer: Transfer
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """The journey is over. `outcome` is one of `OUTCOMES`."""
 
     outcome: str
@@ -288,8 +263,7 @@ TURN_LEAST_S = 0.1
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True)
-class Journey:
+class Journey(msgspec.Struct, kw_only=True):
     """State of one request. `begin` starts it, `handle` moves it on, `Finish` ends it."""
 
     hand_over: bool

@@ -1,61 +1,69 @@
-"""The futures behind the waiting line, and the news that an instance is lost. A shell; who is called is `waiting`'s."""
+"""Who is to be told that there may be a place, and who that an instance is lost. A shell; who is called is the desk's.
+
+Nobody is told at once, but as soon as the loop comes to it: who tells is often in the middle of something.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from cluster.ids import InstanceId
 
+Heard = Callable[[], None]
+
 
 class Line:
-    """One future for each who waits. A call that comes before its future is kept for it."""
+    """One callback for each who waits. A call that comes before he does is kept for him."""
 
     def __init__(self) -> None:
-        self._waiting: dict[object, asyncio.Future[None]] = {}
+        self._waiting: dict[object, Heard] = {}
+        self._called: set[object] = set()
 
-    async def wait(self, who: object, timeout_s: float | None) -> bool:
-        """Until called; False when it took longer than `timeout_s`."""
-        call = self._of(who)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await call
-        except TimeoutError:
-            return False
-        finally:
-            self._waiting.pop(who, None)
-        return True
+    def wait(self, who: object, heard: Heard) -> None:
+        """`heard` is called once, when he is."""
+        if who in self._called:
+            self._called.discard(who)
+            asyncio.get_running_loop().call_soon(heard)
+        else:
+            self._waiting[who] = heard
 
     def call(self, whom: tuple[object, ...]) -> None:
         """These are to ask again."""
         for who in whom:
-            future = self._of(who)
-            if not future.done():
-                future.set_result(None)
+            heard = self._waiting.pop(who, None)
+            if heard is None:
+                self._called.add(who)
+            else:
+                asyncio.get_running_loop().call_soon(heard)
 
     def forget(self, who: object) -> None:
         """It will not wait again."""
         self._waiting.pop(who, None)
-
-    def _of(self, who: object) -> asyncio.Future[None]:
-        if who not in self._waiting:
-            self._waiting[who] = asyncio.get_running_loop().create_future()
-        return self._waiting[who]
+        self._called.discard(who)
 
 
 class Losses:
-    """One future for each instance, done when legs on it can no longer end well: gone, down, or started anew."""
+    """Who has a leg on which instance, and is to hear when it can no longer end well: gone, down, or started anew."""
 
     def __init__(self) -> None:
-        self._futures: dict[InstanceId, asyncio.Future[None]] = {}
+        self._watching: dict[InstanceId, dict[object, Heard]] = {}
 
-    def of(self, instance: InstanceId) -> asyncio.Future[None]:
-        """The future to wait on beside a leg."""
-        if instance not in self._futures:
-            self._futures[instance] = asyncio.get_running_loop().create_future()
-        return self._futures[instance]
+    def watch(self, instance: InstanceId, who: object, heard: Heard) -> None:
+        """`heard` is called when it is lost, once."""
+        watching = self._watching.get(instance)
+        if watching is None:
+            watching = self._watching[instance] = {}
+        watching[who] = heard
+
+    def unwatch(self, instance: InstanceId, who: object) -> None:
+        """The leg has ended."""
+        watching = self._watching.get(instance)
+        if watching is not None:
+            watching.pop(who, None)
 
     def announce(self, instance: InstanceId) -> None:
-        """Everybody who waits on it hears now; later legs wait on a new one."""
-        future = self._futures.pop(instance, None)
-        if future is not None and not future.done():
-            future.set_result(None)
+        """Everybody who watches it hears of it."""
+        loop = asyncio.get_running_loop()
+        for heard in self._watching.pop(instance, {}).values():
+            loop.call_soon(heard)

@@ -31,6 +31,8 @@ _SLO_BYTES = 1100
 """As measured with `tracemalloc` on CPython 3.11, texts apart."""
 
 
+_CHOICE: Final = frozenset({"prefill", "decode", "wait", "because"})
+
 NOBODY: Final = Client()
 
 
@@ -102,6 +104,11 @@ class Story:
             "total_ms": round(timing.total_s * 1000, 3),
         }
 
+    def choice(self) -> dict[str, Any]:
+        """Where it was sent last, and why; empty where nothing was chosen yet."""
+        chosen = (fields for _, turn, fields in reversed(self._turns) if turn == "choice")
+        return {name: value for name, value in next(chosen, {}).items() if name in _CHOICE}
+
     def as_json(self, now: float) -> dict[str, Any]:
         """All of it; times in milliseconds since it arrived."""
         arrived = self.timeline.arrived
@@ -171,6 +178,12 @@ class Memory:
     def get(self, request_id: str) -> Story | None:
         """The latest with this id."""
         return self._by_id.get(request_id)
+
+    def both(self, count: int, tenant: str | None = None) -> list[Story]:
+        """Some of each: at most so many that are open, and so many that have ended; the newest first."""
+        kinds = (reversed(self._open), (story for story, _ in reversed(self._last)))
+        mine = ((story for story in kind if tenant is None or story.client.tenant == tenant) for kind in kinds)
+        return [story for kind in mine for story in islice(kind, count)]
 
     def latest(self, count: int, tenant: str | None = None) -> list[Story]:
         """The last that came and are open, then the last that ended; the newest first. `tenant`: of this one only."""

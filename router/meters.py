@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Iterable
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from cluster.ids import InstanceId
 from router.attainment import Attainment
-from router.histograms import Times
+from router.histograms import Counts, Histograms, Times
+from router.lately import Lately
+from router.pairs import Pairs
+from router.timing import Timing
 from router.view import View
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -17,7 +25,7 @@ class Meters:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
+        self._requests = Counts(
             "baton_requests",
             "Requests that ended, by way and outcome.",
             ["path", "way", "outcome"],
@@ -29,19 +37,12 @@ class Meters:
             ["status"],
             registry=self.registry,
         )
-        self.leg_seconds = Histogram(
-            "baton_leg_seconds",
-            "Prefill leg: send to answer. Decode leg: send to first byte.",
-            ["leg"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.first_byte_seconds = Histogram(
-            "baton_first_byte_seconds", "Arrival to first byte of the answer.", buckets=_SECONDS, registry=self.registry
-        )
-        self.request_seconds = Histogram(
-            "baton_request_seconds", "Arrival to last byte.", buckets=_SECONDS, registry=self.registry
-        )
+        told = "Prefill leg: send to answer. Decode leg: send to first byte."
+        self._leg_seconds = Histograms("baton_leg_seconds", told, ["leg"], _SECONDS, self.registry)
+        told = "Arrival to first byte of the answer."
+        self._first_byte_seconds = Histograms("baton_first_byte_seconds", told, [], _SECONDS, self.registry)
+        told = "Arrival to last byte."
+        self._request_seconds = Histograms("baton_request_seconds", told, [], _SECONDS, self.registry)
         self.releases = Counter(
             "baton_releases", "Holds given back without a pull, by result.", ["ok"], registry=self.registry
         )
@@ -62,21 +63,106 @@ class Meters:
         self.attainment = Attainment(self.registry)
         self.waiting = Gauge("baton_waiting_requests", "Requests in line for a place.", registry=self.registry)
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
-        self.instance_up = Gauge(
-            "baton_instance_up", "1 when the instance answers.", ["instance", "role"], registry=self.registry
-        )
-        self.instance_inflight = Gauge(
-            "baton_instance_inflight",
-            "Legs of this router running there.",
-            ["instance", "role"],
+        self._handoffs = Counts(
+            "baton_handoffs",
+            "Decode legs that pull, by result: ok when the answer began, failed when the leg came to nothing.",
+            ["result"],
             registry=self.registry,
         )
+        self.lately = Lately()
+        self.pairs = Pairs()
+        self.registry.register(_PairFailures(self.pairs))
+        self._fleet = _FleetGauges(self.registry)
 
-    def text(self, view: View, waiting: int) -> bytes:
-        """Prometheus text, with the fleet's gauges and the line's brought up to date."""
+    def leg(self, leg: str, seconds: float) -> None:
+        """A prefill leg was answered, or an answering one has begun or failed, so long after it was sent."""
+        self._leg_seconds.observe((leg,), seconds)
+
+    def first_byte(self, seconds: float) -> None:
+        """An answer begins, so long after its request came."""
+        self._first_byte_seconds.observe((), seconds)
+
+    def ended(self, path: str, way: str, outcome: str, seconds: float) -> None:
+        """A request is over."""
+        self._requests.add((path, way, outcome))
+        self._request_seconds.observe((), seconds)
+
+    def over(self, now: float, outcome: str, timing: Timing, tpot_ms: float | None) -> None:
+        """A request has ended: for the page that shows the last minutes. `now` in monotonic seconds."""
+        lately = self.lately
+        lately.ended(now, outcome)
+        if outcome != "served":
+            return
+        if timing.ttft is not None:
+            lately.took(now, "ttft", timing.ttft.total_s)
+        if timing.tt2t is not None:
+            lately.took(now, "tt2t", timing.tt2t.total_s)
+        if tpot_ms is not None:
+            lately.took(now, "tpot", tpot_ms / 1000)
+
+    def pulled(self, prefill: InstanceId, decode: InstanceId, failure: str | None) -> None:
+        """A decode leg that pulls from this prefill instance has begun to answer, or failed and why."""
+        self.pairs.tried(prefill, decode, failure)
+        self._handoffs.add(("ok" if failure is None else "failed",))
+
+    def text(self, view: View, waiting: int, stale_s: float = 0.0) -> bytes:
+        """Prometheus text, with the fleet's gauges and the line's brought up to date; who has left is left out."""
         self.waiting.set(waiting)
-        for seen in view.all():
-            labels = (seen.id, seen.role.value)
-            self.instance_up.labels(*labels).set(1 if seen.up else 0)
-            self.instance_inflight.labels(*labels).set(seen.inflight)
+        self._fleet.show(view, stale_s)
         return generate_latest(self.registry)
+
+
+class _PairFailures(Collector):
+    """From the pairs that are remembered: as many as these, however many names a fleet uses up."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self._pairs = pairs
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """What Prometheus reads."""
+        told = "Failed hand-overs by pair of instances; pairs that never failed are not here."
+        family = CounterMetricFamily("baton_pair_failures", told, labels=("prefill", "decode"))
+        for pair in self._pairs:
+            if pair.failed:
+                family.add_metric((pair.prefill, pair.decode), pair.failed)
+        yield family
+
+
+class _FleetGauges:
+    """What this router sees of the fleet, brought up to date at each scrape."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ["instance", "role"]
+        self._up = Gauge("baton_instance_up", "1 when the instance answers.", labels, registry=registry)
+        self._inflight = Gauge(
+            "baton_instance_inflight", "Legs of this router running there.", labels, registry=registry
+        )
+        self._quarantined = Gauge(
+            "baton_instance_quarantined",
+            "1 when an operator has set the instance aside: it gets no new legs.",
+            labels,
+            registry=registry,
+        )
+        self._stale = Gauge(
+            "baton_registry_stale_seconds",
+            "Since when the registry has not been heard; 0 while it is, or where there is none.",
+            registry=registry,
+        )
+        self._routers = Gauge("baton_routers", "Routers that share the fleet, as this one sees it.", registry=registry)
+        self._shown: set[tuple[str, str]] = set()
+
+    def show(self, view: View, stale_s: float) -> None:
+        """As it is now; who has left is left out."""
+        self._stale.set(stale_s)
+        self._routers.set(view.routers)
+        shown = set()
+        for seen in view.all():
+            labels = (str(seen.id), seen.role.value)
+            shown.add(labels)
+            self._up.labels(*labels).set(1 if seen.up else 0)
+            self._inflight.labels(*labels).set(seen.inflight)
+            self._quarantined.labels(*labels).set(1 if seen.aside else 0)
+        for labels in self._shown - shown:
+            for gauge in (self._up, self._inflight, self._quarantined):
+                gauge.remove(*labels)
+        self._shown = shown

@@ -71,6 +71,20 @@ class Match(NamedTuple):
         return found
 
 
+def rows_of(bits: int) -> int | Ints:
+    """The rows of some bits, one at least: to read and write a column at. Of one bit a number, which is quicker."""
+    if not bits & (bits - 1):
+        return bits.bit_length() - 1
+    if bits.bit_count() > _FEW:
+        packed = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+        return np.unpackbits(packed, bitorder="little").nonzero()[0]
+    found = []
+    while bits:
+        found.append(bits.bit_length() - 1)
+        bits ^= 1 << found[-1]
+    return np.array(found)
+
+
 def _unpacked(levels: list[tuple[int, int]], rows: int) -> Ints:
     """A column from many bits. No two levels have a bit in common, so that a product with the bits as 0 and 1 adds up.
 

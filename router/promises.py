@@ -107,6 +107,13 @@ def _broken(slo: SloClass, seen: Seen) -> bool:
     return any(target is not None and value > target for target, value in pairs)
 
 
+def late_by(slo: SloClass, seen: Seen) -> tuple[bool, bool]:
+    """Whether the first token came too late, and whether the others did."""
+    waited_ms = seen.e2e_ms if seen.ttft_ms is None and seen.streamed else 0.0
+    ttft_late = slo.ttft_ms is not None and (seen.ttft_ms or waited_ms) > slo.ttft_ms
+    return ttft_late, slo.tpot_ms is not None and (seen.tpot_ms or 0.0) > slo.tpot_ms
+
+
 def _in_one_piece(slo: SloClass, seen: Seen) -> str:
     """By its last token, which has until the first one's target and the others' together."""
     assert slo.ttft_ms is not None

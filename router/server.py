@@ -7,8 +7,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import aiohttp
@@ -17,35 +16,47 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from cluster import wire
-from cluster.errors import ApiError, bad_request, body_timeout, no_instance, too_large, unknown_model, upstream_failed
-from cluster.ids import InstanceId, RequestId, accept_request_id
+from cluster.errors import (
+    ApiError,
+    bad_request,
+    body_timeout,
+    deadline_passed,
+    too_large,
+    unknown_model,
+    upstream_failed,
+)
+from cluster.ids import InstanceId, accept_request_id
 from cluster.instance import Instance
 from cluster.registry.registry import Registry
-from cluster.request import Request
 from cluster.telemetry import tracing
-from router import body as bodies
 from router import exact
+from router.aliases import Aliases
 from router.clients import KEY_HEADERS, Clients
 from router.config import RouterConfig
-from router.decisions import LoggedView, logged
-from router.desk import Desk, Seat
 from router.exchange import Exchange
-from router.intake import KEY_BYTES, Intake, Taken, chunk_key
-from router.journey import Journey
+from router.generation import Generation, broken, headers_of
+from router.http.legs import Legs
+from router.intake import KEY_BYTES, Intake, chunk_key
 from router.line import Line, Losses
+from router.logged import Log, desk_of, prefixes_of, view_of
 from router.memory import Memory
 from router.meters import Meters
+from router.openapi import document
+from router.operators import Operators
+from router.paths import OUTSIDE_V1, Catalogue
 from router.policy import FORESEEING, POLICIES
-from router.policy.candidates import Wanted
-from router.prefixes import Prefixes
 from router.prober import Prober
-from router.promises import promise_of, promises_of
+from router.promises import promises_of
 from router.tickets import Tickets
-from router.upstream import EngineLost, Upstream
-from router.view import Reported, View
+from router.upstream import EngineLost, Upstream, limit_silence, say
+from router.view import Reported
 from router.watch import Watch
+from router.whole import Whole
 
 logger = logging.getLogger("baton.router")
+
+CLOSE_S = 2.0
+"""So long may what still releases holds take once the server is closed."""
 
 _Result = TypeVar("_Result")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -58,29 +69,32 @@ class Router:
         self.config = config
         self.watch = None if registry is None else Watch(registry, self._fleet_told)
         self._probes: dict[InstanceId, tuple[Instance, asyncio.Task[None]]] = {}
-        policy, log = POLICIES[config.chooses_by], config.decision_log
-        self.view = View(config.makes) if log is None else LoggedView(log, config.makes)
+        policy, write = POLICIES[config.chooses_by], config.decision_log
+        self._log = log = None if write is None else Log(write, config.chooses_by)
+        self.view = view_of(log, config.makes)
         self.meters = Meters()
         self.memory = Memory(config.explain_last)
         self.tracing = tracing("baton-router")
-        self.desk = Desk(
-            self.view,
-            policy if log is None else logged(config.chooses_by, policy, log),
-            admission=bool(config.classes),
-            foresees=policy in FORESEEING,
-        )
+        self.desk = desk_of(log, self.view, policy, admission=bool(config.classes), foresees=policy in FORESEEING)
         self.clients = Clients(config.classes, config.tenants, config.tenant_keys)
         self.promises = promises_of(config.classes)
         self.desk.shares = self.clients.shares
         self.intake = self._intake()
         if self.watch is not None:
             self.watch.desk = self.desk
-        self.upstream = Upstream(stall_s=config.stall_s)
+        self.aliases = Aliases(config.aliases)
+        self.catalogue = Catalogue()
+        self.whole = Whole(self)
+        self.upstream = Upstream()
         self.tickets = Tickets(config.ticket_keys)
         self.line = Line()
         self._looks_s = -1.0
         self.losses = Losses()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.exchanges: set[Exchange] = set()
+        """Requests that are not over."""
+        self.generation = Generation(self)
+        self.operators = Operators(self)
         for instance in config.instances:
             self.view.add(instance)
 
@@ -93,7 +107,7 @@ class Router:
         keys = self.config.ticket_keys
         secret = secrets.token_bytes(KEY_BYTES) if keys is None else keys()[0].secret
         fleet = self.view.all()
-        fleet.prefixes = Prefixes()
+        fleet.prefixes = prefixes_of(self._log)
         return Intake(fleet, self.desk.foresight, chunk_key(secret))
 
     async def start(self) -> None:
@@ -101,11 +115,21 @@ class Router:
         if self.config.ticket_keys is None:
             logger.info("tickets are off: whoever reaches an engine may start transfers there (--ticket-keys-file)")
         await self.upstream.start()
+        self.loop = asyncio.get_running_loop()
+        self.legs = Legs()
         key = self.config.engine_key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # With agents, load comes with their heartbeats: only reachability is left to ask for.
-        self._prober = Prober(self.view, self.upstream, headers, self._probed, read_metrics=self.watch is None)
+        self._prober = Prober(
+            self.view,
+            self.upstream,
+            headers,
+            self._probed,
+            read_metrics=self.watch is None,
+            catalogue=self.catalogue,
+        )
         self._probe_all()
+        self.spawn(self.operators.look_forever(), "probe-operators")
         if self.watch is not None:
             await self.watch.read()
             self.spawn(self.watch.read_forever(), "probe-registry")
@@ -122,6 +146,7 @@ class Router:
             if wanted.get(name) != instance:
                 task.cancel()
                 del self._probes[name]
+                self.catalogue.forget(name)
         for name, instance in wanted.items():
             if name not in self._probes:
                 self._probes[name] = (instance, self.spawn(self._prober.watch(instance), f"probe-{name}"))
@@ -139,16 +164,30 @@ class Router:
         """Stop probing, let what still releases holds finish for a moment, and close every connection."""
         if self.watch is not None:
             self.watch.stop()
-        ending = {task for task in self._tasks if not task.get_name().startswith("probe-")}
-        if ending:
-            await asyncio.wait(ending, timeout=2.0)
+        give_up = time.monotonic() + CLOSE_S
+        while (ending := self._ending()) or self.exchanges:
+            left_s = give_up - time.monotonic()
+            if left_s <= 0:
+                break
+            if ending:
+                await asyncio.wait(ending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(min(left_s, 0.02))
+        for exchange in list(self.exchanges):
+            exchange.stop()
         for task in self._tasks:
             task.cancel()
+        self.legs.close()
         await self.upstream.close()
+        await self.operators.close()
         if self.watch is not None:
             await self.watch.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+    def _ending(self) -> set[asyncio.Task[Any]]:
+        """Tasks that end by themselves."""
+        return {task for task in self._tasks if not task.get_name().startswith("probe-")}
 
     def spawn(self, work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
         """A task with a name and an owner; its failure is logged, never lost."""
@@ -166,7 +205,8 @@ class Router:
 
     def call(self, whom: tuple[object, ...]) -> None:
         """These are to ask for a place again; and when the desk says so, look whether there is one for anybody."""
-        self.line.call(whom)
+        if whom:
+            self.line.call(whom)
         wakeup_s = self.desk.wakeup_s
         if wakeup_s is not None and wakeup_s != self._looks_s:
             self._looks_s = wakeup_s
@@ -197,52 +237,12 @@ class Router:
     # -- endpoints --
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
-        """``/v1/completions`` and ``/v1/chat/completions``: over two instances where that is exact, else over one."""
-        tenant = _tenant_of(http)
-        client = self.clients.client(tenant, http.headers)
-        raw = await self._read_body(http)
-        arrived = time.monotonic()
-        parsed = bodies.strip(bodies.parse_json(raw, http.headers.get("Content-Type", "")), namespace=tenant)
-        self.clients.salt(tenant, parsed)
-        request = self._request(http, parsed, arrived)
-        verdict = exact.verdict(request.path, parsed)
-        hand_over = verdict.way is not exact.Way.WHOLE
-        wanted = Wanted(
-            model=bodies.model_of(parsed),
-            hand_over=hand_over,
-            prefill_only=exact.single_token(parsed),
-            tenant=tenant,
-            slo_class=client.slo_class,
-            arrived=arrived,
-        )
-        self._check_model(wanted.model)
-        seat, taken = self._take_in(wanted, request)
-        now = request.arrived
-        limit = self.config.first_token_s
-        journey = Journey(
-            hand_over=hand_over,
-            stream=request.stream,
-            deadline=now + limit,
-            deadline_s=limit,
-            stall_s=self.config.stall_s,
-            whole_deadline=now + max(limit, self.config.whole_s),
-        )
-        with self.meters.open.track_inprogress():
-            return await Exchange(self, http, request, journey, seat, verdict, client, taken).run()
+        """``/v1/completions`` and ``/v1/chat/completions``, where a connection's `Front` has not known them."""
+        return await self.generation.over_aiohttp(http, _tenant_of(http), await self._read_body(http))
 
-    def _take_in(self, wanted: Wanted, request: Request) -> tuple[Seat, Taken | None]:
-        """Its place in the desk's book, with what can be foretold of it, where anything is."""
-        promise = promise_of(self.promises, wanted.slo_class)
-        if self.intake is None:
-            return Seat(wanted, promise), None
-        taken = self.intake.take(wanted, request.path, request.body, scope=self.clients.scope(wanted.tenant))
-        seat = Seat(taken.wanted, promise)
-        seat.expected.lengths = taken.lengths
-        return seat, taken
-
-    def headers_for(self, http: web.Request) -> dict[str, str]:
+    def headers_for(self, given: Mapping[str, str]) -> dict[str, str]:
         """A client's headers that an engine may see. A key of ours is none of an engine's business: it has its own."""
-        headers = wire.forwarded_headers(http.headers)
+        headers = wire.forwarded_headers(given)
         if not self.clients.closed:
             return headers
         headers = {name: value for name, value in headers.items() if name.lower() not in KEY_HEADERS}
@@ -250,32 +250,11 @@ class Router:
             headers["Authorization"] = f"Bearer {self.config.engine_key}"
         return headers
 
-    def _request(self, http: web.Request, parsed: dict[str, Any], arrived: float) -> Request:
-        return Request(
-            id=accept_request_id(http.headers.get("X-Request-Id")) or RequestId(uuid.uuid4().hex),
-            path=http.path,
-            model=bodies.model_of(parsed) or "",
-            stream=parsed.get("stream") is True,
-            body=parsed,
-            arrived=arrived,
-        )
-
-    def _check_model(self, name: str | None) -> None:
-        known = self.view.models()
-        if name is not None and known and name not in known:
-            raise unknown_model(name[:200], known)
-
     async def relay_whole(self, http: web.Request) -> web.StreamResponse:
         """Any other path: to one instance that serves whole requests, as it is but for transfer fields."""
         tenant = _tenant_of(http)
-        raw = await self._read_body(http)
-        salt = partial(self.clients.salt, tenant) if http.path.startswith("/v1/") else None
-        clean = bodies.clean_json(raw, http.headers.get("Content-Type", ""), namespace=tenant, salt=salt)
-        chosen = self.desk.pick(Wanted(model=None, hand_over=False))
-        if chosen.decode is None:
-            raise no_instance(chosen.because)
-        instance = self.view.get(chosen.decode).instance
-        headers = self.headers_for(http)
+        instance, clean = await self.whole.place(http, tenant, await self._read_body(http))
+        headers = self.headers_for(http.headers)
         headers["X-Request-Id"] = accept_request_id(http.headers.get("X-Request-Id")) or uuid.uuid4().hex
         self.view.leg_started(instance.id)
         try:
@@ -290,7 +269,13 @@ class Router:
     async def _relay(
         self, http: web.Request, instance: Instance, body: bytes, headers: dict[str, str]
     ) -> web.StreamResponse:
-        answer = await self.upstream.open(instance, http.method, http.path_qs, body or None, headers, stream=False)
+        limit = self.config.whole_s
+        try:
+            async with asyncio.timeout(limit):
+                answer = await self.upstream.open(instance, http.method, http.path_qs, body or None, headers)
+        except TimeoutError:
+            raise deadline_passed(limit) from None
+        limit_silence(answer, self.config.stall_s)
         try:
             response = web.StreamResponse(status=answer.status)
             for name in ("Content-Type", "Cache-Control", "Content-Disposition"):
@@ -301,8 +286,8 @@ class Router:
             try:
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)
-            except aiohttp.ClientPayloadError as error:
-                logger.warning("%s broke off: %s", instance.id, error)
+            except (aiohttp.ClientPayloadError, TimeoutError) as error:
+                logger.warning("%s broke off: %s", instance.id, say(error))
                 if http.transport is not None:
                     http.transport.abort()  # a broken answer must not look like a finished one
                 return response
@@ -319,20 +304,26 @@ class Router:
 
     async def models(self, _: web.Request) -> web.Response:
         """``/v1/models``: what ready instances serve, each model once, in the engines' own words."""
+        return _json({"object": "list", "data": self._cards()})
+
+    def _cards(self) -> list[Mapping[str, Any]]:
         entries: dict[str, dict[str, object]] = {}
         for seen in self.view.all():
             for entry in seen.models_json if seen.ready else ():
                 entries.setdefault(str(entry.get("id")), entry)
-        return _json({"object": "list", "data": list(entries.values())})
+        return self.aliases.cards(entries)
 
     async def model(self, http: web.Request) -> web.Response:
         """``/v1/models/NAME``: one of them."""
         name = http.match_info["name"]
-        for seen in self.view.all():
-            for entry in seen.models_json if seen.ready else ():
-                if entry.get("id") == name:
-                    return _json(entry)
-        raise unknown_model(name[:200], self.view.models())
+        for entry in self._cards():
+            if entry.get("id") == name:
+                return _json(entry)
+        raise unknown_model(name[:200], self.aliases.names(self.view.models()))
+
+    async def openapi(self, _: web.Request) -> web.Response:
+        """``/openapi.json``: this side's paths."""
+        return web.Response(body=_OPENAPI, content_type="application/json")
 
     async def health(self, _: web.Request) -> web.Response:
         """200 as long as this process serves."""
@@ -348,49 +339,24 @@ class Router:
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus text."""
-        text = self.meters.text(self.view, len(self.desk.line))
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=self.metrics_text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def metrics_text(self) -> bytes:
+        """What `/metrics` says."""
+        stale_s = 0.0 if self.watch is None else self.watch.stale_s(time.monotonic())
+        self.meters.open.set(len(self.exchanges))
+        return self.meters.text(self.view, len(self.desk.line), stale_s)
 
     async def no_metrics_here(self, _: web.Request) -> web.Response:
         """``/metrics`` on the clients' port of a router with tenants: it names them."""
         raise ApiError(403, "PermissionDeniedError", "Metrics name tenants: they are on the admin side.")
-
-    async def explain_last(self, http: web.Request) -> web.Response:
-        """``/explain``: who is open, and the last that ended, newest first; ``?n=`` of them."""
-        given = http.query.get("n", "100")
-        if not given.isdecimal():
-            raise bad_request(f"`n` is {given[:50]!r}: give a count, as in /explain?n=20", "n")
-        now = time.monotonic()
-        latest = self.memory.latest(int(given), self._reader(http))
-        return _json({"requests": [story.line(now) for story in latest]})
-
-    async def explain(self, http: web.Request) -> web.Response:
-        """``/explain/ID``: what was decided about one request, why, and where its time went."""
-        name = http.match_info["id"]
-        story, reader = self.memory.get(name), self._reader(http)
-        if story is None or reader not in {None, story.client.tenant}:
-            kept = f"Open requests are remembered, and the last {self.memory.last_max} finished (--explain-last)"
-            message = f"No request `{name[:200]}` is known here. {kept}. Answers tell their id in X-Request-Id."
-            raise ApiError(404, "NotFoundError", message)
-        return _json(story.as_json(time.monotonic()))
-
-    def _reader(self, http: web.Request) -> str | None:
-        """Whose requests may be read: with a key its tenant's, all of them on this machine or where nobody has keys.
-
-        Raises:
-            ApiError: 401 for an unknown key, and for none from elsewhere.
-        """
-        keyless = not any(name in http.headers for name in KEY_HEADERS)
-        if not self.clients.closed or (keyless and http.remote in LOOPBACK):
-            return None
-        return self.clients.tenant(http.headers, time.monotonic())
 
     def _instances(self) -> list[dict[str, object]]:
         return [
             {
                 "id": seen.id,
                 "role": seen.role.value,
-                "state": "up" if seen.ready else seen.state if seen.up and seen.state else "down",
+                "state": seen.said_state,
                 "epoch": seen.instance.epoch,
                 "inflight": seen.inflight,
                 "running": seen.load.running,
@@ -427,23 +393,9 @@ def _json(value: object, status: int = 200) -> web.Response:
 
 
 _TENANT = web.RequestKey("tenant", str)
-_OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+_OPENAPI = msgspec.json.encode(document())
+_OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})
 """Need no key: load balancers ask them."""
-
-LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
-
-_WHOLE_PATHS = (
-    "/classify",
-    "/detokenize",
-    "/pooling",
-    "/rerank",
-    "/score",
-    "/tokenize",
-    "/v2/embed",
-    "/v2/rerank",
-    "/version",
-)
-"""What clients of vLLM's own server call outside ``/v1``. What operators call there (sleep, weights) stays closed."""
 
 _OPERATORS_ONLY = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Change one engine, not the fleet: behind a router they would make instances differ."""
@@ -457,13 +409,14 @@ def public_app(router: Router) -> web.Application:
     metrics = router.no_metrics_here if closed else router.metrics
     app.router.add_post(exact.COMPLETIONS, router.generate)
     app.router.add_post(exact.CHAT, router.generate)
+    app.router.add_get("/openapi.json", router.openapi)
     app.router.add_get("/v1/models", router.models)
     app.router.add_get("/v1/models/{name:.+}", router.model)
     for path, handler in (("/health", router.health), ("/ready", router.ready), ("/metrics", metrics)):
         app.router.add_get(path, handler)
     for path in _OPERATORS_ONLY:
         app.router.add_route("*", path, router.refuse_operator_path)
-    for path in ("/v1/{rest:.+}", *_WHOLE_PATHS):
+    for path in ("/v1/{rest:.+}", *OUTSIDE_V1):
         app.router.add_route("*", path, router.relay_whole)
     return app
 
@@ -471,10 +424,9 @@ def public_app(router: Router) -> web.Application:
 def admin_app(router: Router) -> web.Application:
     """What operators see: a port of its own, so that it can stay closed to clients."""
     app = web.Application(middlewares=[_errors(router)])
-    for path, handler in (("/health", router.health), ("/ready", router.ready), ("/metrics", router.metrics)):
+    for path, handler in (("/health", router.health), ("/ready", router.ready)):
         app.router.add_get(path, handler)
-    app.router.add_get("/explain", router.explain_last)
-    app.router.add_get("/explain/{id}", router.explain)
+    router.operators.routes(app)
     return app
 
 
@@ -493,11 +445,9 @@ def _errors(router: Router) -> Any:
             problem = _http_problem(http, error)
         except Exception:  # the per-request boundary: one broken request must not take others with it
             logger.exception("%s %s failed", http.method, http.path)
-            problem = ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
+            problem = broken()
         router.meters.rejected.labels(str(problem.status)).inc()
-        headers = {"Retry-After": "1"} if problem.status == 503 else {}
-        if problem.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
+        headers = headers_of(problem)
         if problem.status in {408, 413}:
             headers["Connection"] = "close"  # the rest of the body is not worth reading
         response = _json(problem.body(), problem.status)
@@ -512,9 +462,16 @@ def _keys(router: Router) -> Any:
 
     @web.middleware
     async def middleware(http: web.Request, handler: _Handler) -> web.StreamResponse:
-        if http.path not in _OPEN_PATHS:
-            http[_TENANT] = router.clients.tenant(http.headers, time.monotonic())
-        return await handler(http)
+        if http.path in _OPEN_PATHS:
+            return await handler(http)
+        tenant = http[_TENANT] = router.clients.tenant(http.headers, time.monotonic())
+        if http.path in exact.GENERATING_PATHS:  # an exchange counts itself
+            return await handler(http)
+        router.clients.enter(tenant, router.view.routers)
+        try:
+            return await handler(http)
+        finally:
+            router.clients.leave(tenant)
 
     return middleware
 

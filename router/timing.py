@@ -11,7 +11,6 @@ What always holds: the parts of a sum and its residual add up to its total; a pa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -110,8 +109,7 @@ def told_at_end(tail: bytes) -> Told | None:
     return told_in(event.removeprefix(b"data:")) if event.startswith(b"data:") else None
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(msgspec.Struct, frozen=True):
     """One sum, in seconds."""
 
     total_s: float
@@ -130,8 +128,7 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Where one request's time went."""
 
     way: str

@@ -1,11 +1,10 @@
-"""HTTP to engines: the only module of the router that opens connections."""
+"""HTTP to engines, but for the legs of generation (`router.http.legs`): probes, short words, whole other requests."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import aiohttp
 import msgspec
@@ -36,8 +35,7 @@ class EngineLost(Exception):
         self.reached = reached
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A complete answer of an engine."""
 
     status: int
@@ -48,8 +46,7 @@ class Answer:
 class Upstream:
     """A pool of connections to engines. One per process, closed with the server."""
 
-    def __init__(self, *, stall_s: float) -> None:
-        self._stall_s = stall_s
+    def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -72,30 +69,25 @@ class Upstream:
         path: str,
         body: bytes | None,
         headers: Mapping[str, str],
-        *,
-        stream: bool,
-        once: bool = False,
     ) -> aiohttp.ClientResponse:
         """Send a request and wait for the answer's headers. The caller reads or closes it.
 
-        With `stream`, reads stall at most `stall_s` between two chunks. A connection that is closed under the request
-        is taken for an idle one, and the request sent again; with `once` it is not: who can tell what was done with it.
+        A connection that is closed under the request is taken for an idle one, and the request sent again.
 
         Raises:
             EngineLost: no connection, or it broke before the headers.
         """
         assert self._session is not None, "start() comes first"
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._stall_s if stream else None)
         for last in (False, True):
             # A large body goes out in pieces: in one piece it would hold up every other request of this process.
             data = io.BytesIO(body) if body is not None and len(body) > PIECE_BYTES else body
             try:
                 return await self._session.request(
-                    method, instance.url + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
+                    method, instance.url + path, data=data, headers=headers, allow_redirects=False
                 )
             except aiohttp.ServerDisconnectedError as error:
                 # An idle connection that the engine closed at this very moment: once more, on a new one.
-                if last or once:
+                if last:
                     raise EngineLost(say(error), reached=True) from None
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 raise EngineLost(say(error), reached=False) from None
@@ -111,7 +103,7 @@ class Upstream:
         Raises:
             EngineLost: no connection, or it broke before the last byte.
         """
-        response = await self.open(instance, method, path, body, headers, stream=False)
+        response = await self.open(instance, method, path, body, headers)
         return await read(response)
 
     async def say(self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:

@@ -7,8 +7,8 @@ columns as well (`router.columns`), so that a choice among a thousand instances 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 import numpy as np
@@ -35,6 +35,7 @@ class InstanceView:
 
     __slots__ = (
         "_accepting",
+        "_aside",
         "_columns",
         "_credits",
         "_grant",
@@ -61,9 +62,14 @@ class InstanceView:
         self.models_json: tuple[dict[str, object], ...] = ()
         """The engine's own ``/v1/models`` entries."""
         self._models: tuple[str, ...] = ()
-        self._up, self._accepting = False, True
+        self._up, self._accepting, self._aside = False, True, ""
         self._load = _NO_LOAD
         self.inflight, self.sent, self.credits, self.grant = inflight, sent, None, None
+        self.turn(instance)
+
+    def turn(self, instance: Instance) -> None:
+        """The same incarnation, perhaps in another role."""
+        self.instance, columns = instance, self._columns
         columns.prefills[self.row], columns.decodes[self.row] = instance.role.prefills, instance.role.decodes
         columns.changed()
 
@@ -89,7 +95,26 @@ class InstanceView:
     @property
     def ready(self) -> bool:
         """Whether new legs may be sent."""
-        return self._up and self._accepting
+        return self._up and self._accepting and not self._aside
+
+    @property
+    def said_state(self) -> str:
+        """In a word, for people: up, or what it is instead."""
+        if self.ready:
+            return "up"
+        if self._aside and self._up:
+            return "quarantined"
+        return self.state if self._up and self.state else "down"
+
+    @property
+    def aside(self) -> str:
+        """Why an operator has set it aside: no new legs for it. Empty: nobody has."""
+        return self._aside
+
+    @aside.setter
+    def aside(self, value: str) -> None:
+        self._aside = value
+        self._set_ready()
 
     @property
     def up(self) -> bool:
@@ -273,10 +298,9 @@ class Fleet(Sequence[InstanceView]):
 
     def holds(self, view: InstanceView, kv_tokens: int) -> None:
         """Its engine has said how many tokens its KV cache has."""
-        capacity = self.book.speeds.capacity
-        if kv_tokens <= 0 or capacity[view.row] == kv_tokens:
+        if kv_tokens <= 0 or self.book.speeds.capacity[view.row] == kv_tokens:
             return
-        capacity[view.row] = kv_tokens
+        self.book.holds(view.row, kv_tokens)
         if self.prefixes is not None:
             self.prefixes.join(view.row, kv_tokens, view.instance.epoch)
 
@@ -313,6 +337,7 @@ class View:
         self._fleet: Final = Fleet(makes)
         self._instances: Final = self._fleet.by_id
         self._warm: set[tuple[str, InstanceId]] = set()
+        self._aside: Mapping[InstanceId, str] = {}
         self.routers = 1
         """Routers that share the fleet, this one included."""
 
@@ -322,9 +347,20 @@ class View:
         columns = self._fleet.columns
         if known is None:
             self._fleet.put(InstanceView(instance, columns))
-        elif known.instance != instance:
+        elif replace(known.instance, role=instance.role) == instance:
+            if known.instance.role is not instance.role:
+                known.turn(instance)  # what runs there runs on, what it has cached stays, and it is as fast as before
+        else:
             self._fleet.put(InstanceView(instance, columns, inflight=known.inflight, sent=known.sent))
             self._forget_handshakes(instance.id)
+        if instance.id in self._aside:
+            self._instances[instance.id].aside = self._aside[instance.id]
+
+    def set_aside(self, reasons: Mapping[InstanceId, str]) -> None:
+        """Operators want these, and no others, to get no new legs: by name, whoever has it, now or later."""
+        self._aside = dict(reasons)
+        for view in self._fleet:
+            view.aside = self._aside.get(view.id, "")
 
     def fold(self, reported: tuple[Reported, ...]) -> frozenset[InstanceId]:
         """What the whole fleet says of itself now; who is not in it has left.
@@ -335,10 +371,10 @@ class View:
         lost = {name for name in self._instances if name not in here}
         for each in reported:
             known = self._instances.get(each.instance.id)
-            if known is not None and known.instance != each.instance:
+            if known is not None and replace(known.instance, role=each.instance.role) != each.instance:
                 lost.add(each.instance.id)
             self._heard(each)
-        for gone in lost - here:
+        for gone in sorted(lost - here):  # rows are given back, and taken again, in the same order at every run
             view = self._instances[gone]
             view.accepting = False
             view.state = "gone"

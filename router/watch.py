@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from cluster.credits import local_shares
@@ -33,6 +33,7 @@ from cluster.registry.membership import (
 from cluster.registry.registry import Registry, RegistryDown
 from router.demand import demands, legs_said
 from router.desk import Desk
+from router.quarantine import Quarantine, Word
 from router.view import Reported
 
 logger = logging.getLogger("baton.router")
@@ -59,7 +60,26 @@ class Watch:
         """Whose legs and demand are announced; None: the agents give this router no grants of their own."""
         self.heard = False
         """Whether the last reading succeeded."""
+        self.heard_at: float | None = None
+        """When one last did, monotonic seconds; None: never."""
+        self._began_at = time.monotonic()
+        self.quarantine = Quarantine(self._name)
+        self.on_quarantine: Callable[[], None] = lambda: None
+        """Called when other routers say something new of who is set aside."""
         self._closed = False
+
+    @property
+    def name(self) -> InstanceId:
+        """This router's, in the registry."""
+        return self._name
+
+    def siblings(self) -> tuple[Heartbeat, ...]:
+        """The other routers, as last heard; also while the registry is away."""
+        return tuple(member.beat for member in self._routers.snapshot() if member.id != self._name)
+
+    def stale_s(self, now: float) -> float:
+        """For how long the registry has not been heard, seconds; 0 while it is."""
+        return 0.0 if self.heard else now - (self._began_at if self.heard_at is None else self.heard_at)
 
     def snapshot(self) -> Snapshot:
         """The fleet as last read."""
@@ -86,12 +106,23 @@ class Watch:
             return
         if not self.heard:
             logger.info("the registry is heard")
-        self.heard = True
+        self.heard, self.heard_at = True, now
+        self._hear_quarantine(routers)
         wall = time.time()  # noqa: TID251 - only to tell whose clock is off
         self._log(self._instances.fold(beats, now, wall))
         self._routers.fold(routers, now, wall)
         reported = tuple(_reported(member, self._name) for member in self.snapshot())
         self._on_fleet(reported, max(1, len(self._routers.snapshot())))
+
+    def _hear_quarantine(self, routers: Iterable[Heartbeat]) -> None:
+        """Those that have just left are heard, too: the next router is told by their last words."""
+        heard = [
+            self.quarantine.hear({InstanceId(name): Word(*word) for name, word in beat.quarantined.items()})
+            for beat in routers
+            if beat.id != self._name
+        ]
+        if any(heard):
+            self.on_quarantine()
 
     @staticmethod
     def _log(changes: tuple[Change, ...]) -> None:
@@ -123,6 +154,7 @@ class Watch:
             url=url,
             agent_url=admin_url,
             state=State.READY,
+            quarantined={name: (*word,) for name, word in self.quarantine.words.items()},
             sent_at=time.time(),  # noqa: TID251 - informative
         )
         if self.desk is None:

@@ -17,26 +17,30 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command
 from baton.output import announce_ready, emit, say
 from baton.registry import add_registry_arguments, open_registry
-from baton.ticket_keys import add_ticket_keys_argument, check_instance_keys, named_file
+from baton.state import state_folder
+from baton.ticket_keys import add_ticket_keys_argument, check_instance_keys, named_file, open_identity
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.telemetry import configure_logging
+from costs.memory import seqs_default
 from decode.rules import DecodeRules
 from engine.agent.agent import Agent, AgentConfig
 from engine.agent.rules import Rules
 from engine.vllm.child import Change, EngineProcess, rules_for
 from engine.vllm.hardware import find_hardware
 from engine.vllm.logfile import default_path
-from engine.vllm.spec import EngineSpec
+from engine.vllm.placement import Gpu
+from engine.vllm.spec import EngineSpec, value_of
 from engine.vllm.supervise import START_MAX_S, State
+from kvtransfer.door import PATH_BYTES_MAX
 from prefill.rules import PrefillRules
 
 FREE_PORTS = range(20000, 32000)
@@ -52,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="Hugging Face name or folder (default: the bundled tiny model)")
     add("--role", choices=[role.value for role in Role], default="both", help="its legs (default %(default)s)")
+    add("--flips", action="store_true", help="it may take another role while it runs: POST /role to its agent")
     add("--name", metavar="NAME", help="name of the instance (default: ROLE-0)")
     add("--host", default="127.0.0.1", help="address it listens on (default %(default)s)")
     add("--port", type=int, default=0, help="its port, 0 = a free one (default %(default)s)")
@@ -64,6 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu-memory-share", type=float, metavar="S", help="part of each GPU's memory, 0 to 1 (default: vLLM's)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
     add("--no-pinning", dest="pinning", action="store_false", help="load no logits processor of ours into vLLM")
+    add(
+        "--transfer", choices=["nixl", "baton"], default="nixl", help="what moves KV cache: vLLM's connector or Baton's"
+    )
+    add(
+        "--door",
+        metavar="FILE",
+        help="socket of Baton's connector (default: $XDG_STATE_HOME/baton/doors/NAME-PORT/door)",
+    )
     add("--kv-lease", type=int, metavar="SECONDS", help="how long blocks nobody pulls are kept (default: 30, CPU 120)")
     add(
         "--shutdown-timeout",
@@ -104,12 +117,25 @@ def run(args: argparse.Namespace) -> int:
     return asyncio.run(_Instance(spec, log_path, args).run())
 
 
-RULES: dict[Role, Callable[[], Rules]] = {
-    Role.PREFILL: PrefillRules,
-    Role.DECODE: DecodeRules,
-    Role.BOTH: DecodeRules,  # what it holds longest are streams
-}
-"""What each role's agent goes by."""
+def agent_rules(spec: EngineSpec) -> dict[Role, Rules]:
+    """What an agent goes by in each role; in role both as in decode: what it holds longest are streams."""
+    decode = DecodeRules(streams_max=spec.seqs_max)
+    return {Role.PREFILL: PrefillRules(), Role.DECODE: decode, Role.BOTH: decode}
+
+
+def seqs_max(vllm_args: tuple[str, ...], gpus: tuple[Gpu, ...], mine: tuple[str, ...]) -> int:
+    """Requests that an engine with these flags runs at once, on those of the machine's GPUs that are its own.
+
+    What the user says, else vLLM's default for the smallest of its GPUs; without one 256, its default there times two:
+    what is too many waits in the engine, what is too few leaves it idle.
+    """
+    ranks = value_of(vllm_args, "--data-parallel-size", "-dp")
+    said = value_of(vllm_args, "--max-num-seqs")
+    own = [gpu for gpu in gpus if not mine or gpu.id in mine]
+    each = min((seqs_default(gpu.name, gpu.memory_mib / 1024) for gpu in own), default=256)
+    if said is not None and said.isdecimal() and int(said) > 0:
+        each = int(said)
+    return each * (int(ranks) if ranks is not None and ranks.isdecimal() and int(ranks) > 0 else 1)
 
 
 class _Instance:
@@ -123,7 +149,11 @@ class _Instance:
         argv = mock_command(spec) if args.engine == "mock" else None
         self.process = EngineProcess(spec, log_path, on_change=self._pass_on, rules=rules, argv=argv)
         config = AgentConfig(host=args.agent_host or spec.host, port=args.agent_port, drain_s=args.drain_s)
-        self.agent = Agent(self.process, RULES[spec.role](), config, open_registry(args), self.tell, say)
+        rules_by_role = agent_rules(spec)
+        flips = rules_by_role if spec.flips else None
+        identity = open_identity(None if spec.ticket_keys_file is None else Path(spec.ticket_keys_file), spec.instance)
+        registry = open_registry(args)
+        self.agent = Agent(self.process, rules_by_role[spec.role], config, registry, self.tell, say, flips, identity)
 
     def _pass_on(self, change: Change) -> None:
         self.agent.engine_changed(change)
@@ -177,6 +207,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     else:
         model, served_name = (_folder_or_name(args.model), args.served_model_name) if args.model else _tiny(args)
     instance, ticket_keys = InstanceId(args.name or f"{role}-0"), named_file(args, environ)
+    port = _port(args.host, args.port, "--port")
     check_instance_keys(ticket_keys, instance)
     return EngineSpec(
         instance=instance,
@@ -186,7 +217,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         python=sys.executable,
         device="gpu" if gpus or mocked else hardware.device,
         host=args.host,
-        port=_port(args.host, args.port, "--port"),
+        port=port,
         side_channel_host=side_channel_host,
         side_channel_port=_port(side_channel_host, side_channel_port, "--side-channel-port"),
         cores=parse_cores(args.cores) if args.cores else (),
@@ -197,11 +228,25 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         max_model_len=None if args.model else TINY_TOKENS,
         kv_lease_s=args.kv_lease,
         shutdown_timeout_s=args.shutdown_timeout,
+        seqs_max=seqs_max(tuple(args.vllm_args), hardware.gpus, gpus),
+        flips=args.flips,
         pinning=args.pinning,
+        connector=args.transfer,
+        door=_door(args, instance, port),
         ticket_keys_file=None if ticket_keys is None else str(ticket_keys),
         extra_args=tuple(args.vllm_args),
         extra_env=dict(_env_pair(word) for word in args.env),
     )
+
+
+def _door(args: argparse.Namespace, instance: InstanceId, port: int) -> str:
+    """Where Baton's connector has its socket; empty without it."""
+    if args.transfer != "baton" or args.engine == "mock":
+        return ""
+    door = Path(args.door) if args.door else state_folder() / "doors" / f"{instance}-{port}" / "door"
+    if len(os.fsencode(door)) > PATH_BYTES_MAX:
+        raise UsageError(f"--door {door}: a socket's path has at most {PATH_BYTES_MAX} bytes; name a shorter one")
+    return str(door.absolute())
 
 
 def _tiny(args: argparse.Namespace) -> tuple[str, str]:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import signal
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,11 +25,12 @@ from urllib.parse import urlsplit
 import uvloop
 
 from baton.clusterfile import beside, read
+from baton.decisions_again import opened_log
 from baton.lifeline import watch_lifeline
 from baton.makes import makes_of
 from baton.output import announce_ready
 from baton.registry import add_registry_arguments, open_registry
-from baton.tenant_keys import open_tenant_keys
+from baton.tenant_keys import open_keys, open_tenant_keys
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
@@ -40,6 +41,10 @@ from cluster.telemetry import configure_logging
 from router.app import serve
 from router.config import RouterConfig
 from router.policy import POLICIES
+
+GARBAGE = 10_000
+"""Objects between two looks for reference cycles (CPython's own default is 700): finished requests make none, and
+thousands of open ones would be gone through again and again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port for clients, 0 = a free one (default 8000)")
     parser.add_argument("--admin-host", help="address of the admin side (default 127.0.0.1)")
     parser.add_argument("--admin-port", type=int, help="metrics, readiness, /explain; 0 = free (default 8001)")
+    for name, help_text in _FILES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="FILE", help=help_text)
+    parser.add_argument(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="NAME=MODEL",
+        help="another name that clients may use for a model (repeatable)",
+    )
     parser.add_argument(
         "--policy", choices=sorted(POLICIES), help="default: workload where there are classes, else least_load"
     )
@@ -104,9 +118,17 @@ _LIMITS = {
     "head_timeout_s": "a request head must arrive within this, s",
     "first_token_s": "deadline for the first token, s",
     "stall_s": "longest silence within a stream, s",
+    "client_stall_s": "a client may take nothing of what was sent to it for this long, s",
     "whole_s": "longest time to an answer that is not streamed, s",
     "drain_s": "after SIGTERM, open requests may take this long, s",
     "explain_last": "finished requests that /explain on the admin side remembers",
+}
+
+
+_FILES = {
+    "tls_cert_file": "certificate chain (PEM): clients speak TLS (default: plain HTTP)",
+    "tls_key_file": "its private key (PEM), where that is in a file of its own",
+    "admin_key_file": "SHA-256 lines of operators' keys, for the admin side from other machines (`baton key new`)",
 }
 
 
@@ -127,13 +149,17 @@ def run(args: argparse.Namespace) -> int:
         seeding=args.seeding,
         ticket_keys=None if ticket_keys is None else ticket_keys.get,
         engine_key=os.environ.get("VLLM_API_KEY") or None,
+        aliases=_aliases(args, spec),
+        **_files(args, spec),
         **({} if spec is None else _promises(spec, args.config)),
         **_settings(args, spec),
     )
     configure_logging(args.log_level)
     with ExitStack() as closing:
         if args.decision_log is not None:
-            config = replace(config, decision_log=_log(args.decision_log, closing))
+            config = replace(config, decision_log=opened_log(args.decision_log, "--decision-log", closing))
+        gc.freeze()  # what was imported stays
+        gc.set_threshold(GARBAGE, 10, 10)
         uvloop.run(_serve(config, open_registry(args), as_json=args.json, lifeline=args.lifeline))
     return 0
 
@@ -157,6 +183,29 @@ def _settings(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
     }
 
 
+def _aliases(args: argparse.Namespace, spec: Spec | None) -> dict[str, str]:
+    """Other names for models, the file's and the flags'."""
+    said = {} if spec is None else {alias: model.api_name for model in spec.models for alias in model.aliases}
+    for given in args.alias:
+        alias, separator, model = given.partition("=")
+        if not separator or not alias or not model:
+            raise UsageError(f"--alias {given}: write NAME=MODEL")
+        said[alias] = model
+    return said
+
+
+def _files(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
+    """Certificate and operators' keys: by flags, else as the cluster file names them, relative to it."""
+    found: dict[str, str | None] = {name: getattr(args, name) for name in _FILES}
+    if spec is not None:
+        for name in _FILES:
+            said = getattr(spec.router, name)
+            if found[name] is None and said is not None:
+                found[name] = str(beside(args.config, said))
+    admin = found.pop("admin_key_file")
+    return {**found, "admin_keys": None if admin is None else open_keys("--admin-key-file", Path(admin))}
+
+
 def _promises(spec: Spec, file: str) -> dict[str, Any]:
     """Who may use it, and what they are promised."""
     return {
@@ -165,13 +214,6 @@ def _promises(spec: Spec, file: str) -> dict[str, Any]:
         "tenant_keys": open_tenant_keys(spec, file),
         "makes": makes_of(spec),
     }
-
-
-def _log(path: Path, closing: ExitStack) -> Callable[[bytes], object]:
-    try:
-        return closing.enter_context(path.open("wb")).write
-    except OSError as error:
-        raise UsageError(f"--decision-log {path}: {error.strerror}") from None
 
 
 def instances(args: argparse.Namespace) -> list[Instance]:

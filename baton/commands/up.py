@@ -19,6 +19,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from baton.clusterfile import beside, read
 from baton.fleet import Fleet, Front
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--admin-port", type=int, help="metrics and readiness, 0 = a free one (default 8001)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
     add("--engine", choices=["vllm", "mock"], default="vllm", help="mock: no model at all (default %(default)s)")
+    add("--transfer", choices=["nixl", "baton"], help="what moves KV cache: vLLM's connector or Baton's (default nixl)")
     add("--cluster", metavar="NAME", help=f"for `baton status` and `down` (default {DEFAULT_CLUSTER})")
     add(
         "--demo",
@@ -75,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as closing:
         registry = closing.enter_context(_registry(args, spec, cluster))
         wanted = _with_ticket_keys(args, wanted, front, registry, closing)
+        wanted = _with_doors(wanted, closing)
         planned = place(wanted, find_hardware())
         running = Running(
             cluster=cluster,
@@ -97,7 +100,7 @@ def _spec(args: argparse.Namespace) -> Spec | None:
     """
     if args.model is None or not args.model.endswith(FILE_ENDINGS):
         return None
-    for name in (*FLAGS_OF_ROLES, "served_model_name"):
+    for name in (*FLAGS_OF_ROLES, "served_model_name", "transfer"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} beside a cluster file: say it in {args.model}")
     return read(args.model).usable()
@@ -107,7 +110,8 @@ def _from_flags(args: argparse.Namespace) -> list[Wanted]:
     given = {role: getattr(args, role.value) for role in Role}
     defaults = {Role.PREFILL: 1, Role.DECODE: 1, Role.BOTH: 0}
     counts = {role: defaults[role] if count is None else count for role, count in given.items()}
-    return from_counts(counts, args.model, args.served_model_name, args.vllm_args)
+    wanted = from_counts(counts, args.model, args.served_model_name, args.vllm_args)
+    return [replace(each, connector=args.transfer or "nixl") for each in wanted]
 
 
 def _front(args: argparse.Namespace, spec: Spec | None) -> Front:
@@ -144,6 +148,14 @@ def _with_ticket_keys(
     router, engines = closing.enter_context(files_for([each.name for each in wanted], fleet))
     front.ticket_keys_file = str(router)
     return [replace(each, ticket_keys_file=str(engines[each.name])) for each in wanted]
+
+
+def _with_doors(wanted: list[Wanted], closing: ExitStack) -> list[Wanted]:
+    """A private folder for the sockets of engines with Baton's connector: short, for a socket's path is."""
+    if all(each.connector != "baton" or each.engine == "mock" for each in wanted):
+        return wanted
+    folder = closing.enter_context(TemporaryDirectory(prefix="baton-", ignore_cleanup_errors=True))
+    return [replace(each, door=f"{folder}/{each.name}/door") for each in wanted]
 
 
 def _registry(args: argparse.Namespace, spec: Spec | None, cluster: str) -> RegistryChild | RegistryElsewhere:

@@ -9,11 +9,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cluster.errors import EngineFailed, UsageError
+from cluster.instance import Role
 from cluster.registry.membership import BEAT_EVERY_S, Heartbeat, Kind, Membership
 from cluster.registry.membership import State as MemberState
 from cluster.registry.registry import Refused, Registry, RegistryDown
@@ -28,6 +30,7 @@ from engine.agent.machine import (
     LoadRead,
     Publish,
     ResumeAsked,
+    RoleAsked,
     RoutersHeard,
     Say,
     State,
@@ -36,13 +39,18 @@ from engine.agent.machine import (
     Tick,
 )
 from engine.agent.rules import Rules
+from engine.agent.transfers import Transfers
 from engine.vllm.child import Change, EngineProcess
 from engine.vllm.probe import Probe, Unwell
+from kvtransfer.seal import Identity
 
 logger = logging.getLogger("baton.agent")
 
 LOOK_EVERY_S = 0.5
 """Between two readings of the engine's metrics: what heartbeats say is never older than this and one heartbeat."""
+
+MODELS_EVERY_LOOKS = 20
+"""LoRA adapters are loaded and unloaded while an engine runs: its models are asked for again every ten seconds."""
 
 CLAIM_ATTEMPTS_S = 2.5
 """A taken name is asked for during this many ttls: that of an agent that was killed is free after one."""
@@ -71,13 +79,16 @@ class Agent:
         registry: Registry | None,
         tell: Callable[[Change], None],
         say: Callable[[str], None],
+        flips: Mapping[Role, Rules] | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.engine = engine
         self.spec = engine.spec
         self.config = config
         self.registry = registry
-        self.machine = AgentMachine(name=self.spec.instance, rules=rules)
+        self.machine = AgentMachine(name=self.spec.instance, rules=rules, role=self.spec.role, flips=flips or {})
         self.url = ""
+        self._identity = identity
         self._tell = tell
         self._say = say
         self._id = secrets.token_hex(8)
@@ -138,7 +149,24 @@ class Agent:
 
     def _works(self) -> list[tuple[Coroutine[Any, Any, None], str]]:
         works = [(self._follow_engine(), "news"), (self._watch_load(), "load")]
-        return [*works, (self._beat_forever(), "beats")] if self.registry is not None else works
+        if self.registry is None:
+            return works
+        works.append((self._beat_forever(), "beats"))
+        if self._identity is not None and self.spec.door:
+            works.append((self._transfers(self._identity, self.registry).run(), "transfers"))
+        return works
+
+    def _transfers(self, identity: Identity, registry: Registry) -> Transfers:
+        """Introduces the engine to those it hands over to."""
+        return Transfers(
+            Path(self.spec.door),
+            registry,
+            identity,
+            self._id,
+            epoch=lambda: max(1, self.machine.epoch),
+            role=lambda: self.machine.role,
+            models=lambda: [str(entry["id"]) for entry in self._models if "id" in entry],
+        )
 
     @staticmethod
     def _spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -158,6 +186,13 @@ class Agent:
         """Take work again."""
         self._feed(ResumeAsked())
 
+    def ask_role(self, role: Role) -> str | None:
+        """Take another role; why it cannot, or None."""
+        refusal = self.machine.refuses(role)
+        if refusal is None:
+            self._feed(RoleAsked(role))
+        return refusal
+
     def ask_stop(self) -> None:
         """End now."""
         self._feed(StopAsked())
@@ -175,7 +210,8 @@ class Agent:
         machine, load = self.machine, self.machine.load
         return {
             "instance": self.spec.instance,
-            "role": self.spec.role.value,
+            "role": machine.role.value,
+            "flips": sorted(role.value for role in machine.flips),
             "state": machine.state.value,
             "drained": machine.drained,
             "detail": machine.detail,
@@ -193,7 +229,7 @@ class Agent:
     def metrics(self) -> str:
         """Prometheus text."""
         machine, load = self.machine, self.machine.load
-        label = f'{{instance="{self.spec.instance}",role="{self.spec.role.value}"}}'
+        label = f'{{instance="{self.spec.instance}",role="{machine.role.value}"}}'
         samples: dict[str, float] = {
             "baton_agent_ready": machine.state is State.READY,
             "baton_agent_draining": machine.state is State.DRAINING,
@@ -268,17 +304,26 @@ class Agent:
     async def _learn_models(self) -> None:
         async with self._probe() as probe:
             with contextlib.suppress(Unwell):
-                self._models = await probe.models()
+                self._hear_models(await probe.models())
+
+    def _hear_models(self, entries: tuple[dict[str, Any], ...]) -> None:
+        """Told on only where a name is new or gone: vLLM dates its entries anew at every look."""
+        if [entry.get("id") for entry in entries] != [entry.get("id") for entry in self._models]:
+            self._models = entries
 
     def _probe(self) -> Probe:
         return Probe(self.spec.url, self.spec.api_key(os.environ))
 
     async def _watch_load(self) -> None:
+        looks = 0
         async with self._probe() as probe:
             while not self._over:
                 if self.machine.state in {State.READY, State.DRAINING}:
                     with contextlib.suppress(Unwell):
                         self._feed(LoadRead(await probe.load()))
+                        looks += 1
+                        if looks % MODELS_EVERY_LOOKS == 0:
+                            self._hear_models(await probe.models())
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._look.wait()
@@ -296,7 +341,7 @@ class Agent:
             where=f"{socket.gethostname()}:{os.getpid()}",
             epoch=epoch,
             seq=self._seq,
-            role=self.spec.role,
+            role=machine.role,
             models=self._models,
             url=self.spec.url,
             agent_url=self.url,
@@ -369,7 +414,7 @@ class Agent:
             return
         routers.fold(beats, now)
         names = [str(entry["id"]) for entry in self._models if "id" in entry]
-        said = (concerning(member.beat, self.spec.instance, self.spec.role, names) for member in routers.snapshot())
+        said = (concerning(member.beat, self.spec.instance, self.machine.role, names) for member in routers.snapshot())
         self._feed(RoutersHeard(tuple(said)))
 
     async def _say_goodbye(self) -> None:

@@ -153,3 +153,6 @@ def _gauges(load: Load, label: str) -> Iterable[str]:
     for name, value in gauges.items():
         yield f"# TYPE vllm:{name} gauge"
         yield f"vllm:{name}{{{label}}} {float(value)}"
+    yield "# TYPE vllm:num_requests_waiting_by_reason gauge"
+    for reason, count in (("capacity", load.waiting - load.deferred), ("deferred", load.deferred)):
+        yield f'vllm:num_requests_waiting_by_reason{{{label},reason="{reason}"}} {float(count)}'

@@ -37,6 +37,7 @@ class Routes:
             "/ping": {"GET": self._health, "POST": self._health},
             "/version": {"GET": lambda _, exchange: _json(exchange, {"version": VERSION})},
             "/v1/models": {"GET": self._models},
+            "/openapi.json": {"GET": self._openapi},
             "/metrics": {"GET": self._metrics},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -97,6 +98,12 @@ class Routes:
         card: dict[str, Any] = {"id": settings.model, "object": "model", "created": self._created, "owned_by": "vllm"}
         card |= {"root": settings.model, "parent": None, "max_model_len": settings.config.max_model_len}
         _json(exchange, {"object": "list", "data": [{**card, "permission": []}]})
+
+    def _openapi(self, _: Request, exchange: Exchange) -> None:
+        """Which paths it has, and nothing of what they take."""
+        own = {path: methods for path, methods in self._table.items() if not path.startswith("/mock/")}
+        paths: dict[str, Any] = {path: {method.lower(): {} for method in methods} for path, methods in own.items()}
+        _json(exchange, {"openapi": "3.1.0", "info": {"title": "FastAPI", "version": "0.1.0"}, "paths": paths})
 
     def _metrics(self, _: Request, exchange: Exchange) -> None:
         instance = self._instance

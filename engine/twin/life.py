@@ -283,6 +283,7 @@ class Life:
             waiting=len(admission.waiting) + len(admission.holding) + coming,
             kv_usage=1 - pool.free_blocks / self.config.num_blocks,
             external_kv_tokens=self._external_tokens,
+            deferred=sum(sequence.status is Status.PULLING for sequence in admission.holding),
         )
 
     def contents(self, blocks: tuple[int, ...]) -> tuple[int, ...] | None:

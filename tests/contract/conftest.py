@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -20,11 +20,19 @@ from router.config import RouterConfig
 
 @pytest.fixture
 async def start() -> AsyncIterator[Starter]:
-    """`await start(prefill=1, decode=1, **router settings)` gives a fleet whose router has seen every engine."""
+    """`await start(prefill=1, decode=1, **router settings)` gives a fleet whose router has seen every engine.
+
+    `prepare` may change the engines before the router sees them."""
     async with AsyncExitStack() as stack:
 
         async def starter(
-            *, prefill: int = 1, decode: int = 1, both: int = 0, pins: bool = False, **settings: Any
+            *,
+            prefill: int = 1,
+            decode: int = 1,
+            both: int = 0,
+            pins: bool = False,
+            prepare: Callable[[dict[str, FakeEngine]], None] | None = None,
+            **settings: Any,
         ) -> Fleet:
             engines: dict[str, FakeEngine] = {}
             instances = []
@@ -34,6 +42,8 @@ async def start() -> AsyncIterator[Starter]:
                     engine.peers = engines
                     engines[engine.name] = engine
                     instances.append(Instance(id=InstanceId(engine.name), role=role, url=engine.url, pins=pins))
+            if prepare is not None:
+                prepare(engines)
             config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, drain_s=1.0, **settings)
             ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
             stop = asyncio.Event()
@@ -46,10 +56,17 @@ async def start() -> AsyncIterator[Starter]:
             stack.push_async_callback(end)
             endpoint, admin = await ready
             client = await stack.enter_async_context(aiohttp.ClientSession())
-            fleet = Fleet(endpoint, admin, engines, client)
+            fleet = Fleet(endpoint, admin, engines, client, stop)
             async with asyncio.timeout(5):
-                while (await fleet.get("/ready"))[1]["instances"][-1]["state"] != "up":
+                while await _last_state(fleet) != "up":
                     await asyncio.sleep(0.01)
             return fleet
 
         yield starter
+
+
+async def _last_state(fleet: Fleet) -> str:
+    """Of the engine that was named last. Asked on the admin side, which speaks no TLS."""
+    async with fleet.client.get(fleet.admin + "/ready") as response:
+        state: str = (await response.json())["instances"][-1]["state"]
+    return state

@@ -22,6 +22,7 @@ from cluster.instance import Role
 from cluster.registry.membership import Heartbeat, State
 from cluster.registry.memory import MemoryRegistry
 from decode.rules import DecodeRules
+from engine.agent import agent as agents
 from engine.agent.agent import Agent, AgentConfig
 from engine.vllm.child import Change, EngineProcess
 from engine.vllm.spec import EngineSpec
@@ -89,7 +90,9 @@ class Starter:
         self.stack = stack
         self.registry = MemoryRegistry(clock=time.monotonic, ttl_s=0.4)
 
-    async def start(self, name: str = "i", role: Role = Role.DECODE, *, drain_s: float = 5.0) -> Stage:
+    async def start(
+        self, name: str = "i", role: Role = Role.DECODE, *, drain_s: float = 5.0, flips: bool = False
+    ) -> Stage:
         engine = await self.stack.enter_async_context(FakeEngine(name))
         port = int(engine.url.rpartition(":")[2])
         spec = EngineSpec(
@@ -106,6 +109,7 @@ class Starter:
             self.registry,
             lambda _: None,
             said.append,
+            {Role.PREFILL: PrefillRules(), Role.DECODE: DecodeRules()} if flips else None,
         )
         puppet.agent = agent
         running = asyncio.ensure_future(agent.run())
@@ -132,6 +136,18 @@ async def until_ready(stage: Stage, epoch: int = 1) -> Heartbeat:
     return await stage.sees(State.READY)
 
 
+async def test_the_fleet_hears_of_another_role(starter: Starter) -> None:
+    stage = await starter.start(role=Role.DECODE, flips=True)
+    await until_ready(stage)
+    assert stage.agent.ask_role(Role.PREFILL) is None
+    async with asyncio.timeout(5.0):
+        while (await stage.sees(State.READY)).role is not Role.PREFILL:
+            await asyncio.sleep(0.01)
+    assert stage.agent.state()["role"] == "prefill"
+    assert stage.agent.state()["epoch"] == 1, "the same life"
+    assert 'role="prefill"' in stage.agent.metrics()
+
+
 async def test_from_start_to_goodbye(starter: Starter) -> None:
     stage = await starter.start()
     beat = await stage.sees(State.STARTING)
@@ -146,6 +162,19 @@ async def test_from_start_to_goodbye(starter: Starter) -> None:
     assert await stage.running == 0
     gone = await stage.seen()
     assert gone is None or gone.state is State.GONE
+
+
+async def test_the_fleet_hears_of_adapters_that_come_and_go(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(agents, "MODELS_EVERY_LOOKS", 1)
+    stage = await starter.start()
+    await until_ready(stage)
+    for adapters in (["poet"], []):
+        stage.engine.adapters = adapters
+        async with asyncio.timeout(5.0):
+            while (beat := await stage.sees(State.READY)).model_names != ("fake", *adapters):
+                await asyncio.sleep(0.01)
+        assert beat.models[0]["id"] == "fake"
 
 
 async def test_every_start_has_an_epoch_of_its_own(starter: Starter) -> None:

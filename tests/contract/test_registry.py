@@ -30,7 +30,7 @@ from cluster.registry import launch
 from cluster.registry.membership import TTL_S, Heartbeat, Kind, Membership, State
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.redis import RedisRegistry, parse_place
-from cluster.registry.registry import Beaten, Claimed, Refused, Registry, RegistryDown
+from cluster.registry.registry import Author, Beaten, Claimed, Refused, Registry, RegistryDown
 
 SHORT_TTL_S = 0.3
 SOON_S = 20.0
@@ -182,6 +182,38 @@ async def test_two_agents_with_one_name(world) -> None:
         assert "agent bravo at host-bravo:7" in refused.because
     assert await one.beat(beat("alfa", epoch=3, seq=1)) == Beaten()
     assert await reader.read() == (beat("alfa", epoch=3, seq=1),)
+
+
+async def test_what_one_posts_for_others_is_read_by_name(world) -> None:
+    one, reader = world.open(), world.open()
+    first, second = Author("prefill-0", "alfa", 3), Author("prefill-0", "alfa", 4)
+    await one.post(first, {"decode-0": b"\x00sealed\r\n\xff", "decode-1": b"other"})
+    await one.post(second, {"decode-0": b"newer"})
+    assert await reader.posted([second, first], "decode-0") == (b"newer", b"\x00sealed\r\n\xff")
+    await one.post(first, {"decode-1": b"x" * 200_000})
+    assert await reader.posted([first], "decode-0") == (None,), "what was posted before is replaced as a whole"
+    assert await reader.posted([first], "decode-1") == (b"x" * 200_000,)
+    assert await one.keep(first)
+    await one.unpost(first)
+    assert await reader.posted([first, second], "decode-1") == (None, None)
+    assert not await one.keep(first) and await reader.posted([], "decode-0") == ()
+    await one.post(second, {})
+    assert await reader.posted([second], "decode-0") == (None,)
+    with pytest.raises(ValueError):
+        await one.post(first, {str(number): b"" for number in range(5000)})
+
+
+async def test_what_was_posted_goes_with_who_posted_it(world) -> None:
+    world.ttl_s = SHORT_TTL_S
+    one, reader = world.open(), world.open()
+    author = Author("prefill-0", "alfa", 3)
+    await one.post(author, {"decode-0": b"sealed"})
+
+    async def gone() -> bool:
+        return await reader.posted([author], "decode-0") == (None,)
+
+    await expect_soon(gone, world)
+    assert not await one.keep(author)
 
 
 async def test_many_newcomers_at_once_get_one_name(world) -> None:

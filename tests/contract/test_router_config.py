@@ -13,7 +13,7 @@ from support.fake_engine import FakeEngine
 from cluster.keys import key_line
 
 FILE = """
-models: [{name: fake, pools: {prefill: {}, decode: {}}}]
+models: [{name: fake, aliases: [gpt-4o], pools: {prefill: {}, decode: {}}}]
 slo: {fast: {ttft_ms: 60000}, slow: {ttft_ms: 90000}}
 tenants: {acme: {key_file: keys/acme, classes: [slow]}}
 router: {port: 0, admin_port: 0}
@@ -50,7 +50,7 @@ async def test_classes_tenants_and_settings_come_from_the_file(tmp_path: Path) -
         url, mine = told["endpoint"] + "/v1/completions", {"Authorization": "Bearer sk-baton-acme", "X-Request-Id": "a"}
         assert (await client.post(url, json=ASK)).status == 401
         assert (await client.post(url, json=ASK, headers={**mine, "x-slo-class": "fast"})).status == 403
-        assert (await client.post(url, json=ASK, headers=mine)).status == 200
+        assert (await client.post(url, json={**ASK, "model": "gpt-4o"}, headers=mine)).status == 200
         story = await (await client.get(told["admin"] + "/explain/a")).json()
         assert (story["tenant"], story["slo_class"]) == ("acme", "slow")
         assert story["slo"]["foretold"]["ttft_ms"] > 0, "chosen by what is foretold"

@@ -48,11 +48,17 @@ class Mocked:
 
     async def stream(self, body: dict[str, Any], path: str = COMPLETIONS) -> tuple[int, str, list[dict[str, Any]]]:
         """Status, text and events of a stream, which ends with [DONE]."""
-        async with self.client.post(self.endpoint + path, json={**body, "stream": True}) as response:
+        return await self.stream_all(body, path)
+
+    async def stream_all(
+        self, body: dict[str, Any], path: str = COMPLETIONS, at: str = ""
+    ) -> tuple[int, str, list[dict[str, Any]]]:
+        """The same, `at` any engine."""
+        async with self.client.post((at or self.endpoint) + path, json={**body, "stream": True}) as response:
             raw = await response.text()
         assert raw.endswith("data: [DONE]\n\n"), raw
         events = [json.loads(event.removeprefix("data: ")) for event in raw.strip().split("\n\n")[:-1]]
-        choices = [event["choices"][0] for event in events if "choices" in event]
+        choices = [event["choices"][0] for event in events if event.get("choices")]
         return response.status, "".join(each.get("text") or each["delta"]["content"] for each in choices), events
 
     async def right(self, body: dict[str, Any], path: str = COMPLETIONS) -> Any:
@@ -407,4 +413,48 @@ async def test_a_lease_lives_as_long_as_somebody_waits_for_it(start: Start) -> N
     assert _text((await waiting)[1]) == await fleet.right(body)
     assert (await long)[0] == 200
     assert prefill.metrics.counts["nixl_num_kv_expired_reqs"] == 0
+    await fleet.settled()
+
+
+# -- usage --
+
+
+async def _cached(fleet: Mocked, body: dict[str, Any], at: str = "", *, streamed: bool) -> int:
+    """Prompt tokens that were cached, as the answer's end tells."""
+    if not streamed:
+        status, answer = await fleet.ask(body, at=at)
+        assert status == 200, answer
+        usage = answer["usage"]
+    else:
+        _, _, events = await fleet.stream_all({**body, "stream_options": {"include_usage": True}}, at=at)
+        usage = events[-1]["usage"]
+        assert usage["completion_tokens"] == body["max_tokens"]
+    cached: int = usage["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+@pytest.mark.parametrize("pins", [False, True], ids=["D speaks first", "seeded"])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_usage_tells_what_p_had_cached(start: Start, streamed: bool, pins: bool) -> None:
+    """D has all of the prompt from P, and is not asked about that."""
+    fleet = await start(pins=pins)
+    body = fleet.body(temperature=0)
+    async with MockFleet([mock_settings("alone", Role.BOTH)]) as alone:
+        url = alone.instances["alone"].url
+        expected = [await _cached(fleet, body, url, streamed=streamed) for _ in range(2)]
+    told = [await _cached(fleet, body, streamed=streamed) for _ in range(2)]
+    assert told == expected
+    assert told[0] == 0 < told[1]
+    await fleet.settled()
+
+
+async def test_usage_of_a_resumed_stream_tells_what_the_first_p_had_cached(start: Start) -> None:
+    """Its prompt is computed again where it has just been computed: to the client that was no cache."""
+    fleet = await start(decode=2)
+    await fleet.set_fault("decode-0", "break", after_tokens=5, times=1)
+    assert await _cached(fleet, fleet.body(temperature=0), streamed=True) == 0
+    (fault,) = fleet.mocks.instances["decode-0"].faults.as_json()["faults"]
+    assert fault["struck"] == 1, "it was resumed"
+    prefilled = fleet.mocks.instances["prefill-0"].metrics.ended
+    assert prefilled["length"] == 2, "by way of the same P, which had it all by then"
     await fleet.settled()

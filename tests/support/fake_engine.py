@@ -23,6 +23,10 @@ class FakeEngine:
 
     name: str
     model: str = "fake"
+    adapters: list[str] = field(default_factory=list)
+    """LoRA adapters of its model that it has loaded."""
+    paths: list[str] | None = None
+    """What it says that it has; None: it does not say (`--disable-fastapi-docs`)."""
     bodies: list[tuple[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -30,6 +34,8 @@ class FakeEngine:
     holds: dict[str, dict[str, Any]] = field(default_factory=dict)
     peers: dict[str, FakeEngine] = field(default_factory=dict)
     behave: Behaviour | None = None
+    behave_elsewhere: Callable[[FakeEngine, web.Request, bytes], Awaitable[web.Response]] | None = None
+    """Answers what is no generation request."""
     finish_reason: str = "length"
     hold_leg: asyncio.Event | None = None
     url: str = ""
@@ -40,6 +46,7 @@ class FakeEngine:
         app.router.add_get("/health", self._ok)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/openapi.json", self._openapi)
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_post("/inference/v1/abort_requests", self._abort)
@@ -61,7 +68,11 @@ class FakeEngine:
     @property
     def generated(self) -> list[dict[str, Any]]:
         """Bodies of generation requests, releases left out."""
-        return [body for path, body in self.bodies if "completions" in path and body.get("model") == self.model]
+        return [body for path, body in self.bodies if "completions" in path and body.get("model") in self._served]
+
+    @property
+    def _served(self) -> tuple[str, ...]:
+        return (self.model, *self.adapters)
 
     async def _ok(self, _: web.Request) -> web.Response:
         return web.Response()
@@ -70,9 +81,14 @@ class FakeEngine:
         return web.Response(text=f"vllm:num_requests_running 0\nvllm:kv_cache_usage_perc {len(self.holds) / 10}\n")
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response(
-            {"object": "list", "data": [{"id": self.model, "object": "model", "max_model_len": 99}]}
-        )
+        own: dict[str, Any] = {"id": self.model, "object": "model", "max_model_len": 99}
+        adapters = [{"id": name, "object": "model", "parent": self.model} for name in self.adapters]
+        return web.json_response({"object": "list", "data": [own, *adapters]})
+
+    async def _openapi(self, _: web.Request) -> web.Response:
+        if self.paths is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        return web.json_response({"openapi": "3.1.0", "paths": {path: {} for path in self.paths}})
 
     async def _abort(self, request: web.Request) -> web.Response:
         self.aborted += (await request.json())["request_ids"]
@@ -85,6 +101,8 @@ class FakeEngine:
         raw = await request.read()
         self.bodies.append((request.path, raw))
         self.headers.append(dict(request.headers))
+        if self.behave_elsewhere is not None:
+            return await self.behave_elsewhere(self, request, raw)
         return web.json_response(
             {"path": request.path_qs, "method": request.method, "echo": raw.decode(errors="replace")}
         )
@@ -94,9 +112,12 @@ class FakeEngine:
         self.bodies.append((request.path, body))
         self.headers.append(dict(request.headers))
         fields = body.get("kv_transfer_params") or {}
-        if body.get("model") not in (self.model, None):
+        if body.get("model") not in (*self._served, None):
             self._free(fields)
-            return web.json_response({"error": {"message": "no such model", "code": 404}}, status=404)
+            return web.json_response(
+                {"error": {"message": "no such model", "type": "NotFoundError", "param": "model", "code": 404}},
+                status=404,
+            )
         try:
             if self.behave is not None:
                 answer = await self.behave(request, body)

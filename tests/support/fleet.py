@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -19,6 +19,8 @@ class Fleet:
     admin: str
     engines: dict[str, FakeEngine]
     client: aiohttp.ClientSession
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set: the router is to end, as by SIGTERM."""
 
     async def post(self, path: str, **kwargs: Any) -> tuple[int, Any]:
         async with self.client.post(self.endpoint + path, **kwargs) as response:

@@ -76,3 +76,18 @@ def test_answers_are_judged_by_their_tokens() -> None:
     assert (sent.done, sent.rewritten, sent.failed) == (2, 1, 4)
     assert "other tokens" in sent.examples[0]
     assert sent.examples[2] == "HTTP 500: b'oops'"
+
+
+def test_a_soaks_slope_and_its_interval() -> None:
+    """Two megabytes an hour, with a saw's teeth on them; half a minute is one point."""
+    from bench.soak import slope_of
+
+    climbing = [(float(at), 100 + at * 2 / 3600 + (at % 20) / 100) for at in range(0, 1800, 5)]
+    found = slope_of(climbing)
+    assert found is not None
+    assert found.mb_per_hour == pytest.approx(2.0, abs=0.1)
+    assert found.mb_per_hour - found.half_width > 0, "it is told from flat"
+    flat = slope_of([(float(at), 100 + (at * 7919 % 11) / 10) for at in range(0, 1800, 5)])
+    assert flat is not None
+    assert abs(flat.mb_per_hour) < flat.half_width
+    assert slope_of(climbing[:15]) is None, "too short to say"

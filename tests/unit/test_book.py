@@ -77,11 +77,15 @@ def test_answers_are_counted_with_what_they_will_need() -> None:
         here.answer_placed(each, 0)
     assert here.answers == here.decoding[0] == 4
     assert here.step[0] == pytest.approx(here.speeds.decode_ms(0, 4, 4 * 1150.0))
-    assert here.kv_needed[0] == pytest.approx(4 * 1300 + SPREAD * math.sqrt(4 * 100))
+    needed = 4 * 1300 + SPREAD * math.sqrt(4 * 100)
+    assert here.kv_free[0] == pytest.approx(MAKE.capacity_tokens - needed)
+    here.holds(0, 9000)
+    assert here.kv_free[0] == pytest.approx(9000 - needed)
     for each in many:
         here.answer_over(each)
     assert here.answers == here.decoding[0] == here.kv_mean[0] == here.beside[0] == 0
     assert here.step[0] == pytest.approx(here.speeds.decode_ms(0, 0, 0))
+    assert here.kv_free[0] == math.inf, "one always fits"
 
 
 def test_the_strictest_target_is_the_least_of_those_there() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from router.chunks import CHUNK_BYTES
-from router.prefixes import Match, Prefixes
+from router.prefixes import Match, Prefixes, rows_of
 
 TOKENS = CHUNK_BYTES // 4
 NAMES = list(range(100, 120))
@@ -225,3 +225,9 @@ def test_the_index_is_shared_out_by_capacity() -> None:
     index.leave(1)
     index.sent(0, list(range(400)), 2.0)
     assert len(index) == 100
+
+
+def test_rows_of_bits_are_where_they_are() -> None:
+    for rows in ([0], [70], [3, 5], [0, 64, 200], list(range(0, 300, 7))):
+        bits = sum(1 << row for row in rows)
+        assert sorted(np.atleast_1d(rows_of(bits)).tolist()) == rows

@@ -135,3 +135,30 @@ def test_the_command_names_the_seed_where_the_user_did_not() -> None:
     assert again(["simulate", "--rate", "3"], 0) == "baton simulate --rate 3 --seed 0"
     assert again(["simulate", "--seed=4", "--", "--x"], 4) == "baton simulate --seed=4 -- --x"
     assert again(["simulate", "--", "--x"], 5) == "baton simulate --seed 5 -- --x"
+
+
+def test_a_decision_log_is_made_and_decided_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "decisions.jsonl"
+    simulated(capsys, "--policy", "workload", "--decision-log", str(file))
+    again_words = ["simulate", "--replay", str(file)]
+    assert main([*again_words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["choices"] == 30
+    with file.open("ab") as log:
+        log.write(b'{"type":"cut o')  # where its router was killed
+    assert main(again_words) == 0
+    told = capsys.readouterr()
+    assert "30 choices made again: all came out the same" in told.out
+    assert "is cut off" in told.err
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(line for line in lines if b'"prompt_over"' not in line))
+    assert main(again_words) == 1
+    told = capsys.readouterr()
+    assert "came out otherwise" in told.out and "here it is `" in told.out
+    file.write_bytes(b'{"type":"room"}\n')
+    assert main(again_words) == 2
+    assert "no desk has begun" in capsys.readouterr().err
+    file.write_bytes(b"nonsense\n")
+    assert main(again_words) == 2
+    assert "line 1 is no entry of a decision log" in capsys.readouterr().err
+    assert main(["simulate", "--replay", str(tmp_path / "none")]) == 2
+    assert "No such file" in capsys.readouterr().err

@@ -27,9 +27,14 @@ def speeds(*gpus: str) -> Speeds:
     return made
 
 
+def prompt_ms(made: Speeds, tokens: int, cached_tokens: int = 0) -> float:
+    """In row 0, by what it was seen to take."""
+    return float(np.ravel(made.of_prompt(tokens, cached_tokens)[0])[0] * made.prefill_factor[0])
+
+
 @pytest.mark.parametrize("tokens", [1, 100, 1024, 5000, 8192])
 def test_a_prompt_that_fits_one_step_takes_what_the_costs_say(tokens: int) -> None:
-    assert speeds("H100").prompt_ms(0, tokens, 0) == pytest.approx(costs().prefill_ms(tokens))
+    assert prompt_ms(speeds("H100"), tokens) == pytest.approx(costs().prefill_ms(tokens))
 
 
 def test_a_longer_one_takes_several_steps() -> None:
@@ -39,23 +44,24 @@ def test_a_longer_one_takes_several_steps() -> None:
         step = min(8192, tokens - done)
         parts += costs().now.prefill.step_ms(prompt(step, done))
         done += step
-    assert made.steps(tokens) == 3
-    assert made.prompt_ms(0, tokens, 0) == pytest.approx(parts)
+    ms, stall_ms, steps = made.of_prompt(tokens)
+    assert steps == 3
+    assert ms == pytest.approx(parts)
+    assert stall_ms == pytest.approx(parts - 3 * costs().now.decode.decode_ms)
 
 
 def test_what_is_cached_is_not_computed_but_looked_at() -> None:
     made = speeds("H100")
-    cached = made.prompt_ms(0, 1000, 9000)
-    assert made.prompt_ms(0, 1000, 0) < cached < made.prompt_ms(0, 10_000, 0)
+    assert prompt_ms(made, 1000) < prompt_ms(made, 10_000, 9000) < prompt_ms(made, 10_000)
 
 
 def test_rows_of_different_makes_have_their_own_times() -> None:
     made = speeds("H100", "A100")
-    both = made.prompts_ms(2000)
+    both, _, _ = made.of_prompt(2000)
     assert both[0] == pytest.approx(costs("H100").prefill_ms(2000))
     assert both[1] == pytest.approx(costs("A100").prefill_ms(2000))
     alike = speeds("H100", "H100")
-    assert np.ndim(alike.spread([1.0, 2.0])) == 0, "one number for all"
+    assert [np.ndim(each) for each in alike.of_prompt(2000)] == [0, 0, 0], "one number for all"
 
 
 def test_decode_steps_are_the_cost_models() -> None:
@@ -105,7 +111,7 @@ def test_an_engine_that_nobody_knows_is_learned() -> None:
         tokens = 100 + 37 * (at % 9)
         made.prompt_took(0, UNKNOWN.prompt_ms(tokens), 20 * UNKNOWN.prompt_ms(tokens))
     assert made.sure(ROW)
-    took = [made.prompt_ms(0, tokens, 0) + made.overhead[0] for tokens in (100, 400)]
+    took = [prompt_ms(made, tokens) + made.overhead[0] for tokens in (100, 400)]
     assert took == pytest.approx([20 * UNKNOWN.prompt_ms(tokens) for tokens in (100, 400)], rel=0.25)
     for _ in range(100):
         made.steps_took(0, made.decode_ms(0, 1, 100), 160.0)

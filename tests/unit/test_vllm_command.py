@@ -11,7 +11,7 @@ import pytest
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from engine.vllm.command import command, environment, printable
+from engine.vllm.command import CONNECTOR_MODULE, command, environment, printable
 from engine.vllm.spec import EngineSpec, given, value_of
 
 SITE = "/baton/cpu_site"
@@ -69,6 +69,15 @@ def test_a_gpu_engine_keeps_vllms_lease_and_moves_gpu_memory() -> None:
     config = transfer_config(device="gpu")
     assert config["kv_buffer_device"] == "cuda"
     assert "kv_connector_extra_config" not in config
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_our_connector_is_named_with_its_module_and_its_door(device: str) -> None:
+    config = transfer_config(device=device, connector="baton", door="/run/p/door", kv_lease_s=7)
+    assert (config["kv_connector"], config["kv_connector_module_path"]) == ("BatonConnector", CONNECTOR_MODULE)
+    assert config["kv_connector_extra_config"] == {"kv_lease_duration": 7, "door": "/run/p/door"}
+    assert config["kv_load_failure_policy"] == "recompute"
+    assert "door" not in transfer_config(connector="baton", door="").get("kv_connector_extra_config", {})
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

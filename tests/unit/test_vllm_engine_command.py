@@ -126,3 +126,29 @@ def test_no_vllm_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_users_environment_is_kept_apart() -> None:
     assert spec_of("--env", "A=1", "--env", "B=x=y").extra_env == {"A": "1", "B": "x=y"}
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "gib", "seqs"),
+    [
+        ((), "NVIDIA H100 80GB HBM3", 79.6, 1024),
+        ((), "NVIDIA A100-SXM4-80GB", 80.0, 256),
+        ((), "NVIDIA B200", 180.0, 1024),
+        ((), "NVIDIA L4", 22.5, 256),
+        (("--max-num-seqs", "64"), "NVIDIA H100 80GB HBM3", 79.6, 64),
+        (("--max-num-seqs=64", "-dp", "4"), "NVIDIA H100 80GB HBM3", 79.6, 256),
+    ],
+)
+def test_credits_are_for_as_many_as_the_engine_runs_at_once(
+    words: tuple[str, ...], name: str, gib: float, seqs: int
+) -> None:
+    """256 credits let an H100, which runs 1,024 requests at once, idle."""
+    gpu = Gpu(id="0", name=name, memory_mib=round(gib * 1024))
+    assert engine.seqs_max(words, (gpu,), ()) == seqs
+
+
+def test_the_smallest_of_its_own_gpus_counts() -> None:
+    gpus = (Gpu(id="0", name="NVIDIA H100", memory_mib=81_000), Gpu(id="1", name="NVIDIA L4", memory_mib=23_000))
+    assert engine.seqs_max((), gpus, ("0",)) == 1024
+    assert engine.seqs_max((), gpus, ()) == 256
+    assert engine.seqs_max((), (), ()) == 256

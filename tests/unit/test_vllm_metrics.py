@@ -15,15 +15,21 @@ vllm:num_requests_running{engine="0",model_name="baton-tiny"} 2.0
 # TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting{engine="0",model_name="baton-tiny"} 3.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="baton-tiny",reason="capacity"} 9.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="baton-tiny",reason="deferred"} 1.0
 vllm:kv_cache_usage_perc{engine="0",model_name="baton-tiny"} 0.0009768009768009733
 vllm:prompt_tokens_by_source_total{engine="0",model_name="baton-tiny",source="local_compute"} 480.0
 vllm:prompt_tokens_by_source_total{engine="0",model_name="baton-tiny",source="external_kv_transfer"} 3724.0
+vllm:prompt_tokens_total{engine="0",model_name="baton-tiny"} 4204.0
+vllm:generation_tokens_total{engine="0",model_name="baton-tiny"} 77.0
 vllm:prompt_tokens_by_source_created{engine="0",model_name="x",source="external_kv_transfer"} 1.795190770e+09
 """
 
 
 def test_vllms_own_text() -> None:
-    expected = Load(running=2, waiting=3, kv_usage=0.0009768009768009733, external_kv_tokens=3724)
+    expected = Load(
+        running=2, waiting=3, kv_usage=0.0009768009768009733, external_kv_tokens=3724, deferred=1, prompt_tokens=4204,
+        generation_tokens=77,
+    )  # fmt: skip
     assert parse_load(REAL) == expected
 
 

@@ -1,0 +1,67 @@
+"""Other names for models: what clients call them, and what engines do. Pure.
+
+An alias stands for a model in what clients send; engines see the model's own name, and their answers, which pass as
+they are, carry that. So OpenAI does it, too: who asks for an alias is answered by the name of what answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any, Final
+
+from cluster import wire
+from router.view import InstanceView
+
+
+class Aliases:
+    """Of one router."""
+
+    def __init__(self, real: Mapping[str, str]) -> None:
+        """`real`: the model's own name, by alias."""
+        self._real: Final = dict(real)
+
+    def real(self, name: str) -> str:
+        """What engines call it."""
+        return self._real.get(name, name)
+
+    def apply(self, body: MutableMapping[str, Any]) -> bool:
+        """Put the model's own name into a request's body; whether that changed it."""
+        name = body.get("model")
+        if not self._real or not isinstance(name, str) or name not in self._real:
+            return False
+        body["model"] = self._real[name]
+        return True
+
+    def names(self, served: Iterable[str]) -> tuple[str, ...]:
+        """Everything that clients may ask for where these are served."""
+        own = tuple(served)
+        return own + tuple(alias for alias, real in self._real.items() if real in own and alias not in own)
+
+    def cards(self, entries: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """``/v1/models`` with the aliases of what is in it, each as its model's entry with that as its ``root``."""
+        also = (
+            {**entries[real], "id": alias, "root": real, "parent": None}
+            for alias, real in self._real.items()
+            if real in entries and alias not in entries
+        )
+        return [*entries.values(), *also]
+
+
+def usual_model(fleet: Iterable[InstanceView]) -> str | None:
+    """What a request gets that names no model: as with one engine, the first that is served. None: there is only one.
+
+    Both of its legs need the same one. Adapters are never meant.
+    """
+    served = (entry for seen in fleet for entry in seen.models_json if not entry.get("parent"))
+    names = dict.fromkeys(str(entry["id"]) for entry in served if "id" in entry)
+    return next(iter(names)) if len(names) > 1 else None
+
+
+def in_form(aliases: Aliases, raw: bytes, content_type: str) -> tuple[bytes, str | None]:
+    """A readable multipart form with its model's own name in it; and that name, None where it has none."""
+    named = [content for field, content in wire.form_parts(raw, content_type) if field == "model"]
+    if len(named) != 1:  # none: the engine's own; several: the engine shall say which
+        return raw, None
+    given = named[0].decode(errors="replace")
+    real = aliases.real(given)
+    return (raw if real == given else wire.form_with(raw, content_type, "model", real.encode())), real or None

@@ -1,0 +1,213 @@
+"""Requests for generation, from a body to an exchange: over two instances where that is exact, else over one. A shell.
+
+`Front`'s connections bring them here; those that only aiohttp can read (a strange form of the path, a request behind
+another) come through `Generation.over_aiohttp`, and are answered the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from cluster.errors import ApiError, unknown_model
+from cluster.ids import RequestId, accept_request_id
+from cluster.request import Request
+from router import body as bodies
+from router import exact
+from router.aliases import usual_model
+from router.desk import Seat
+from router.exchange import Exchange
+from router.http.front import Connection
+from router.http.headers import Headers
+from router.http.outlet import Outlet
+from router.intake import Taken
+from router.journey import Journey
+from router.policy.candidates import Wanted
+from router.promises import promise_of
+
+if TYPE_CHECKING:
+    from router.server import Router
+
+logger = logging.getLogger("baton.router")
+
+_IDS_AT_ONCE = 64
+
+
+class Generation:
+    """Of one router."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._ids: list[RequestId] = []
+        """Random names that are not given yet: asking the kernel for each would cost as much as parsing a body."""
+
+    def _new_id(self) -> RequestId:
+        if not self._ids:
+            chance = secrets.token_hex(16 * _IDS_AT_ONCE)
+            self._ids = [RequestId(chance[at : at + 32]) for at in range(0, len(chance), 32)]
+        return self._ids.pop()
+
+    def admit(self, headers: Mapping[str, str]) -> str:
+        """The tenant whose request this is. Raises ApiError: 401."""
+        return self._router.clients.tenant(headers, time.monotonic())
+
+    def answer(self, outlet: Outlet, path: str, headers: Mapping[str, str], raw: bytes, tenant: str) -> None:
+        """Answer a request for generation, now or later.
+
+        Raises:
+            ApiError: what is wrong with it.
+        """
+        router = self._router
+        client = router.clients.client(tenant, headers)
+        arrived = time.monotonic()
+        body, raw = self._read(raw, headers.get("Content-Type", "") or "", tenant)
+        model = bodies.model_of(body)
+        request = Request(
+            id=accept_request_id(headers.get("X-Request-Id")) or self._new_id(),
+            path=path,
+            model=model or "",
+            stream=body.get("stream") is True,
+            body=body,
+            raw=raw,
+            arrived=arrived,
+        )
+        verdict = exact.verdict(path, body)
+        hand_over = verdict.way is not exact.Way.WHOLE
+        wanted = Wanted(
+            model=model if model is not None else usual_model(router.view.all()),
+            hand_over=hand_over,
+            prefill_only=exact.single_token(body),
+            tenant=tenant,
+            slo_class=client.slo_class,
+            arrived=arrived,
+        )
+        self._check_model(model)
+        seat, taken = self._take_in(wanted, request)
+        limit = router.config.first_token_s
+        journey = Journey(
+            hand_over=hand_over,
+            stream=request.stream,
+            deadline=arrived + limit,
+            deadline_s=limit,
+            stall_s=router.config.stall_s,
+            whole_deadline=arrived + max(limit, router.config.whole_s),
+        )
+        router.clients.enter(tenant, router.view.routers)
+        Exchange(router, outlet, headers, request, journey, seat, verdict, client, taken).begin()
+
+    def _read(self, raw: bytes, content_type: str, tenant: str) -> tuple[dict[str, Any], bytes]:
+        """A body, and the bytes to send on: the client's own, if they say nothing that engines are not to read."""
+        router = self._router
+        body = bodies.parse_json(raw, content_type)
+        plain = bodies.is_plain(raw, body)
+        if not plain:
+            body = bodies.strip(body, namespace=tenant)
+        salted = "cache_salt" not in body
+        router.clients.salt(tenant, body)
+        renamed = router.aliases.apply(body)
+        if not plain:
+            return body, msgspec.json.encode(body)
+        ours: dict[str, Any] = {}
+        if salted and "cache_salt" in body:
+            ours["cache_salt"] = body["cache_salt"]
+        if renamed:
+            ours["model"] = body["model"]
+        return body, bodies.spliced(raw, ours)
+
+    def _check_model(self, name: str | None) -> None:
+        known = self._router.view.models()
+        if name is not None and known and name not in known:
+            raise unknown_model(name[:200], self._router.aliases.names(known))
+
+    def _take_in(self, wanted: Wanted, request: Request) -> tuple[Seat, Taken | None]:
+        """Its place in the desk's book, with what can be foretold of it, where anything is."""
+        router = self._router
+        promise = promise_of(router.promises, wanted.slo_class)
+        if router.intake is None:
+            return Seat(wanted, promise), None
+        taken = router.intake.take(wanted, request.path, request.body, scope=router.clients.scope(wanted.tenant))
+        seat = Seat(taken.wanted, promise)
+        seat.expected.lengths = taken.lengths
+        return seat, taken
+
+    # -- what is wrong with it --
+
+    def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
+        """Answer with what was raised. `close`: the rest of the request is not worth reading."""
+        if not isinstance(problem, ApiError):
+            logger.error("a request failed in the router", exc_info=problem)
+            problem = broken()
+        self._router.meters.rejected.labels(str(problem.status)).inc()
+        headers = {"Content-Type": "application/json; charset=utf-8", **headers_of(problem)}
+        if outlet.begun:
+            outlet.abort()
+        else:
+            outlet.whole(problem.status, headers, msgspec.json.encode(problem.body()), close=close)
+
+    # -- through aiohttp --
+
+    async def over_aiohttp(self, http: web.Request, tenant: str, raw: bytes) -> web.StreamResponse:
+        """The same for a request that aiohttp has read. Its connection ends with the answer."""
+        transport = http.transport
+        if transport is None:
+            return _Written()
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def over(_: Outlet, keep: bool) -> None:  # noqa: ARG001, FBT001 - the outlet's one call
+            if not written.done():
+                written.set_result(None)
+
+        outlet = Outlet(transport, over, chunked=http.version >= (1, 1), keep=False)
+        connection = transport.get_protocol()
+        if isinstance(connection, Connection):
+            connection.outlet = outlet
+        try:
+            headers = Headers()
+            for name, value in http.raw_headers:
+                headers.add(name, value)
+            self.answer(outlet, http.path, headers, raw, tenant)
+            await written
+        except asyncio.CancelledError:
+            outlet.left()
+            raise
+        finally:
+            if isinstance(connection, Connection):
+                connection.outlet = None
+        return _Written()
+
+
+class _Written(web.StreamResponse):
+    """An answer that is written already."""
+
+    def __init__(self) -> None:
+        super().__init__(status=200)
+        self.force_close()
+        self._keep_alive = False
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Nothing."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing more."""
+
+
+def broken() -> ApiError:
+    """A bug of ours has ended a request."""
+    return ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
+
+
+def headers_of(problem: ApiError) -> dict[str, str]:
+    """What an answer says beside the problem itself."""
+    headers = {"Retry-After": "1"} if problem.status == 503 else {}
+    if problem.retry_after_s is not None:
+        headers["Retry-After"] = str(problem.retry_after_s)
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers

@@ -1,0 +1,527 @@
+"""Connections to engines for legs: kept alive, one leg at a time on each, answers told piece by piece. A shell.
+
+Who sends a leg hears `Listener`'s calls: never while it is being sent, and none after `Leg.close`. Of a lost leg holds
+what `router.upstream` promises: `EngineLost.reached` tells whether there was a connection at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from router.upstream import CONNECT_S, KEEPALIVE_S, EngineLost
+
+SWEEP_S: Final = 0.5
+"""Idle connections are looked at this often, and legs that may be silent for long. (An idle connection older than
+`KEEPALIVE_S` is never used in any case.)"""
+
+LONG_SILENCE_S: Final = 10.0
+"""A leg that may be silent for this long is looked at in the sweep, without a timer of its own: half a second more does
+not matter then, and most legs never need one."""
+
+HEAD_BYTES_MAX: Final = 1 << 16
+"""An answer's head is shorter, or it is no answer."""
+
+PIECE_BYTES: Final = 1 << 16
+"""Bodies over this are not copied together with their heads."""
+
+
+class Listener(Protocol):
+    """Who hears an answer. `ended` or `lost` comes last."""
+
+    def opened(self, status: int, content_type: str, cache_control: str) -> None:
+        """Its head is here."""
+
+    def body(self, data: bytes) -> None:
+        """Bytes of it came."""
+
+    def chunk(self, framed: bytes, begin: int) -> object:
+        """One whole chunk, as HTTP frames it, that ends as an event does: its bytes are ``framed[begin:-2]``. What it
+        returns comes back through `happened`, if it is not None.
+        """
+
+    def happened(self, found: object) -> None:
+        """`Leg.chunk` has returned this."""
+
+    def ended(self) -> None:
+        """It is complete."""
+
+    def lost(self, lost: EngineLost) -> None:
+        """It never will be."""
+
+
+class Leg:
+    """One request to an engine, and its answer."""
+
+    __slots__ = (
+        "_connection",
+        "_legs",
+        "_once",
+        "_pool",
+        "_request",
+        "_silence_s",
+        "_timer",
+        "_tried",
+        "chunk",
+        "listener",
+    )
+
+    def __init__(
+        self, legs: Legs, pool: Pool, request: tuple[bytes, ...], listener: Listener, *, once: bool, silence_s: float
+    ) -> None:
+        self.listener: Listener | None = listener
+        """None: it is over."""
+        self.chunk: Callable[[bytes, int], object] = listener.chunk
+        """Takes whole chunks: the listener's own, until it names another. A token's way is as short as it can be."""
+        self._legs = legs
+        self._pool = pool
+        self._request = request
+        self._once = once
+        self._tried = False
+        self._silence_s = silence_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._connection: Connection | None = None
+
+    def begin(self, *, fresh: bool = False) -> None:
+        """Send it, on a connection that is there or on a new one."""
+        connection = None if fresh else self._pool.idle(self._legs.loop.time())
+        if connection is None:
+            self._legs.spawn(self)
+        else:
+            self.ride(connection)
+
+    def ride(self, connection: Connection) -> None:
+        """Send it on this connection."""
+        self._connection = connection
+        connection.send(self, self._request)
+        if self._silence_s and self._timer is None:
+            self._watch(self._silence_s)
+
+    def look(self, now: float) -> None:
+        """How long it has been silent."""
+        connection = self._connection
+        if connection is None or connection.paused:
+            return
+        if now - connection.heard_at >= self._silence_s:
+            self._silent(connection)
+
+    async def connect(self) -> None:
+        """A new connection for it."""
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                connection = await self._pool.connect()
+        except TimeoutError:
+            self.over(EngineLost(f"no connection within {CONNECT_S:g} s", reached=False))
+        except OSError as error:
+            self.over(EngineLost(f"cannot connect to {self._pool.netloc}: {error.strerror or error}", reached=False))
+        else:
+            if self.listener is None:
+                connection.cut()
+            else:
+                self.ride(connection)
+
+    def broke(self, because: str, *, heard: bool) -> None:
+        """Its connection is gone. Without a byte of an answer it is taken for an idle one that the engine closed at
+        this very moment, and the leg sent again on a new one; with `once` it is not.
+        """
+        self._connection = None
+        if heard or self._once or self._tried:
+            self.over(EngineLost(because, reached=True))
+        elif self.listener is not None:
+            self._tried = True
+            self.begin(fresh=True)
+
+    def over(self, lost: EngineLost | None = None) -> None:
+        """It has ended."""
+        listener = self._forget()
+        if listener is not None and lost is None:
+            listener.ended()
+        elif listener is not None and lost is not None:
+            listener.lost(lost)
+
+    def close(self) -> None:
+        """Break off: its engine aborts what it is doing for us. Nobody is told."""
+        connection = self._connection
+        if self._forget() is not None and connection is not None:
+            connection.cut()
+
+    def _forget(self) -> Listener | None:
+        listener, self.listener = self.listener, None
+        self._connection, self._request = None, ()
+        self._legs.long.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return listener
+
+    # -- silence and slow readers --
+
+    def limit_silence(self, silence_s: float) -> None:
+        """It may be silent for no longer than this from now on."""
+        self._silence_s = silence_s
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._connection is not None:
+            self._connection.heard_at = self._legs.loop.time()
+            self._watch(silence_s)
+
+    def _watch(self, after_s: float) -> None:
+        if self._silence_s >= LONG_SILENCE_S:
+            self._legs.long.add(self)
+            return
+        self._legs.long.discard(self)
+        self._timer = self._legs.loop.call_later(after_s, self._look)
+
+    def _look(self) -> None:
+        connection = self._connection
+        if connection is None:
+            self._timer = None  # being sent again
+            return
+        now = self._legs.loop.time()
+        since = now if connection.paused else connection.heard_at
+        left_s = since + self._silence_s - now
+        if left_s > 0.001:
+            self._watch(left_s)
+            return
+        self._silent(connection)
+
+    def _silent(self, connection: Connection) -> None:
+        listener = self._forget()
+        connection.cut()
+        if listener is not None:
+            listener.lost(EngineLost(f"silent for {self._silence_s:g} s", reached=True))
+
+    def pause(self) -> None:
+        """Read no more of it: its client does not keep up."""
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._connection is not None:
+            self._connection.resume()
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one leg at a time."""
+
+    __slots__ = (
+        "_bodies",
+        "_cache_control",
+        "_complete",
+        "_content_type",
+        "_head",
+        "_head_bytes",
+        "_keep",
+        "_leg",
+        "_length_known",
+        "_loop",
+        "_parser",
+        "_pool",
+        "_status",
+        "_transport",
+        "_whole_chunks",
+        "heard_at",
+        "idle_since",
+        "paused",
+    )
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._loop = pool.loop
+        self._leg: Leg | None = None
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._bodies: list[bytes] = []
+        self.paused = False
+        self.heard_at = self.idle_since = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._content_type, self._cache_control = "application/json", ""
+        self._head = self._length_known = self._whole_chunks = self._complete = self._keep = False
+        self._head_bytes = self._status = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by descent
+        self._pool.opened.add(self)
+
+    @property
+    def usable(self) -> bool:
+        """It can take a leg."""
+        return self._leg is None and self._transport is not None and not self._transport.is_closing()
+
+    def send(self, leg: Leg, request: tuple[bytes, ...]) -> None:
+        """Write a leg's request."""
+        self._leg = leg
+        self._reset()
+        self.heard_at = self._loop.time()
+        if self._transport is None:
+            self._loop.call_soon(self._tell_broke, "the engine closed the connection at once")
+        elif len(request) == 1:
+            self._transport.write(request[0])
+        else:
+            self._transport.writelines(request)
+
+    def cut(self) -> None:
+        """Break off at once; nobody is told."""
+        self._leg = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        """Read nothing."""
+        if self._transport is not None and not self.paused:
+            self.paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._transport is not None and self.paused:
+            self.paused = False
+            self.heard_at = self._loop.time()
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        leg = self._leg
+        self.heard_at = self._loop.time()
+        # Most of what comes is one token: one chunk, whole. It is looked at no further than to be sure of that.
+        if self._whole_chunks and data[-4:] == b"\n\n\r\n":
+            begin = data.find(b"\r\n", 0, 10) + 2
+            try:
+                whole = int(data[: begin - 2], 16) == len(data) - begin - 2 > 0
+            except ValueError:
+                whole = False
+            if whole and leg is not None and leg.listener is not None:
+                found = leg.chunk(data, begin)
+                if found is not None and leg.listener is not None:
+                    leg.listener.happened(found)
+                return
+        if leg is None:
+            self.cut()  # nobody has asked anything
+            return
+        if not self._head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._give_up(f"no HTTP answer: {error}")
+            return
+        if not self._head and self._head_bytes > HEAD_BYTES_MAX:
+            self._give_up("no HTTP answer: its head has no end")
+            return
+        self._tell(leg)
+
+    def _tell(self, leg: Leg) -> None:
+        """What came with the last bytes."""
+        if self._bodies:
+            data = self._bodies[0] if len(self._bodies) == 1 else b"".join(self._bodies)
+            self._bodies.clear()
+            if leg.listener is not None:
+                leg.listener.body(data)
+        if self._complete and self._leg is leg:
+            self._end(leg)
+
+    def _end(self, leg: Leg) -> None:
+        self._leg = None
+        assert self._transport is not None
+        if self._keep and self.usable:
+            self._whole_chunks = False
+            self.resume()
+            self.idle_since = self.heard_at
+            self._pool.give_back(self)
+        else:
+            self._transport.close()
+        leg.over()
+
+    def _give_up(self, because: str) -> None:
+        leg = self._leg
+        self.cut()
+        if leg is not None:
+            leg.over(EngineLost(because, reached=True))
+
+    # httptools' callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-type":
+            self._content_type = value.decode("latin-1")
+        elif name == b"cache-control":
+            self._cache_control = value.decode("latin-1")
+        elif name in {b"content-length", b"transfer-encoding"}:
+            self._length_known = True
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+        leg = self._leg
+        if self._status < 200:  # what only says that more is to come
+            return
+        if self._head:
+            raise ValueError("an answer that nobody asked for")
+        self._head = True
+        if leg is not None and leg.listener is not None:
+            leg.listener.opened(self._status, self._content_type, self._cache_control)
+
+    def on_chunk_header(self) -> None:
+        self._whole_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._whole_chunks = True
+
+    def on_body(self, body: bytes) -> None:
+        self._bodies.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._head:
+            self._complete = True
+            self._whole_chunks = False
+            self._keep = self._length_known and self._parser.should_keep_alive()  # known only here
+        else:
+            self._length_known = False
+
+    # the end
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        self._transport = None
+        leg = self._leg
+        if leg is not None and exc is None and self._head and not self._length_known:
+            self._leg = None
+            leg.over()  # an answer without a length ends with its connection
+            return
+        self._tell_broke(str(exc) if exc else "the engine closed the connection")
+
+    def _tell_broke(self, because: str) -> None:
+        leg, self._leg = self._leg, None
+        if leg is not None:
+            leg.broke(because, heard=self._head_bytes > 0)
+
+
+class Pool:
+    """Connections to one engine."""
+
+    def __init__(self, url: str, loop: asyncio.AbstractEventLoop) -> None:
+        parts = urlsplit(url)
+        self.loop = loop
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.netloc = parts.netloc.rpartition("@")[2]
+        self.base = parts.path.rstrip("/")
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._idle: list[Connection] = []
+        self.opened: set[Connection] = set()
+
+    def idle(self, now: float) -> Connection | None:
+        """The connection used last, if one is free: the older ones may then end."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and now - connection.idle_since < KEEPALIVE_S:
+                return connection
+            connection.cut()
+        return None
+
+    async def connect(self) -> Connection:
+        """A new one. Raises OSError."""
+        _, made = await self.loop.create_connection(lambda: Connection(self), self.host, self.port, ssl=self._ssl)
+        return made
+
+    def give_back(self, connection: Connection) -> None:
+        """It is free."""
+        self._idle.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """It is gone."""
+        self.opened.discard(connection)
+
+    def sweep(self, now: float) -> None:
+        """Close what has been idle for too long."""
+        if self._idle and now - self._idle[0].idle_since >= KEEPALIVE_S:
+            for connection in self._idle:
+                if now - connection.idle_since >= KEEPALIVE_S:
+                    connection.cut()
+            self._idle = [each for each in self._idle if each.usable]
+
+    def close(self) -> None:
+        """Cut every connection."""
+        for connection in list(self.opened):
+            connection.cut()
+        self._idle.clear()
+
+
+class Legs:
+    """The pools of one process."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._pools: dict[str, Pool] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
+        self.long: set[Leg] = set()
+        """Legs that may be silent for long."""
+        self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
+        self._heads: dict[tuple[str, str], bytes] = {}
+
+    def send(
+        self,
+        url: str,
+        path: str,
+        headers: bytes,
+        body: bytes,
+        listener: Listener,
+        *,
+        once: bool = False,
+        silence_s: float = 0.0,
+    ) -> Leg:
+        """POST a leg to the engine at `url`.
+
+        Args:
+            url: its root.
+            path: the endpoint.
+            headers: further lines of the head (`headers.lines`).
+            body: JSON.
+            listener: hears of it.
+            once: never sent a second time, as no one can tell what was done with the first.
+            silence_s: longest silence of the engine; 0: any.
+        """
+        pool = self._pools.get(url)
+        if pool is None:
+            pool = self._pools[url] = Pool(url, self.loop)
+        start = self._heads.get((url, path))
+        if start is None:
+            start = f"POST {pool.base}{path} HTTP/1.1\r\nHost: {pool.netloc}\r\nAccept: */*\r\n".encode()
+            self._heads[url, path] = start
+        head = b"%b%bContent-Length: %d\r\n\r\n" % (start, headers, len(body))
+        request = (head + body,) if len(body) <= PIECE_BYTES else (head, body)
+        leg = Leg(self, pool, request, listener, once=once, silence_s=silence_s)
+        leg.begin()
+        return leg
+
+    def spawn(self, leg: Leg) -> None:
+        """Connect for a leg."""
+        task = self.loop.create_task(leg.connect(), name="connect-leg")
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for leg in [*self.long]:
+            leg.look(now)
+        for url, pool in list(self._pools.items()):
+            pool.sweep(now)
+            if not pool.opened and not self._connecting:
+                del self._pools[url]
+                self._heads = {key: head for key, head in self._heads.items() if key[0] != url}
+        self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
+
+    def close(self) -> None:
+        """Cut every connection: engines abort what still runs for us."""
+        self._sweeping.cancel()
+        for task in self._connecting:
+            task.cancel()
+        for pool in self._pools.values():
+            pool.close()

@@ -1,0 +1,172 @@
+"""One answer to one client: its head, its bytes, its end. A shell.
+
+Nothing here waits: what the client's connection cannot take at once its transport keeps, and says when that is too much
+(`Outlet.full`, `Outlet.drained`), so that the leg that feeds it is read no further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Final, Protocol
+
+from router.http.headers import lines
+
+_REASONS: Final = {each.value: each.phrase for each in HTTPStatus}
+
+
+class Exchange(Protocol):
+    """Who answers, as far as a connection knows him."""
+
+    def client_left(self) -> None:
+        """Nobody reads the answer any more."""
+
+    def client_full(self) -> None:
+        """The client does not keep up."""
+
+    def client_drained(self) -> None:
+        """He does again."""
+
+
+class Outlet:
+    """The way to one client for one answer. `transport` None, or closing: nobody is there any more."""
+
+    __slots__ = ("_chunked", "_head", "_keep", "_over", "_transport", "begun", "exchange", "full")
+
+    def __init__(
+        self, transport: asyncio.Transport, over: Callable[[Outlet, bool], None], *, chunked: bool, keep: bool
+    ) -> None:
+        """An answer that is to be written to `transport`.
+
+        Args:
+            transport: the client's connection.
+            over: hears when all of it is written, and whether the connection may take another request.
+            chunked: the client knows chunks (HTTP/1.1); else the connection's end is the answer's.
+            keep: the client wants to go on with this connection.
+        """
+        self._transport: asyncio.Transport | None = transport
+        self._over = over
+        self._chunked = chunked
+        self._keep = keep
+        self._head = b""
+        self.begun = False
+        """A head has been given."""
+        self.full = False
+        self.exchange: Exchange | None = None
+
+    @property
+    def gone(self) -> bool:
+        """The client has left, or has been told everything."""
+        return self._transport is None or self._transport.is_closing()
+
+    @property
+    def chunked(self) -> bool:
+        """Whether what comes framed in chunks may go out as it is."""
+        return self._chunked
+
+    # -- what is said --
+
+    def whole(self, status: int, headers: Mapping[str, str], body: bytes, *, close: bool = False) -> None:
+        """All of an answer at once. `close`: and nothing after it."""
+        if self.gone or self.begun:
+            return
+        self.begun = True
+        self._keep = self._keep and not close
+        assert self._transport is not None
+        self._transport.write(b"%bContent-Length: %d\r\n\r\n%b" % (self._lines(status, headers), len(body), body))
+        self._end()
+
+    def begin(self, headers: Mapping[str, str]) -> None:
+        """A stream, with status 200; its head goes out with its first bytes."""
+        self.begun = True
+        if self._chunked:
+            self._head = self._lines(200, headers) + b"Transfer-Encoding: chunked\r\n\r\n"
+        else:
+            self._keep = False
+            self._head = self._lines(200, headers) + b"\r\n"
+
+    def write(self, data: bytes) -> None:
+        """Bytes of a stream."""
+        if data and not self.gone:
+            self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def passage(self) -> Callable[[bytes], None]:
+        """Takes whole chunks of a stream that has begun, as they came, for as long as nobody says that he has left."""
+        assert not self._head
+        return self._nowhere if self._transport is None else self._transport.write
+
+    def _nowhere(self, data: bytes) -> None:
+        """Nobody is there."""
+
+    def end(self, tail: bytes = b"") -> None:
+        """The end of a stream, after these bytes."""
+        if self.gone:
+            return
+        framed = b"%x\r\n%b\r\n" % (len(tail), tail) if tail and self._chunked else tail
+        self._write(framed + b"0\r\n\r\n" if self._chunked else framed)
+        self._end()
+
+    def abort(self) -> None:
+        """Cut it off: a broken answer must not look like a finished one."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        if data and self._transport is not None:
+            self._transport.write(data)
+
+    def _end(self) -> None:
+        self._transport = None
+        self.exchange = None
+        self._over(self, self._keep)
+
+    def _lines(self, status: int, headers: Mapping[str, str]) -> bytes:
+        connection = b"" if self._keep and self._chunked else b"Connection: close\r\n"
+        if self._keep and not self._chunked:
+            connection = b"Connection: keep-alive\r\n"
+        start = b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, "Status").encode())
+        return b"%b%b%b%b" % (start, _date(), connection, lines(headers))
+
+    # -- what its connection says --
+
+    def left(self) -> None:
+        """The client has closed it."""
+        self._transport = None
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.client_left()
+
+    def pause(self) -> None:
+        """The client does not keep up."""
+        self.full = True
+        if self.exchange is not None:
+            self.exchange.client_full()
+
+    def resume(self) -> None:
+        """He does again."""
+        self.full = False
+        if self.exchange is not None:
+            self.exchange.client_drained()
+
+
+class _Date:
+    """The line that says it, made once a second."""
+
+    def __init__(self) -> None:
+        self.second = -1
+        self.line = b""
+
+
+_NOW: Final = _Date()
+
+
+def _date() -> bytes:
+    second = int(asyncio.get_running_loop().time())
+    if second != _NOW.second:
+        _NOW.second = second
+        _NOW.line = f"Date: {email.utils.formatdate(usegmt=True)}\r\n".encode()
+    return _NOW.line

@@ -1,0 +1,44 @@
+"""TLS for the clients' port, and the kernel's patience with clients that take nothing. A shell: files and sockets."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+from cluster.errors import UsageError
+
+
+def server_context(cert_file: str, key_file: str | None) -> ssl.SSLContext:
+    """TLS 1.2 and newer, with a certificate chain and its key (PEM). Read once: a new certificate needs a new start.
+
+    Raises:
+        UsageError: a file cannot be read, or the two do not belong together; naming the flag.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    files = f"--tls-cert-file {cert_file}" + (f" --tls-key-file {key_file}" if key_file is not None else "")
+    try:
+        context.load_cert_chain(cert_file, key_file, password=_no_password)
+    except ssl.SSLError as error:
+        said = error.reason or str(error)
+        raise UsageError(f"{files}: no certificate with its key, both PEM, the key unencrypted ({said})") from None
+    except OSError as error:
+        raise UsageError(f"{files}: {(error.strerror or str(error)).lower()}") from None
+    return context
+
+
+def _no_password() -> str:
+    """OpenSSL would ask the terminal for one."""
+    return ""
+
+
+def limit_untaken(listening: socket.socket, limit_s: float) -> None:
+    """Have the kernel cut off connections whose client takes nothing of what was sent for this long.
+
+    Accepted sockets inherit it (tcp(7), ``TCP_USER_TIMEOUT``: sent and not acknowledged, or kept back because the
+    client's window is closed). Where there is no such option, keep-alive probes and the stream's end are all there is.
+    """
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is not None:
+        listening.setsockopt(socket.IPPROTO_TCP, option, max(1, round(limit_s * 1000)))

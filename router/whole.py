@@ -1,0 +1,137 @@
+"""Finds the instance for a request that goes whole to one, and makes its body ready. A shell: it may ask engines.
+
+Everything but completions and chats comes by here: it reaches an instance that has the path and the model that the body
+names. Responses (``/v1/responses``) live in the engine that made them: their ids tell which one, to every router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from aiohttp import web
+
+from cluster.errors import ApiError, no_instance, unknown_model
+from cluster.ids import InstanceId
+from cluster.instance import Instance
+from router import aliases, paths
+from router import body as bodies
+from router.policy.candidates import Wanted
+from router.upstream import EngineLost
+
+if TYPE_CHECKING:
+    from router.server import Router
+
+ASKED_MAX: Final = 16
+"""Engines that are asked in turn whose a response is. Only ids that no router of ours has made need it."""
+
+ASK_S: Final = 2.0
+"""Each answers within this, or is taken not to know."""
+
+
+class Whole:
+    """Of one router."""
+
+    def __init__(self, router: Router) -> None:
+        self._router: Final = router
+
+    async def place(self, http: web.Request, tenant: str, raw: bytes) -> tuple[Instance, bytes]:
+        """The instance that is to have a request, and the body that it is to get.
+
+        Raises:
+            ApiError: 400 for a body that cannot be read, 404 for a path, a model or a response that nobody has, 405,
+                503 where nobody that has them is free.
+        """
+        path = http.path
+        paths.check(path, http.method)
+        content_type = http.headers.get("Content-Type", "")
+        read: list[dict[str, Any]] = []
+        clean = bodies.clean_json(raw, content_type, namespace=tenant, salt=partial(self._read, tenant, path, read))
+        body = read[0] if read else {}
+        if content_type.lower().startswith("multipart/form-data"):
+            clean, model = aliases.in_form(self._router.aliases, clean, content_type)
+        else:
+            model = bodies.model_of(body)
+        self._check_model(model)
+        instance = await self._instance(path, tenant, model, body)
+        if path == paths.RESPONSES and read:
+            body["request_id"] = paths.response_id(secrets.token_hex(16), _tag(tenant, instance.id))
+            clean = msgspec.json.encode(body)
+        return instance, clean
+
+    def _read(self, tenant: str, path: str, read: list[dict[str, Any]], body: dict[str, Any]) -> None:
+        """A JSON object, already stripped, on its way: what we add to it and change in it."""
+        if path.startswith("/v1/"):
+            self._router.clients.salt(tenant, body)
+        self._router.aliases.apply(body)
+        read.append(body)
+
+    def _check_model(self, model: str | None) -> None:
+        served = self._router.view.models()
+        if model is not None and served and model not in served:
+            raise unknown_model(model[:200], self._router.aliases.names(served))
+
+    async def _instance(self, path: str, tenant: str, model: str | None, body: dict[str, Any]) -> Instance:
+        found = paths.find(path)
+        identifier = paths.body_id(path, body)
+        if found is not None and found[0].how is paths.How.OWNER:
+            identifier = found[1]["response_id"]
+        if identifier is not None:
+            return await self._owner(tenant, path, identifier)
+        lacking = self._lacking(path, model)
+        chosen = self._router.desk.pick(Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant))
+        if chosen.decode is None:
+            raise no_instance(chosen.because)
+        return self._router.view.get(chosen.decode).instance
+
+    def _lacking(self, path: str, model: str | None) -> frozenset[InstanceId]:
+        """Instances that have said that they do not have this path.
+
+        Raises:
+            ApiError: 404, where these are all that serve the model.
+        """
+        fleet = self._router.view.all()
+        lacking = self._router.catalogue.lacking(path, fleet.by_id)
+        serve = [seen.id for seen in fleet if model is None or model in seen.models]
+        if serve and lacking.issuperset(serve):
+            raise paths.not_here(path, model)
+        return lacking
+
+    # -- responses --
+
+    async def _owner(self, tenant: str, path: str, identifier: str) -> Instance:
+        """Who has a response. With tenants only those are found that the same tenant made: the id says it."""
+        fleet, lacking = self._router.view.all(), self._lacking(path, None)
+        tag = paths.tag_in(identifier)
+        named = next((seen for seen in fleet if _tag(tenant, seen.id) == tag), None)
+        if named is not None and not named.ready:
+            raise no_instance(f"`{identifier[:80]}` is on {named.id}, which is not ready")
+        if named is not None:
+            return named.instance
+        asked = [seen.instance for seen in fleet if seen.ready and seen.id not in lacking][:ASKED_MAX]
+        if not self._router.clients.closed and paths.is_plain_id(identifier):
+            for instance in asked:
+                if await self._knows(instance, identifier):
+                    return instance
+        raise ApiError(404, "NotFoundError", f"No response `{identifier[:80]}` is known here.", "response_id")
+
+    async def _knows(self, instance: Instance, identifier: str) -> bool:
+        key = self._router.config.engine_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            async with asyncio.timeout(ASK_S):
+                answer = await self._router.upstream.call(
+                    instance, "GET", f"{paths.RESPONSES}/{identifier}", None, headers
+                )
+        except (EngineLost, TimeoutError):
+            return False
+        return answer.status == 200
+
+
+def _tag(tenant: str, instance: InstanceId) -> str:
+    """Unkeyed: an id with another tag is another id, which no engine knows."""
+    return paths.owner_tag(hashlib.sha256(f"{tenant}\0{instance}".encode()).hexdigest())

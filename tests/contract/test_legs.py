@@ -1,0 +1,248 @@
+"""Legs as bytes: what an engine may answer, and what becomes of connections that break, go stale or say nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.http.legs import Leg, Legs
+from router.upstream import EngineLost
+
+Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+EVENT = b"data: 1\n\n"
+
+
+class Heard:
+    """Writes down what a leg tells."""
+
+    def __init__(self) -> None:
+        self.status, self.kind, self.bytes = 0, "", b""
+        self.chunks = 0
+        self.over: asyncio.Future[EngineLost | None] = asyncio.get_running_loop().create_future()
+
+    def opened(self, status: int, content_type: str, cache_control: str) -> None:
+        self.status, self.kind = status, content_type
+
+    def body(self, data: bytes) -> None:
+        self.bytes += data
+
+    def chunk(self, framed: bytes, begin: int) -> None:
+        self.chunks += 1
+        self.bytes += framed[begin:-2]
+
+    def happened(self, found: object) -> None:
+        raise AssertionError("chunk() returns nothing")
+
+    def ended(self) -> None:
+        self.over.set_result(None)
+
+    def lost(self, lost: EngineLost) -> None:
+        self.over.set_result(lost)
+
+    async def end(self) -> EngineLost | None:
+        async with asyncio.timeout(5):
+            return await self.over
+
+
+class Engine:
+    """A port that speaks as told; `asked` are the requests it has read."""
+
+    def __init__(self, speak: Speak) -> None:
+        self._speak = speak
+        self.asked: list[bytes] = []
+        self.connections = 0
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+                self.asked.append(head)
+                await self._speak(reader, writer)
+                if writer.is_closing():
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            writer.close()
+
+
+def says(*pieces: bytes, close: bool = False, pause_s: float = 0.01) -> Speak:
+    async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(pause_s)
+        if close:
+            writer.close()
+
+    return speak
+
+
+@pytest.fixture
+async def legs() -> AsyncIterator[Legs]:
+    found = Legs()
+    yield found
+    found.close()
+    await asyncio.sleep(0.01)
+
+
+def send(legs: Legs, url: str, heard: Heard, *, once: bool = False, silence_s: float = 0.0) -> Leg:
+    return legs.send(url, "/v1/completions", b"x: y\r\n", b"{}", heard, once=once, silence_s=silence_s)
+
+
+FORMS: dict[str, tuple[tuple[bytes, ...], bytes, bool]] = {
+    "whole": ((WHOLE,), b"{}", False),
+    "byte by byte": (tuple(WHOLE[at : at + 1] for at in range(len(WHOLE))), b"{}", False),
+    "chunks": ((CHUNKED, b"9\r\n" + EVENT + b"\r\n", b"9\r\n" + EVENT + b"\r\n", b"0\r\n\r\n"), EVENT * 2, False),
+    "chunks at once": (
+        (CHUNKED + b"9\r\n" + EVENT + b"\r\n" + b"009\r\n" + EVENT + b"\r\n0\r\n\r\n",),
+        EVENT * 2,
+        False,
+    ),
+    "a chunk in halves": ((CHUNKED + b"9\r\n" + EVENT[:4], EVENT[4:] + b"\r\n0", b"\r\n\r\n"), EVENT, False),
+    "a chunk that holds what looks like one": (
+        (CHUNKED + b"11\r\nxxx", b"9\r\n" + EVENT + b"\r\n", b"\r\n0\r\n\r\n"),
+        b"xxx9\r\n" + EVENT + b"\r\n",
+        False,
+    ),
+    "extended chunks": ((CHUNKED, b"9;a=b\r\n" + EVENT + b"\r\n", b"0\r\n\r\n"), EVENT, False),
+    "no length": ((b"HTTP/1.1 200 OK\r\n\r\nall", b" of it"), b"all of it", True),
+    "100 first": ((b"HTTP/1.1 100 Continue\r\n\r\n", WHOLE), b"{}", False),
+}
+
+
+@pytest.mark.parametrize(("pieces", "body", "close"), FORMS.values(), ids=FORMS)
+async def test_forms_of_answers(legs: Legs, pieces: tuple[bytes, ...], body: bytes, close: bool) -> None:
+    engine = Engine(says(*pieces, close=close, pause_s=0.002))
+    async with engine.open() as url:
+        for turn in (1, 2):
+            heard = Heard()
+            send(legs, url, heard)
+            assert await heard.end() is None
+            assert (heard.status, heard.bytes) == (200, body)
+            assert engine.connections == (turn if close else 1), "kept alive where it may be"
+    assert b"Content-Length: 2\r\n" in engine.asked[0]
+    assert b"x: y\r\n" in engine.asked[0]
+
+
+async def test_whole_chunks_are_told_as_they_came(legs: Legs) -> None:
+    async with Engine(says(*FORMS["chunks"][0])).open() as url:
+        heard = Heard()
+        send(legs, url, heard)
+        await heard.end()
+        assert heard.chunks >= 1
+
+
+BROKEN: dict[str, tuple[bytes, ...]] = {
+    "half a head": (WHOLE[:20],),
+    "half a body": (WHOLE[:-1],),
+    "half a chunk": (CHUNKED + b"9\r\nda",),
+    "no end": (CHUNKED + b"9\r\n" + EVENT + b"\r\n",),
+    "no HTTP": (b"SMTP ready\r\n\r\n",),
+    "a chunk longer than said": (CHUNKED, b"8\r\n" + EVENT + b"\r\n"),
+    "a head without an end": (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 20000,),
+}
+
+
+@pytest.mark.parametrize("pieces", BROKEN.values(), ids=BROKEN)
+async def test_answers_that_break_off(legs: Legs, pieces: tuple[bytes, ...]) -> None:
+    engine = Engine(says(*pieces, close=True))
+    async with engine.open() as url:
+        heard = Heard()
+        send(legs, url, heard)
+        lost = await heard.end()
+        assert isinstance(lost, EngineLost)
+        assert lost.reached
+    assert len(engine.asked) == 1, "not sent again: who knows what was done with it"
+
+
+@pytest.mark.parametrize("once", [False, True])
+async def test_a_connection_that_went_stale(legs: Legs, once: bool) -> None:
+    """The engine closes it at the very moment of the next leg: without a word, and perhaps without having read it."""
+    closing = iter([False, True, False])
+
+    async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if next(closing):
+            writer.close()
+        else:
+            writer.write(WHOLE)
+
+    engine = Engine(speak)
+    async with engine.open() as url:
+        first, second = Heard(), Heard()
+        send(legs, url, first)
+        assert await first.end() is None
+        send(legs, url, second, once=once)
+        lost = await second.end()
+    assert (lost is None) is not once
+    assert len(engine.asked) == (2 if once else 3)
+
+
+async def test_nobody_there(legs: Legs) -> None:
+    async with Engine(says(WHOLE)).open() as url:
+        pass
+    heard = Heard()
+    send(legs, url, heard)
+    assert not heard.over.done(), "nothing is told while it is being sent"
+    lost = await heard.end()
+    assert isinstance(lost, EngineLost)
+    assert not lost.reached
+
+
+@pytest.mark.parametrize("pieces", [(), (CHUNKED + b"9\r\n" + EVENT + b"\r\n",)], ids=["at once", "after a chunk"])
+async def test_silence(legs: Legs, pieces: tuple[bytes, ...]) -> None:
+    async with Engine(says(*pieces, pause_s=5)).open() as url:
+        heard = Heard()
+        began = asyncio.get_running_loop().time()
+        send(legs, url, heard, silence_s=0.2)
+        lost = await heard.end()
+        assert isinstance(lost, EngineLost)
+        assert 0.19 < asyncio.get_running_loop().time() - began < 2
+        assert lost.reached
+
+
+async def test_an_engine_is_not_silent_while_nobody_reads_it(legs: Legs) -> None:
+    async with Engine(says(CHUNKED, b"9\r\n" + EVENT + b"\r\n", b"0\r\n\r\n", pause_s=0.05)).open() as url:
+        heard = Heard()
+        leg = send(legs, url, heard, silence_s=0.3)
+        while not heard.status:
+            await asyncio.sleep(0.005)
+        leg.pause()
+        await asyncio.sleep(0.5)
+        assert not heard.over.done()
+        leg.resume()
+        assert await heard.end() is None
+        assert heard.bytes == EVENT
+
+
+async def test_a_closed_leg_says_nothing_and_closes_its_connection(legs: Legs) -> None:
+    gone = asyncio.Event()
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED)
+        await reader.read()
+        gone.set()
+
+    async with Engine(speak).open() as url:
+        heard = Heard()
+        leg = send(legs, url, heard)
+        while not heard.status:
+            await asyncio.sleep(0.005)
+        leg.close()
+        async with asyncio.timeout(5):
+            await gone.wait()
+        assert not heard.over.done()

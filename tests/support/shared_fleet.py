@@ -1,0 +1,281 @@
+"""A fleet that several routers share: real agents of mocks in the test's loop, routers as processes, a registry server.
+
+What agents hold to be true is read from the agents; what engines have is counted where requests reach the mocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self, cast
+
+import aiohttp
+from support.mock import mock_settings
+from support.redis_server import RedisServer, start
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.keys import key_line
+from cluster.registry.redis import RedisRegistry
+from decode.rules import DecodeRules
+from engine.agent.agent import Agent, AgentConfig
+from engine.mock.fleet import MockFleet
+from engine.mock.instance import Instance as Mock
+from engine.mock.settings import SimpleCosts
+from engine.vllm.child import Change, EngineProcess
+from engine.vllm.spec import EngineSpec
+from engine.vllm.supervise import State
+from prefill.rules import PrefillRules
+
+STEP_MS = 15.0
+"""Of the mocks: an answer of 40 tokens takes 0.6 s, so that three dozen at once are no load for two cores."""
+
+READY_S = 30.0
+"""Three routers on busy cores have started and been granted something by then."""
+
+
+class Standing:
+    """In the place of an `EngineProcess`: a mock that runs until its agent is told to stop."""
+
+    log_path = Path("mock.log")
+    model = "fake"
+
+    def __init__(self, mock: Mock, role: Role) -> None:
+        port = int(mock.url.rpartition(":")[2])
+        self.spec = EngineSpec(
+            instance=InstanceId(mock.settings.name), role=role, model="fake", python=sys.executable, device="cpu",
+            port=port, side_channel_port=1,
+        )  # fmt: skip
+        self.agent: Agent | None = None
+        self.stopped = asyncio.Event()
+
+    async def run(self) -> None:
+        assert self.agent is not None
+        for state in (State.STARTING, State.READY):
+            self.agent.engine_changed(Change(instance=self.spec.instance, state=state, detail="", epoch=1))
+        await self.stopped.wait()
+
+    def stop(self, *, at_once: bool = False) -> None:
+        self.stopped.set()
+
+
+class Front:
+    """One router's process."""
+
+    def __init__(self, argv: tuple[str, ...]) -> None:
+        self.process: subprocess.Popen[bytes] = start(argv, stderr=subprocess.DEVNULL)
+        self.endpoint = self.name = ""
+        self.alive = True
+
+    def read_ready(self) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the router ended with {self.process.wait(10)}"
+        self.endpoint = json.loads(line)["endpoint"]
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self.alive = False
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=10)
+
+
+class SharedFleet:
+    """`async with` starts everything, and ends it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        standin: bool,
+        tenants: Mapping[str, float],
+        roles: Mapping[Role, int],
+        places: int,
+        prompt_words: int = 6,
+        prefill_ms_per_1k: float = 5.0,
+    ) -> None:
+        """`places`: credits of each instance. `prompt_words`: of each request's prompt, about as many tokens."""
+        self.server = RedisServer(folder, standin=standin)
+        self.folder, self.tenants, self.roles, self.places = folder, tenants, roles, places
+        self._prompt = "once " * prompt_words
+        self._costs = SimpleCosts(step_ms=STEP_MS, prefill_ms_per_1k=prefill_ms_per_1k)
+        self.agents: dict[str, Agent] = {}
+        self.fronts: list[Front] = []
+        self.most: Counter[str] = Counter()
+        """By instance: requests it has had at once, at most."""
+        self.served: Counter[str] = Counter()
+        """By tenant."""
+        self.failed: list[str] = []
+        """What clients of living routers heard instead of an answer."""
+        self._asked: Counter[tuple[str, int]] = Counter()
+        """By tenant and router: how many clients there are to be."""
+        self._clients: dict[tuple[str, int], list[asyncio.Task[None]]] = {}
+        self._number = 0
+        self._begun = time.monotonic()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self.server.start()
+            stack.callback(self.server.kill)
+            settings = [
+                mock_settings(f"{role.value}-{number}", role, costs=self._costs)
+                for role, count in self.roles.items()
+                for number in range(count)
+            ]
+            mocks = await stack.enter_async_context(MockFleet(settings))
+            for mock in mocks.instances.values():
+                self._count(mock)
+                await self._begin_agent(mock, stack)
+            self.client = await stack.enter_async_context(
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            )
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for each in self._clients.values():
+            for client in each:
+                client.cancel()
+        everybody = [client for each in self._clients.values() for client in each]
+        if everybody:
+            await asyncio.wait(everybody)
+        for front in self.fronts:
+            front.kill()
+        await self._stack.aclose()
+
+    def _count(self, mock: Mock) -> None:
+        """Hear of every request that comes: there are never more at once than then."""
+        name, serving, own = mock.settings.name, mock.serving, mock.serving._start
+
+        def begin(*args: Any) -> None:
+            own(*args)
+            self.most[name] = max(self.most[name], serving.open_requests)
+
+        serving._start = begin  # type: ignore[method-assign]
+
+    async def _begin_agent(self, mock: Mock, stack: AsyncExitStack) -> None:
+        role = mock.settings.role
+        engine = Standing(mock, role)
+        registry = RedisRegistry.open(self.server.url, password_file=self.server.command.password_file)
+        rules = PrefillRules(legs_max=self.places) if role is Role.PREFILL else DecodeRules(streams_max=self.places)
+        agent = Agent(cast("EngineProcess", engine), rules, AgentConfig(), registry, lambda _: None, lambda _: None)
+        engine.agent = agent
+        running = asyncio.ensure_future(agent.run())
+
+        async def end() -> None:
+            engine.stopped.set()
+            await asyncio.wait({running})
+            running.result()
+
+        stack.push_async_callback(end)
+        self.agents[mock.settings.name] = agent
+
+    # -- routers --
+
+    async def begin_routers(self, count: int) -> None:
+        """Until each of them has been granted something everywhere, and has said that it goes by that."""
+        file = self._cluster_file()
+        argv = (sys.executable, "-m", "baton", "router", "--json", "--port", "0", "--admin-port", "0", "--config")
+        words = (str(file), "--registry", self.server.url, "--registry-password-file")
+        last = (str(self.server.command.password_file), "--log-level", "ERROR")
+        for _ in range(count):  # one after the other: who announces itself next is the one started last
+            front = Front((*argv, *words, *last))
+            self.fronts.append(front)
+        for front in self.fronts:
+            await asyncio.to_thread(front.read_ready)
+        await until(lambda: all(len(each) == count for each in self.grants().values()), "all have grants", READY_S)
+        await until(lambda: all(self.bound(name) <= self.places for name in self.agents), "all go by them", READY_S)
+        agent = next(iter(self.agents.values()))
+        assert agent._routers is not None
+        names = {member.beat.url: str(member.id) for member in agent._routers.snapshot()}
+        for front in self.fronts:
+            front.name = names[front.endpoint]
+
+    def _cluster_file(self) -> Path:
+        lines = ["models: [{name: fake}]", "slo: {any: {ttft_ms: 60000}}", "tenants:"]
+        (self.folder / "keys").mkdir()
+        for name, share in self.tenants.items():
+            (self.folder / "keys" / name).write_text(key_line(f"sk-{name}"))
+            lines.append(f"  {name}: {{share: {share:g}}}")
+        file = self.folder / "baton.yaml"
+        file.write_text("\n".join(lines) + "\n")
+        return file
+
+    def grants(self) -> dict[str, dict[str, int]]:
+        """By instance and router."""
+        return {name: agent.state()["grants"] for name, agent in self.agents.items()}
+
+    def granted(self, router: int) -> int:
+        """What a router has of all decode instances together."""
+        name = self.fronts[router].name
+        return sum(each.get(name, 0) for at, each in self.grants().items() if self.agents[at].spec.role.decodes)
+
+    def bound(self, name: str) -> int:
+        """Legs that all routers can have at an instance at most, as its agent has it."""
+        return self.agents[name].machine.shared.bound
+
+    def credits(self, name: str) -> int:
+        """An instance's, now."""
+        return self.agents[name].machine.credits
+
+    # -- clients --
+
+    def clients(self, tenant: str, router: int, count: int) -> None:
+        """So many that ask this router one request after the other; more than there are begin, too many stop after
+        their next answer.
+        """
+        at = (tenant, router)
+        self._asked[at] = count
+        clients = self._clients.setdefault(at, [])
+        clients[:] = [each for each in clients if not each.done()]
+        clients += [asyncio.create_task(self._client(tenant, router, number)) for number in range(len(clients), count)]
+
+    async def _client(self, tenant: str, router: int, number: int) -> None:
+        front = self.fronts[router]
+        while number < self._asked[tenant, router]:
+            self._number += 1
+            body = {"model": "fake", "prompt": f"[{self._number}] {self._prompt}", "max_tokens": 40}
+            headers = {"Authorization": f"Bearer sk-{tenant}", "x-slo-class": "any"}
+            try:
+                async with self.client.post(f"{front.endpoint}/v1/completions", json=body, headers=headers) as answer:
+                    if answer.status == 200:
+                        await answer.read()
+                        self.served[tenant] += 1
+                    else:
+                        self._fail(router, f"{answer.status} {await answer.text()}")
+            except aiohttp.ClientError as error:
+                if front.alive:
+                    self._fail(router, repr(error))
+                return  # its router is dead: it goes to another one
+
+    def _fail(self, router: int, said: str) -> None:
+        self.failed.append(f"{time.monotonic() - self._begun:.1f} s: router {router}: {said}")
+
+    async def shares(self, seconds: float) -> tuple[dict[str, float], float]:
+        """Over the next seconds: requests served by tenant, by its weight; and how many a second in all."""
+        before, begun = Counter(self.served), time.monotonic()
+        await asyncio.sleep(seconds)
+        took_s = time.monotonic() - begun
+        done = {name: self.served[name] - before[name] for name in self.tenants}
+        return {name: count / self.tenants[name] for name, count in done.items()}, sum(done.values()) / took_s
+
+
+async def until(condition: Any, what: str, within_s: float) -> float:
+    """Wait for a condition that others bring about; how long it took, in seconds."""
+    begun = time.monotonic()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await asyncio.sleep(0.02)
+    assert condition(), f"not within {within_s:g} s: {what}"
+    return time.monotonic() - begun

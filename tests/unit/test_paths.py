@@ -1,0 +1,132 @@
+"""The table of paths: what it matches, what it keeps out, what engines' own tables say, and the pages made from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster import wire
+from cluster.errors import ApiError
+from cluster.ids import InstanceId
+from router.aliases import Aliases, in_form
+from router.exact import GENERATING_PATHS
+from router.openapi import document
+from router.paths import PATHS, TEMPLATES_MAX, Catalogue, How, check, find, paths_in, response_id, tag_in
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+A, B = InstanceId("a"), InstanceId("b")
+
+
+def test_every_row_is_found_by_its_own_path() -> None:
+    for row in PATHS:
+        found = find(row.template.replace("{response_id}", "resp_1").replace("{model}", "org/name"))
+        assert found is not None
+        assert found[0] is row, row.template
+    assert find("/v1/responses/resp_1/cancel")[1] == {"response_id": "resp_1"}  # type: ignore[index]
+    assert find("/v1/responses/a/b") is None
+
+
+def test_the_split_paths_are_those_that_are_handed_over() -> None:
+    assert {row.template for row in PATHS if row.how is How.SPLIT} == GENERATING_PATHS
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [
+        ("/v1/completions", "GET", 405),
+        ("/v1/models", "DELETE", 405),
+        ("/v1/realtime", "GET", 501),
+        ("/v1/load_lora_adapter", "POST", 403),
+        *(
+            (path, "POST", 404)
+            for path in ("", "/", "/v1/", "/v1//x", "/v1/../x", "/v1/x/..", "/v1/./x", "/v1/%2e", "/v1/é")
+        ),
+        *((path, "POST", 404) for path in ("/v1/a b", "/v1/a\\b", "/v1/a\n", "/v1/a?b", "/v1/a#b", "v1/a")),
+    ],
+)
+def test_what_does_not_go_on(path: str, method: str, status: int) -> None:
+    with pytest.raises(ApiError) as refused:
+        check(path, method)
+    assert refused.value.status == status
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/made/up", "/v1/responses/resp_a-1", "/v1/a..b", "/v1/.a"])
+def test_what_does(path: str) -> None:
+    check(path, "GET" if "responses" in path else "POST")
+
+
+def test_engines_tell_what_they_have() -> None:
+    catalogue = Catalogue()
+    listed = {"/v1/embeddings": {}, "/v1/responses/{response_id}": {}, "/files/{name}/{name}": {}, "/x(": {}, "bad": {}}
+    catalogue.told(A, paths_in({"paths": listed}))
+    catalogue.told(B, paths_in({"detail": "Not Found"}))
+    assert catalogue.lacking("/v1/embeddings", [A, B]) == frozenset()
+    assert catalogue.lacking("/v1/responses/resp_1", [A, B]) == frozenset()
+    assert catalogue.lacking("/v1/responses/resp_1/cancel", [A, B]) == {A}
+    assert catalogue.lacking("/v1/score", [A, InstanceId("never asked")]) == {A}
+    catalogue.forget(A)
+    assert catalogue.lacking("/v1/score", [A]) == frozenset()
+
+
+@pytest.mark.parametrize("said", [None, [], {}, {"paths": []}, {"paths": {}}, {"paths": None}, "x", 7])
+def test_what_is_no_openapi_says_nothing(said: object) -> None:
+    assert paths_in(said) is None
+
+
+def test_an_engine_cannot_say_too_much() -> None:
+    told = paths_in({"paths": {f"/p{number}": {} for number in range(TEMPLATES_MAX + 5)}})
+    assert told is not None
+    assert len(told) == TEMPLATES_MAX
+
+
+def test_an_id_tells_its_owner() -> None:
+    assert tag_in(response_id("c" * 32, "t" * 16)) == "t" * 16
+    assert tag_in("short") == "short"
+
+
+def test_aliases() -> None:
+    aliases = Aliases({"gpt": "real", "real": "other", "real2": "real"})
+    body = {"model": "gpt"}
+    assert aliases.apply(body)
+    assert body == {"model": "real"}, "one step, never two"
+    for odd in ({}, {"model": None}, {"model": ["gpt"]}, {"model": "unknown"}):
+        before = dict(odd)
+        assert not aliases.apply(odd)
+        assert odd == before
+    cards = aliases.cards({"real": {"id": "real", "parent": "x"}})
+    assert [card["id"] for card in cards] == ["real", "gpt", "real2"], "an alias never hides a model"
+    assert cards[1] == {"id": "gpt", "root": "real", "parent": None}
+
+
+FORM = (
+    b'--X\r\nContent-Disposition: form-data; name="model"\r\n\r\ngpt\r\n'
+    b'--X\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\ngpt\r\n\r\n--Y\r\n--X--\r\n'
+)
+TYPE = "multipart/form-data; boundary=X"
+
+
+def test_a_forms_model_alone_is_changed() -> None:
+    changed, name = in_form(Aliases({"gpt": "a-longer-name"}), FORM, TYPE)
+    assert name == "a-longer-name"
+    assert changed == FORM.replace(b'"model"\r\n\r\ngpt', b'"model"\r\n\r\na-longer-name')
+    assert wire.form_parts(changed, TYPE) == [("model", b"a-longer-name"), ("file", b"gpt\r\n\r\n--Y")]
+    assert in_form(Aliases({}), FORM, TYPE) == (FORM, "gpt")
+    assert in_form(Aliases({"gpt": "x"}), FORM.replace(b'"file"', b'"model"'), TYPE)[1] is None
+
+
+def test_the_document_in_docs_is_what_the_router_answers() -> None:
+    made = json.loads((DOCS / "openapi.json").read_text())
+    assert made == document(), "make it again: .venv/bin/python tools/api_table.py"
+
+
+def test_the_document_names_every_path_and_points_nowhere_else() -> None:
+    said = document()
+    assert set(said["paths"]) == {row.template for row in PATHS if row.how is not How.REFUSED}
+    text = json.dumps(said)
+    for kind in ("schemas", "responses"):
+        for name in said["components"][kind]:
+            assert f"#/components/{kind}/{name}" in text
+    assert text.count("$ref") == text.count("#/components/schemas/Error") + text.count("#/components/responses/Error")

@@ -1,0 +1,98 @@
+"""Who is set aside: routers that hear each other in any order come to the same end."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
+from cluster.registry.membership import QUARANTINED_MAX, Heartbeat, Kind, decode, encode
+from router.decisions import entry_of
+from router.desk import Seat
+from router.journey import Choose
+from router.logged import Log, desk_of, view_of
+from router.policy import POLICIES
+from router.policy.candidates import Wanted
+from router.quarantine import BECAUSE_MAX, WORDS_MAX, Quarantine
+from router.view import View
+from sim.replay import replay
+
+A, B = InstanceId("a"), InstanceId("b")
+
+
+def test_the_last_word_holds() -> None:
+    one, other = Quarantine("one"), Quarantine("other")
+    one.say(A, aside=True, because="its link drops")
+    assert other.hear(one.words)
+    assert other.aside == {A: "its link drops"}
+    other.say(A, aside=False)
+    assert not other.hear(one.words), "an older word changes nothing"
+    assert one.hear(other.words)
+    assert one.aside == {}
+
+
+NAMES = st.sampled_from(["one", "other", "third"])
+TURNS = st.lists(st.tuples(NAMES, st.sampled_from([A, B]), st.booleans() | NAMES), max_size=12)
+
+
+@given(turns=TURNS, order=st.permutations(["one", "other", "third"]))
+def test_all_agree_in_the_end(turns: list[tuple[str, InstanceId, bool | str]], order: list[str]) -> None:
+    routers = {name: Quarantine(name) for name in ("one", "other", "third")}
+    for name, instance, what in turns:
+        if isinstance(what, bool):
+            routers[name].say(instance, aside=what)
+        else:
+            routers[name].hear(routers[what].words)
+    for _ in range(2):
+        for name in order:
+            for other in order:
+                routers[name].hear(routers[other].words)
+    assert routers["one"].words == routers["other"].words == routers["third"].words
+
+
+def test_it_is_bounded_and_fits_an_announcement() -> None:
+    kept = Quarantine("router-12345678")
+    for number in range(WORDS_MAX + 10):
+        kept.say(InstanceId(f"{'x' * 100}-{number}"), aside=number % 2 == 0, because="ü" * 500 + "\n")
+    assert len(kept.words) == WORDS_MAX == QUARANTINED_MAX
+    assert all(len(word.because) == BECAUSE_MAX for word in kept.words.values())
+    assert sum(word.aside for word in kept.words.values()) >= WORDS_MAX // 2
+    said = {str(name): tuple(word) for name, word in kept.words.items()}
+    beat = Heartbeat(id=InstanceId("r"), agent="r", url="http://r", kind=Kind.ROUTER, quarantined=said)
+    assert decode(encode(beat)) == (beat, "")
+
+
+def test_who_is_set_aside_gets_nothing_also_in_its_next_life() -> None:
+    view = View()
+    instance = Instance(id=A, role=Role.DECODE, url="http://a", epoch=1)
+    view.add(instance)
+    view.seen(A, None, Load())
+    assert view.get(A).said_state == "up"
+    view.set_aside({A: "slow"})
+    assert (view.get(A).ready, view.get(A).said_state) == (False, "quarantined")
+    assert not len(view.all().ready(None).any)
+    view.add(Instance(id=A, role=Role.DECODE, url="http://a", epoch=2))
+    view.seen(A, None, Load())
+    assert not view.get(A).ready
+    view.set_aside({})
+    assert view.get(A).ready
+    assert len(view.all().ready(None).any) == 1
+
+
+def test_a_decision_log_tells_it() -> None:
+    """Else its choices could not be made again."""
+    lines: list[bytes] = []
+    log = Log(lines.append, "least_load")
+    view = view_of(log, None)
+    for name in (A, B):
+        view.add(Instance(id=name, role=Role.BOTH, url=f"http://{name}"))
+        view.seen(name, ({"id": "m"},), Load())
+    desk = desk_of(log, view, POLICIES["least_load"], admission=False, foresees=False)
+    ask = Choose(frozenset(), hand_over=False)
+    for reasons in ({A: "slow"}, {B: "slow"}):
+        view.set_aside(reasons)
+        chosen, _ = desk.choose(Seat(Wanted(model="m", hand_over=False)), ask, 0.0)
+        assert chosen.decode not in reasons
+    replayed = replay(map(entry_of, lines))
+    assert (replayed.choices, replayed.differences) == (2, ())

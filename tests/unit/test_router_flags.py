@@ -1,0 +1,68 @@
+"""Aliases, certificates and operators' keys of `baton router`: from flags, from the cluster file, or refused."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from baton.commands import router
+from cluster.errors import UsageError
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Role
+from cluster.keys import digest, key_line
+from cluster.spec import Spec, parse
+from router.config import RouterConfig
+
+FILE = """
+models:
+  - {name: org/model, served_name: mine, aliases: [gpt-4o, other]}
+router: {tls_cert_file: keys/cert.pem, tls_key_file: keys/key.pem, admin_key_file: keys/admin}
+"""
+
+
+def args(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    router.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def spec() -> Spec:
+    return parse(FILE, "baton.yaml").usable()
+
+
+def test_aliases_of_the_file_and_of_flags() -> None:
+    assert router._aliases(args(), None) == {}
+    assert router._aliases(args(), spec()) == {"gpt-4o": "mine", "other": "mine"}
+    flags = args("--alias", "gpt-4o=a/b", "--alias", "new=c=d")
+    assert router._aliases(flags, spec()) == {"gpt-4o": "a/b", "other": "mine", "new": "c=d"}
+
+
+@pytest.mark.parametrize("wrong", ["x", "=model", "name=", "="])
+def test_an_alias_that_is_none(wrong: str) -> None:
+    with pytest.raises(UsageError, match="NAME=MODEL"):
+        router._aliases(args("--alias", wrong), None)
+
+
+def test_files_are_beside_the_cluster_file_unless_flags_name_others(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "admin").write_text(key_line("sk-operator"))
+    config = str(tmp_path / "baton.yaml")
+    found = router._files(args("--config", config, "--tls-key-file", "given.pem"), spec())
+    assert found["tls_cert_file"] == str(tmp_path / "keys" / "cert.pem")
+    assert found["tls_key_file"] == "given.pem"
+    assert found["admin_keys"]() == (digest("sk-operator"),)
+    nothing = router._files(args(), None)
+    assert nothing == {"tls_cert_file": None, "tls_key_file": None, "admin_keys": None}
+
+
+def test_a_file_of_operators_keys_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--admin-key-file: no file .*gone; `baton key new"):
+        router._files(args("--admin-key-file", str(tmp_path / "gone")), None)
+
+
+def test_a_key_without_a_certificate_is_refused() -> None:
+    only = (Instance(id=InstanceId("x"), role=Role.BOTH, url="http://127.0.0.1:9"),)
+    with pytest.raises(UsageError, match="--tls-key-file without --tls-cert-file"):
+        RouterConfig(instances=only, tls_key_file="key.pem")
