@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from router.admission import Gate
     from router.prices import Prices
 
+MET_MAX: Final = 4096
+"""Producers remembered of a decode instance: four lives of each of a thousand. Who is forgotten is met once more."""
+
 FAILURES_UNTIL_DOWN = 2
 """Probes in a row that must fail before an instance is taken out: one lost probe on a busy machine is noise."""
 
@@ -336,7 +339,8 @@ class View:
     def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
         self._fleet: Final = Fleet(makes)
         self._instances: Final = self._fleet.by_id
-        self._warm: set[tuple[str, InstanceId]] = set()
+        self._met: Final[dict[InstanceId, dict[str, None]]] = {}
+        """By decode instance, the producers it has pulled from, the oldest first."""
         self._aside: Mapping[InstanceId, str] = {}
         self.routers = 1
         """Routers that share the fleet, this one included."""
@@ -378,6 +382,7 @@ class View:
             view = self._instances[gone]
             view.accepting = False
             view.state = "gone"
+            self._forget_handshakes(gone)
             if view.inflight == 0:
                 self._fleet.remove(gone)
         return frozenset(lost)
@@ -449,15 +454,18 @@ class View:
         return was_up
 
     def _forget_handshakes(self, decode: InstanceId) -> None:
-        self._warm = {pair for pair in self._warm if pair[1] != decode}  # a new engine has met nobody
+        self._met.pop(decode, None)  # a new engine has met nobody
 
     def pair_met(self, producer: str, decode: InstanceId) -> None:
         """A decode instance has pulled from a producer (named by its engine id, which is new at every start)."""
-        self._warm.add((producer, decode))
+        met = self._met.setdefault(decode, {})
+        met[producer] = None
+        if len(met) > MET_MAX:  # producers that started anew are never named again
+            del met[next(iter(met))]
 
     def pair_warm(self, producer: str, decode: InstanceId) -> bool:
         """Whether the two have shaken hands."""
-        return (producer, decode) in self._warm
+        return producer in self._met.get(decode, ())
 
     def leg_started(self, instance: InstanceId) -> None:
         """A leg of ours goes there."""

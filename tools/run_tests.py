@@ -1,7 +1,7 @@
-"""`make test`: pure tests on both cores, then everything that keeps time, alone.
+"""`make test`: pure tests on all cores, then everything that keeps time, alone.
 
-Tests of values (tests/unit, property, playbook, sim) disturb nobody: two runs of pytest share them, and what the second
-one says is printed when the first has ended. Servers, engines and faults come after them, one run, with the machine to
+Tests of values (tests/unit, property, playbook, sim) disturb nobody: three runs of pytest share them, and what the others
+say is printed when the first has ended. Servers, engines and faults come after them, one run, with the machine to
 itself: their limits are on the wall clock. With words on the command line it is plain pytest. Standard library only.
 """
 
@@ -11,41 +11,48 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from typing import IO
 
-PURE = (("tests/unit", "tests/playbook"), ("tests/property", "tests/sim"))
-"""Two halves that take about as long as each other: 75 s of CPU and 100 s."""
+PURE = (("tests/unit", "tests/playbook"), ("tests/property",), ("tests/sim",))
+"""Thirds that take about as long as each other: 70 to 80 s of CPU."""
 KEEP_TIME = ("tests/contract", "tests/live", "tests/chaos")
 
 
 def pytest_of(folders: Sequence[str], *, alone: bool) -> list[str]:
-    """The command; two runs at once do not share pytest's cache."""
+    """The command; runs at one time do not share pytest's cache."""
     return [sys.executable, "-m", "pytest", *folders, *(() if alone else ("-p", "no:cacheprovider"))]
 
 
-def both_halves() -> bool:
+def pure() -> bool:
     """Whether all pure tests passed."""
-    with tempfile.TemporaryFile() as said:
-        beside = subprocess.Popen(pytest_of(PURE[1], alone=False), stdout=said, stderr=subprocess.STDOUT)
-        try:
-            here = subprocess.run(pytest_of(PURE[0], alone=False), check=False).returncode
-            print(f"… and {' '.join(PURE[1])}, which ran beside them:", flush=True)
-            there = beside.wait()
-        finally:
-            beside.kill()
-            beside.wait()
-        said.seek(0)
-        sys.stdout.buffer.write(said.read())
-        sys.stdout.flush()
-    return here == there == 0
+    beside: list[tuple[Sequence[str], subprocess.Popen[bytes], IO[bytes]]] = []
+    try:
+        for folders in PURE[1:]:
+            said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+            command = pytest_of(folders, alone=False)
+            beside.append((folders, subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT), said))
+        passed = subprocess.run(pytest_of(PURE[0], alone=False), check=False).returncode == 0
+        for folders, running, said in beside:
+            print(f"{' '.join(folders)}, beside them:", flush=True)
+            passed &= running.wait() == 0
+            said.seek(0)
+            sys.stdout.buffer.write(said.read())
+            sys.stdout.flush()
+    finally:
+        for _, running, said in beside:
+            running.kill()
+            running.wait()
+            said.close()
+    return passed
 
 
 def main(words: list[str]) -> int:
     """Exit code as pytest's: 0 when everything passed."""
     if words:
         return subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
-    pure = both_halves()
+    passed = pure()
     rest = subprocess.run(pytest_of(KEEP_TIME, alone=True), check=False).returncode
-    return rest if pure else 1
+    return rest if passed else 1
 
 
 if __name__ == "__main__":

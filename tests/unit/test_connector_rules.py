@@ -293,6 +293,10 @@ def test_no_question_raises(value: Any, raw: bytes) -> None:
 # --- reads to their end ----------------------------------------------------------------------------------------------
 
 
+class nixlNotAllowedError(Exception):  # noqa: N801 - NIXL's name
+    pass
+
+
 class Wire:
     """A NIXL agent whose transfers do what a script says."""
 
@@ -310,6 +314,8 @@ class Wire:
         state = next(self.states[handle]) if handle in self.states else "DONE"
         if state == "raise":
             raise RuntimeError("NIXL_ERR_BACKEND")
+        if state == "not told":
+            raise nixlNotAllowedError("NIXL_ERR_NOT_ALLOWED")
         return state
 
     def get_xfer_telemetry(self, handle: str) -> str:
@@ -394,6 +400,16 @@ def test_a_read_that_cannot_be_given_back_may_still_write() -> None:
     assert p.step() == 1 and p.step() == 1 and p.take("r") is None
     wire.keeps.clear()
     assert p.step() == 0 and p.take("r") is not None
+
+
+def test_a_read_of_whose_end_nothing_is_said_may_still_write() -> None:
+    """Its peer was forgotten: NIXL gives the handle back readily, and the bytes come all the same."""
+    p, wire = pulls(h=["not told", "not told", "ERR"])
+    p.add("r", ["h"], [Source("a", 64, b"note")], MARK)
+    assert p.step() == 1 and p.step() == 1 and wire.released == [] and p.take("r") is None
+    assert p.step() == 0 and wire.released == ["h"]
+    told = p.take("r")
+    assert told is not None and told.broken
 
 
 def test_all_ranks_must_vouch() -> None:

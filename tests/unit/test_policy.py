@@ -4,7 +4,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.policy import POLICIES
 from router.policy.candidates import Wanted
-from router.view import Reported, View
+from router.view import MET_MAX, Reported, View
 
 
 def fleet(*specs: tuple[str, Role]) -> View:
@@ -92,6 +92,19 @@ def test_a_decode_instance_that_went_down_has_met_nobody() -> None:
     assert view.pair_warm("engine", InstanceId("d"))
     view.unreachable(InstanceId("d"))
     assert not view.pair_warm("engine", InstanceId("d"))
+
+
+def test_whom_a_decode_instance_has_met_is_bounded() -> None:
+    """Prefill engines have a new name at every start: what is kept of the old ones must not grow for ever."""
+    view = View()
+    d = InstanceId("d")
+    view.fold((reported("d", Role.DECODE),))
+    for life in range(MET_MAX + 10):
+        view.pair_met(f"e{life}", d)
+    assert len(view._met[d]) == MET_MAX
+    assert not view.pair_warm("e9", d) and view.pair_warm("e10", d) and view.pair_warm(f"e{MET_MAX + 9}", d)
+    view.fold(())
+    assert not view._met, "it left"
 
 
 def test_models_stay_known_while_their_engines_are_away() -> None:
