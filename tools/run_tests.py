@@ -1,8 +1,8 @@
 """`make test`: pure tests on all cores, then everything that keeps time, alone.
 
-Tests of values (tests/unit, property, playbook, sim) disturb nobody: three runs of pytest share them, and what the others
-say is printed when the first has ended. Servers, engines and faults come after them, one run, with the machine to
-itself: their limits are on the wall clock. With words on the command line it is plain pytest. Standard library only.
+Tests of values (tests/unit, property, playbook, sim) disturb nobody: three runs of pytest share them, and what the
+others say is printed when the first has ended. Servers, engines and faults come after them, one run, with the machine
+to itself: their limits are on the wall clock. With words on the command line it is plain pytest. Standard library only.
 """
 
 from __future__ import annotations
