@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import IO
 
-PURE = (("tests/unit", "tests/playbook"), ("tests/property",), ("tests/sim",))
+PURE: tuple[tuple[str, ...], ...] = (("tests/unit", "tests/playbook"), ("tests/property",), ("tests/sim",))
 """Thirds that take about as long as each other: 70 to 80 s of CPU."""
 KEEP_TIME = ("tests/contract", "tests/live", "tests/chaos")
 
@@ -27,10 +27,10 @@ def pure() -> bool:
     """Whether all pure tests passed."""
     beside: list[tuple[Sequence[str], subprocess.Popen[bytes], IO[bytes]]] = []
     try:
-        for folders in PURE[1:]:
-            said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-            command = pytest_of(folders, alone=False)
-            beside.append((folders, subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT), said))
+        for others in PURE[1:]:
+            out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+            command = pytest_of(others, alone=False)
+            beside.append((others, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT), out))
         passed = subprocess.run(pytest_of(PURE[0], alone=False), check=False).returncode == 0
         for folders, running, said in beside:
             print(f"{' '.join(folders)}, beside them:", flush=True)
