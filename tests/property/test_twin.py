@@ -109,7 +109,7 @@ def scripts(draw: st.DrawFn, *, transfers: bool = True, disturbed: bool = True, 
         death, pause = draw(st.integers(0, 40_000)), draw(st.integers(0, 5_000))
         events += [(death, ev.Die()), (death + pause, ev.Start(2))]
     events.sort(key=lambda row: row[0])
-    costs = draw(st.sampled_from([Linear(), Linear(step=1, token=0, request=0, context=1), TICKS]))
+    costs = draw(st.sampled_from([Linear(), Linear(step=20, token=0, request=0, context=1), TICKS]))
     return Script(config, costs, tuple(events), draw(st.integers(0, 9000)), draw(st.booleans()))
 
 
