@@ -78,7 +78,7 @@ class Engines:
                 _wait(engine)
             ours = [name for name, role in self.roles.items() if not self.transfer(role)]
             introduce_each_other(*((name, self.door(name)) for name in ours))
-        except BaseException:
+        except BaseException:  # an interrupt too: no engine is left behind
             self.stop()
             raise
         return self

@@ -88,7 +88,7 @@ def rows_of(names: Sequence[str], data: Path, processes: int, sources: str) -> I
         try:
             for done in as_completed([pool.submit(one, name, data, sources) for name in names]):
                 yield done.result()
-        except BaseException:
+        except BaseException:  # an interrupt too: what has not begun does not begin
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 

@@ -108,7 +108,7 @@ class Door:
             return {"error": ask}
         try:
             return self._answer(ask)
-        except Exception as error:
+        except Exception as error:  # whatever it was: who asks is told, and the engine behind the door goes on
             logger.exception("the door could not answer %s", type(ask).__name__)
             return {"error": f"{type(error).__name__}: {error}"}
 

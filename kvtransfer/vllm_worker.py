@@ -207,7 +207,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             return
         try:
             self._read(req_id, meta, self._expected.get(req_id))
-        except Exception as error:
+        except Exception as error:  # one pull that fails is computed here; raised, it would end the engine
             if not isinstance(error, NotServed):
                 logger.exception("%s cannot be pulled", req_id)
             else:

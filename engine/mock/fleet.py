@@ -43,7 +43,7 @@ class MockFleet:
                 instance.begin()
             for instance in self.instances.values():
                 await instance.ready.wait()
-        except BaseException:
+        except BaseException:  # a cancellation too: no port stays open
             await self._close()
             raise
         return self

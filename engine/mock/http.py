@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
             exchange = self._exchange = Exchange(self, keep_alive=request.keep_alive)
             try:
                 self._handler.handle(request, exchange)
-            except Exception:
+            except Exception:  # one broken answer must not take the server with it
                 logger.exception("%s %s", request.method, request.path)
                 self.abort()
 

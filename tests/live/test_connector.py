@@ -327,7 +327,8 @@ def test_no_port_is_open_beside_the_servers_own(fleet: Fleet) -> None:
 def test_an_idle_engine_takes_little_of_a_core(fleet: Fleet) -> None:
     """Also one that holds, which vLLM alone does by a step every millisecond."""
     running = fleet.engines.running
-    assert cores_used(running["p"], 3.0) < 0.10 and cores_used(running["d"], 3.0) < 0.10, "seen: 2 to 5 %"
+    for name in ("p", "d"):  # the least of three looks: what is left of the test before only adds
+        assert min(cores_used(running[name], 3.0) for _ in range(3)) < 0.05, name
     name = fleet.name()
     fleet.leg(fleet.prompt(300), name)
     time.sleep(2)

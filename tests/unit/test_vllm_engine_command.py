@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.simulated import one
 
 from baton.commands import engine
 from cluster.errors import UsageError
+from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.vllm.hardware import Hardware
 from engine.vllm.placement import Gpu
+from engine.vllm.spec import EngineSpec
+from sim.instance import rules_of
 
 pytestmark = pytest.mark.sockets
 
@@ -145,6 +149,22 @@ def test_credits_are_for_as_many_as_the_engine_runs_at_once(
     """256 credits let an H100, which runs 1,024 requests at once, idle."""
     gpu = Gpu(id="0", name=name, memory_mib=round(gib * 1024))
     assert engine.seqs_max(words, (gpu,), ()) == seqs
+
+
+@pytest.mark.parametrize("role", Role)
+def test_simulated_agents_go_by_the_same_rules(role: Role) -> None:
+    simulated = one("i", role, config={"max_num_seqs": 96})
+    spec = EngineSpec(
+        instance=InstanceId("i"),
+        role=role,
+        model="m",
+        python="p",
+        device="cpu",
+        port=1,
+        side_channel_port=2,
+        seqs_max=96,
+    )
+    assert engine.agent_rules(spec)[role] == rules_of(simulated)
 
 
 def test_the_smallest_of_its_own_gpus_counts() -> None:
