@@ -1,8 +1,9 @@
-"""`make test`: pure tests on all cores, then everything that keeps time, alone.
+"""`make test`: what disturbs nobody on all cores, then everything that keeps time, alone.
 
-Tests of values (tests/unit, property, playbook, sim) disturb nobody: three runs of pytest share them, and what the
-others say is printed when the first has ended. Servers, engines and faults come after them, one run, with the machine
-to itself: their limits are on the wall clock. With words on the command line it is plain pytest. Standard library only.
+Tests of values (tests/unit, property, playbook, sim) need the processor and no clock; tests on mocks (tests/contract)
+mostly wait: four runs of pytest share them, and what the others say is printed when the first has ended. What measures
+(the mark `timed`), real engines and faults come after them, one run, with the machine to itself: their limits are on
+the wall clock. With words on the command line it is plain pytest. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,25 +14,30 @@ import tempfile
 from collections.abc import Sequence
 from typing import IO
 
-PURE: tuple[tuple[str, ...], ...] = (("tests/unit", "tests/playbook"), ("tests/property",), ("tests/sim",))
-"""Thirds that take about as long as each other: 70 to 80 s of CPU."""
-KEEP_TIME = ("tests/contract", "tests/live", "tests/chaos")
+TOGETHER: tuple[tuple[str, ...], ...] = (
+    ("tests/unit", "tests/playbook"), ("tests/property",), ("tests/sim",), ("tests/contract",),
+)  # fmt: skip
+"""Three that take 70 to 80 s of CPU each, and one that waits longer than it computes."""
+ALONE = ("tests/contract", "tests/live", "tests/chaos")
+BESIDE_OTHERS = "not long and not timed and not live"
+BY_ITSELF = "not long and (timed or live)"
 
 
 def pytest_of(folders: Sequence[str], *, alone: bool) -> list[str]:
     """The command; runs at one time do not share pytest's cache."""
-    return [sys.executable, "-m", "pytest", *folders, *(() if alone else ("-p", "no:cacheprovider"))]
+    marks = BY_ITSELF if alone else BESIDE_OTHERS
+    return [sys.executable, "-m", "pytest", "-m", marks, *folders, *(() if alone else ("-p", "no:cacheprovider"))]
 
 
-def pure() -> bool:
-    """Whether all pure tests passed."""
+def together() -> bool:
+    """Whether all that can run beside each other passed."""
     beside: list[tuple[Sequence[str], subprocess.Popen[bytes], IO[bytes]]] = []
     try:
-        for others in PURE[1:]:
+        for others in TOGETHER[1:]:
             out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
             command = pytest_of(others, alone=False)
             beside.append((others, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT), out))
-        passed = subprocess.run(pytest_of(PURE[0], alone=False), check=False).returncode == 0
+        passed = subprocess.run(pytest_of(TOGETHER[0], alone=False), check=False).returncode == 0
         for folders, running, said in beside:
             print(f"{' '.join(folders)}, beside them:", flush=True)
             passed &= running.wait() == 0
@@ -50,8 +56,8 @@ def main(words: list[str]) -> int:
     """Exit code as pytest's: 0 when everything passed."""
     if words:
         return subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
-    passed = pure()
-    rest = subprocess.run(pytest_of(KEEP_TIME, alone=True), check=False).returncode
+    passed = together()
+    rest = subprocess.run(pytest_of(ALONE, alone=True), check=False).returncode
     return rest if passed else 1
 
 

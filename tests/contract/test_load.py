@@ -25,6 +25,8 @@ from loadgen.record import INTERRUPTED, Record
 from loadgen.replay import Load, Replay, Sending
 from loadgen.report import Run, Targets, report_of
 
+pytestmark = pytest.mark.timed
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

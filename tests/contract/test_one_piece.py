@@ -5,12 +5,15 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
+import pytest
 from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.instance import Role
 from cluster.spec import SloClass, WhenMissed
 from engine.mock.settings import SimpleCosts
+
+pytestmark = pytest.mark.timed
 
 STORY = "Once upon a time a small robot found a bright red lantern near the river. " * 25
 """About 450 tokens: 85 ms here, where the router takes an engine that it does not know to need 22."""

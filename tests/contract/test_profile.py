@@ -18,6 +18,8 @@ from costs.profile import read_profiles
 from costs.step import decoding, prompt
 from engine.tiny import model_path
 
+pytestmark = pytest.mark.timed
+
 TESTS = Path(__file__).resolve().parents[1]
 
 LATE_MS = 2.0

@@ -10,6 +10,8 @@ from support.fleet import Fleet, Starter, eventually
 from cluster import wire
 from router import journey
 
+pytestmark = pytest.mark.timed
+
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 MINE = {"X-Request-Id": "mine"}
 LIMIT_S = 1.0

@@ -36,6 +36,8 @@ from router import body as bodies
 from router.app import serve
 from router.config import RouterConfig
 
+pytestmark = pytest.mark.timed
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 STORY = "Once upon a time a small robot found a bright red lantern near the river. " * 3
 STEP_MS, TRANSFER_MS = 50.0, 80.0
