@@ -50,6 +50,8 @@ class Wanted:
     """What moves its KV cache: vLLM's own connector, or ``baton``."""
     door: str = ""
     """Path of its connector's socket, where that is Baton's."""
+    digests: bool = False
+    """Whether pulled blocks are compared with what was held, where the connector is Baton's."""
 
     @property
     def gpus(self) -> int:
@@ -106,6 +108,7 @@ class Planned:
             words += ["--flips"]
         if wanted.door:
             words += ["--transfer", wanted.connector, "--door", wanted.door]
+            words += ["--digests"] if wanted.digests else []
         for name, value in wanted.env.items():
             words += ["--env", f"{name}={value}"]
         return words
@@ -142,6 +145,7 @@ def from_file(spec: Spec, vllm_args: list[str]) -> list[Wanted]:
             kv_lease_s=each.kv_lease_s,
             flips=each.flips,
             connector=each.connector,
+            digests=each.digests,
         )
         for each in instances(spec)
     ]

@@ -69,6 +69,10 @@ class _Pull:
     handles: list[Any]
     sources: Sequence[Source]
     mark: bytes
+    beside: list[Any]
+    """Reads of what is no block: followed like the others, and not told of."""
+    wrong: Callable[[], str] | None
+    """Why what has come is not what was held; empty: it is."""
     looks: list[tuple[Any, int]] = field(default_factory=list)
     """Reads of slots, and where what they say lands."""
     looking: bool = False
@@ -105,6 +109,25 @@ class Landings:
         self._free.append(place)
 
 
+def try_to_read(agent: Agent, look: Callable[[], Any], wait: Callable[[], None], times: int) -> bool:
+    """Whether one slot of a producer can be read, looked at so many times with a `wait` between. Never raises.
+
+    Where it does not end, it may still write: the place it is read into must be used for nothing else.
+    """
+    try:
+        handle = look()
+        agent.transfer(handle)
+        for _ in range(times):
+            state = agent.check_xfer_state(handle)
+            if state != "PROC":
+                agent.release_xfer_handle(handle)
+                return state == "DONE"
+            wait()
+    except Exception:  # noqa: BLE001 - NIXL raises classes of its own, some from C++
+        return False
+    return False
+
+
 class Pulls:
     """All pulls of one rank that are under way, by request."""
 
@@ -120,11 +143,24 @@ class Pulls:
         self._known: set[str] = set()
         """Touched by `add` and `take` alone."""
 
-    def add(self, request: str, handles: Sequence[Any], sources: Sequence[Source], mark: bytes) -> None:
-        """Reads were posted. Every one is followed to its end, whatever becomes of the request."""
+    def add(
+        self,
+        request: str,
+        handles: Sequence[Any],
+        sources: Sequence[Source],
+        mark: bytes,
+        *,
+        beside: Sequence[Any] = (),
+        wrong: Callable[[], str] | None = None,
+    ) -> None:
+        """Reads were posted. Every one is followed to its end, whatever becomes of the request.
+
+        `beside` are reads of what is no block. `wrong` is asked last, once the hold is confirmed: it says why what has
+        come must not be used, or nothing. It runs where `step` does, and may take its time.
+        """
         assert request not in self._known, request
         self._known.add(request)
-        self._arrived.append((request, _Pull(list(handles), sources, mark)))
+        self._arrived.append((request, _Pull(list(handles), sources, mark, list(beside), wrong)))
 
     def under_way(self, request: str) -> bool:
         """Whether it was added and not yet taken."""
@@ -153,22 +189,23 @@ class Pulls:
 
     def _advance(self, pull: _Pull) -> bool:
         """Whether nothing of it is under way any more, and nothing is left to begin."""
-        pull.handles = [handle for handle in pull.handles if not self._ended(pull, handle)]
-        if pull.handles:
+        pull.handles = [handle for handle in pull.handles if not self._ended(pull, handle, told=True)]
+        pull.beside = [handle for handle in pull.beside if not self._ended(pull, handle, told=False)]
+        if pull.handles or pull.beside:
             return False
         if not pull.because and not pull.looking and not self._begin_to_look(pull):
             return False
         pull.looks = [each for each in pull.looks if not self._looked(pull, *each)]
         return not pull.looks
 
-    def _ended(self, pull: _Pull, handle: Any) -> bool:
+    def _ended(self, pull: _Pull, handle: Any, *, told: bool) -> bool:
         """Whether a read has ended and its handle is given back. One that cannot be given back may still write."""
         try:
             state = self._agent.check_xfer_state(handle)
             if state == "PROC":
                 return False
             if state == "DONE":
-                pull.telemetry.append(self._agent.get_xfer_telemetry(handle))
+                pull.telemetry += [self._agent.get_xfer_telemetry(handle)] if told else []
             else:
                 pull.because, pull.broken = "a read failed", True
         except Exception as error:  # noqa: BLE001 - NIXL raises classes of its own, some from C++
@@ -224,6 +261,8 @@ class Pulls:
         return True
 
     def _end(self, pull: _Pull) -> Outcome:
+        if not pull.because and pull.wrong is not None:
+            pull.because = _checked(pull.wrong)
         lost = 0
         for source in pull.sources:
             if pull.stale:
@@ -233,3 +272,10 @@ class Pulls:
             except Exception:  # noqa: BLE001 - as above
                 lost += 1
         return Outcome(pull.because, tuple(pull.telemetry), lost, pull.broken)
+
+
+def _checked(wrong: Callable[[], str]) -> str:
+    try:
+        return wrong()
+    except Exception as error:  # noqa: BLE001 - what could not be checked is not used, and the thread goes on
+        return f"what has come could not be checked ({type(error).__name__})"

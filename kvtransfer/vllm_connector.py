@@ -2,7 +2,8 @@
 
 Loaded by ``--kv-transfer-config`` with ``"kv_connector": "BatonConnector"`` and ``"kv_connector_module_path":
 "kvtransfer.vllm_connector"``; its own settings stand in ``kv_connector_extra_config``: `door` (path of the socket its
-agent speaks to it by) and `epoch` (the engine's starts, as the agent counts them). The rest is vLLM's.
+agent speaks to it by), `epoch` (the engine's starts, as the agent counts them) and `digests` (true: what D has pulled
+is compared with what P vouches for, block by block). The rest is vLLM's.
 
 This file is the facade that vLLM sees; the halves are `vllm_scheduler` and `vllm_worker`, the rules are pure modules
 beside them, and docs/connector.md tells it as a whole. vLLM promises nothing about what is overridden here, so the
@@ -48,6 +49,22 @@ def check_version() -> None:
         )
 
 
+def check_digests(vllm_config: Any, device: str) -> None:
+    """Refuse digests where they cannot be made.
+
+    Raises:
+        RuntimeError: the KV cache is in a GPU's memory, or the setting is neither true nor false.
+    """
+    asked = vllm_config.kv_transfer_config.get_from_extra_config("digests", False)
+    if not isinstance(asked, bool):
+        raise RuntimeError(f"`digests` is {asked!r}: it must be true or false")  # noqa: TRY004 - as vLLM shows it best
+    if asked and device != "cpu":
+        raise RuntimeError(
+            "`digests: true` is for KV caches in host memory: every byte is read once more by a processor, on both "
+            "sides. Leave it out on GPUs."
+        )
+
+
 def not_served(vllm_config: Any, kv_cache_config: Any) -> str | None:
     """Why a model or a layout is left to vLLM's own connector; None: it is served. The same on P and D of a model."""
     parallel = vllm_config.parallel_config
@@ -80,6 +97,7 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         check_version()
+        check_digests(vllm_config, current_platform.device_type)
         stock.logger.addFilter(_NotDeprecated())
         stock.NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
         why = not_served(vllm_config, kv_cache_config)
@@ -115,6 +133,13 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
         if not self._started:
             self._started = True
             super().start_load_kv(forward_context, **kwargs)
+
+    def wait_for_save(self) -> None:
+        """After a step's forward pass, before anything of it is reported."""
+        super().wait_for_save()
+        if isinstance(self.connector_worker, BatonWorker):
+            assert isinstance(self._connector_metadata, BatonMetadata)
+            self.connector_worker.vouch(self._connector_metadata)
 
     def build_connector_worker_meta(self) -> Any:
         """What the worker half tells the scheduler half."""

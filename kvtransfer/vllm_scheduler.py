@@ -27,7 +27,9 @@ from kvtransfer.fields import name_in, pull_in, sane
 from kvtransfer.holds import Holds
 from kvtransfer.slots import FIELD, Slot, Slots, slot_in
 from kvtransfer.span import pull_span
+from kvtransfer.trust import Trust
 from kvtransfer.vllm_metadata import SLOTS, BatonMetadata, Told
+from kvtransfer.vouchers import Computing, names
 
 logger = logging.getLogger("vllm.baton.scheduler")
 
@@ -63,8 +65,13 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Introduced engines -> instance."""
         self._standing: dict[str, str] = {}
         self._marks: dict[str, Slot] = {}
-        self._pulling: set[str] = set()
-        """Requests whose blocks are being read."""
+        self._pulling: dict[str, str] = {}
+        """Requests whose blocks are being read, and from which engine."""
+        self._ended: dict[str, str] = {}
+        """Of these, those that a rank has done with: why their blocks cannot be used, or nothing."""
+        self._trust = Trust()
+        self._computing = Computing() if options.get("digests") else None
+        """Legs whose blocks are to be vouched for; None: digests are off."""
         self._releases: list[str] = []
         self._counts: Counter[str] = Counter()
         self._active = 0.0
@@ -115,11 +122,18 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             "legs": self._holds.open_legs,
             "pulls": len(self._pulling),
             "slots_free": self._holds.slots.free,
-            "peers": {
-                engine: {"instance": instance, "link": self._standing.get(engine, "introduced")}
-                for engine, instance in dict(self._peers).items()
-            },
+            "peers": {engine: self._told_of(engine, instance) for engine, instance in dict(self._peers).items()},
             "counts": dict(sorted(counts.items())),
+        }
+
+    def _told_of(self, engine: str, instance: str) -> dict[str, Any]:
+        record = self._trust.of(engine)
+        return {
+            "instance": instance,
+            "link": self._standing.get(engine, "introduced"),
+            "pulled": record.pulled,
+            "failed": record.failed,
+            "aside": record.aside,
         }
 
     def _wake(self) -> None:
@@ -144,6 +158,18 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             slot = self._holds.open(request.request_id, name_in(request.kv_transfer_params))
             if slot is not None:
                 self._marks[request.request_id] = slot
+            if self._computing is not None:
+                prompt = request.prompt_token_ids or ()
+                self._computing.open(request.request_id, len(prompt), self._names(request, len(prompt)))
+
+    def _names(self, request: Any, tokens: int) -> tuple[bytes, ...]:
+        """What the blocks of a prompt's first tokens are: with what else their KV depends on, of a request."""
+        adapter, seen = request.lora_request, request.mm_features or ()
+        if adapter is None and not seen:
+            return names((request.prompt_token_ids or ())[:tokens], self.block_size)
+        places = [(each.identifier, each.mm_position.offset, each.mm_position.length) for each in seen]
+        about = ("" if adapter is None else adapter.lora_name, places)
+        return names((request.prompt_token_ids or ())[:tokens], self.block_size, repr(about).encode())
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """How much of a prompt is pulled: what P holds of it, if that can be confirmed; else nothing of it."""
@@ -153,6 +179,9 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         pull = pull_in(fields)
         if not isinstance(pull, str) and pull.engine not in self._peers:
             pull = f"engine {pull.engine} was not introduced"
+        elif not isinstance(pull, str) and not self._trust.may_pull(pull.engine, time.monotonic()):
+            pull = f"pulls from {self._peers[pull.engine]} have failed, the last {self._trust.of(pull.engine).in_a_row}"
+            self._counts["set aside"] += 1
         if isinstance(pull, str):
             logger.info("%s is computed here: %s", request.request_id, pull)
             self._counts["not pulled"] += 1
@@ -168,7 +197,9 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         entry = self._reqs_need_recv.get(request.request_id)
         if entry is None or not entry[3]:
             return  # nothing that it would wait for
-        self._pulling.add(request.request_id)
+        engine = request.kv_transfer_params["remote_engine_id"]
+        self._pulling[request.request_id] = engine
+        self._trust.began(engine, time.monotonic())
         _, (local,), (cached,), _ = entry
         held, prompt = request.kv_transfer_params["remote_num_tokens"], len(request.prompt_token_ids or ())
         # vLLM may have taken a block more than what is pulled fills: for the token that D computes after it.
@@ -197,6 +228,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._not_held(mine)
             return held, fields
         slot = self._holds.hold(mine)
+        if self._computing is not None:
+            self._computing.end(mine)
         fields[TRANSFER] = name_in(request.kv_transfer_params)
         if slot is not None:
             fields[FIELD] = slot.field()
@@ -207,7 +240,12 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._reqs_not_processed.add(request)
         self._reqs_need_save.pop(request, None)
         self._marks.pop(request, None)
+        self._end(request)
+
+    def _end(self, request: str) -> None:
         self._holds.end(request)
+        if self._computing is not None:
+            self._computing.end(request)
 
     # --- a step ---
 
@@ -216,12 +254,41 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._rest(scheduler_output)
         introductions, forgotten = self._take_asked()
         expected = {name: slot_in(entry[0].kv_transfer_params or {}) for name, entry in self._reqs_need_recv.items()}
+        pulled = self._pulled_names()
         meta = BatonMetadata(super().build_connector_meta(scheduler_output))
+        meta.names, meta.vouched = pulled, self._vouched(scheduler_output)
         meta.introductions, meta.forgotten = introductions, forgotten
         meta.expected = {name: slot for name, slot in expected.items() if slot is not None}
         meta.marks, self._marks = self._marks, {}
         meta.releases, self._releases = tuple(self._releases), []
         return meta
+
+    def _pulled_names(self) -> dict[str, tuple[bytes, ...]]:
+        """What the blocks are that are about to be read."""
+        if self._computing is None:
+            return {}
+        return {
+            name: self._names(request, request.kv_transfer_params["remote_num_tokens"])
+            for name, (request, local, *_) in self._reqs_need_recv.items()
+            if any(local)
+        }
+
+    def _vouched(self, output: Any) -> dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]]:
+        """The prompts that this step ends: vLLM tells a connector of a request's blocks by its steps alone."""
+        if self._computing is None:
+            return {}
+        computed: dict[str, int] = {}
+        for new in output.scheduled_new_reqs:
+            self._computing.given(new.req_id, new.block_ids[0], anew=True)
+            computed[new.req_id] = new.num_computed_tokens
+        more = output.scheduled_cached_reqs
+        for request, blocks, tokens in zip(more.req_ids, more.new_block_ids, more.num_computed_tokens, strict=True):
+            if blocks is not None:
+                self._computing.given(request, blocks[0], anew=request in more.resumed_req_ids)
+            computed[request] = tokens
+        scheduled = output.num_scheduled_tokens
+        ended = {name: self._computing.step(name, tokens + scheduled[name]) for name, tokens in computed.items()}
+        return {name: done for name, done in ended.items() if done is not None}
 
     def _take_asked(self) -> tuple[tuple[Introduce, ...], tuple[str, ...]]:
         introductions, forgotten = [], []
@@ -230,11 +297,14 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 case Introduce() as met:
                     for engine in [each for each, name in self._peers.items() if name == met.instance]:
                         del self._peers[engine]  # an earlier life of it; the workers see to their half
+                        self._trust.forgotten(engine)
                     self._peers[met.engine_id] = met.instance
+                    self._trust.met(met.engine_id)
                     introductions.append(met)
                 case Forget(engine_id):
                     self._peers.pop(engine_id, None)
                     self._standing.pop(engine_id, None)
+                    self._trust.forgotten(engine_id)
                     forgotten.append(engine_id)
                 case Release(name):
                     self._releases += self._holds.release(name, time.monotonic())
@@ -263,15 +333,19 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers report: holds that have ended, pulls that have ended, and what they counted."""
         super().update_connector_output(connector_output)
-        for request in connector_output.finished_recving or ():
-            self._pulling.discard(request)
-        for request in connector_output.finished_sending or ():
-            # Its slot was cleared by every rank before this was reported, and its blocks are freed after this.
-            self._holds.end(request)
         told = connector_output.kv_connector_worker_meta
         if isinstance(told, Told):
             self._counts += told.counts
             self._standing |= told.peers
+            for request, because in told.ended.items():
+                self._ended[request] = self._ended.get(request) or because
+        for request in connector_output.finished_recving or ():
+            engine = self._pulling.pop(request, "")
+            if request in self._ended:
+                self._trust.ended(engine, self._ended.pop(request), time.monotonic())
+        for request in connector_output.finished_sending or ():
+            # Its slot was cleared by every rank before this was reported, and its blocks are freed after this.
+            self._end(request)
 
     def shutdown(self) -> None:
         """With the engine."""

@@ -7,13 +7,13 @@ As D it reads blocks, and uses them only where the mark still stood after the la
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import mmap
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -24,9 +24,12 @@ from vllm.platforms import current_platform
 from kvtransfer.asks import Introduce
 from kvtransfer.notes import Beat, Read, parse, with_proof
 from kvtransfer.paced import NoticesKept, paced
-from kvtransfer.pulls import Landings, Pulls, Source
+from kvtransfer.pages import Memory, view
+from kvtransfer.pulls import Landings, Pulls, Source, try_to_read
 from kvtransfer.slots import CLEAR, SLOT_BYTES, SLOTS_MAX, Slot
-from kvtransfer.vllm_metadata import SLOTS, TABLE, BatonMetadata, Told
+from kvtransfer.vllm_digests import Digests
+from kvtransfer.vllm_metadata import DIGESTS, SLOTS, TABLE, BatonMetadata, Told
+from kvtransfer.vouchers import Region
 
 logger = logging.getLogger("vllm.baton.worker")
 
@@ -36,22 +39,15 @@ LANDINGS = 1024
 POLL_S = 0.0002
 """While blocks are on their way, their reads are looked at this often."""
 
+FIRST_READ_S = 2.0
+"""For how long a handshake waits for one slot of whom it has met: UCX connects with the first read."""
+
 HOLD_S_MAX = 300.0
 """Heartbeats keep no hold longer than this (`kvtransfer.terms.Terms.hold_s_max`)."""
 
 
 class NotServed(RuntimeError):
     """A pull that cannot be served; its prompt is computed here."""
-
-
-class Memory:
-    """Bytes of this process that NIXL may be shown: whole pages, outside Python's heap."""
-
-    def __init__(self, size: int) -> None:
-        self._pages = mmap.mmap(-1, size)
-        self.size = size
-        self.view = memoryview(self._pages)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
 
 
 class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
@@ -66,8 +62,12 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._proof = ""
         self._agent: Any = vars(self)["nixl_wrapper"]
         self.nixl_wrapper = NoticesKept(self._agent, self._prove)
+        asked = vllm_config.kv_transfer_config.kv_connector_extra_config.get("digests")
+        self._digests = Digests(self._logical_num_blocks) if asked else None
         self._table = Memory(SLOTS * SLOT_BYTES)
         self._landing = Memory(LANDINGS * SLOT_BYTES)
+        self._first = Memory(mmap.PAGESIZE)
+        """Where first reads of whom we meet land, all in one place: nobody looks at what they say."""
         self._marked: dict[str, Slot] = {}
         """As P: whose mark stands where."""
         self._readers: dict[str, set[str]] = {}
@@ -80,6 +80,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._notes: dict[str, list[Source]] = {}
         self._counts: Counter[str] = Counter()
         self._standing: dict[str, str] = {}
+        self._ended: dict[str, str] = {}
         self._pulls = Pulls(self._agent, Landings(self._landing.view, self._landing.address), self._look)
         self._work = threading.Condition()
         self._over = threading.Event()
@@ -90,7 +91,12 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """vLLM's, with the slots registered before and their address told beside."""
-        for memory in (self._table, self._landing):
+        for memory in (
+            self._table,
+            self._landing,
+            self._first,
+            *(() if self._digests is None else self._digests.memory),
+        ):
             descs = self._agent.get_reg_descs([(memory.address, memory.size, 0, "")], "DRAM")
             self._agent.register_memory(descs, backends=self.nixl_backends)
             self._registered_descs.append(descs)
@@ -98,9 +104,24 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         stock = vars(self)["xfer_handshake_metadata"]
         told = msgspec.msgpack.decode(stock.agent_metadata_bytes)
         told[TABLE] = [self._table.address, SLOTS]
+        if self._digests is not None:
+            from blake3 import blake3  # noqa: PLC0415 - vLLM's own; BLAKE2 takes four times as long
+
+            told[DIGESTS] = [self._digests.offered.address, self._digests.blocks]
+            self._digests.begin(self._regions(), blake3)
         self.xfer_handshake_metadata = NixlHandshakePayload(
             compatibility_hash=stock.compatibility_hash, agent_metadata_bytes=msgspec.msgpack.encode(told)
         )
+
+    def _regions(self) -> list[Region]:
+        """The KV memory of this rank, as it is registered. Only ever of a CPU's (`vllm_connector.check_digests`)."""
+        parts = self._physical_blocks_per_logical_kv_block
+        bases = self.kv_caches_base_addr[self.engine_id][self.tp_rank]
+        blocks = self._logical_num_blocks * parts
+        return [
+            Region(view(base, (blocks - 1) * stride + length), stride, length, parts)
+            for base, stride, length in zip(bases, self.block_stride_per_layer, self.block_len_per_layer, strict=True)
+        ]
 
     def _look(self, agent: str, address: int, landing: int) -> Any:
         """A read of one slot."""
@@ -148,14 +169,24 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if not self.use_host_buffer:
             current_platform.set_device(self.device_id)
         payloads = {(each.stage, each.rank): each.data for each in met.payloads}
-        agents = {}
+        agents, standing = {}, "met"
         for rank in self.transfer_topo.handshake_target_ranks(met.ranks, 1):
             data = payloads.get((0, rank))
             if data is None:
                 raise NotServed(f"{met.instance}: nothing is known of its rank {rank}")
             agents[0, rank] = self._add(met, rank, data)
-        self._standing[met.engine_id] = "met"
+            if not self._reads(agents[0, rank], self._tables[met.engine_id, rank][0]):
+                standing = f"met, and rank {rank} cannot be read"
+                logger.warning("%s was introduced, and its rank %d cannot be read", met.instance, rank)
+        self._standing[met.engine_id] = standing
         return agents, 0.0
+
+    def _reads(self, agent: str, address: int) -> bool:
+        """Read something of whom we have just met: the way is open, and no request waits for its being opened."""
+        pauses = int(FIRST_READ_S / POLL_S)
+        return try_to_read(
+            self._agent, lambda: self._look(agent, address, self._first.address), lambda: time.sleep(POLL_S), pauses
+        )
 
     def _add(self, met: Introduce, rank: int, data: bytes) -> str:
         handshake = msgspec.msgpack.decode(data, type=NixlHandshakePayload)
@@ -168,12 +199,14 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if metadata.engine_id != met.engine_id:
             raise NotServed(f"{met.instance} was introduced as {met.engine_id} and is {metadata.engine_id}")
         self._validate_remote_parallel_config(metadata)
-        table = msgspec.msgpack.decode(handshake.agent_metadata_bytes).get(TABLE)
-        match table:
+        told = msgspec.msgpack.decode(handshake.agent_metadata_bytes)
+        match told.get(TABLE):
             case [int(address), int(slots)] if address > 0 and 0 < slots <= SLOTS_MAX:
                 pass
             case _:
                 raise NotServed(f"{met.instance} has no slots: it does not run Baton's connector")
+        if self._digests is not None and not self._digests.meet(met.engine_id, rank, told.get(DIGESTS)):
+            raise NotServed(f"{met.instance} does not vouch for its blocks: `digests` is on here and off there")
         agent: str = self.add_remote_agent(metadata, rank, met.ranks, metadata.dcp_size)
         self._tables[met.engine_id, rank] = (address, slots)
         return agent
@@ -182,6 +215,8 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         super()._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
         for key in [each for each in self._tables if each[0] == engine_id]:
             del self._tables[key]
+        if self._digests is not None:
+            self._digests.part(engine_id)
         self._standing[engine_id] = "gone"
 
     # --- as D: reads ---
@@ -189,6 +224,8 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     def start_load_kv(self, metadata: BatonMetadata) -> None:
         """vLLM's, with what is to be found in the slots, and holds that were given up."""
         self._expected.update(metadata.expected)
+        if self._digests is not None:
+            self._digests.names.update(metadata.names)
         super().start_load_kv(metadata)
         now = time.perf_counter()
         for request in metadata.reqs_to_send:
@@ -203,7 +240,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         engine_id = meta.remote.engine_id
         if not meta.awaiting_kvs and engine_id not in self._introduced and engine_id not in self._remote_agents:
             self._counts["not told"] += 1  # of a hold of somebody unknown there is nobody to tell
-            self._expected.pop(req_id, None)
+            self._expect_no_more(req_id)
             return
         try:
             self._read(req_id, meta, self._expected.get(req_id))
@@ -216,14 +253,18 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             if meta.awaiting_kvs:
                 self._handle_failed_transfer(req_id, None, self._recv_failures, record_failed_transfer=False)
         if engine_id in self._remote_agents or req_id in self._recv_failures:
-            self._expected.pop(req_id, None)
+            self._expect_no_more(req_id)
+
+    def _expect_no_more(self, request: str) -> None:
+        self._expected.pop(request, None)
+        if self._digests is not None:
+            self._digests.names.pop(request, None)
 
     def _read(self, req_id: str, meta: Any, slot: Slot | None) -> None:
         engine_id = meta.remote.engine_id
         met = engine_id in self._remote_agents and engine_id not in self._invalid_remote_engines
         reads = meta.awaiting_kvs and any(meta.local_block_ids)
-        if met and reads:
-            self._check(meta, slot)
+        remote = self._check(meta, slot) if met and reads else ()
         self._proof = "" if slot is None else slot.proof
         try:
             super()._read_blocks_for_req(req_id, meta)
@@ -232,12 +273,25 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             sources = self._notes.pop(req_id, [])
         handles = self._recving_transfers.get(req_id)
         if handles and slot is not None and sources and req_id not in self._recv_failures:
-            self._pulls.add(req_id, handles, sources, slot.mark)
+            beside, wrong = self._compare(req_id, meta, remote)
+            self._pulls.add(req_id, handles, sources, slot.mark, beside=beside, wrong=wrong)
             with self._work:
                 self._work.notify()
 
-    def _check(self, meta: Any, slot: Slot | None) -> None:
+    def _compare(self, req_id: str, meta: Any, remote: Sequence[int]) -> tuple[tuple[Any, ...], Any]:
+        """Where digests are on: the read of those of these blocks, and what compares them with what has come."""
+        if self._digests is None:
+            return (), None
+        engine_id, (local,), (first,) = meta.remote.engine_id, meta.local_block_ids, meta.local_num_computed_blocks
+        (rank,) = self.tp_mappings[engine_id].all_source_ranks
+        agent = self._remote_agents[engine_id][0, rank]
+        handle = self._digests.read(self._agent, agent, (engine_id, rank), remote[first:], local)
+        return (handle,), self._digests.compare(req_id, first, local)
+
+    def _check(self, meta: Any, slot: Slot | None) -> Sequence[int]:
         """Before anything is read: it could be confirmed, and it is this prompt's own blocks that are read.
+
+        Returns them, where P's are of our size.
 
         Raises:
             NotServed: one of the two is not so.
@@ -250,10 +304,13 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 raise NotServed(f"rank {rank} of {engine_id} has no slot {slot.index}")
         info = self.transfer_topo.get_engine_info(engine_id)
         ratio = self._physical_blocks_per_logical_kv_block
-        if info.remote_physical_blocks_per_logical != ratio:
-            return  # blocks of two sizes: vLLM's own rules, whose asserts end in a failed load
-        if info.remote_block_size == self.block_size:
-            meta.remote.block_ids = self._aligned(meta, self.dst_num_blocks[engine_id] // ratio)
+        alike = info.remote_physical_blocks_per_logical == ratio and info.remote_block_size == self.block_size
+        if self._digests is not None and (not alike or self.transfer_topo.tp_ratio(info.remote_tp_size) != 1):
+            raise NotServed("its blocks are cut in another way, and their digests say nothing of ours")
+        if not alike:
+            return ()  # blocks of two sizes: vLLM's own rules, whose asserts end in a failed load
+        meta.remote.block_ids = self._aligned(meta, self.dst_num_blocks[engine_id] // ratio)
+        return list(meta.remote.block_ids[0])
 
     def _aligned(self, meta: Any, blocks_max: int) -> tuple[list[int], ...]:
         """P's blocks for our prompt, from its first on: vLLM takes as many as we need from the *end* of P's list."""
@@ -316,6 +373,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 self.xfer_stats.record_failed_notification()
             done.add(request)
             self._counts["confirmed" if outcome.good else outcome.because] += 1
+            self._ended[request] = outcome.because
             if not outcome.good:
                 logger.warning("%s is computed here: %s", request, outcome.because)
                 failed.add(request)
@@ -329,6 +387,16 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         for request, slot in metadata.marks.items():
             self._write(slot.index, slot.mark)
             self._marked[request] = slot
+
+    def vouch(self, metadata: BatonMetadata) -> None:
+        """After a step: the prompts that it has ended are computed, and nobody has been told of them yet."""
+        if self._digests is None or not metadata.vouched:
+            return
+        try:
+            self._digests.vouch(metadata.vouched)
+        except Exception:  # raised, it would end the engine; what is not vouched for is computed by whoever reads it
+            logger.exception("%d prompts are not vouched for", len(metadata.vouched))
+            self._counts["not vouched for"] += 1
 
     def _write(self, index: int, content: bytes) -> None:
         self._table.view[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = content
@@ -357,7 +425,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         for request in results.finished_sending:
             self._unmark(request)
         for request in results.finished_recving:
-            self._expected.pop(request, None)  # of one whose handshake has failed it is still there
+            self._expect_no_more(request)  # of one whose handshake has failed it is still there
         return results
 
     def _get_new_notifs(self) -> set[str]:
@@ -409,8 +477,8 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         """What was counted since the last time."""
         if not self._counts and not self._standing:
             return None
-        told = Told(self._counts, self._standing)
-        self._counts, self._standing = Counter(), {}
+        told = Told(self._counts, self._standing, self._ended)
+        self._counts, self._standing, self._ended = Counter(), {}, {}
         return told
 
     def shutdown(self) -> None:

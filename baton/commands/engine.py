@@ -77,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="socket of Baton's connector (default: $XDG_STATE_HOME/baton/doors/NAME-PORT/door)",
     )
+    add("--digests", action="store_true", help="with --transfer baton on CPU: compare pulled blocks with what was held")
     add("--kv-lease", type=int, metavar="SECONDS", help="how long blocks nobody pulls are kept (default: 30, CPU 120)")
     add(
         "--shutdown-timeout",
@@ -233,6 +234,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         pinning=args.pinning,
         connector=args.transfer,
         door=_door(args, instance, port),
+        digests=args.digests,
         ticket_keys_file=None if ticket_keys is None else str(ticket_keys),
         extra_args=tuple(args.vllm_args),
         extra_env=dict(_env_pair(word) for word in args.env),

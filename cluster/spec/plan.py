@@ -35,6 +35,8 @@ class PlannedInstance:
     """Whether it may take another role while it runs."""
     connector: str = "nixl"
     """What moves its KV cache."""
+    digests: bool = False
+    """Whether what was pulled is compared with what was held."""
 
     @property
     def gpus(self) -> int:
@@ -73,6 +75,7 @@ def _planned(spec: Spec, model: Model, role: Role, pool: Pool, name: str) -> Pla
         kv_lease_s=spec.transfer.lease_s,
         flips=pool.flips,
         connector=spec.transfer.connector.value,
+        digests=spec.transfer.digests,
     )
 
 

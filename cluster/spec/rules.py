@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 from cluster.instance import Role
 from cluster.spec import flags
 from cluster.spec.problems import FieldPath, Severity, nearest, quoted
-from cluster.spec.settings import Model, Pool, SloClass, Spec, WhenMissed
+from cluster.spec.settings import Connector, Model, Pool, SloClass, Spec, WhenMissed
 from cluster.spec.units import shown
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -292,6 +292,20 @@ def _gpus(spec: Spec) -> Iterator[Finding]:
             yield Finding(path=("hardware", gpu, "count"), message=message, fix=fix, uses=(("models",),))
 
 
+def _digests(spec: Spec) -> Iterator[Finding]:
+    """Blocks are compared by Baton's connector, where a processor can read them."""
+    if not spec.transfer.digests:
+        return
+    path = ("transfer", "digests")
+    if spec.transfer.connector is not Connector.BATON:
+        fix = "write `connector: baton` beside it, or leave it out"
+        message = "vLLM's connector compares nothing"
+        yield Finding(path=path, message=message, fix=fix, uses=(("transfer", "connector"),))
+    elif on_gpus := [pool_path for pool_path, _, pool in _pools(spec) if pool.gpu is not None]:
+        message = "the KV cache is in a GPU's memory, and would have to be copied out for every comparison"
+        yield Finding(path=path, message=message, fix="leave it out", uses=(on_gpus[0],))
+
+
 # -- promises --
 
 
@@ -490,6 +504,7 @@ RULES: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _engine_args,
     _environment,
     _gpus,
+    _digests,
     _targets,
     _cut_off,
     _degrading,

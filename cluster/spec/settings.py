@@ -412,6 +412,15 @@ class Transfer:
             aka=("kv_lease_duration", "timeout_s", "hold_s", "ttl_s"),
         ),
     )
+    digests: bool = field(
+        default=False,
+        metadata=about(
+            text="Compare every pulled block with what prefill held; if one is wrong, decode computes the prompt. "
+            "For `connector: baton`, and KV caches in host memory.",
+            why="it reads every byte once more on both sides, to find what only a fault of memory or network does",
+            aka=("checksum", "checksums", "verify", "crc"),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -640,12 +649,11 @@ class Router:
     processes: int = field(
         default=1,
         metadata=about(
-            text="Router processes that share the port.",
+            text="Router processes that share the port; their admin sides have `admin_port` and those after it.",
             why="one is enough until you measure that it is not",
             at_least=1,
             at_most=256,
             aka=("replicas", "count", "threads", "procs"),
-            coming="router replicas",
         ),
     )
 

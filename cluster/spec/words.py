@@ -181,6 +181,7 @@ def _transfer(spec: Spec) -> Part:
     kept = f"for {lease} s" if lease else "for 30 s (120 s on CPU)"
     lines = (
         f"{mover} moves the KV cache. Blocks that nobody pulls are kept {kept}, then freed.",
+        *(("Every block that was pulled is compared with what was held.",) if spec.transfer.digests else ()),
         "A handoff that fails costs time, never the answer: decode computes the prompt again.",
     )
     return Part("handoff", lines)
@@ -225,7 +226,7 @@ def _router(spec: Spec) -> Part:
     if router.admin_key_file:
         lines.append(f"From other machines the admin side asks for a key of {router.admin_key_file}.")
     if router.processes > 1:
-        lines.append(f"{router.processes} processes share the port (not yet in effect).")
+        lines.append(f"{router.processes} processes share the port.")
     return Part("router", tuple(lines))
 
 

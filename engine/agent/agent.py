@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from engine.agent.machine import (
     StopEngine,
     Tick,
 )
+from engine.agent.meetings import exposition
 from engine.agent.rules import Rules
 from engine.agent.transfers import Transfers
 from engine.vllm.child import Change, EngineProcess
@@ -104,6 +105,7 @@ class Agent:
         self._engine_running = False
         self._local_epoch = 0
         self._over = False
+        self._moves: Transfers | None = None
 
     # -- running --
 
@@ -153,7 +155,8 @@ class Agent:
             return works
         works.append((self._beat_forever(), "beats"))
         if self._identity is not None and self.spec.door:
-            works.append((self._transfers(self._identity, self.registry).run(), "transfers"))
+            self._moves = self._transfers(self._identity, self.registry)
+            works.append((self._moves.run(), "transfers"))
         return works
 
     def _transfers(self, identity: Identity, registry: Registry) -> Transfers:
@@ -223,6 +226,7 @@ class Agent:
             "credits": machine.credits,
             "grants": {name: router.granted[-1][1] for name, router in machine.shared.routers.items()},
             "load": {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage},
+            "pulls": [] if self._moves is None else [asdict(each) for each in self._moves.handoffs.pulls],
             "log": str(self.engine.log_path),
         }
 
@@ -240,7 +244,8 @@ class Agent:
             "baton_agent_waiting": load.waiting,
             "baton_agent_kv_usage": load.kv_usage,
         }
-        return "".join(f"# TYPE {name} gauge\n{name}{label} {value:g}\n" for name, value in samples.items())
+        text = "".join(f"# TYPE {name} gauge\n{name}{label} {value:g}\n" for name, value in samples.items())
+        return text if self._moves is None else text + exposition(self.spec.instance, self._moves.handoffs)
 
     # -- the machine --
 

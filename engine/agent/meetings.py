@@ -17,6 +17,7 @@ from cluster.instance import Role
 from cluster.registry.membership import Member, State
 
 TEXT_CHARS_MAX = 512
+PEERS_MAX = 4096
 PAYLOADS_MAX = 512
 """Ranks of one engine."""
 ALIVE = frozenset({State.READY, State.DRAINING})
@@ -65,6 +66,96 @@ def read_engine(told: object) -> Engine | None:
     if len(kept) != len(payloads):
         return None
     return Engine(engine_id, epoch, str(compatibility or "")[:TEXT_CHARS_MAX], kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulls:
+    """What became of one engine's pulls from one other."""
+
+    instance: InstanceId
+    link: str
+    """How far their acquaintance has come: ``introduced``, ``met``, ``gone``."""
+    pulled: int
+    failed: int
+    aside: bool
+    """Nothing but a try now and then is pulled from it: too many have failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handoffs:
+    """What an engine's door says of the blocks that come and go."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What happened since its start, by the connector's own words."""
+    pulls: tuple[Pulls, ...] = ()
+
+    @property
+    def aside(self) -> tuple[InstanceId, ...]:
+        """Whom it has set aside."""
+        return tuple(sorted(each.instance for each in self.pulls if each.aside))
+
+
+def read_state(told: object) -> Handoffs:
+    """From a door's answer; what cannot be read is left out. Never raises."""
+    if not isinstance(told, Mapping):
+        return Handoffs()
+    counts, peers = told.get("counts"), told.get("peers")
+    listed = list(peers.values())[:PEERS_MAX] if isinstance(peers, Mapping) else []
+    pulls = [_pulls(each) for each in listed]
+    kept = (
+        {str(name)[:TEXT_CHARS_MAX]: count for name, count in counts.items() if type(count) is int}
+        if isinstance(counts, Mapping)
+        else {}
+    )
+    return Handoffs(kept, tuple(each for each in pulls if each is not None))
+
+
+def _pulls(told: object) -> Pulls | None:
+    if not isinstance(told, Mapping) or not isinstance(told.get("instance"), str):
+        return None
+    pulled, failed = told.get("pulled", 0), told.get("failed", 0)
+    if type(pulled) is not int or type(failed) is not int:
+        return None
+    name = InstanceId(told["instance"][:TEXT_CHARS_MAX])
+    return Pulls(name, str(told.get("link", ""))[:TEXT_CHARS_MAX], pulled, failed, told.get("aside") is True)
+
+
+def exposition(instance: InstanceId, told: Handoffs) -> str:
+    """The same as Prometheus text, for an agent's ``/metrics``."""
+    events = [(f'event="{_escaped(name)}"', count) for name, count in sorted(told.counts.items())]
+    pulls: list[tuple[str, int]] = []
+    for each in told.pulls:
+        producer = f'producer="{_escaped(each.instance)}"'
+        pulls += [(f'{producer},ended="well"', each.pulled), (f'{producer},ended="badly"', each.failed)]
+    aside = [(f'producer="{_escaped(each.instance)}"', int(each.aside)) for each in told.pulls]
+    lines = []
+    for name, kind, samples in (
+        ("baton_agent_connector_events_total", "counter", events),
+        ("baton_agent_pulls_total", "counter", pulls),
+        ("baton_agent_pair_set_aside", "gauge", aside),
+    ):
+        lines += [f"# TYPE {name} {kind}\n"] if samples else []
+        lines += [f'{name}{{instance="{instance}",{labels}}} {value}\n' for labels, value in samples]
+    return "".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def aside_text(aside: Iterable[InstanceId]) -> bytes:
+    """Whom an engine has set aside, as it stands in the registry."""
+    return json.dumps({"aside": sorted(aside)}, separators=(",", ":")).encode()
+
+
+def read_aside(text: bytes | None) -> tuple[InstanceId, ...]:
+    """From the registry; nobody, where nothing stands there that can be read. Never raises."""
+    try:
+        told = json.loads(text or b"{}")
+    except (ValueError, RecursionError):
+        return ()
+    aside = told.get("aside") if isinstance(told, dict) else None
+    return tuple(InstanceId(name) for name in aside if isinstance(name, str)) if isinstance(aside, list) else ()
 
 
 def read_text(text: bytes) -> Engine | None:

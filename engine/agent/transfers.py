@@ -3,7 +3,8 @@
 Once its engine's door answers, the agent posts the engine's metadata into the registry, sealed for each instance that
 may hand over to it or pull from it (`kvtransfer.seal`), opens what these sealed for it, and tells its engine through
 the door; and of those that left. So a pair is introduced when the second of the two has joined, and no request waits
-for it. While the registry is away everybody keeps whom they know.
+for it. It also posts, for everybody, whom its engine has set aside. While the registry is away everybody keeps whom
+they know.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import BEAT_EVERY_S, Member, Membership
 from cluster.registry.registry import Author, Registry, RegistryDown
-from engine.agent.meetings import Engine, Meetings, peers, read_engine, read_text
+from engine.agent.meetings import Engine, Handoffs, Meetings, aside_text, peers, read_engine, read_state, read_text
 from kvtransfer.seal import NONCE_BYTES, Identity
 
 logger = logging.getLogger("baton.transfers")
 
 CREDENTIALS = "/credentials"
-"""The item that is for everybody. No instance has a slash in its name."""
+"""An item that is for everybody. No instance has a slash in its name."""
+PAIRS = "/pairs"
+"""Another: which instances our engine has set aside, because pulls from them fail (`meetings.read_aside`)."""
 LINE_BYTES_MAX = 16 << 20
 DOOR_S = 5.0
 """A door answers from memory: longer than this it does not answer."""
@@ -78,6 +81,8 @@ class Transfers:
         """`epoch`, `role` and `models` are what the agent's heartbeat says at that moment."""
         self.me = identity.me
         self.meetings = Meetings()
+        self.handoffs = Handoffs()
+        """What our engine said last of the blocks that come and go."""
         self.counts = {"introduced": 0, "forgotten": 0, "not_opened": 0, "refused_by_engine": 0}
         self._door, self._registry, self._identity, self._agent = door, registry, identity, agent
         self._epoch, self._role, self._models = epoch, role, models
@@ -117,8 +122,10 @@ class Transfers:
     async def _our_engine(self) -> Engine | None:
         try:
             answer = await ask_door(self._door, {"ask": "metadata"})
+            self.handoffs = read_state(await ask_door(self._door, {"ask": "state"}))
         except DoorShut:
             self.meetings.ended()
+            self.handoffs = Handoffs()
             return None
         ours = read_engine(answer)
         if ours is None:
@@ -134,7 +141,7 @@ class Transfers:
         author = Author(self.me, self._agent, self._epoch())
         former = self._posted[1] if self._posted is not None and self._posted[0] == author else {}
         credentials = self._identity.credentials()
-        items = {CREDENTIALS: ("", credentials)}
+        items = {CREDENTIALS: ("", credentials), PAIRS: ("", aside_text(self.handoffs.aside))}
         for peer, theirs in shown.items() if ours is not None else ():
             of = f"{ours.digest}/{peer.agent}/{peer.epoch}/{theirs.hex()}" if ours is not None else ""
             kept = former.get(peer.name)

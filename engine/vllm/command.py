@@ -86,6 +86,7 @@ def _transfer_config(spec: EngineSpec) -> dict[str, object]:
     if spec.connector == "baton":
         config["kv_connector_module_path"] = CONNECTOR_MODULE
         more |= {"door": spec.door} if spec.door else {}
+        more |= {"digests": True} if spec.digests else {}
     if more:
         config["kv_connector_extra_config"] = more
     return config
@@ -118,6 +119,9 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
         env["VLLM_CPU_KVCACHE_SPACE"] = CPU_KV_CACHE_GIB  # it would win over those flags
     # Idle OpenMP threads sleep at once instead of spinning 200 ms on a core that another engine needs.
     env["KMP_BLOCKTIME"] = "0"
+    if {"--no-enforce-eager", "--no_enforce_eager"}.isdisjoint(spec.extra_args):
+        # Eager, but for single functions: the first request with `logprobs` waits until g++ has compiled one.
+        env["TORCHDYNAMO_DISABLE"] = "1"
     ranks = _ranks(spec.extra_args)
     if spec.cores:
         env["OMP_NUM_THREADS"] = str(max(1, len(spec.cores) // ranks))

@@ -70,6 +70,8 @@ class EngineSpec:
     connector: Connector = "nixl"
     door: str = ""
     """Path of the socket by which its agent speaks to our connector; empty: none, and nobody is introduced to it."""
+    digests: bool = False
+    """Whether our connector vouches for blocks, and compares what it has pulled (`kvtransfer.vouchers`)."""
     extra_args: tuple[str, ...] = ()
     """The user's vLLM flags, verbatim and last."""
     extra_env: Mapping[str, str] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import tempfile
 from collections.abc import AsyncIterator
@@ -18,8 +19,18 @@ from cluster.instance import Role
 from cluster.registry.membership import Heartbeat, State
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import Author, RegistryDown
-from engine.agent.meetings import Meetings, meet, read_engine, read_text
-from engine.agent.transfers import DoorShut, Transfers, ask_door
+from engine.agent.meetings import (
+    Handoffs,
+    Meetings,
+    aside_text,
+    exposition,
+    meet,
+    read_aside,
+    read_engine,
+    read_state,
+    read_text,
+)
+from engine.agent.transfers import PAIRS, DoorShut, Transfers, ask_door
 from kvtransfer.asks import Forget, Introduce, Metadata, Payload, parse
 from kvtransfer.keys import read_fleet
 from kvtransfer.seal import identity_text, read_identity
@@ -37,6 +48,8 @@ class FakeDoor:
         self.known: dict[str, tuple[str, Any]] = {}
         self.asked: list[str] = []
         self.answer: bytes | None = None
+        self.aside: set[str] = set()
+        """Instances that its engine has set aside."""
         self.server: asyncio.Server | None = None
 
     @property
@@ -69,6 +82,13 @@ class FakeDoor:
         match ask["ask"]:
             case "metadata":
                 return {"engine_id": self.engine_id, "epoch": 0, "compatibility": "c", "payloads": self.payloads}
+            case "state":
+                pulls = {"link": "met", "pulled": 7, "failed": len(self.aside)}
+                peers = {
+                    engine: {"instance": name, "aside": name in self.aside, **pulls}
+                    for engine, (name, _) in self.known.items()
+                }
+                return {"counts": {"confirmed": 7, "a block is not what was held": 1}, "peers": peers}
             case "introduce":
                 self.known[ask["engine_id"]] = ask["instance"], ask["payloads"]
             case "forget":
@@ -139,7 +159,7 @@ async def test_engines_that_hand_over_to_each_other_are_introduced(fleet) -> Non
     assert other.door.known == {}
     asked = len(p.door.asked)
     await fleet.settle()
-    assert p.door.asked[asked:] == ["metadata"] * 4, "who is known is not introduced again"
+    assert p.door.asked[asked:] == ["metadata", "state"] * 4, "who is known is not introduced again"
 
 
 async def test_what_stands_in_the_registry_is_sealed(fleet) -> None:
@@ -194,6 +214,61 @@ async def test_nobody_is_forgotten_while_the_registry_is_away(fleet) -> None:
     await fleet.settle()
     assert set(d.door.known) == {"p0#1"} and set(p.door.known) == {"d0#1"}
     assert (await fleet.registry.posted([Author("p0", p.agent, 1)], "d0"))[0] is not None
+
+
+@pytest.mark.parametrize("call", range(12))
+async def test_a_registry_that_goes_away_at_any_moment_of_a_meeting_only_delays_it(fleet, monkeypatch, call) -> None:
+    """Between reading who is there, their credentials, posting ours, and opening theirs: whichever of these fails."""
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    calls, failed = 0, 0
+
+    def failing(ask: Any) -> Any:
+        async def asked(*args: Any) -> Any:
+            nonlocal calls, failed
+            calls += 1
+            if call < calls <= call + 3:
+                failed += 1
+                raise RegistryDown("gone")
+            return await ask(*args)
+
+        return asked
+
+    for name in ("read", "posted", "post", "keep", "unpost"):
+        monkeypatch.setattr(fleet.registry, name, failing(getattr(fleet.registry, name)))
+    for _ in range(10):
+        fleet.now += 1.0
+        for site in (p, d):
+            await site.beat()
+            with contextlib.suppress(RegistryDown):
+                await site.transfers.look(fleet.now)
+    assert failed == 3
+    assert p.door.known == {"d0#1": ("d0", d.door.payloads)} and d.door.known == {"p0#1": ("p0", p.door.payloads)}
+    assert [site.transfers.counts["introduced"] for site in (p, d)] == [1, 1], "once each"
+    assert [site.transfers.counts["forgotten"] for site in (p, d)] == [0, 0]
+
+
+async def test_everybody_is_told_whom_an_engine_has_set_aside(fleet) -> None:
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    author = Author("d0", d.agent, 1)
+
+    async def aside() -> tuple[InstanceId, ...]:
+        return read_aside((await fleet.registry.posted([author], PAIRS))[0])
+
+    assert await aside() == ()
+    d.door.aside.add("p0")
+    await fleet.settle(1)
+    assert await aside() == ("p0",)
+    text = exposition(InstanceId("d0"), d.transfers.handoffs)
+    assert 'baton_agent_pair_set_aside{instance="d0",producer="p0"} 1\n' in text
+    assert 'baton_agent_pulls_total{instance="d0",producer="p0",ended="badly"} 1\n' in text
+    assert 'baton_agent_connector_events_total{instance="d0",event="a block is not what was held"} 1\n' in text
+    d.door.aside.clear()
+    await fleet.settle(1)
+    assert await aside() == () and p.door.known, "it is still introduced: one way is bad, and no instance"
+    await d.door.close()
+    await fleet.settle(1)
+    assert d.transfers.handoffs == Handoffs()
 
 
 async def test_who_has_no_identity_of_the_fleet_is_not_introduced(fleet, caplog) -> None:
@@ -282,6 +357,23 @@ def test_only_an_engine_reads_as_one() -> None:
     for name, value in (("engine_id", ""), ("epoch", -1), ("epoch", True), ("payloads", []), ("payloads", [{}])):
         assert read_engine({**good, name: value}) is None
     assert read_text(b"[" * 10_000) is None and read_text(b"\xff") is None and read_engine(None) is None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, [], {}, {"counts": 3, "peers": []}, {"counts": {"a": "b", "c": True}, "peers": {"e": 1, "f": {}}},
+     {"peers": {"e": {"instance": 5}, "f": {"instance": "p", "pulled": "x"}}}],
+)  # fmt: skip
+def test_a_state_that_makes_no_sense_says_nothing(told: Any) -> None:
+    assert read_state(told) == Handoffs() and exposition(InstanceId("d"), read_state(told)) == ""
+
+
+@pytest.mark.parametrize(
+    "text", [None, b"", b"{", b"[]", b"[" * 10_000, b'{"aside": 1}', b'{"aside": [1, null]}', b"\xff"]
+)
+def test_what_stands_in_the_registry_and_makes_no_sense_sets_nobody_aside(text: bytes | None) -> None:
+    assert read_aside(text) == ()
+    assert read_aside(aside_text([InstanceId("b"), InstanceId("a")])) == ("a", "b")
 
 
 def test_a_connectors_door_understands_what_agents_say() -> None:

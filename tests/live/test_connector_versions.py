@@ -45,6 +45,20 @@ def config(*, extra: dict[str, Any] | None = None, lookahead: int = 0, **paralle
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "device", "wrong"),
+    [(True, "cpu", None), (False, "cuda", None), (True, "cuda", "host memory"), ("yes", "cpu", "true or false")],
+)
+def test_digests_are_refused_where_they_cannot_be_made(asked: Any, device: str, wrong: str | None) -> None:
+    from kvtransfer.vllm_connector import check_digests
+
+    if wrong is None:
+        check_digests(config(extra={"digests": asked}), device)
+    else:
+        with pytest.raises(RuntimeError, match=wrong):
+            check_digests(config(extra={"digests": asked}), device)
+
+
 def caches(*specs: Any) -> Any:
     return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=each) for each in specs])
 

@@ -18,7 +18,7 @@ from kvtransfer.fields import Pull, name_in, pull_in, sane
 from kvtransfer.holds import REMEMBER_S, REMEMBERED_MAX, Holds
 from kvtransfer.notes import Beat, Read, with_proof
 from kvtransfer.notes import parse as parse_note
-from kvtransfer.pulls import Landings, Outcome, Pulls, Source
+from kvtransfer.pulls import Landings, Outcome, Pulls, Source, try_to_read
 from kvtransfer.slots import CLEAR, FIELD, SLOT_BYTES, SLOTS_MAX, Slot, Slots, mark_of, slot_in
 
 KEY = b"k" * 32
@@ -410,6 +410,74 @@ def test_a_read_of_whose_end_nothing_is_said_may_still_write() -> None:
     assert p.step() == 0 and wire.released == ["h"]
     told = p.take("r")
     assert told is not None and told.broken
+
+
+@pytest.mark.parametrize(
+    ("beside", "said", "because", "broken"),
+    [
+        (["PROC", "DONE"], "", "", False),
+        (["DONE"], "a block is not what was held", "a block is not what was held", False),
+        (["ERR"], "", "a read failed", True),
+        (["raise"], "", "a read failed", True),
+    ],
+)
+def test_what_is_read_beside_is_waited_for_and_what_came_is_compared_last(
+    beside: list[str], said: str, because: str, broken: bool
+) -> None:
+    p, wire = pulls(h=["DONE"], beside=beside)
+    asked: list[int] = []
+
+    def wrong() -> str:
+        asked.append(len(wire.posted))
+        assert wire.notes == [], "and P frees only after"
+        return said
+
+    p.add("r", ["h"], [Source("a", 64, b"note")], MARK, beside=["beside"], wrong=wrong)
+    for _ in beside:
+        p.step()
+    assert p.take("r") == Outcome(because, ("t-h",), 0, broken), "of what is no block nothing is told"
+    assert asked == ([] if broken else [1]) and wire.notes == [("a", b"note")]
+    assert wire.released[:2] == ["h", "beside"]
+
+
+def test_nothing_is_compared_where_the_hold_is_gone_and_what_raises_is_not_used() -> None:
+    p, _ = pulls(slot=CLEAR, h=["DONE"])
+    p.add("r", ["h"], [Source("a", 64, b"note")], MARK, wrong=lambda: pytest.fail("it was asked"))
+    p.step()
+    told = p.take("r")
+    assert told is not None and "outlive" in told.because
+    p, _ = pulls(g=["DONE"])
+    p.add("r", ["g"], [Source("a", 64, b"note")], MARK, wrong=lambda: {}["memory that is gone"])
+    assert p.step() == 0
+    told = p.take("r")
+    assert told is not None and told.because == "what has come could not be checked (KeyError)" and not told.broken
+
+
+def test_a_mark_of_an_earlier_life_is_none_of_this_one() -> None:
+    """What notices and looks go by: a producer that starts anew has other marks for the same holds in its slots."""
+    earlier, later = (Slots(4, bytes([life]) * 16) for life in (1, 2))
+    for number in range(8):
+        one, other = earlier.take(f"r{number % 2}"), later.take(f"r{number % 2}")
+        assert one is not None and other is not None and one.index == other.index and one.mark != other.mark
+        earlier.give_back(one)
+        later.give_back(other)
+
+
+@pytest.mark.parametrize(
+    ("states", "reads"),
+    [(["DONE"], True), (["PROC", "PROC", "DONE"], True), (["ERR"], False), (["raise"], False), (["PROC"] * 9, False)],
+)
+def test_whom_we_meet_is_read_from_once(states: list[str], reads: bool) -> None:
+    _, wire = pulls(**{"a/64/1000/1": states})
+    waits: list[None] = []
+    assert try_to_read(wire, lambda: wire.look("a", 64, 1000), lambda: waits.append(None), 5) == reads
+    assert len(waits) == min(5, states.count("PROC")) and wire.notes == []
+    assert wire.released == (["a/64/1000/1"] if states[-1] in {"DONE", "ERR"} else []), "one under way may still write"
+
+
+def test_whom_we_cannot_look_at_cannot_be_read() -> None:
+    _, wire = pulls()
+    assert not try_to_read(wire, lambda: wire.look("blind", 64, 1000), lambda: None, 5) and wire.posted == []
 
 
 def test_all_ranks_must_vouch() -> None:

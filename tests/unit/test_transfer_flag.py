@@ -27,6 +27,10 @@ def test_the_file_says_who_moves_the_cache(tmp_path: Path) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text("models: [{name: baton-tiny}]\ntransfer: {connector: baton}\n")
     assert [each.connector for each in from_file(read(str(file)).usable(), [])] == ["baton", "baton"]
+    file.write_text("models: [{name: baton-tiny}]\ntransfer: {connector: baton, digests: true}\n")
+    with ExitStack() as closing:
+        doors = up._with_doors(from_file(read(str(file)).usable(), []), closing)
+        assert all("--digests" in planned(each) for each in doors)
     file.write_text("models: [{name: baton-tiny}]\n")
     assert {each.connector for each in from_file(read(str(file)).usable(), [])} == {"nixl"}
 

@@ -78,6 +78,8 @@ def test_our_connector_is_named_with_its_module_and_its_door(device: str) -> Non
     assert config["kv_connector_extra_config"] == {"kv_lease_duration": 7, "door": "/run/p/door"}
     assert config["kv_load_failure_policy"] == "recompute"
     assert "door" not in transfer_config(connector="baton", door="").get("kv_connector_extra_config", {})
+    assert transfer_config(connector="baton", digests=True)["kv_connector_extra_config"]["digests"] is True
+    assert "digests" not in transfer_config(connector="nixl", digests=True).get("kv_connector_extra_config", {})
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
@@ -183,6 +185,7 @@ def test_cpu_environment() -> None:
         "KMP_BLOCKTIME": "0",
         "OMP_NUM_THREADS": "2",
         "PYTHONPATH": SITE,
+        "TORCHDYNAMO_DISABLE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "2,3",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
@@ -241,6 +244,11 @@ def test_a_cache_size_among_the_users_flags_is_not_overruled_by_our_default(mine
 def test_each_tensor_parallel_rank_gets_its_own_cores() -> None:
     made = env(cores=(0, 1, 2, 3), extra_args=("-tp", "2"))
     assert (made["VLLM_CPU_OMP_THREADS_BIND"], made["OMP_NUM_THREADS"]) == ("0,1|2,3", "2")
+
+
+def test_who_wants_compiled_code_on_cpu_gets_it() -> None:
+    assert "TORCHDYNAMO_DISABLE" not in env(extra_args=("--no-enforce-eager",))
+    assert env({"TORCHDYNAMO_DISABLE": "0"})["TORCHDYNAMO_DISABLE"] == "0"
 
 
 def test_keys_stay_out_of_the_argument_list_and_out_of_logs() -> None:

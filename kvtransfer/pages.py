@@ -1,0 +1,21 @@
+"""Memory by its address: whole pages of our own, and views of what is somebody else's. A shell, of ctypes alone."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+
+class Memory:
+    """Bytes of this process that NIXL may be shown: whole pages, outside Python's heap."""
+
+    def __init__(self, size: int) -> None:
+        self._pages = mmap.mmap(-1, size)
+        self.size = size
+        self.view = memoryview(self._pages)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+
+
+def view(address: int, size: int) -> memoryview:
+    """Bytes that stand there, in host memory, for as long as whoever they belong to keeps them."""
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")

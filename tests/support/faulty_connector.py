@@ -1,0 +1,85 @@
+"""Our connector with faults that a test asks for: bytes of blocks, ends of reads, notices. Runs inside vLLM's engines.
+
+A test writes what it wants into the file that `faults` in ``kv_connector_extra_config`` names, and knows that it is
+done when the file is gone. The engine looks at every step, so something has to run in it.
+
+- ``{"flip": [block, byte]}``: a bit of that byte of the block, in its first tensor
+- ``{"exchange": [block, block]}``: the bytes of two blocks, in all tensors
+- ``{"chances": {"cut": 0.1, "drop": 0.1, "blind": 0.1}, "seed": 1}``: from now on a read fails when it has ended, a
+  notice of having read is lost, a slot cannot be read; each so often
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from kvtransfer import vllm_connector
+from kvtransfer.vllm_worker import BatonWorker
+
+
+class FaultyAgent:
+    """NIXL's agent as pulls are followed with it. Only the thread that follows them calls it."""
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self.chance = random.Random(0)
+        self.chances: dict[str, float] = {}
+        self.done: dict[str, int] = {"cut": 0, "drop": 0, "blind": 0}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+    def strikes(self, fault: str) -> bool:
+        struck = self.chance.random() < self.chances.get(fault, 0.0)
+        self.done[fault] += struck
+        return struck
+
+    def check_xfer_state(self, handle: Any) -> str:
+        state: str = self._agent.check_xfer_state(handle)
+        return "ERR" if state == "DONE" and self.strikes("cut") else state
+
+    def send_notif(self, agent_name: str, notif_msg: bytes) -> None:
+        if not self.strikes("drop"):
+            self._agent.send_notif(agent_name, notif_msg=notif_msg)
+
+
+class FaultyWorker(BatonWorker):
+    """As its parent, until a test asks for more."""
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._faults = Path(vllm_config.kv_transfer_config.kv_connector_extra_config["faults"])
+        self._faulty = FaultyAgent(self._agent)
+        self._pulls._agent = self._faulty
+
+    def _look(self, agent: str, address: int, landing: int) -> Any:
+        if self._faulty.strikes("blind"):
+            raise RuntimeError("a fault that a test asked for")
+        return super()._look(agent, address, landing)
+
+    def start_load_kv(self, metadata: Any) -> None:
+        super().start_load_kv(metadata)
+        if not self._faults.exists():
+            return
+        asked = json.loads(self._faults.read_text())
+        if "flip" in asked:
+            block, byte = asked["flip"]
+            next(self._regions()[0].pieces(block))[byte] ^= 1
+        if "exchange" in asked:
+            for region in self._regions():
+                for one, other in zip(*(region.pieces(block) for block in asked["exchange"]), strict=True):
+                    one[:], other[:] = bytes(other), bytes(one)
+        self._faulty.chances = asked.get("chances", self._faulty.chances)
+        self._faulty.chance = random.Random(asked.get("seed", 0))
+        self._faults.unlink()
+
+
+class BatonConnector(vllm_connector.BatonConnector):
+    """Named as the one it stands for."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        vllm_connector.BatonWorker = FaultyWorker  # type: ignore[misc] - what the parent makes, and asks for its class
+        super().__init__(vllm_config, role, kv_cache_config)
