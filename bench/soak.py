@@ -8,7 +8,8 @@ Two routers share a fleet of mock engines with their real agents, through a regi
 of what all decode instances together can do, by their mocks' settings.
 
 Memory is each router's resident memory every 5 s, after a warm-up; its slope is fitted to means of half-minute blocks
-(single readings depend on each other), with the 95 % interval of Student's t. At the end, when the load has stopped,
+(single readings depend on each other), with the 95 % interval of Student's t. A run that is too short for the whole
+warm-up shows it, and does not judge it: what it sees is caches that fill. At the end, when the load has stopped,
 nothing may be open in a router and no KV block in use in an engine, and the routers' counters together must say what
 the load generators say. Ends with 1 where a target is missed.
 """
@@ -48,6 +49,9 @@ READ_S = 5.0
 BLOCK_S = 30.0
 WARM_UP_S = 330.0
 """Until `/ui` has its five minutes and, at this load, `/explain` its thousand requests; half of the run at most."""
+
+JUDGED_MIN = 2 * WARM_UP_S / 60
+"""Minutes of a run whose memory is judged."""
 
 GROWTH_MAX = 0.05
 """Of memory in an hour: what cannot be told from this is not worth a restart in weeks."""
@@ -257,7 +261,7 @@ def main() -> int:
     """Run it and tell."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--minutes", type=float, default=30.0, help="default %(default)g; below 10 memory says little: half is warm-up"
+        "--minutes", type=float, default=30.0, help=f"default %(default)g; below {JUDGED_MIN:g} memory is not judged"
     )
     parser.add_argument("--share", type=float, default=SHARE, help="of what decode can do (default %(default)g)")
     parser.add_argument("--seed", type=int, default=0)
@@ -296,9 +300,15 @@ def main() -> int:
             for each in slopes
         ],
     }
-    targets = {
+    memory = {
         "memory grows for certain, MB/hour (lower end of the interval)": target(least, 0.0),
         "memory may grow, part of it an hour (upper end of the interval)": target(most, GROWTH_MAX),
+    }
+    if args.minutes < JUDGED_MIN:
+        say(f"memory is not judged: {args.minutes:g} minutes are warm-up, {JUDGED_MIN:g} would do")
+        memory = {}
+    targets = {
+        **memory,
         "shares of KV blocks held at the end": target(seen["held"], 0.0),
         "requests and legs open at the end": target(seen["open"] + seen["legs"], 0.0),
         "requests the routers counted less those sent": target(abs(seen["counted"] - sent), 0.0),

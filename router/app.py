@@ -48,7 +48,8 @@ async def serve(
             head_timeout_s=config.head_timeout_s,
         )
         closing.push_async_callback(front.drain, config.drain_s)
-        public = await _listen(front.connect, config, config.host, config.port, "--port", closing, tls)
+        shared = config.shares_port or None
+        public = await _listen(front.connect, config, config.host, config.port, "--port", closing, tls, shared=shared)
         handlers = _impatient(await _handlers(admin_app(router), config, closing), config.head_timeout_s)
         admin = await _listen(handlers, config, config.admin_host, config.admin_port, "--admin-port", closing)
         router.announce(public, admin)
@@ -82,6 +83,8 @@ async def _listen(
     flag: str,
     closing: AsyncExitStack,
     tls: ssl.SSLContext | None = None,
+    *,
+    shared: bool | None = None,
 ) -> str:
     try:
         server = await asyncio.get_running_loop().create_server(
@@ -90,6 +93,7 @@ async def _listen(
             port,
             backlog=BACKLOG,
             ssl=tls,
+            reuse_port=shared,
             ssl_handshake_timeout=None if tls is None else config.head_timeout_s,
         )
     except OSError as error:

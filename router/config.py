@@ -24,6 +24,8 @@ class RouterConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     """0 = a free port."""
+    shares_port: bool = False
+    """Whether other processes of this router listen there, too."""
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001
     policy: str | None = None
@@ -98,6 +100,11 @@ class RouterConfig:
         ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be above 0")
+        for name in ("port", "admin_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}: a port is 0 (a free one) to 65535"
+                )
         if set(self.tenants) != set(self.tenant_keys):
             raise UsageError("tenants without keys, or keys without tenants: each tenant needs a key file")
         if self.tls_key_file is not None and self.tls_cert_file is None:

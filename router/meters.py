@@ -10,10 +10,11 @@ from prometheus_client.registry import Collector
 
 from cluster.ids import InstanceId
 from router.attainment import Attainment
+from router.finished import Finished
 from router.histograms import Counts, Histograms, Times
 from router.lately import Lately
 from router.pairs import Pairs
-from router.timing import Timing
+from router.timing import Timeline
 from router.view import View
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -25,6 +26,7 @@ class Meters:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.lately = Lately()
         self._requests = Counts(
             "baton_requests",
             "Requests that ended, by way and outcome.",
@@ -60,6 +62,7 @@ class Meters:
             registry=self.registry,
         )
         self.times = Times(self.registry, _SECONDS)
+        self.finished = Finished(self.times, self.lately)
         self.attainment = Attainment(self.registry)
         self.waiting = Gauge("baton_waiting_requests", "Requests in line for a place.", registry=self.registry)
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
@@ -69,7 +72,6 @@ class Meters:
             ["result"],
             registry=self.registry,
         )
-        self.lately = Lately()
         self.pairs = Pairs()
         self.registry.register(_PairFailures(self.pairs))
         self._fleet = _FleetGauges(self.registry)
@@ -87,18 +89,13 @@ class Meters:
         self._requests.add((path, way, outcome))
         self._request_seconds.observe((), seconds)
 
-    def over(self, now: float, outcome: str, timing: Timing, tpot_ms: float | None) -> None:
-        """A request has ended: for the page that shows the last minutes. `now` in monotonic seconds."""
-        lately = self.lately
-        lately.ended(now, outcome)
-        if outcome != "served":
-            return
-        if timing.ttft is not None:
-            lately.took(now, "ttft", timing.ttft.total_s)
-        if timing.tt2t is not None:
-            lately.took(now, "tt2t", timing.tt2t.total_s)
-        if tpot_ms is not None:
-            lately.took(now, "tpot", tpot_ms / 1000)
+    def over(self, now: float, outcome: str, timeline: Timeline, tokens: int | None) -> None:
+        """A request has ended, after so many tokens. `now` in monotonic seconds."""
+        if outcome == "served":
+            self.finished.add(now, timeline, tokens)
+        else:
+            self.finished.count()
+            self.lately.ended(now, outcome)
 
     def pulled(self, prefill: InstanceId, decode: InstanceId, failure: str | None) -> None:
         """A decode leg that pulls from this prefill instance has begun to answer, or failed and why."""
@@ -148,6 +145,12 @@ class _FleetGauges:
             "Since when the registry has not been heard; 0 while it is, or where there is none.",
             registry=registry,
         )
+        self._legs = Gauge(
+            "baton_leg_ready",
+            "1 when some instance takes such legs; never without a value.",
+            ["leg"],
+            registry=registry,
+        )
         self._routers = Gauge("baton_routers", "Routers that share the fleet, as this one sees it.", registry=registry)
         self._shown: set[tuple[str, str]] = set()
 
@@ -155,6 +158,9 @@ class _FleetGauges:
         """As it is now; who has left is left out."""
         self._stale.set(stale_s)
         self._routers.set(view.routers)
+        ready = [seen.role for seen in view.all() if seen.ready]
+        self._legs.labels("prefill").set(any(role.prefills for role in ready))
+        self._legs.labels("decode").set(any(role.decodes for role in ready))
         shown = set()
         for seen in view.all():
             labels = (str(seen.id), seen.role.value)

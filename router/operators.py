@@ -167,8 +167,6 @@ class Operators:
     async def metrics(self, http: web.Request) -> web.Response:
         """``/metrics``: this router's; ``?all=1``: all routers' as one, the number of those that are missing beside."""
         if self.reader(http) is not None:
-            raise ApiError(403, "PermissionDeniedError", "Metrics name all tenants: ask as an operator.")
-        if self.reader(http) is not None:
             raise ApiError(403, "PermissionDeniedError", "Metrics name every tenant: they are for operators.")
         own = self._router.metrics_text()
         if http.query.get("all") != "1":

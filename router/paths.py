@@ -87,7 +87,7 @@ PATHS: Final[tuple[Path, ...]] = (
     Path("/version", _GET, How.WHOLE, "about", "an engine's"),
     Path("/health", _GET, How.HERE, "about", "200 while this process serves; needs no key"),
     Path("/ready", _GET, How.HERE, "about", "200 when every leg has somebody to run it; needs no key"),
-    Path("/metrics", _GET, How.HERE, "about", "with tenants on the admin side alone"),
+    Path("/metrics", _GET, How.HERE, "about", "with tenants, or several processes, on the admin side alone"),
     Path("/v1/load_lora_adapter", _ANY, How.REFUSED, "operate", "changes one engine: call each engine itself"),
     Path("/v1/unload_lora_adapter", _ANY, How.REFUSED, "operate", "changes one engine: call each engine itself"),
 )  # fmt: skip

@@ -58,7 +58,7 @@ class Prober:
 
     async def watch(self, instance: Instance) -> None:
         """Probe one instance as long as it is known."""
-        asked_at = -MODELS_EVERY_S
+        asked_at, told = -MODELS_EVERY_S, False
         while self._view.knows(instance.id):
             was_up = self._view.get(instance.id).up
             now = time.monotonic()
@@ -70,7 +70,8 @@ class Prober:
                 )
             )
             asked_at = now if ask else asked_at
-            await self._probe(instance, models=ask, paths=not was_up)
+            paths = not (told and was_up)  # its agent may have said that it is up before we have asked it anything
+            told = await self._probe(instance, models=ask, paths=paths)
             if not self._view.knows(instance.id):
                 return
             up = self._view.get(instance.id).up
@@ -79,32 +80,41 @@ class Prober:
                 self._tell(instance.id, up=up)
             await asyncio.sleep(INTERVAL_S)
 
-    async def _probe(self, instance: Instance, *, models: bool, paths: bool) -> None:
+    async def _probe(self, instance: Instance, *, models: bool, paths: bool) -> bool:
+        """Whether everything that was to be asked has been answered."""
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._get(instance, "/health")
                 served = await self._models(instance) if models else None
-                if paths:
-                    self._catalogue.told(instance.id, await self._paths(instance))
                 load = _load(await self._get(instance, "/metrics")) if self._read_metrics else None
         except (EngineLost, TimeoutError, msgspec.DecodeError) as error:
             logger.debug("%s: probe failed: %s", instance.id, error)
             if self._view.knows(instance.id):
                 self._view.probe_failed(instance.id)
-            return
+            return False
+        told = not paths or await self._tell_paths(instance)
         if self._view.knows(instance.id):
             self._view.seen(instance.id, served, load)
+        return told
 
     async def _models(self, instance: Instance) -> tuple[dict[str, object], ...]:
         return _models(await self._get(instance, "/v1/models"))
 
-    async def _paths(self, instance: Instance) -> frozenset[str] | None:
-        """Which paths it has; None where it does not say (``--disable-fastapi-docs``)."""
-        answer = await self._upstream.call(instance, "GET", "/openapi.json", None, self._headers)
+    async def _tell_paths(self, instance: Instance) -> bool:
+        """Tell the catalogue which paths it has, or that it does not say (``--disable-fastapi-docs``); whether it
+        has answered. One that does not is no worse for that: the probe says how it is.
+        """
         try:
-            return paths_in(msgspec.json.decode(answer.body)) if answer.status == 200 else None
+            async with asyncio.timeout(PROBE_S):
+                answer = await self._upstream.call(instance, "GET", "/openapi.json", None, self._headers)
+            found = paths_in(msgspec.json.decode(answer.body)) if answer.status == 200 else None
+        except (EngineLost, TimeoutError):
+            return False
         except msgspec.DecodeError:
-            return None
+            found = None
+        if self._view.knows(instance.id):
+            self._catalogue.told(instance.id, found)
+        return True
 
     async def _get(self, instance: Instance, path: str) -> Answer:
         answer = await self._upstream.call(instance, "GET", path, None, self._headers)

@@ -7,6 +7,7 @@ Example:
   baton router --prefill-url http://10.0.0.1:8100 --decode-url http://10.0.0.2:8100 --port 8000
   baton router --registry redis://10.0.0.9:6379 --registry-password-file keys/registry
   baton router --config baton.yaml --registry redis://10.0.0.9:6379     with its classes and tenants (docs/admission.md)
+  baton router --registry redis://10.0.0.9:6379 --processes 4           on four cores, their admin sides on 8001 to 8004
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import asyncio
 import gc
 import os
 import signal
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +32,7 @@ from baton.decisions_again import opened_log
 from baton.lifeline import watch_lifeline
 from baton.makes import makes_of
 from baton.output import announce_ready
+from baton.processes import Processes
 from baton.registry import add_registry_arguments, open_registry
 from baton.tenant_keys import open_keys, open_tenant_keys
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
@@ -41,6 +45,8 @@ from cluster.telemetry import configure_logging
 from router.app import serve
 from router.config import RouterConfig
 from router.policy import POLICIES
+
+PORT_MAX = 65535
 
 GARBAGE = 10_000
 """Objects between two looks for reference cycles (CPython's own default is 700): finished requests make none, and
@@ -67,6 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port for clients, 0 = a free one (default 8000)")
     parser.add_argument("--admin-host", help="address of the admin side (default 127.0.0.1)")
     parser.add_argument("--admin-port", type=int, help="metrics, readiness, /explain; 0 = free (default 8001)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="so many that share the port, each with the next admin port, as replicas of one registry (default 1)",
+    )
     for name, help_text in _FILES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="FILE", help=help_text)
     parser.add_argument(
@@ -154,14 +166,50 @@ def run(args: argparse.Namespace) -> int:
         **({} if spec is None else _promises(spec, args.config)),
         **_settings(args, spec),
     )
+    processes = _processes(args, spec, config)
     configure_logging(args.log_level)
     with ExitStack() as closing:
         if args.decision_log is not None:
             config = replace(config, decision_log=opened_log(args.decision_log, "--decision-log", closing))
         gc.freeze()  # what was imported stays
         gc.set_threshold(GARBAGE, 10, 10)
-        uvloop.run(_serve(config, open_registry(args), as_json=args.json, lifeline=args.lifeline))
+        announce = partial(_announce, config, as_json=args.json)
+        if processes > 1:
+            return _run_processes(processes, config, args, announce)
+        uvloop.run(_serve(config, open_registry(args), announce, lifeline=args.lifeline))
     return 0
+
+
+def _processes(args: argparse.Namespace, spec: Spec | None, config: RouterConfig) -> int:
+    """How many share the port.
+
+    Raises:
+        UsageError: more than one, of what only one can do.
+    """
+    count: int = (1 if spec is None else spec.router.processes) if args.processes is None else args.processes
+    if count < 1:
+        raise UsageError(f"--processes {count}: give 1 or more")
+    if count > 1 and args.registry is None:
+        raise UsageError(f"--processes {count} without --registry: the processes would not know of one another")
+    if count > 1 and config.admin_port + count - 1 > PORT_MAX:
+        raise UsageError(
+            f"--processes {count} with --admin-port {config.admin_port}: there are not so many ports after it"
+        )
+    if count > 1 and args.decision_log is not None:
+        raise UsageError(f"--decision-log with --processes {count}: a log is one process's")
+    return count
+
+
+def _run_processes(
+    count: int, config: RouterConfig, args: argparse.Namespace, announce: Callable[[str, str], None]
+) -> int:
+    """Each is a router as any other: it meets its siblings in the registry, and shares credits with them."""
+
+    def serve_one(number: int, port: int, tell: Callable[[str, str], None]) -> None:
+        uvloop.run(_serve(_one_of(config, number, port), open_registry(args), tell, lifeline=True))
+
+    processes = Processes(count, serve_one, announce, config.drain_s)
+    return processes.run(config.host, config.port, lifeline=args.lifeline)
 
 
 def _use_registry(args: argparse.Namespace, spec: Spec) -> None:
@@ -243,16 +291,24 @@ def _named(given: str, default: str) -> tuple[str, str]:
     return default, given.rstrip("/")
 
 
-async def _serve(config: RouterConfig, registry: Registry | None, *, as_json: bool, lifeline: bool) -> None:
+def _one_of(config: RouterConfig, number: int, port: int) -> RouterConfig:
+    """For one of several processes."""
+    admin_port = config.admin_port + number if config.admin_port else 0
+    return replace(config, port=port, admin_port=admin_port, shares_port=True)
+
+
+def _announce(config: RouterConfig, endpoint: str, admin: str, *, as_json: bool) -> None:
+    listed = [{"id": each.id, "role": each.role.value, "url": each.url} for each in config.instances]
+    announce_ready("router", endpoint, as_json=as_json, admin=admin, instances=listed)
+
+
+async def _serve(
+    config: RouterConfig, registry: Registry | None, announce: Callable[[str, str], None], *, lifeline: bool
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if lifeline:
         watch_lifeline(stop.set)
-
-    def announce(endpoint: str, admin: str) -> None:
-        listed = [{"id": each.id, "role": each.role.value, "url": each.url} for each in config.instances]
-        announce_ready("router", endpoint, as_json=as_json, admin=admin, instances=listed)
-
     await serve(config, announce, stop, registry)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from cluster.ids import InstanceId
+from engine.agent.meetings import Handoffs, Pulls, exposition
 from router.journey import OUTCOMES
 from router.meters import Meters
 from router.promises import COUNTED
@@ -21,13 +26,21 @@ NAME = re.compile(r"\bbaton_[a-z0-9_]+")
 
 
 def existing() -> dict[str, set[str]]:
-    """Names of samples as Prometheus has them, with their labels as far as they are known beforehand."""
+    """Names of samples as Prometheus has them, each with its labels."""
     found: dict[str, set[str]] = {}
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
-    for family in Meters().registry.collect():
-        found |= {family.name + suffix: set() for suffix in suffixes[family.type] if "_created" not in family.name}
+    for collector in Meters().registry._collector_to_names:
+        for family in collector.collect():
+            if family.name.endswith("_created"):
+                continue
+            labels = set(getattr(collector, "_labelnames", None) or getattr(family, "_labelnames", ()))
+            for suffix in suffixes[family.type]:
+                found[family.name + suffix] = labels | ({"le"} if suffix == "_bucket" else set())
     agent = (ROOT / "engine/agent/agent.py").read_text()
-    return found | {name: set() for name in re.findall(r'"(baton_agent_[a-z_]+)":', agent)}
+    one = Handoffs({"held": 1}, (Pulls(InstanceId("prefill-0"), "met", 1, 0, aside=False),))
+    for name, labels in re.findall(r"^(baton_\w+)\{(.*)\}", exposition(InstanceId("decode-0"), one), re.MULTILINE):
+        found[name] = set(re.findall(r"(\w+)=", labels))
+    return found | {name: {"instance", "role"} for name in re.findall(r'"(baton_agent_[a-z_]+)":', agent)}
 
 
 def expressions() -> list[str]:
@@ -47,6 +60,39 @@ def test_every_metric_is_explained() -> None:
     named = set(NAME.findall(PAGE))
     assert families <= named, families - named
     assert {name for name in named - families if name != "baton_routers_silent"} == set()
+
+
+def misnamed(expression: str, known: dict[str, set[str]]) -> set[str]:
+    """Labels that an expression asks for and that its metrics do not have; Prometheus adds two of its own."""
+    of_target = {"job", "instance"}
+    wrong: set[str] = set()
+    for name, _, matchers in re.findall(r"\b(baton_[a-z0-9_]+|up)\b(\{([^}]*)\})?", expression):
+        wrong |= set(re.findall(r"(\w+)\s*[=!]~?", matchers)) - known.get(name, set()) - of_target
+    anywhere = of_target.union(*(known.get(name, set()) for name in NAME.findall(expression)))
+    for listed in re.findall(r"\b(?:by|on|ignoring|without)\s*\(([^)]*)\)", expression):
+        wrong |= {label.strip() for label in listed.split(",")} - anywhere
+    return wrong
+
+
+def test_every_label_that_is_asked_for_exists() -> None:
+    known = existing()
+    assert known["baton_requests_total"] == {"path", "way", "outcome"}
+    assert misnamed('sum by (role) (rate(baton_requests_total{way="x",tenant="y"}[5m]))', known) == {"role", "tenant"}
+    wrong = {text: found for text in expressions() if (found := misnamed(text, known))}
+    assert not wrong
+
+
+def test_every_alert_is_tested_where_it_comes() -> None:
+    tests = yaml.safe_load((ROOT / "deploy/prometheus/alerts_test.yml").read_text())["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == {rule["alert"] for rule in RULES}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="apt install prometheus")
+def test_alerts_come_when_they_should_and_not_else() -> None:
+    words = ["promtool", "test", "rules", "alerts_test.yml"]
+    done = subprocess.run(words, cwd=ROOT / "deploy/prometheus", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_values_of_labels_exist() -> None:

@@ -1,0 +1,271 @@
+"""One server as several processes that share its port: forked from one that is ready to serve, watched, started anew.
+
+The kernel spreads new connections over them (`SO_REUSEPORT`). The first process serves nobody: it holds the port, so
+that it is the same after a restart, and the lifeline of the others. They end when it does, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+from cluster.errors import UsageError
+
+logger = logging.getLogger("baton.router")
+
+RESTARTS_MAX = 5
+RESTARTS_WITHIN_S = 600.0
+"""A process that died is started again, but not for ever: more than this often within this time, and all end."""
+
+ENDS_S = 5.0
+"""What a process may take to end beyond what it says itself: then it is killed."""
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
+Serve = Callable[[int, int, Callable[[str, str], None]], None]
+"""Serves until SIGTERM, SIGINT, or its standard input ends. Given its number, the port, and whom to tell endpoint and
+admin URL once it is ready.
+"""
+
+
+@dataclass(slots=True)
+class _Process:
+    number: int
+    pid: int
+    word: int
+    """Where it says that it is ready; -1 once it has."""
+    said: dict[str, str] | None = None
+
+
+class Processes:
+    """So many of a server. `run` returns when all have ended."""
+
+    def __init__(self, count: int, serve: Serve, announce: Callable[[str, str], None], drain_s: float) -> None:
+        """`announce`: told the endpoint and the first one's admin URL, once all are ready. `drain_s`: what a process
+        may take to end in order.
+        """
+        self._count, self._serve, self._announce, self._drain_s = count, serve, announce, drain_s
+        self._port = 0
+        self._running: dict[int, _Process] = {}
+        """By process id."""
+        self._starts: deque[float] = deque(maxlen=RESTARTS_MAX)
+        self._selector = selectors.DefaultSelector()
+        self._lifeline = self._wakeup = (-1, -1)
+        self._stopping_at: float | None = None
+        self._code = 0
+        self._announced = False
+
+    def run(self, host: str, port: int, *, lifeline: bool) -> int:
+        """Until told to stop: the exit code. `lifeline`: the end of standard input tells it, too.
+
+        Raises:
+            UsageError: the port is taken.
+        """
+        with held_port(host, port) as self._port, self._signals():
+            self._lifeline = os.pipe()
+            if lifeline:
+                self._selector.register(0, selectors.EVENT_READ)
+            for number in range(self._count):
+                self._start(number)
+            while self._running:
+                self._turn()
+        return self._code
+
+    # -- events --
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals wake the loop; what was set before is set again."""
+        self._wakeup = os.pipe()
+        for end in self._wakeup:
+            os.set_blocking(end, False)
+        self._selector.register(self._wakeup[0], selectors.EVENT_READ)
+        before = {number: signal.signal(number, _heard) for number in SIGNALS}
+        fd = signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(fd)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.close()
+
+    def _turn(self) -> None:
+        """Wait for something to happen, and answer it."""
+        left_s = None if self._stopping_at is None else max(0.0, self._stopping_at - time.monotonic())
+        ready = self._selector.select(left_s)
+        if left_s is not None and not ready:
+            self._kill(signal.SIGKILL)
+            self._stopping_at = time.monotonic() + ENDS_S
+        for key, _ in ready:
+            if key.fd == self._wakeup[0]:
+                self._hear(os.read(key.fd, 4096))
+            elif key.fd == 0:
+                self._parent_says()
+            else:
+                self._ready(key.data)
+
+    def _hear(self, signals: bytes) -> None:
+        if signal.SIGTERM in signals or signal.SIGINT in signals:
+            self._stop()
+        while self._running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if pid in self._running:
+                self._ended(self._running.pop(pid), os.waitstatus_to_exitcode(status))
+
+    def _parent_says(self) -> None:
+        if not os.read(0, 4096):
+            self._selector.unregister(0)
+            os.close(self._lifeline[1])  # the processes hear of it as this one did
+            self._lifeline = (self._lifeline[0], -1)
+            self._stop()
+
+    def _ready(self, process: _Process) -> None:
+        if process.word < 0:  # heard of its end in this very turn
+            return
+        said = os.read(process.word, 65536)
+        self._forget_word(process)
+        if said:  # else it ends: SIGCHLD tells how
+            process.said = json.loads(said)
+        by_number = {each.number: each.said for each in self._running.values() if each.said is not None}
+        if len(by_number) == self._count and not self._announced:
+            self._announced = True
+            self._announce(by_number[0]["endpoint"], by_number[0]["admin"])
+
+    def _ended(self, process: _Process, code: int) -> None:
+        self._forget_word(process)
+        if self._stopping_at is not None:
+            return
+        now = time.monotonic()
+        flapping = len(self._starts) == RESTARTS_MAX and now - self._starts[0] < RESTARTS_WITHIN_S
+        if code == 2 or flapping or not self._announced:
+            self._code = 2 if code == 2 else 1
+            logger.error("process %d ended with %d: all end", process.number, code)
+            self._stop()
+            return
+        logger.warning("process %d ended with %d: it is started again", process.number, code)
+        self._starts.append(now)
+        self._start(process.number)
+
+    # -- processes --
+
+    def _start(self, number: int) -> None:
+        reading, writing = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until it knows whose they are
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            self._be(number, writing)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        os.close(writing)
+        process = self._running[pid] = _Process(number, pid, reading)
+        self._selector.register(reading, selectors.EVENT_READ, process)
+
+    def _be(self, number: int, word: int) -> None:
+        """A process' life. Does not return."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for each in SIGNALS:
+                signal.signal(each, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            self._selector.close()
+            for fd in (*self._wakeup, *(each.word for each in self._running.values() if each.word >= 0)):
+                os.close(fd)
+            os.close(self._lifeline[1])
+            os.dup2(self._lifeline[0], 0)
+            self._running.clear()
+
+            def tell(endpoint: str, admin: str) -> None:
+                os.write(word, json.dumps({"endpoint": endpoint, "admin": admin}).encode())
+                os.close(word)
+
+            self._serve(number, self._port, tell)
+            code = 0
+        except UsageError as error:
+            print(f"baton: {error}", file=sys.stderr)
+            code = 2
+        except BaseException:  # noqa: BLE001 - told, and the process ends with 1
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _forget_word(self, process: _Process) -> None:
+        if process.word >= 0:
+            self._selector.unregister(process.word)
+            os.close(process.word)
+            process.word = -1
+
+    def _stop(self) -> None:
+        if self._stopping_at is None:
+            self._stopping_at = time.monotonic() + self._drain_s + ENDS_S
+        self._kill(signal.SIGTERM)
+
+    def _kill(self, number: signal.Signals) -> None:
+        for pid in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _heard(_number: int, _frame: FrameType | None) -> None:
+    """The wakeup descriptor has it."""
+
+
+@contextlib.contextmanager
+def held_port(host: str, port: int) -> Iterator[int]:
+    """Keep a port for processes that listen on it with `SO_REUSEPORT`; connections go to those that listen.
+
+    Yields:
+        The port: a free one for 0.
+
+    Raises:
+        UsageError: somebody listens there. Without this look, another server of the same user that shares its port in
+            the same way would be joined, and would get half of our clients.
+    """
+    held: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            where: Any = (address[0], port, *address[2:])
+            with socket.socket(family, kind, protocol) as look:
+                _bind(look, family, where, socket.SO_REUSEADDR)
+            mine = socket.socket(family, kind, protocol)
+            held.append(mine)
+            _bind(mine, family, where, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+            port = mine.getsockname()[1]
+    except OSError as error:
+        for each in held:
+            each.close()
+        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}): choose another --port") from None
+    try:
+        yield port
+    finally:
+        for each in held:
+            each.close()
+
+
+def _bind(bound: socket.socket, family: int, where: Any, *options: int) -> None:
+    for option in options:
+        bound.setsockopt(socket.SOL_SOCKET, option, 1)
+    if family == socket.AF_INET6:
+        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    bound.bind(where)

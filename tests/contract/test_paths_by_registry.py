@@ -1,0 +1,58 @@
+"""Which paths engines have, where agents say beforehand that they are ready: they are asked all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+from support.fake_engine import FakeEngine
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.registry.membership import Heartbeat, State
+from cluster.registry.memory import MemoryRegistry
+from router.app import serve
+from router.config import RouterConfig
+
+GENERATES = ["/v1/completions", "/v1/chat/completions", "/tokenize"]
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[tuple[str, aiohttp.ClientSession, FakeEngine]]:
+    """A router that is started when its engines are there, and ready by their agents' word."""
+    async with AsyncExitStack() as stack:
+        registry = MemoryRegistry(time.monotonic)
+        engine = FakeEngine("b")
+        engine.paths = GENERATES
+        await stack.enter_async_context(engine)
+        await registry.beat(
+            Heartbeat(
+                id=InstanceId("b"), agent="agent-b", epoch=1, seq=1, role=Role.BOTH, state=State.READY, credits=8,
+                url=engine.url, models=({"id": "fake"},),
+            )
+        )  # fmt: skip
+        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+        stop = asyncio.Event()
+        config = RouterConfig(port=0, admin_port=0, drain_s=1.0, has_registry=True)
+        serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, registry))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        yield (await ready)[0], client, engine
+        stop.set()
+        await serving
+
+
+async def test_a_path_that_nobody_has_is_named(endpoint: tuple[str, aiohttp.ClientSession, FakeEngine]) -> None:
+    url, client, _ = endpoint
+    told: Any = None
+    async with asyncio.timeout(10):
+        while "has `/v1/embeddings`" not in str(told):  # until it is heard, the engine itself answers
+            async with client.post(f"{url}/v1/embeddings", json={"model": "fake", "input": "x"}) as answer:
+                told = await answer.json()
+            await asyncio.sleep(0.02)
+    assert answer.status == 404
+    assert "It needs a model that embeds." in told["error"]["message"]

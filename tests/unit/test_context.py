@@ -1,0 +1,34 @@
+"""How long a prompt and its answer may be, as an engine's list of models says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Role
+from router.view import View
+
+BASE = {"id": "base", "max_model_len": 2048, "parent": None}
+
+
+@pytest.mark.parametrize(
+    ("models", "asked", "context"),
+    [
+        ((BASE,), "base", 2048),
+        ((BASE,), "", 2048),
+        ((BASE,), "other", None),
+        ((BASE, {"id": "poet", "max_model_len": None, "parent": "base"}), "poet", 2048),
+        (({"id": "poet", "max_model_len": None, "parent": "base"}, BASE), "poet", 2048),
+        (({"id": "poet", "max_model_len": None, "parent": "gone"}, BASE), "poet", None),
+        (({"id": "poet", "max_model_len": None, "parent": "poet"},), "poet", None),
+        (({"id": "a", "parent": "b"}, {"id": "b", "parent": "a"}), "a", None),
+        ((), "base", None),
+    ],
+)
+def test_an_adapter_has_its_parents_length(models: tuple[dict[str, Any], ...], asked: str, context: int | None) -> None:
+    view = View()
+    view.add(Instance(id=InstanceId("d"), role=Role.DECODE, url="http://d"))
+    view.seen(InstanceId("d"), models, None)
+    assert view.get(InstanceId("d")).context(asked) == context
