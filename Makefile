@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long check validate fuzz-api bench-router bench-handoff bench-connectors bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table bench-compare bench-sim bench-vidur lock clean help
+.PHONY: setup serve test test-long check validate fuzz-api bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table bench-compare bench-sim bench-vidur lock clean help
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -38,11 +38,14 @@ check: setup ## format, lint, types, import direction
 bench-router: setup ## what a router costs: Baton, vllm-router, a bare relay (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.router $(ARGS)
 
-bench-handoff: setup ## what a hand-over costs a client, on two real engines (ARGS=--quick, --publish)
+bench-handoff: setup ## what a hand-over costs a client and two real engines (ARGS=--quick, --part client|connectors, --gpu, --publish)
 	@$(BIN)/python -m bench.handoff $(ARGS)
 
-bench-connectors: setup ## vLLM's connectors and ours: hand-over, idle, given up (ARGS=--quick, --only, --publish)
-	@$(BIN)/python -m bench.connectors $(ARGS)
+bench-connectors: setup ## one part of it: vLLM's connectors and ours (ARGS=--quick, --only, --publish)
+	@$(BIN)/python -m bench.handoff --part connectors $(ARGS)
+
+bench-real: setup ## prefill and decode apart against two that do both, two real engines; needs BATON_DATA (ARGS=--quick, --publish)
+	@$(BIN)/python -m bench.real $(ARGS)
 
 bench-nixl: setup ## our endpoint beside a bare NIXL loop: bytes/s and CPU (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.nixl $(ARGS)
@@ -66,8 +69,8 @@ validate: setup ## measured runs of real engines beside what the twin predicts; 
 	fi
 	@$(BIN)/baton validate "$$BATON_DATA/measured" $(ARGS)
 
-bench-sim: setup ## how fast the simulator is: 1,000 instances, a million requests (ARGS=--quick)
-	@$(BIN)/python bench/sim.py $(ARGS)
+bench-sim: setup ## how fast the simulator is: 1,000 instances, a million requests (ARGS=--quick, --publish)
+	@$(BIN)/python -m bench.sim $(ARGS)
 
 bench-vidur: setup ## Vidur beside our simulator on the same requests: CPU for each (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.vidur $(ARGS)

@@ -1,172 +1,73 @@
-"""What a hand-over costs a client, on two real engines: one engine alone, plain, seeded, in turns.
+"""What a hand-over costs: a client, and the two engines.
 
-`make bench-handoff` starts `baton up` with the model that ships (no GPU needed) and asks for streams one at a time.
-Every prompt is new. Design targets: a seeded first token within 1.05 × one engine's; the second within one step and
-a plain hand-over.
+    make bench-handoff                                   both parts: about 35 minutes
+    make bench-handoff ARGS="--part client"              one engine alone, plain, seeded (bench/handoff_client.py)
+    make bench-handoff ARGS="--part connectors"          vLLM's connectors and ours (bench/connectors.py)
+    make bench-handoff ARGS=--gpu                        the same connectors on GPUs, a model of 8B's layers
+
+Each part ends with its line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
-import itertools
-import json
-import os
-import random
 import signal
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Sequence
+from pathlib import Path
 
-from bench.published import Table, machine, note_of, publish, result, say, show, target
+from bench import connectors, handoff_client
+from bench.connectors_models import MODELS
 
-LENGTHS = (250, 1000, 1900)
-TARGET_LENGTHS = (1000, 1900)
-OUTPUT_TOKENS = 8
-START_S = 240.0
+PARTS = ("client", "connectors")
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """One stream: milliseconds from sending to its first token and to its second, and between later ones."""
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    """What was asked for; `parts` are those to run.
 
-    first_ms: float
-    second_ms: float
-    step_ms: float
-    text: str
-
-
-@contextmanager
-def cluster() -> Iterator[dict[str, Any]]:
-    """`baton up` with one instance of each role; what it says when it is ready."""
-    with tempfile.TemporaryDirectory() as state:
-        words = ["up", "--prefill", "1", "--decode", "1", "--port", "0", "--admin-port", "0", "--json", "--no-demo"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "baton", *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "XDG_STATE_HOME": state},
-        )
-        assert process.stdout is not None
-        try:
-            said = next((told for told in map(json.loads, process.stdout) if told["event"] == "ready"), None)
-            if said is None:
-                raise SystemExit("bench-handoff: `baton up` ended; run it by itself to see why")
-            yield said
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-
-
-def listen(url: str, body: dict[str, Any]) -> Heard:
-    """One stream, read event by event."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
-    connection.connect()
-    payload = json.dumps(body).encode()
-    begun = time.perf_counter()
-    connection.request("POST", "/v1/completions", payload, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    times, text = [], ""
-    for line in answer:
-        if not line.startswith(b"data: {"):
-            continue
-        times.append((time.perf_counter() - begun) * 1e3)
-        text += json.loads(line[6:])["choices"][0]["text"]
-    connection.close()
-    # A late reader finds several tokens in one event: steps are counted by what came, so the median is taken.
-    return Heard(times[0], times[1], statistics.median(b - a for a, b in itertools.pairwise(times)), text)
-
-
-def prompt(tokens: int, chance: random.Random) -> list[int]:
-    """As many bytes of letters, different from its first block on."""
-    return [chance.randrange(97, 123) for _ in range(tokens)]
-
-
-WAYS = ("alone", "plain", "seeded")
-
-
-def measure(said: dict[str, Any], length: int, rounds: int, chance: random.Random) -> dict[str, list[Heard]]:
-    """The three ways in turns, each with prompts of its own; text is compared with one engine's."""
-    urls = {instance["role"]: instance["url"] for instance in said["instances"]}
-    heard: dict[str, list[Heard]] = {way: [] for way in WAYS}
-    for number in range(-2, rounds):  # two for warmth: first handshake, first shapes
-        for way in WAYS:
-            body = {"model": said["model"], "prompt": prompt(length, chance), "max_tokens": OUTPUT_TOKENS,
-                    "temperature": 0, "ignore_eos": True, "stream": True}  # fmt: skip
-            if way == "plain":
-                body["logprobs"] = 0  # one of the rows of docs/exactness.md in which D speaks first
-            url = urls["prefill"] if way == "alone" else said["endpoint"]
-            once = listen(url, body)
-            if way != "alone" and once.text != listen(urls["prefill"], body).text:
-                raise SystemExit(f"bench-handoff: another text than one engine's, {way}, {length} tokens")
-            if number >= 0:
-                heard[way].append(once)
-        time.sleep(0.05)
-    return heard
-
-
-def main() -> int:
-    """Measure, print, publish."""
-    parser = argparse.ArgumentParser(prog="make bench-handoff", description=__doc__.splitlines()[0])
+    Raises:
+        SystemExit: 2, for what the parts do not know.
+    """
+    parser = argparse.ArgumentParser(prog="make bench-handoff", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--part", choices=PARTS, help="one of the two (default: both, or the one that flags belong to)")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument(
-        "--publish", action="store_true", help="write docs/benchmarks.md and docs/benchmarks/handoff.json"
-    )
-    args = parser.parse_args()
-    facts, chance = machine(), random.Random(7)
-    figures: dict[str, Any] = {}
-    rows = []
-    rounds = 8 if args.quick else 40
-    say("starting two engines")
-    with cluster() as said:
-        for length in LENGTHS:
-            say(f"{length} tokens, {rounds} rounds")
-            heard = measure(said, length, rounds, chance)
-            middle = {
-                way: {
-                    name: statistics.median(getattr(each, name) for each in all_of)
-                    for name in ("first_ms", "second_ms", "step_ms")
-                }
-                for way, all_of in heard.items()
-            }
-            ratio = statistics.median(
-                seeded.first_ms / alone.first_ms for seeded, alone in zip(heard["seeded"], heard["alone"], strict=True)
-            )
-            allowed = middle["plain"]["first_ms"] + middle["alone"]["step_ms"]
-            figures[str(length)] = {**middle, "seeded_first_over_alone": ratio,
-                                    "seeded_second_over_allowed": middle["seeded"]["second_ms"] / allowed}  # fmt: skip
-            rows += [
-                [f"{length}", way, *(f"{middle[way][name]:.1f}" for name in ("first_ms", "second_ms", "step_ms"))]
-                for way in WAYS
-            ]
-    tables = [
-        Table(
-            f"Milliseconds, medians of {rounds} rounds",
-            ["prompt tokens", "way", "first token", "second token", "step"],
-            rows,
-        )
-    ]
-    targets = {}
-    for length in TARGET_LENGTHS:
-        mine = figures[str(length)]
-        targets[f"ttft_seeded_over_alone_{length}"] = target(mine["seeded_first_over_alone"], 1.05)
-        targets[f"tt2t_seeded_over_step_and_plain_{length}"] = target(mine["seeded_second_over_allowed"], 1.0)
-    show(tables)
-    told = result("handoff", figures, targets)
-    if args.publish:
-        publish(
-            told, tables, facts, note_of(facts, "vLLM 0.32 on CPU, the model that ships, both engines on one machine")
+    parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md and its JSON")
+    mine = parser.add_argument_group("connectors")
+    mine.add_argument("--only", type=_names, metavar="A,B", help=f"of {', '.join(connectors.CONTESTANTS)}")
+    mine.add_argument("--models", type=_names, metavar="A,B", help=f"of {', '.join(MODELS)} (default tiny,fat)")
+    mine.add_argument("--into", type=Path, metavar="FILE", help="keep figures there, and go on with what it has")
+    mine.add_argument("--gpu", action="store_true", help="engines on GPUs, 8B layers of random weights")
+    args = parser.parse_args(words)
+    for given, known in ((args.only, connectors.CONTESTANTS), (args.models, MODELS)):
+        for name in set(given or ()) - set(known):
+            parser.error(f"{name} is none of {', '.join(known)}")
+    of_connectors = bool(args.only or args.models or args.into or args.gpu)
+    if of_connectors and args.part == "client":
+        parser.error("--only, --models, --into and --gpu belong to --part connectors")
+    args.parts = PARTS[1:] if of_connectors else PARTS if args.part is None else (args.part,)
+    return args
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the parts."""
+    args = arguments(sys.argv[1:] if words is None else words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the engines with it
+    if "client" in args.parts:
+        handoff_client.measure(quick=args.quick, publishes=args.publish)
+    if "connectors" in args.parts:
+        connectors.measure(
+            only=args.only or tuple(connectors.CONTESTANTS),
+            models=args.models,
+            quick=args.quick,
+            publishes=args.publish,
+            into=args.into,
+            gpu=args.gpu,
         )
     return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 if __name__ == "__main__":

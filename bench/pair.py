@@ -20,6 +20,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.vllm.child import CPU_SITE
 from engine.vllm.command import command, environment
+from engine.vllm.placement import Gpu, share
 from engine.vllm.spec import EngineSpec
 from kvtransfer.door import introduce_each_other
 
@@ -68,12 +69,16 @@ class Engines:
     """Other flags of vLLM."""
     paced: bool = True
     """Whether NIXL's progress thread is paced from outside (`engine/vllm/cpu_site`); ours paces its own."""
+    gpus: tuple[str, ...] = ()
+    """GPUs that they take in turns, sharing one's memory where there are too few; without any, a core each."""
     running: dict[str, Running] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         try:
             for number, (name, role) in enumerate(self.roles.items()):
                 self.running[name] = self._start(name, role, number)
+                if self.gpus:  # vLLM measures how much memory is free while it starts: two at once mislead each other
+                    _wait(self.running[name])
             for engine in self.running.values():
                 _wait(engine)
             ours = [name for name, role in self.roles.items() if not self.transfer(role)]
@@ -87,17 +92,16 @@ class Engines:
         self.stop()
 
     def _start(self, name: str, role: Role, number: int) -> Running:
-        cores, transfer = sorted(os.sched_getaffinity(0)), self.transfer(role)
+        transfer = self.transfer(role)
         given: dict[str, Any] = {
             "instance": InstanceId(name),
             "role": role,
             "model": self.model,
             "served_name": "tiny",
             "python": sys.executable,
-            "device": "cpu",
             "port": _free_port(),
             "side_channel_port": _free_port(),
-            "cores": (cores[number % len(cores)],),
+            **self._place(number),
             "max_model_len": 2048,
             "dtype": "float32",
             "connector": "baton",
@@ -107,7 +111,8 @@ class Engines:
         }
         spec = EngineSpec(**given)
         env = environment(spec, os.environ, str(CPU_SITE) if self.paced else str(_half_site(self.folder)))
-        env["PYTHONPATH"] = ":".join(filter(None, [env.get("PYTHONPATH"), str(SITE)]))
+        first = [str(_pacing_site(self.folder))] if self.gpus and self.paced else []
+        env["PYTHONPATH"] = ":".join(filter(None, [*first, env.get("PYTHONPATH"), str(SITE)]))
         log = self.folder / f"{name}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -115,6 +120,14 @@ class Engines:
                 start_new_session=True,
             )  # fmt: skip
         return Running(spec, process, log)
+
+    def _place(self, number: int) -> dict[str, Any]:
+        """Its part of the machine."""
+        if not self.gpus:
+            cores = sorted(os.sched_getaffinity(0))
+            return {"device": "cpu", "cores": (cores[number % len(cores)],)}
+        placed = share(len(self.roles), [Gpu(id=each) for each in self.gpus], ())[number]
+        return {"device": "gpu", "gpus": placed.gpus, "gpu_memory_share": placed.gpu_memory_share}
 
     def url(self, name: str) -> str:
         return self.running[name].url
@@ -140,6 +153,18 @@ def _half_site(folder: Path) -> Path:
     site = folder / "site"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text("import os, time\nos.sched_yield = lambda: time.sleep(0.0002)\n")
+    return site
+
+
+def _pacing_site(folder: Path) -> Path:
+    """A start-up folder with the other half, for engines on GPUs, where the launcher changes nothing: NIXL's thread."""
+    site = folder / "pacing"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(
+        "import sys\n"
+        "from engine.vllm.cpu_site import sitecustomize as ours\n"
+        "sys.meta_path.insert(0, ours.AfterImport(ours._NIXL_APIS, ours.pace_progress_thread))\n"
+    )
     return site
 
 

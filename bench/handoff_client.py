@@ -1,0 +1,125 @@
+"""What a hand-over costs a client, on two real engines: one engine alone, plain, seeded, in turns.
+
+`make bench-handoff ARGS="--part client"` starts `baton up` with the model that ships (no GPU needed) and asks for
+streams one at a time. Every prompt is new. Design targets: a seeded first token within 1.05 × one engine's; the second
+within one step and a plain hand-over.
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.published import Table, machine, note_of, publish, result, say, show, target
+from bench.real_cluster import up
+
+LENGTHS = (250, 1000, 1900)
+TARGET_LENGTHS = (1000, 1900)
+OUTPUT_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One stream: milliseconds from sending to its first token and to its second, and between later ones."""
+
+    first_ms: float
+    second_ms: float
+    step_ms: float
+    text: str
+
+
+def listen(url: str, body: dict[str, Any]) -> Heard:
+    """One stream, read event by event."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
+    connection.connect()
+    payload = json.dumps(body).encode()
+    begun = time.perf_counter()
+    connection.request("POST", "/v1/completions", payload, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    times, text = [], ""
+    for line in answer:
+        if not line.startswith(b"data: {"):
+            continue
+        times.append((time.perf_counter() - begun) * 1e3)
+        text += json.loads(line[6:])["choices"][0]["text"]
+    connection.close()
+    # A late reader finds several tokens in one event: steps are counted by what came, so the median is taken.
+    return Heard(times[0], times[1], statistics.median(b - a for a, b in itertools.pairwise(times)), text)
+
+
+def prompt(tokens: int, chance: random.Random) -> list[int]:
+    """As many bytes of letters, different from its first block on."""
+    return [chance.randrange(97, 123) for _ in range(tokens)]
+
+
+WAYS = ("alone", "plain", "seeded")
+
+
+def hear(said: dict[str, Any], length: int, rounds: int, chance: random.Random) -> dict[str, list[Heard]]:
+    """The three ways in turns, each with prompts of its own; text is compared with one engine's."""
+    urls = {instance["role"]: instance["url"] for instance in said["instances"]}
+    heard: dict[str, list[Heard]] = {way: [] for way in WAYS}
+    for number in range(-2, rounds):  # two for warmth: first handshake, first shapes
+        for way in WAYS:
+            body = {"model": said["model"], "prompt": prompt(length, chance), "max_tokens": OUTPUT_TOKENS,
+                    "temperature": 0, "ignore_eos": True, "stream": True}  # fmt: skip
+            if way == "plain":
+                body["logprobs"] = 0  # one of the rows of docs/exactness.md in which D speaks first
+            url = urls["prefill"] if way == "alone" else said["endpoint"]
+            once = listen(url, body)
+            if way != "alone" and once.text != listen(urls["prefill"], body).text:
+                raise SystemExit(f"bench-handoff: another text than one engine's, {way}, {length} tokens")
+            if number >= 0:
+                heard[way].append(once)
+        time.sleep(0.05)
+    return heard
+
+
+def measure(*, quick: bool = False, publishes: bool = False) -> None:
+    """Measure, print, publish."""
+    facts, chance = machine(), random.Random(7)
+    figures: dict[str, Any] = {}
+    rows = []
+    rounds = 8 if quick else 40
+    say("starting two engines")
+    with up(["--prefill", "1", "--decode", "1"], "bench-handoff") as said:
+        for length in LENGTHS:
+            say(f"{length} tokens, {rounds} rounds")
+            heard = hear(said, length, rounds, chance)
+            middle = {
+                way: {
+                    name: statistics.median(getattr(each, name) for each in all_of)
+                    for name in ("first_ms", "second_ms", "step_ms")
+                }
+                for way, all_of in heard.items()
+            }
+            ratio = statistics.median(
+                seeded.first_ms / alone.first_ms for seeded, alone in zip(heard["seeded"], heard["alone"], strict=True)
+            )
+            allowed = middle["plain"]["first_ms"] + middle["alone"]["step_ms"]
+            figures[str(length)] = {**middle, "seeded_first_over_alone": ratio,
+                                    "seeded_second_over_allowed": middle["seeded"]["second_ms"] / allowed}  # fmt: skip
+            rows += [
+                [f"{length}", way, *(f"{middle[way][name]:.1f}" for name in ("first_ms", "second_ms", "step_ms"))]
+                for way in WAYS
+            ]
+    titles = ["prompt tokens", "way", "first token", "second token", "step"]
+    tables = [Table(f"Milliseconds, medians of {rounds} rounds", titles, rows)]
+    targets = {}
+    for length in TARGET_LENGTHS:
+        mine = figures[str(length)]
+        targets[f"ttft_seeded_over_alone_{length}"] = target(mine["seeded_first_over_alone"], 1.05)
+        targets[f"tt2t_seeded_over_step_and_plain_{length}"] = target(mine["seeded_second_over_allowed"], 1.0)
+    show(tables)
+    told = result("handoff", figures, targets)
+    if publishes:
+        note = note_of(facts, "vLLM 0.32 on CPU, the model that ships, both engines on one machine")
+        publish(told, tables, facts, note)

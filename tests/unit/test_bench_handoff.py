@@ -1,0 +1,96 @@
+"""What the benchmarks of the hand-over run, start and add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import connectors, handoff
+from bench.connectors_fleet import Seen, summary
+from bench.connectors_models import EIGHT_B, FAT, LENGTHS, TINY
+from bench.pair import Engines
+from cluster.instance import Role
+from engine.vllm.hardware import Hardware
+from engine.vllm.placement import Gpu
+
+
+def test_both_parts_run_unless_one_is_named_or_flags_belong_to_one() -> None:
+    assert handoff.arguments([]).parts == ("client", "connectors")
+    assert handoff.arguments(["--quick", "--part", "client"]).parts == ("client",)
+    assert handoff.arguments(["--part", "connectors", "--only", "ours,push"]).only == ("ours", "push")
+    for words in (["--gpu"], ["--models", "fat"], ["--into", "x.json"], ["--only", "stock"]):
+        assert handoff.arguments(words).parts == ("connectors",)
+
+
+@pytest.mark.parametrize("words", [["--part", "client", "--gpu"], ["--only", "mine"], ["--models", "tiny,huge"]])
+def test_what_no_part_knows_is_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        handoff.arguments(words)
+    assert ended.value.code == 2
+
+
+def test_without_a_gpu_the_gpu_part_says_so_and_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connectors, "find_hardware", lambda: Hardware(gpus=(), cores=(0, 1), vllm="0.32", nixl="1"))
+    monkeypatch.setattr(connectors, "run", None)
+    with pytest.raises(SystemExit) as ended:
+        connectors.measure(gpu=True)
+    assert ended.value.code == 2
+    assert "--gpu: there is no GPU on this machine" in capsys.readouterr().err
+
+
+def test_engines_take_two_gpus_or_share_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    three = tuple(Gpu(id=f"{number}") for number in range(3))
+    monkeypatch.setattr(connectors, "find_hardware", lambda: Hardware(gpus=three, cores=(0,), vllm="0.32", nixl="1"))
+    assert connectors.gpus_here() == ("0", "1")
+    made = connectors.engines(connectors.CONTESTANTS["tuned"], EIGHT_B, tmp_path, ("0", "1"))
+    assert [made._place(number)["gpus"] for number in (0, 1)] == [("0",), ("1",)]
+    assert "cuda" in made.transfer(Role.PREFILL)
+    shared = Engines(tmp_path, "m", {"p": Role.PREFILL, "d": Role.DECODE}, gpus=("0",))
+    assert [shared._place(number)["gpu_memory_share"] for number in (0, 1)] == [0.45, 0.45]
+    alone = connectors.engines(connectors.CONTESTANTS["tuned"], TINY, tmp_path)
+    assert alone._place(0)["device"] == "cpu"
+    assert "cuda" not in alone.transfer(Role.DECODE)
+
+
+@pytest.mark.parametrize(("model", "bytes_a_token"), [(FAT, 64 << 10), (EIGHT_B, 128 << 10)])
+def test_models_have_the_kv_that_they_are_for(model: Any, bytes_a_token: int, tmp_path: Path) -> None:
+    made = Path(model.path(tmp_path))
+    told = json.loads((made / "config.json").read_text())
+    width = {"float32": 4, "bfloat16": 2}[told["dtype"]]
+    assert 2 * told["num_hidden_layers"] * told["num_key_value_heads"] * told["head_dim"] * width == bytes_a_token
+    assert (made / "tokenizer.json").exists()
+    assert not list(made.glob("*.safetensors"))
+    assert model.flags == ("--load-format", "dummy")
+
+
+def test_a_hand_over_is_less_one_decode_step_of_the_same_run() -> None:
+    told = summary([Seen(100, 50 + at, [4, 4, 40]) for at in range(11)])
+    assert (told["step_ms"], told["hand_over_ms"], told["low_ms"], told["high_ms"]) == (4, 51, 47, 55)
+    assert (told["prefill_ms"], told["count"]) == (100, 11)
+
+
+def figures(hand_over_ms: float, **more: float) -> dict[str, Any]:
+    way = {"hand_over_ms": hand_over_ms, "low_ms": 1, "high_ms": 99, "step_ms": 10, "prefill_ms": 5, "count": 15}
+    return {"lengths": {str(length): dict.fromkeys(connectors.WAYS, way) for length in LENGTHS}, "bytes_per_s": 2e9,
+            "idle_cores": 0.02, "holding_cores": 0.5, "free_after_s": 0.1, "left_after_s": 0.2, "storm": 200,
+            "storm_held_blocks": 30, "storm_free_after_s": 19.5, "held_at_the_end": 0} | more  # fmt: skip
+
+
+def test_every_connector_has_its_row_and_ours_is_held_to_the_tuned_one() -> None:
+    result = {"fat": {name: figures(30) for name in connectors.CONTESTANTS} | {"ours": figures(14, left_after_s=1.5)}}
+    times, rest = connectors.tables(result)
+    assert len(times.rows) == len(LENGTHS) * len(connectors.CONTESTANTS)
+    assert times.rows[0] == ["fat", "250", "vLLM pull, as it comes", *["30 (1–99) + 10"] * len(connectors.WAYS)]
+    assert rest.rows[2][:2] == ["fat", "vLLM push, tuned"]
+    assert rest.rows[2][2:] == ["2.00", "2 %", "50 %", "0.10", "0.20", "30 after 200", "19.5", "0"]
+    assert all(len(row) == len(table.columns) for table in (times, rest) for row in table.rows)
+    told = connectors.targets(result)
+    assert told["fat_250_alone_over_tuned"] == {"value": 0.6, "target": 1.0, "met": True}
+    assert told["fat_1900_eight_over_tuned"]["target"] == 0.7
+    assert told["fat_left_after_s"]["met"] is False
+    assert connectors.targets({"fat": {"ours": figures(1)}}) == {}
