@@ -15,9 +15,10 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from random import Random
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from bench import published
 from cluster.ids import InstanceId

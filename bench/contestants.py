@@ -7,10 +7,28 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.processes import BATON_COMMAND, Failed, Running, free_port
+from bench.processes import BATON_COMMAND, ROOT, Failed, Running, free_port
 from bench.rivals import NotInstalled, environment, version_of
+from cluster.keys import digest
 
 DIRECT, BATON, RIVAL, RELAY = "engine", "baton", "vllm-router", "relay"
+POLICIES, SEEDING = "baton, policies on", "baton, seeding"
+VARIANTS = frozenset({POLICIES, SEEDING})
+"""Of Baton: what they cost more is asked, in closed loops alone."""
+
+KEY = "bench-key"
+"""Sent with every request; whoever asks for no key does not look at it, or passes it on."""
+
+CLUSTER = """\
+models:
+  - name: bench
+    pools: {prefill: {min: 1, max: 16, gpu: H100-SXM}, decode: {min: 1, max: 16, gpu: H100-SXM}}
+slo:
+  interactive: {ttft_ms: 60000, tpot_ms: 10000, attainment: 0.95}
+tenants:
+  bench: {key_file: key, classes: [interactive], default_class: interactive}
+"""
+"""Targets that no mock engine misses: admission works for every request, and holds none up."""
 
 Start = Callable[[Sequence[str], Sequence[str], frozenset[int]], tuple[Running, str]]
 """Prefill URLs, decode URLs, cores → the process and its endpoint."""
@@ -40,7 +58,7 @@ def contestants() -> Contestants:
     def rival(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
         return _rival(str(folder / "vllm-router"), prefill, decode, on)
 
-    return Contestants({BATON: OURS[BATON], RIVAL: rival, RELAY: OURS[RELAY]}, versions)
+    return Contestants({BATON: OURS[BATON], **_VARIANTS, RIVAL: rival, RELAY: OURS[RELAY]}, versions)
 
 
 def engines(count: int, on: frozenset[int]) -> tuple[Running, list[str]]:
@@ -78,12 +96,33 @@ def _flags(prefill: Sequence[str], decode: Sequence[str]) -> list[str]:
     ]
 
 
-def _baton(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
-    words = [*BATON_COMMAND, "router", *_flags(prefill, decode), "--port", "0", "--admin-port", "0"]
-    running = Running(BATON, [*words, "--log-level", "WARNING"], on)
+def _baton(
+    prefill: Sequence[str], decode: Sequence[str], on: frozenset[int], more: Sequence[str] = (), env: Sequence[str] = ()
+) -> tuple[Running, str]:
+    words = [*BATON_COMMAND, "router", *_flags(prefill, decode), "--port", "0", "--admin-port", "0", *more]
+    running = Running(BATON, [*(("env", *env) if env else ()), *words, "--log-level", "WARNING"], on)
     endpoint = running.line().split()[-1]
     running.wait_for(f"{endpoint}/ready")
     return running, endpoint
+
+
+def _policies(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
+    """Keys asked for, a class with promises (so lengths, prefixes and admission work); traces of one in 100."""
+    folder = ROOT / ".bench" / "cluster"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "baton.yaml").write_text(CLUSTER)
+    (folder / "key").write_text(f"{digest(KEY)}\n")
+    (folder / "key").chmod(0o600)
+    env = ["OTEL_TRACES_SAMPLER=parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG=0.01"]
+    env += [f"OTEL_EXPORTER_OTLP_ENDPOINT={prefill[0]}"]  # its mock engine takes spans, and forgets them
+    # By itself it would use `workload`, which rightly hands nothing over to engines that compute in no time.
+    more = ("--config", str(folder / "baton.yaml"), "--policy", "least_load")
+    return _baton(prefill, decode, on, more, env)
+
+
+def _seeding(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
+    """Engines that can be told their first token: clients have it from P."""
+    return _baton(prefill, decode, on, ("--pins",))
 
 
 def _rival(program: str, prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
@@ -108,5 +147,7 @@ def _relay(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) ->
     return running, running.line().split()[-1]
 
 
-OURS: dict[str, Start] = {BATON: _baton, RELAY: _relay}
+_VARIANTS: dict[str, Start] = {POLICIES: _policies, SEEDING: _seeding}
+
+OURS: dict[str, Start] = {BATON: _baton, **_VARIANTS, RELAY: _relay}
 """Those that need no installing."""

@@ -26,6 +26,7 @@ import uvloop
 MODEL = "bench"
 FIRST_LEG = re.compile(rb'"do_remote_decode"\s*:\s*true')
 SECOND_LEG = re.compile(rb'"do_remote_prefill"\s*:\s*true')
+NAMES_TOKEN = re.compile(rb'"return_token_ids"\s*:\s*true')
 MAX_TOKENS = re.compile(rb'"max_tokens"\s*:\s*(\d+)')
 STREAM = re.compile(rb'"stream"\s*:\s*true')
 
@@ -77,9 +78,10 @@ def writes(tokens: int) -> tuple[bytes, ...]:
 
 
 @lru_cache(maxsize=256)
-def prefilled(blocks: int) -> bytes:
-    """The whole answer to leg 1."""
+def prefilled(blocks: int, *, named: bool = False) -> bytes:
+    """The whole answer to leg 1. `named`: it names its token."""
     choice = {"index": 0, "text": " t1", "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    choice |= {"token_ids": [1]} if named else {}
     fields = {
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -119,7 +121,7 @@ class Engines:
             if body:
                 self.pace_s = json.loads(body)["pace_ms"] / 1000
             return answer(encode(vars(self)))
-        if url in {b"/health", b"/ping", b"/load"}:
+        if url in {b"/health", b"/ping", b"/load", b"/v1/traces"}:
             return answer(b"{}")
         return answer(b'{"error":{"message":"not here","code":404}}', status=b"404 Not Found")
 
@@ -164,7 +166,8 @@ class Connection(asyncio.Protocol):
             self._transport.write(self._engines.plain(url, body))
         elif FIRST_LEG.search(body):
             self._engines.first_legs += 1
-            self._transport.write(prefilled(max(1, len(body) // BLOCK_BYTES)))
+            named = NAMES_TOKEN.search(body) is not None
+            self._transport.write(prefilled(max(1, len(body) // BLOCK_BYTES), named=named))
         else:
             self._generate(body)
 

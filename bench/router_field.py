@@ -7,7 +7,7 @@ from typing import Any
 
 import uvloop
 
-from bench.contestants import DIRECT, Contestants, engines, twin_engines
+from bench.contestants import DIRECT, VARIANTS, Contestants, engines, twin_engines
 from bench.processes import Cores, Running, asked, page
 from bench.router_cells import Cell, Measured
 from bench.sender import closed_loop
@@ -36,6 +36,8 @@ class Field:
         self.endpoints = {DIRECT: urls[-1]}
         self.processes: dict[str, Running] = {}
         for name, start in taking.starts.items():
+            if twins and name in VARIANTS:
+                continue
             process, self.endpoints[name] = start(urls[:instances], urls[instances:], where.measured)
             running.append(process)
             self.processes[name] = process

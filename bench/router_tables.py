@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from bench.contestants import BATON, DIRECT, RIVAL
+from bench.contestants import BATON, DIRECT, POLICIES, RIVAL, VARIANTS
 from bench.published import Table, target
 from bench.router_cells import Cell, Measured
 
@@ -45,17 +45,26 @@ def cost_tables(results: Results, names: Sequence[str]) -> tuple[Table, dict[str
     for cell in dict.fromkeys(cell for cell, _ in results if not cell.rate):
         of = per_request if cell.kind == "requests" else per_chunk
         values = {name: of(results, cell, name) for name in names}
-        against = {name: ratio(values[BATON], values[name]) for name in names if name != BATON}
+        against = {(one, name): ratio(values[one], values[name]) for one, name in _pairs(names)}
         figures[cell.name] = {"cpu_us": {name: shown(middle(values[name])) for name in names}, "rounds": values}
-        figures[cell.name]["baton_to"] = {name: shown(each, 3) for name, each in against.items()}
+        figures[cell.name]["baton_to"] = {f"{one} / {name}": shown(each, 3) for (one, name), each in against.items()}
         rows.append(
             [cell.name, *(text(middle(values[name])) for name in names), *(text(each, 2) for each in against.values())]
         )
         limit = 0.5 if cell.kind == "requests" else 0.8
         if cell.kind != "streams":
-            targets[f"CPU to {RIVAL}'s, {cell.name}"] = target(against.get(RIVAL), limit)
-    columns = ["CPU, µs per request or chunk", *names, *(f"{BATON} / {name}" for name in names if name != BATON)]
+            targets[f"CPU to {RIVAL}'s, {cell.name}"] = target(against.get((BATON, RIVAL)), limit)
+            if POLICIES in names:
+                targets[f"{POLICIES}: CPU to {RIVAL}'s, {cell.name}"] = target(against.get((POLICIES, RIVAL)), limit)
+    columns = ["CPU, µs per request or chunk", *names, *(f"{one} / {name}" for one, name in _pairs(names))]
     return Table("What a router costs", columns, rows), figures, targets
+
+
+def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Whose costs are compared with whose: Baton in all its ways with the rival, and as it starts with the floor."""
+    ours = [name for name in names if name == BATON or name in VARIANTS]
+    found = [(one, RIVAL) for one in ours if RIVAL in names]
+    return [*found, *((BATON, name) for name in names if name not in {*ours, RIVAL})]
 
 
 def rate_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str, Any]]:
@@ -64,7 +73,7 @@ def rate_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str,
     for cell in dict.fromkeys(cell for cell, _ in results if cell.kind == "rates"):
         alone = results[cell, DIRECT]
         entry: dict[str, Any] = {"engine_ttft_ms": [each.ttft_ms for each in alone]}
-        for name in names:
+        for name in (each for each in names if (cell, each) in results):
             found = results[cell, name]
             added = {
                 at: middle([_less(each.ttft_ms[at], one.ttft_ms[at]) for each, one in zip(found, alone, strict=True)])
@@ -84,7 +93,7 @@ def twin_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str,
     rows, figures = [], {}
     for cell in dict.fromkeys(cell for cell, _ in results if cell.kind == "twins"):
         entry: dict[str, Any] = {}
-        for name in (DIRECT, *names):
+        for name in (each for each in (DIRECT, *names) if (cell, each) in results):
             found = results[cell, name]
             entry[name] = {at: shown(middle([each.ttft_ms[at] for each in found]), 2) for at in ("p50", "p99")}
             entry[name]["tt2t"] = shown(middle([each.tt2t_ms for each in found]), 2)
@@ -101,6 +110,8 @@ def trust_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str
     """Answers counted, and memory."""
     rows, figures = [], {}
     for name in names:
+        if all(whose != name for _, whose in results):
+            continue
         found = [each for (_, whose), rounds in results.items() if whose == name for each in rounds]
         done, failed = sum(each.done for each in found), sum(each.failed for each in found)
         rewritten, memory = sum(each.rewritten for each in found), max(each.memory_mb for each in found)

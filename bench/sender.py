@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from bench.contestants import KEY
 from bench.engine import MODEL, events
 from loadgen.http import Failed, Pool
 from loadgen.prompts import text_of
@@ -61,6 +62,7 @@ def requests(pool: Pool, prompt_bytes: int, tokens: int) -> list[bytes]:
         said = {"model": MODEL, "prompt": text, "max_tokens": tokens, "stream": True, "temperature": 0}
         body = msgspec.json.encode(said | {"stream_options": {"include_usage": True}})
         head = f"POST {pool.base}/v1/completions HTTP/1.1\r\nhost: {pool.netloc}\r\ncontent-type: application/json\r\n"
+        head += f"authorization: Bearer {KEY}\r\n"
         found.append(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
     return found
 

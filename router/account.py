@@ -100,12 +100,20 @@ class Account:
         """It does not any more."""
         self._timeline.enter(Stage.ROUTER, time.monotonic())
 
-    def sends(self, leg: str, instance: Instance, headers: dict[str, str]) -> dict[str, str]:
-        """A leg goes out: with these headers."""
+    def sends(self, leg: str, instance: Instance) -> None:
+        """A leg goes out."""
         now = time.monotonic()
         self._leg = leg
         self._timeline.enter(leg, now)
         self._story.add(now, "leg", leg=_LEG_NAMES[leg], instance=instance.id, url=instance.url, epoch=instance.epoch)
+
+    @property
+    def traces(self) -> bool:
+        """Whether a trace goes through it: its legs have headers of their own then (`traced`)."""
+        return self._span is not None or self._unsampled is not None
+
+    def traced(self, leg: str, instance: Instance, headers: dict[str, str]) -> dict[str, str]:
+        """What a leg of these headers says, its trace included."""
         if self._span is None:
             return headers if self._unsampled is None else self._unsampled.passed_on(headers)
         place = urlsplit(instance.url)
@@ -224,16 +232,13 @@ class Account:
         self._timeline.end(now)
         self._story.outcome = outcome
         self._story.add(now, "end", outcome=outcome)
-        timing = self._story.timing(now)
-        if outcome == "served":
-            self._meters.times.observe(timing)
         counted = answer_tokens(self._told.usage or {}) if tokens is None else tokens
-        seen = seen_in(timing, counted, streamed=self._request.stream)
-        self._meters.over(now, outcome, timing, seen.tpot_ms)
+        self._meters.over(now, outcome, self._timeline, counted)
         if seat is not None and (self._client.slo is not None or seat.ttft_ms > 0):
-            self._judge(seat, seen, outcome)
+            self._judge(seat, seen_in(self._story.timing(now), counted, streamed=self._request.stream), outcome)
         self._memory.finish(self._story)
         if self._span is not None:
+            timing = self._story.timing(now)
             times = {} if timing.ttft is None else {"gen_ai.response.time_to_first_chunk": timing.ttft.total_s}
             for name, each in (("ttft", timing.ttft), ("tt2t", timing.tt2t), ("answer", timing.answer)):
                 if each is not None:

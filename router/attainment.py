@@ -6,16 +6,20 @@ Requests that were shed have an outcome of their own: counted as cancelled they 
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from router.clients import Client
 from router.desk import Seat
+from router.histograms import Histograms
 from router.promises import COUNTED, MET, Seen
 
 LAST: Final = 1000
 """Requests of a class of which the gauge of attainment tells: enough for two digits, few enough to follow a change."""
+
+LABELS_MAX: Final = 1024
 
 _RATIOS: Final = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
 
@@ -52,12 +56,12 @@ class Attainment:
         self._target = Gauge(
             "baton_slo_attainment_target", "What the cluster file promises.", ["slo_class"], registry=registry
         )
-        self._foretold = Histogram(
+        self._foretold = Histograms(
             "baton_foretold_ratio",
             "What a client saw over what was foretold with the choice: 1 is right, 2 took twice as long.",
             ["what"],
-            buckets=_RATIOS,
-            registry=registry,
+            _RATIOS,
+            registry,
         )
         self._expected = Counter(
             "baton_prefix_expected_tokens",
@@ -69,29 +73,40 @@ class Attainment:
             "baton_prefix_cached_tokens", "Prompt tokens that were there, expected or not.", registry=registry
         )
         self._last: dict[str, deque[bool]] = {}
+        self._met: dict[str, int] = {}
+        """How many of them met every target."""
+        self._share_of = lru_cache(LABELS_MAX)(self._share.labels)
+        self._result = lru_cache(LABELS_MAX)(self._results.labels)
+        """The library takes as long to find a counter by its labels as for all else that is done with it."""
 
     def ended(self, client: Client, seat: Seat, result: str) -> None:
         """A request of a class is over."""
         if client.slo is None:
             return
         name = client.slo_class
-        self._results.labels(name, client.tenant, result).inc()
+        if name not in self._last:  # a class that has met nothing yet must not lack the counter that says so
+            self._last[name] = deque(maxlen=LAST)
+            self._met[name] = 0
+            for each in COUNTED:
+                self._results.labels(name, client.tenant, each)
+            self._target.labels(name).set(client.slo.attainment)
+        self._result(name, client.tenant, result).inc()
         if seat.late:
             self._late.labels(name, client.tenant).inc()
         if seat.degraded:
             self._degraded.labels(name, client.tenant).inc()
         if result in COUNTED:
-            last = self._last.setdefault(name, deque(maxlen=LAST))
+            last = self._last[name]
+            self._met[name] += (result == MET) - (last[0] if len(last) == LAST else 0)
             last.append(result == MET)
-            self._share.labels(name).set(sum(last) / len(last))
-            self._target.labels(name).set(client.slo.attainment)
+            self._share_of(name).set(self._met[name] / len(last))
 
     def compare(self, seat: Seat, seen: Seen) -> None:
         """What was foretold beside what came."""
         if seat.ttft_ms > 0 and seen.ttft_ms is not None:
-            self._foretold.labels("ttft").observe(seen.ttft_ms / seat.ttft_ms)
+            self._foretold.observe(("ttft",), seen.ttft_ms / seat.ttft_ms)
         if seat.tpot_ms > 0 and seen.tpot_ms is not None:
-            self._foretold.labels("tpot").observe(seen.tpot_ms / seat.tpot_ms)
+            self._foretold.observe(("tpot",), seen.tpot_ms / seat.tpot_ms)
 
     def prefix(self, expected_tokens: int, cached_tokens: int) -> None:
         """A prompt's instance has said how much of it was cached."""

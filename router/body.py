@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import compress
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,8 @@ _KEY_BYTES_MAX: Final = 6 * max(map(len, _KEYS))
 _ESCAPED: Final = rb"\u00"
 """How a letter of one can be escaped: all of them are ASCII."""
 
+_JSON: Final = "application/json"
+
 _NESTING: Final = (dict, list)
 
 _QUOTES_MAX: Final = 1 << 10
@@ -31,8 +34,8 @@ def parse_json(raw: bytes, content_type: str) -> dict[str, Any]:
     Raises:
         ApiError: 400 naming what is wrong: content type, syntax with its position, or not an object.
     """
-    media_type = content_type.split(";", 1)[0].strip().lower()
-    if media_type != "application/json":
+    media_type = content_type.split(";", 1)[0].strip().lower() if content_type != _JSON else _JSON
+    if media_type != _JSON:
         said = f"`{media_type[:80]}`" if media_type else "missing"
         raise bad_request(f"Unsupported Media Type: Content-Type is {said}; send `Content-Type: application/json`.")
     body = _decode(raw)
@@ -103,8 +106,10 @@ def is_plain(raw: bytes, body: dict[str, Any]) -> bool:
     pieces = raw.split(b'"', _QUOTES_MAX)
     if len(pieces) > _QUOTES_MAX:
         return False
-    short = [piece for piece in pieces if len(piece) <= _KEY_BYTES_MAX]  # a key is all that is between two quotes
-    return _KEYS.isdisjoint(short) and _ESCAPED not in b'"'.join(short) and not _deeper(body, wire.DEPTH_MAX)
+    short = [*compress(pieces, map(_KEY_BYTES_MAX.__ge__, map(len, pieces)))]  # a key is all that is between two quotes
+    if not _KEYS.isdisjoint(short) or _ESCAPED in b'"'.join(short):
+        return False
+    return raw.count(b"{") + raw.count(b"[") <= wire.DEPTH_MAX or not _deeper(body, wire.DEPTH_MAX)
 
 
 def _deeper(value: Any, levels: int) -> bool:
@@ -119,10 +124,18 @@ def _deeper(value: Any, levels: int) -> bool:
 
 def spliced(raw: bytes, fields: Mapping[str, Any]) -> bytes:
     """A JSON object with these fields at its end. Of equal keys the last counts, for every engine's JSON parser."""
-    if not fields:
-        return raw
+    return opened(raw) + closing(fields) if fields else raw
+
+
+def opened(raw: bytes) -> bytes:
+    """A JSON object to which more fields may be added: `closing`."""
     start = raw[: raw.rindex(b"}")].rstrip()
-    return b"%b%b%b" % (start, b"" if start.endswith(b"{") else b",", msgspec.json.encode(fields)[1:])
+    return start if start.endswith(b"{") else start + b","
+
+
+def closing(fields: Mapping[str, Any]) -> bytes:
+    """The end of an object that was `opened`: these fields, at least one, which win over equal ones before them."""
+    return msgspec.json.encode(fields)[1:]
 
 
 def model_of(body: dict[str, Any]) -> str | None:

@@ -56,6 +56,8 @@ class Clients:
         self._tenants: Final = tenants
         self._keys: Final = keys
         self._digests: dict[str, tuple[str, ...]] = {}
+        self._plain: Final[dict[str, Client]] = {}
+        """By tenant: requests of no class."""
         self._read_at = -1.0
         self._open: Final[Counter[str]] = Counter()
         """Requests under way, by tenant."""
@@ -122,7 +124,10 @@ class Clients:
             ApiError: 400 for a class that there is not, 403 for one that is not this tenant's.
         """
         if not self._classes:
-            return Client(tenant)
+            found = self._plain.get(tenant)
+            if found is None:
+                found = self._plain[tenant] = Client(tenant)
+            return found
         named = headers.get(CLASS_HEADER)
         if named is None:
             usual = self._usual(tenant)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec.structs import replace
 
 from cluster.ids import InstanceId
 from router.admission import AHEAD_MS, NO_PROMISE, PROMPTLY, Gate, Line, Promise

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -60,15 +61,25 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def verdict(path: str, body: Body) -> Verdict:
     """The strictest of all rules that apply."""
-    way, because, resumable = Way.SEEDED, "", True
-    for rule, name in _ASKED:
-        if (name is None or body.get(name)) and rule.applies(path, body):
+    way, because, resumable, strictness = Way.SEEDED, "", True, 0
+    for rule, its in _asked_of(_NAMES.intersection(body)):
+        if rule.applies(path, body):
             resumable = resumable and rule.resumable
-            if _STRICTNESS.index(rule.way) > _STRICTNESS.index(way):
-                way, because = rule.way, f"{rule.parameter}: {rule.why}"
+            if its > strictness:
+                way, because, strictness = rule.way, f"{rule.parameter}: {rule.why}", its
             if way is Way.WHOLE:
                 break
     return Verdict(way, because, resumable and way is not Way.WHOLE)
+
+
+@lru_cache(maxsize=1024)
+def _asked_of(names: frozenset[str]) -> tuple[tuple[Rule, int], ...]:
+    """Rules that a body with these of `_NAMES` can break, in order, with their strictness."""
+    return tuple(
+        (rule, _STRICTNESS.index(rule.way))
+        for rule in RULES
+        if rule.applies is not _never and not _needs(rule.applies).isdisjoint({*names, _NOTHING})
+    )
 
 
 def whole_because(path: str, body: Body) -> str | None:
@@ -101,11 +112,15 @@ def _token_limit(body: Body) -> Any:
     return body.get("max_tokens") if limit is None else limit
 
 
+_COUNTS = ("max_tokens", "max_completion_tokens", "min_tokens")
+
+
 def _not_a_count(_: str, body: Body) -> bool:
-    values = (body.get(name) for name in ("max_tokens", "max_completion_tokens", "min_tokens"))
-    return any(
-        value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0) for value in values
-    )
+    for name in _COUNTS:
+        value = body.get(name)
+        if value is not None and (type(value) is not int or value < 0):  # JSON has no other kinds of ints than bools
+            return True
+    return False
 
 
 def _one_token_at_most(_: str, body: Body) -> bool:
@@ -160,17 +175,20 @@ def _logprobs(_: str, body: Body) -> bool:
 
 def _usage_in_every_chunk(_: str, body: Body) -> bool:
     options = body.get("stream_options")
-    return isinstance(options, Mapping) and bool(options.get("continuous_usage_stats"))
+    return isinstance(options, dict) and bool(options.get("continuous_usage_stats"))
+
+
+_OPTIONS = frozenset({"include_usage", "continuous_usage_stats"})
+_SWITCHES = frozenset({bool, type(None)})
 
 
 def _odd_options(_: str, body: Body) -> bool:
     options = body.get("stream_options")
     if options is None:
         return False
-    known = {"include_usage", "continuous_usage_stats"}
-    return not isinstance(options, Mapping) or any(
-        name not in known or not (value is None or isinstance(value, bool)) for name, value in options.items()
-    )
+    if not isinstance(options, dict):
+        return True
+    return not options.keys() <= _OPTIONS or any(type(value) not in _SWITCHES for value in options.values())
 
 
 def _drawn_by_lot(_: str, body: Body) -> bool:
@@ -192,12 +210,28 @@ def _never(_: str, __: Body) -> bool:
     return False
 
 
-_GIVEN_BY: dict[Callable[[str, Body], bool], str] = {
-    _several_candidates: "best_of",
-    _tools: "tools",
-    _usage_in_every_chunk: "stream_options",
+_NOTHING = ""
+
+_LIMITS = frozenset(_COUNTS)
+
+_GIVEN_BY: dict[Callable[[str, Body], bool], frozenset[str]] = {
+    _several_candidates: frozenset({"best_of"}),
+    _several_answers: frozenset({"n"}),
+    _not_a_count: _LIMITS,
+    _one_token_at_most: _LIMITS,
+    _impossible_minimum: frozenset({"min_tokens"}),
+    _forced_call: frozenset({"tool_choice"}),
+    _logprobs: frozenset({"logprobs"}),
+    _tools: frozenset({"tools"}),
+    _usage_in_every_chunk: frozenset({"stream_options"}),
+    _odd_options: frozenset({"stream_options"}),
 }
-"""A parameter that must not be neutral for these to apply."""
+"""Parameters of which one must be there for these to apply."""
+
+
+def _needs(applies: Callable[[str, Body], bool]) -> frozenset[str]:
+    """Of which one must be there; `_NOTHING`: it may apply to any body."""
+    return frozenset({applies.name}) if isinstance(applies, _Set) else _GIVEN_BY.get(applies, frozenset({_NOTHING}))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -267,9 +301,5 @@ RULES: tuple[Rule, ...] = (
          _never),
 )  # fmt: skip
 
-_ASKED: tuple[tuple[Rule, str | None], ...] = tuple(
-    (rule, rule.applies.name if isinstance(rule.applies, _Set) else _GIVEN_BY.get(rule.applies))
-    for rule in RULES
-    if rule.applies is not _never
-)
-"""Those that a request alone can tell, each with a parameter without which it never applies: most have none of them."""
+_NAMES = frozenset().union(*(_needs(rule.applies) for rule in RULES if rule.applies is not _never))
+"""Parameters that decide which rules may apply at all: most have none of them."""

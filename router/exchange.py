@@ -19,14 +19,15 @@ import msgspec
 from cluster import wire
 from cluster.errors import ApiError
 from cluster.ids import InstanceId, TransferId
+from cluster.instance import Instance
 from cluster.request import Request
 from router import journey as j
 from router.account import Account
-from router.body import spliced
+from router.body import closing, opened
 from router.clients import Client
 from router.desk import HANDSHAKE_S, Seat
 from router.exact import CHAT, Verdict, Way, has_room
-from router.http.headers import lines
+from router.http.headers import Headers, lines
 from router.http.legs import Leg
 from router.http.outlet import Outlet
 from router.intake import Intake, Taken, answer_tokens, cached_in
@@ -47,6 +48,9 @@ _FAILED = (j.Lost, j.Refused)
 _BUG = "%s: a request failed in the router"
 
 _NO_USAGE: Mapping[str, Any] = {}
+
+FAR_S = 5.0
+"""What is due later than this has no timer yet: most of it comes before. Looked at every `legs.SWEEP_S`."""
 
 _TIMED = frozenset({j.State.CHOOSING, j.State.PREFILLING, j.State.OPENING, j.State.CANCELLING})
 """States that a clock may end."""
@@ -211,11 +215,50 @@ class _AnswerLeg:
 class Exchange:
     """One client request on its way through the fleet."""
 
+    __slots__ = (
+        "_account",
+        "_answer",
+        "_cached_tokens",
+        "_driven",
+        "_due",
+        "_had_cached",
+        "_head",
+        "_in_line",
+        "_journey",
+        "_legs",
+        "_looked_at",
+        "_onward",
+        "_open",
+        "_over",
+        "_pending",
+        "_prefill_answer",
+        "_presumed",
+        "_producer",
+        "_refusal",
+        "_relayed",
+        "_releasing",
+        "_request",
+        "_resumed",
+        "_router",
+        "_seat",
+        "_seed",
+        "_sent",
+        "_shed",
+        "_slow",
+        "_taken",
+        "_timer",
+        "_verdict",
+        "_way",
+        "_whole",
+        "reply",
+        "streams",
+    )
+
     def __init__(
         self,
         router: Router,
         outlet: Outlet,
-        headers: Mapping[str, str],
+        headers: Headers,
         request: Request,
         journey: j.Journey,
         seat: Seat,
@@ -228,7 +271,7 @@ class Exchange:
         Args:
             router: whose it is.
             outlet: where its answer goes.
-            headers: its own, in lower case.
+            headers: its own.
             request: what it asks.
             journey: at its beginning.
             seat: at the desk.
@@ -246,29 +289,35 @@ class Exchange:
         self.reply = Reply(outlet, request, self._account, resumable=resumable, counts=taken is not None)
         self._seat = seat
         self._taken = taken
+        if headers.onward is None:
+            onward = {**router.headers_for(headers), "content-type": "application/json"}
+            headers.onward = onward, lines(onward)
+        self._onward, start = headers.onward
+        self._head = b"%bx-request-id: %b\r\n" % (start, request.id.encode())
+        """Headers of its legs, as lines."""
+        self._set_out()
+
+    def _set_out(self) -> None:
+        """What every exchange begins with."""
         self._presumed: asyncio.TimerHandle | None = None
         """When the prompt of an answer in one piece is taken to be computed."""
         self._sent: tuple[Sent, ...] = ()
         self._cached_tokens = 0
         """Where its prompt is computed, and how much of it is taken to be cached there: until that is known."""
         self._shed = self._resumed = False
-        self._headers = router.headers_for(headers)
-        self._headers["content-type"] = "application/json"
-        self._headers["x-request-id"] = request.id
-        self._head = b""
-        """The same as lines of a head, once they were needed."""
-        self._pending: deque[j.Effect] = deque()
+        self._open = b""
+        """Its body without its end, while legs are still to be sent."""
         self._driven = False
         """Effects are being carried out: what is fed meanwhile is seen to by who does that."""
         self._over = False
         self._in_line = False
+        self._looked_at = False
+        """It is in `Legs.long`."""
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         """When it fires, in monotonic seconds; often earlier than wanted, as moving it costs more than looking."""
         self._slow: asyncio.TimerHandle | None = None
         """When a client who does not keep up is cut off."""
-        self._legs: dict[InstanceId, _PrefillLeg] = {}
-        """Prefill legs that are waited for, oldest first."""
         self._producer: _PrefillLeg | None = None
         """Whose answer the journey goes on with; before there is one, who was sent a leg last."""
         self._releasing: asyncio.Task[j.Event] | None = None
@@ -281,38 +330,40 @@ class Exchange:
         self._seed: Seed | None = None
         self._way = "whole"
         self._relayed = False
+        self._pending: deque[j.Effect] = deque()
+        self._legs: dict[InstanceId, _PrefillLeg] = {}
+        """Prefill legs that are waited for, oldest first."""
 
     def begin(self) -> None:
         """From here on everything is driven by what comes. It has ended once `Router.exchanges` forgets it."""
         self._router.exchanges.add(self)
         self.reply.outlet.exchange = self
         self._pending.extend(self._journey.begin())
-        self._drive()
+        try:
+            self._drive()
+        except Exception:  # as in `_try`
+            logger.exception(_BUG, self._request.id)
+            self._abandon()
 
     def feed(self, event: j.Event) -> None:
         """Something has happened."""
-        if self._over:
-            return
-        try:
-            self._fold(event)
-        except Exception:  # whatever it was: places are given back
-            logger.exception(_BUG, self._request.id)
-            self._abandon()
-        else:
-            self._drive()
+        self._try(None, event)
 
-    def _try(self, step: Callable[..., j.Event | None], *given: object) -> None:
-        """What a step of ours makes of something, fed; a bug in it ends this exchange, and no other."""
+    def _try(self, step: Callable[..., j.Event | None] | None, *given: Any) -> None:
+        """What a step of ours makes of something, or without one an event, fed to the journey, and its effects carried
+        out. A bug in any of it ends this exchange, and no other: places are given back.
+        """
         if self._over:
             return
         try:
-            event = step(*given)
-        except Exception:  # as in `feed`
+            event = given[0] if step is None else step(*given)
+            if event is not None:
+                self._fold(event)
+                if not self._driven:
+                    self._drive()
+        except Exception:
             logger.exception(_BUG, self._request.id)
             self._abandon()
-            return
-        if event is not None:
-            self.feed(event)
 
     def _fold(self, event: j.Event) -> None:
         if isinstance(event, _FAILED):
@@ -320,29 +371,23 @@ class Exchange:
         self._pending.extend(self._journey.handle(event, time.monotonic()))
 
     def _drive(self) -> None:
-        """Carry out what is pending."""
-        if self._driven:
-            return
+        """Carry out what is pending. What is fed meanwhile becomes pending, too."""
         self._driven = True
+        pending = self._pending
         try:
-            while self._pending and not self._over:
-                event = self._carry_out(self._pending.popleft())
+            while pending and not self._over:
+                effect = pending.popleft()
+                event = _CARRY_OUT[type(effect)](self, effect)
                 if event is not None:
                     self._fold(event)
-            if not self._over:
+            if not self._over and self._journey.state in _TIMED:
                 self._wait()
-        except Exception:  # as in `feed`
-            logger.exception(_BUG, self._request.id)
-            self._abandon()
         finally:
             self._driven = False
 
     def _wait(self) -> None:
         """With nothing pending: for a call from the line, and for the clock, where the journey's state says so."""
-        state = self._journey.state
-        if state not in _TIMED:
-            return
-        if state is j.State.CHOOSING and not self._in_line:
+        if self._journey.state is j.State.CHOOSING and not self._in_line:
             self._in_line = True
             self._account.waits()
             self._router.line.wait(self._seat, self._called)
@@ -351,10 +396,23 @@ class Exchange:
             self._arm(wakeup)
 
     def _arm(self, wakeup: float) -> None:
+        left_s = wakeup - time.monotonic()
+        if left_s > FAR_S:
+            if not self._looked_at:
+                self._looked_at = True
+                self._router.legs.long.add(self)
+            return
         if self._timer is not None:
             self._timer.cancel()
         self._due = wakeup
-        self._timer = self._router.loop.call_later(max(0.0, wakeup - time.monotonic()), self._tick)
+        self._timer = self._router.loop.call_later(max(0.0, left_s), self._tick)
+
+    def look(self, now: float) -> None:
+        """A moment like any other: what was far may be near now."""
+        if self._timer is None and self._journey.state in _TIMED:
+            wakeup = self._journey.next_wakeup()
+            if wakeup is not None:
+                self._arm(wakeup)
 
     def _tick(self) -> None:
         self._timer = None
@@ -404,6 +462,8 @@ class Exchange:
         """Nothing is to come any more."""
         self._over = True
         self._router.line.forget(self._seat)
+        if self._looked_at:
+            self._router.legs.long.discard(self)
         for timer in (self._timer, self._slow):
             if timer is not None:
                 timer.cancel()
@@ -412,44 +472,28 @@ class Exchange:
             self._router.exchanges.discard(self)
             self._router.clients.leave(self._seat.wanted.tenant)
 
-    def _carry_out(self, effect: j.Effect) -> j.Event | None:
-        match effect:
-            case j.Choose():
-                return self._choose(effect)
-            case j.SendPrefill(instance, attempt):
-                self._send_prefill(instance, attempt)
-            case j.SendSeed():
-                self._send_seed()
-            case j.SendDecode():
-                return self._send_decode(effect)
-            case j.Relay():
-                return self._relay()
-            case j.Finish(outcome):
-                self._finish(outcome)
-            case j.AwaitFleet():
-                self._router.call(self._router.desk.found_none(self._seat))
-            case j.CancelPrefill(instance):
-                self._router.spawn(self._cancel_prefill(instance), f"abort-{self._request.id}")
-            case j.ClosePrefill():
-                for leg in list(self._legs.values()):
-                    leg.cut()
-                self._legs.clear()
-            case j.OutlastPrefill(instance):
-                self._router.spawn(self._outlast(self._legs.pop(instance)), f"release-{self._request.id}")
-            case j.CloseDecode():
-                self._close_decode()
-            case j.AnswerFromPrefill():
-                self._answer_from_prefill()
-            case j.ForwardRefusal():
-                assert self._refusal is not None
-                self.reply.respond(self._refusal.status, self._refusal.body, self._refusal.content_type)
-            case j.Fail(error):
-                self._fail(error)
-            case j.FailStream(error):
-                self.reply.fail(error)
-            case j.Release(via, transfer):
-                self._begin_release(via, transfer)
-        return None
+    # -- small effects --
+
+    def _await_fleet(self, _: j.AwaitFleet) -> None:
+        self._router.call(self._router.desk.found_none(self._seat))
+
+    def _begin_cancel(self, effect: j.CancelPrefill) -> None:
+        self._router.spawn(self._cancel_prefill(effect.instance), f"abort-{self._request.id}")
+
+    def _close_prefill(self, _: j.ClosePrefill) -> None:
+        for leg in list(self._legs.values()):
+            leg.cut()
+        self._legs.clear()
+
+    def _leave_prefill(self, effect: j.OutlastPrefill) -> None:
+        self._router.spawn(self._outlast(self._legs.pop(effect.instance)), f"release-{self._request.id}")
+
+    def _forward_refusal(self, _: j.ForwardRefusal) -> None:
+        assert self._refusal is not None
+        self.reply.respond(self._refusal.status, self._refusal.body, self._refusal.content_type)
+
+    def _fail_stream(self, effect: j.FailStream) -> None:
+        self.reply.fail(effect.error)
 
     # -- what the client's connection says --
 
@@ -502,30 +546,37 @@ class Exchange:
 
     # -- the prefill leg --
 
-    def _send_prefill(self, instance: InstanceId, attempt: int) -> None:
+    def _send_prefill(self, effect: j.SendPrefill) -> None:
+        instance, attempt = effect.instance, effect.attempt
         router = self._router
         leg = self._producer = _PrefillLeg(self, instance, attempt)
         transfer = self._transfer(instance, attempt)
+        if not self._open:
+            self._open = opened(self._request.raw)
         fields = wire.prefill_fields(self._request.body, token_ids=self._may_seed(), transfer=transfer)
-        body = spliced(self._request.raw, self._stamped(fields, instance, leg))
+        body = self._open, closing(self._stamped(fields, instance, leg))
         leg.started = time.monotonic()
         target = router.view.get(instance).instance
-        headers = self._lines(self._account.sends(Stage.PREFILL_LEG, target, self._headers))
+        headers = self._lines(Stage.PREFILL_LEG, target)
         router.view.leg_started(instance)
         self._legs[instance] = leg
         router.losses.watch(instance, leg, leg.left)
         leg.http = router.legs.send(target.url, self._request.path, headers, body, leg)
 
-    def _lines(self, headers: dict[str, str]) -> bytes:
-        """As in a head."""
-        if headers is not self._headers:
-            return lines(headers)
-        if not self._head:
-            self._head = lines(headers)
-        return self._head
+    @property
+    def _headers(self) -> dict[str, str]:
+        """Of its legs."""
+        return {**self._onward, "x-request-id": self._request.id}
+
+    def _lines(self, stage: str, target: Instance) -> bytes:
+        """A leg is sent: its headers, as lines."""
+        self._account.sends(stage, target)
+        return lines(self._account.traced(stage, target, self._headers)) if self._account.traces else self._head
 
     def _stamped(self, body: Mapping[str, Any], to: InstanceId, holder: _PrefillLeg | None) -> Mapping[str, Any]:
         """A leg with the ticket that a guarded engine asks for. `holder`: whose blocks it is about."""
+        if not self._router.tickets.signs:
+            return body
         producer, attempt = (to, self._journey.attempt) if holder is None else (holder.instance, holder.attempt)
         return self._router.tickets.stamp(body, to, self._transfer(producer, attempt), producer=producer)
 
@@ -629,7 +680,7 @@ class Exchange:
         context = self._router.view.get(self._seat.decode).context(self._request.model)
         return has_room(self._request.body, prompt_tokens if isinstance(prompt_tokens, int) else None, context)
 
-    def _send_seed(self) -> None:
+    def _send_seed(self, _: j.SendSeed) -> None:
         assert self._seed is not None
         if self.reply.outlet.gone:
             return  # this very moment: his connection will say so
@@ -681,7 +732,7 @@ class Exchange:
         target = self._router.view.get(instance).instance
         await self._router.upstream.abort(target, (engine_id,), self._headers)
 
-    def _answer_from_prefill(self) -> None:
+    def _answer_from_prefill(self, _: j.AnswerFromPrefill) -> None:
         assert self._prefill_answer is not None
         answer = wire.without_transfer(msgspec.json.decode(self._prefill_answer.body))
         self.reply.respond(200, msgspec.json.encode(answer))
@@ -698,7 +749,9 @@ class Exchange:
         fields = wire.decode_body({}, transfer, effect.first_token)
         if fields:
             fields = self._stamped(fields, instance, self._producer if transfer is not None else None)
-        body = spliced(self._request.raw, fields)
+        if fields and not self._open:
+            self._open = opened(self._request.raw)
+        body = (self._open, closing(fields)) if fields else (self._request.raw,)
         self._occupy(instance)
         leg = self._answer = _AnswerLeg(self, instance, "" if transfer is None else transfer.producer)
         if transfer is None and not self.streams:
@@ -706,7 +759,7 @@ class Exchange:
         target = router.view.get(instance).instance
         pulls = transfer is not None
         stage = Stage.DECODE_LEG if pulls else Stage.WHOLE_LEG
-        headers = self._lines(self._account.sends(stage, target, self._headers))
+        headers = self._lines(stage, target)
         silence_s = router.config.stall_s if self.streams else 0.0
         router.losses.watch(instance, leg, leg.left)
         # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
@@ -771,6 +824,7 @@ class Exchange:
     def _opened(self, leg: _AnswerLeg, failure: j.Event | None) -> j.Event:
         """Its status is known: it begins to answer, or it has failed."""
         leg.opening = False
+        self._open = b""
         self._router.losses.unwatch(leg.instance, leg)
         self._router.meters.leg("decode", time.monotonic() - leg.started)
         if leg.pulled and self._producer is not None and isinstance(failure, j.Lost | None):
@@ -788,7 +842,7 @@ class Exchange:
         self._account.opened(spoken=self.reply.first_out)
         return j.Opened()
 
-    def _close_decode(self) -> None:
+    def _close_decode(self, _: j.CloseDecode | None = None) -> None:
         leg, self._answer, self._whole = self._answer, None, None
         if leg is not None:
             self._router.losses.unwatch(leg.instance, leg)
@@ -800,7 +854,7 @@ class Exchange:
         """Count our answering leg at this instance, and nowhere else."""
         self._router.call(self._router.desk.occupy(self._seat, instance))
 
-    def _relay(self) -> j.Event | None:
+    def _relay(self, _: j.Relay) -> j.Event | None:
         if not self._relayed and self._seed is None:
             self._router.meters.first_byte(time.monotonic() - self._request.arrived)
         self._relayed = True
@@ -829,14 +883,15 @@ class Exchange:
 
     # -- the end --
 
-    def _fail(self, error: ApiError) -> None:
+    def _fail(self, effect: j.Fail) -> None:
+        error = effect.error
         self._shed = error.retry_after_s is not None
         body = msgspec.json.encode(error.body())
         self.reply.respond(error.status, body, retry_after_s=error.retry_after_s)
 
-    def _begin_release(self, via: InstanceId, transfer: wire.Transfer) -> None:
+    def _begin_release(self, effect: j.Release) -> None:
         assert self._producer is not None
-        releasing = self._release(via, transfer, self._producer)
+        releasing = self._release(effect.via, effect.transfer, self._producer)
         self._releasing = self._router.spawn(releasing, f"release-{self._request.id}")  # it may go on meanwhile
         self._releasing.add_done_callback(self._released)
 
@@ -898,7 +953,8 @@ class Exchange:
             self._router.meters.attainment.prefix(self._cached_tokens, cached_tokens)
             intake.reported(self._sent, self._seat.wanted, cached_tokens)
 
-    def _finish(self, outcome: str) -> None:
+    def _finish(self, effect: j.Finish) -> None:
+        outcome = effect.outcome
         self._presume_no_more()
         tokens = self._count_tokens()
         cut_off = outcome != "served" or self.reply.cut_off
@@ -935,6 +991,27 @@ class Exchange:
             self._report_cached(intake, cached_in(usage))
         tokens, answers = answer_tokens(usage) or self.reply.tokens(), self._request.body.get("n")
         return tokens // answers if tokens and isinstance(answers, int) and answers > 1 else tokens
+
+
+_CARRY_OUT: Mapping[type[j.Effect], Callable[[Exchange, Any], j.Event | None]] = {
+    j.Choose: Exchange._choose,
+    j.AwaitFleet: Exchange._await_fleet,
+    j.SendPrefill: Exchange._send_prefill,
+    j.SendSeed: Exchange._send_seed,
+    j.SendDecode: Exchange._send_decode,
+    j.CancelPrefill: Exchange._begin_cancel,
+    j.ClosePrefill: Exchange._close_prefill,
+    j.OutlastPrefill: Exchange._leave_prefill,
+    j.CloseDecode: Exchange._close_decode,
+    j.Relay: Exchange._relay,
+    j.AnswerFromPrefill: Exchange._answer_from_prefill,
+    j.ForwardRefusal: Exchange._forward_refusal,
+    j.Fail: Exchange._fail,
+    j.FailStream: Exchange._fail_stream,
+    j.Release: Exchange._begin_release,
+    j.Finish: Exchange._finish,
+}
+"""How each effect is carried out; what that returns is fed to the journey."""
 
 
 def _hold_in(answer: Answer) -> wire.Transfer | None:

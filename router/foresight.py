@@ -8,8 +8,10 @@ engines' speeds (`router.speeds`), who still has which prefix (`router.prefixes`
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec.structs import replace
 
 from router.book import Booking
 from router.chunks import CHUNK_BYTES

@@ -58,7 +58,7 @@ class Generation:
         """The tenant whose request this is. Raises ApiError: 401."""
         return self._router.clients.tenant(headers, time.monotonic())
 
-    def answer(self, outlet: Outlet, path: str, headers: Mapping[str, str], raw: bytes, tenant: str) -> None:
+    def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
         """Answer a request for generation, now or later.
 
         Raises:
@@ -67,10 +67,10 @@ class Generation:
         router = self._router
         client = router.clients.client(tenant, headers)
         arrived = time.monotonic()
-        body, raw = self._read(raw, headers.get("Content-Type", "") or "", tenant)
+        body, raw = self._read(raw, headers.get("content-type") or "", tenant)
         model = bodies.model_of(body)
         request = Request(
-            id=accept_request_id(headers.get("X-Request-Id")) or self._new_id(),
+            id=accept_request_id(headers.get("x-request-id")) or self._new_id(),
             path=path,
             model=model or "",
             stream=body.get("stream") is True,

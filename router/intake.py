@@ -8,9 +8,11 @@ routers whose policy or admission foresees anything have an intake: it costs the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from router.chunks import CHUNK_BYTES, Hasher, prompt_text
 from router.exact import COMPLETIONS

@@ -332,13 +332,13 @@ class Journey(msgspec.Struct, kw_only=True):
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
         """Fold one event in. Late and unexpected events are no-ops: peers may say anything at any time."""
         self.now = now
+        row = _TABLE.get((self.state, type(event)))
+        if row is not None:
+            return row(self, event)  # type: ignore[operator,no-any-return]
         if isinstance(event, Tick):
             wakeup = self.next_wakeup()
             return self._expired(now) if wakeup is not None and now >= wakeup else ()
-        if isinstance(event, ClientLeft):
-            return self._leave("client_left", now)
-        row = _TABLE.get((self.state, type(event)))
-        return row(self, event) if row is not None else ()  # type: ignore[operator]
+        return self._leave("client_left", now) if isinstance(event, ClientLeft) else ()
 
     # -- rows: one method for one (state, event) --
 

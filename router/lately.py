@@ -7,7 +7,7 @@ it is sums and counts, so that what several routers have seen adds up to what th
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log
 from typing import Any, Final
@@ -49,6 +49,13 @@ class _Slot:
     """Requests in line, summed over the looks."""
     looks: int = 0
 
+    def count(self, kind: str, values: Sequence[float]) -> None:
+        """Values of one kind."""
+        counts = self.values[kind]
+        for number, count in Counter(map(bucket, values)).items():
+            counts[number] = counts.get(number, 0) + count
+        self.seconds[kind] = sum(values, self.seconds[kind])
+
 
 class Lately:
     """Of one router. `now` is monotonic seconds."""
@@ -56,6 +63,8 @@ class Lately:
     def __init__(self) -> None:
         self._slots: Final[deque[_Slot]] = deque(maxlen=SLOTS)
         self._parts: dict[str, float] = {}
+        self.settle: Callable[[], None] = _nothing
+        """Called before anything is told: by whoever counts requests some time after they have ended."""
 
     def _at(self, now: float) -> _Slot:
         number = int(now // SLOT_S)
@@ -70,12 +79,14 @@ class Lately:
         outcomes = self._at(now).outcomes
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
 
-    def took(self, now: float, kind: str, seconds: float) -> None:
-        """A served request's TTFT, TT2T or TPOT."""
+    def served(
+        self, now: float, ttft_s: Sequence[float], tt2t_s: Sequence[float], tpot_s: Sequence[float], count: int = 1
+    ) -> None:
+        """So many served requests are over, with these times."""
         slot = self._at(now)
-        counts, number = slot.values[kind], bucket(seconds)
-        counts[number] = counts.get(number, 0) + 1
-        slot.seconds[kind] += seconds
+        slot.outcomes["served"] = slot.outcomes.get("served", 0) + count
+        for kind, values in (("ttft", ttft_s), ("tt2t", tt2t_s), ("tpot", tpot_s)):
+            slot.count(kind, values)
 
     def judged(self, now: float, slo_class: str, result: str, *, late_ttft: bool, late_tpot: bool) -> None:
         """A request of a class is over: whether its promise was kept, and which part was not."""
@@ -99,6 +110,7 @@ class Lately:
 
     def told(self, now: float) -> Json:
         """All of it, for `together`."""
+        self.settle()
         last = int(now // SLOT_S)
         kept = [slot for slot in self._slots if last - slot.number < SLOTS]
         return {
@@ -106,6 +118,10 @@ class Lately:
             "five_minutes": _window(kept),
             "history": _history(kept, last),
         }
+
+
+def _nothing() -> None:
+    """Nobody counts late."""
 
 
 def bucket(seconds: float) -> int:

@@ -74,6 +74,8 @@ def _prior(edges: tuple[float, ...]) -> Floats:
 
 EDGES: Final = _edges()
 _EDGES_ARRAY: Final[Floats] = np.array(EDGES)
+_WIDTHS: Final[Floats] = np.diff(_EDGES_ARRAY)
+_WIDTHS_LESS_1: Final[Floats] = _WIDTHS - 1
 
 
 def _logit(share: float) -> float:
@@ -162,8 +164,8 @@ class Lengths:
     def _area(self, upto: int) -> float:
         """Sum of 1 - `share_below` over the lengths from 1 to below `upto`: means are differences of these."""
         if self._left is None:
-            widths = np.diff(_EDGES_ARRAY)
-            sums = widths * (1.0 - self._below[:-1]) - np.diff(self._below) * (widths - 1) / 2
+            found = self._below
+            sums = _WIDTHS * (1.0 - found[:-1]) - (found[1:] - found[:-1]) * _WIDTHS_LESS_1 / 2
             self._left = [0.0, *np.cumsum(sums).tolist()]
         at = min(max(bisect_right(EDGES, upto) - 1, 0), len(EDGES) - 2)
         inside, wide = upto - EDGES[at], EDGES[at + 1] - EDGES[at]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from cluster.ids import InstanceId
 from cluster.instance import Load, Role

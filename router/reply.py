@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 
 import msgspec
 
@@ -12,6 +14,7 @@ from cluster.request import Request
 from router import journey as j
 from router.account import Account
 from router.exact import CHAT
+from router.http.headers import lines
 from router.http.outlet import Outlet
 from router.seam import ERROR_EVENT, Said, Seam, SeamBroken, Seed, said_in
 
@@ -22,6 +25,8 @@ EVENT_BYTES_MAX = 1 << 20
 
 REMEMBERED_BYTES_MAX = 256 << 10
 """So much of a stream is kept for its resumption (about 1,000 chunks of vLLM's); a longer one ends with an error."""
+
+_FRAME_ENDS = b"\n\n\r\n"
 
 LAST_EVENT = b"data: [DONE]"
 CUT_OFF = b'"finish_reason":"length"'
@@ -35,20 +40,19 @@ class Reply:
 
     __slots__ = (
         "_account",
-        "_before",
-        "_before_at",
         "_counts",
         "_due",
         "_events",
-        "_last",
-        "_last_at",
+        "_keep",
+        "_kept",
+        "_kept_bytes",
         "_passage",
         "_request",
         "_rest",
         "_seam",
         "_seed",
-        "_sent",
         "_simple",
+        "_streams_at",
         "broken_seams",
         "cut_off",
         "outlet",
@@ -63,7 +67,15 @@ class Reply:
         self._account = account
         self._due = 3 if request.path == CHAT else 2
         """Events until the second token is out: chats begin with one that only names the role."""
-        self._sent: bytearray | None = bytearray() if resumable else None
+        self._kept: list[bytes] | deque[bytes] = [] if resumable else deque(maxlen=2)
+        """What was written: all of it while the stream can be resumed, else the last two. Bare events, or as a framed
+        chunk (`_bare`).
+        """
+        self._keep = self._kept.append
+        self._kept_bytes = 0 if resumable else -1
+        """Of a stream that can be resumed: how much that is, framing included; -1: it cannot be."""
+        self._streams_at = 0
+        """How much of what is kept was there before this stream."""
         self._seed: Seed | None = None
         self._seam: Seam | None = None
         self._rest = b""
@@ -71,8 +83,6 @@ class Reply:
         self._simple = False
         """Whole chunks may pass as they come: both first tokens are out, and nothing is to be taken out or kept."""
         self._passage: Callable[[bytes], None] = outlet.write
-        self._last, self._last_at, self._before, self._before_at = b"", 0, b"", 0
-        """What was written last, and before that; framed as a chunk where the number is not 0 (`_bare`)."""
         self._counts = counts
         self._events = 0
         """Events of a stream that are with the client."""
@@ -113,8 +123,9 @@ class Reply:
         with the client. One that goes on after a seed, or after another that broke, passes a seam first.
         """
         self._rest, self._simple = b"", False
-        self._last = self._before = b""
-        self._last_at = self._before_at = 0
+        if self._kept_bytes < 0:
+            self._kept.clear()
+        self._streams_at = len(self._kept)
         try:
             self._seam = self._open_seam()
         except SeamBroken as broken:
@@ -138,13 +149,12 @@ class Reply:
             return None
         piece, self._rest = rest[:end], rest[end:]
         fault = _error_at(piece)
-        self._write(piece[:fault] if fault >= 0 else piece)
+        self._write(piece if fault < 0 else piece[:fault])
         if fault >= 0:
             said = piece[fault + 6 :].partition(b"\n\n")[0]
             return self.lost(said[:200].decode(errors="replace"))
         if self._due > 0:
             self._count(piece)
-        self._before, self._before_at, self._last, self._last_at = self._last, self._last_at, piece, 0
         if self._due <= 0 and self._seam is None and not self._rest and self.outlet.chunked and not self.outlet.gone:
             self._simple, self._passage = True, self.outlet.passage()
         else:
@@ -156,27 +166,38 @@ class Reply:
         if not self._simple or ERROR_EVENT in framed:
             return self.feed(framed[begin:-2])
         self._passage(framed)
-        self._before, self._before_at, self._last, self._last_at = self._last, self._last_at, framed, begin
-        if self._sent is not None:
-            self._remember(framed[begin:-2])
+        self._keep(framed)
+        if self._kept_bytes >= 0:
+            self._kept_bytes += len(framed)
+            if self._kept_bytes > REMEMBERED_BYTES_MAX:
+                self._forget()
         if self._counts:
             self._events += framed.count(b"\n\n")
         return None
 
     def ended(self) -> j.Event:
         """Its bytes are all here."""
-        last = _bare(self._last, self._last_at)
-        if LAST_EVENT not in last[-64:] + self._rest:
+        tail = self._tail()
+        if LAST_EVENT not in tail[-64:] + self._rest:
             return self.lost("the stream ended before its end")
-        tail = _bare(self._before, self._before_at) + last
         self.cut_off = CUT_OFF in tail
         self.outlet.end(self._rest + self._account.streamed(tail))
         return j.Ended()
 
     def lost(self, because: str) -> j.Lost:
         """It broke off."""
-        again = bool(self._sent) and said_in(bytes(self._sent or b""), self._request.path) is not None
-        return j.Lost(because, again=again)
+        return j.Lost(because, again=self._said() is not None)
+
+    def _said(self) -> Said | None:
+        """What the client has, if another answer can be joined to it."""
+        if self._kept_bytes <= 0:
+            return None
+        return said_in(b"".join(map(_bare, self._kept)), self._request.path)
+
+    def _tail(self) -> bytes:
+        """The last events of this stream, of two pieces as they were written."""
+        kept = self._kept
+        return b"".join([_bare(kept[at]) for at in range(max(self._streams_at, len(kept) - 2), len(kept))])
 
     def _broken(self, broken: SeamBroken) -> j.Lost:
         self.broken_seams += 1
@@ -203,45 +224,50 @@ class Reply:
         """Tokens of a stream, as its events tell; None where there is none. Engines that put several tokens into one
         event make it too few.
         """
-        around = (self._request.path == CHAT) + (LAST_EVENT in self._last[-70:])
+        around = (self._request.path == CHAT) + (LAST_EVENT in self._tail()[-70:])
         return self._events - around if self._events > around else None
 
     def _begin(self, content_type: str, cache_control: str) -> None:
         if self.outlet.begun:
             return
-        headers = {"Content-Type": content_type, "X-Request-Id": self._request.id}
-        if cache_control:
-            headers["Cache-Control"] = cache_control
-        self.outlet.begin(headers)
+        self.outlet.begin(b"%bX-Request-Id: %b\r\n" % (_lines(content_type, cache_control), self._request.id.encode()))
 
     def _write(self, events: bytes) -> None:
         if self._counts:
             self._events += events.count(b"\n\n")
-        if self._sent is not None:
-            self._remember(events)
+        self._keep(events)
+        if self._kept_bytes >= 0:
+            self._kept_bytes += len(events)
+            if self._kept_bytes > REMEMBERED_BYTES_MAX:
+                self._forget()
         self.outlet.write(events)
 
-    def _remember(self, events: bytes) -> None:
-        assert self._sent is not None
-        self._sent += events
-        if len(self._sent) > REMEMBERED_BYTES_MAX:
-            self._sent = None
+    def _forget(self) -> None:
+        """It has become too long to be resumed."""
+        self._kept = deque(list(self._kept)[self._streams_at :], maxlen=2)
+        self._keep, self._kept_bytes, self._streams_at = self._kept.append, -1, 0
 
     def _open_seam(self) -> Seam | None:
         """Between what was said and a new stream. None: nothing was said yet."""
         if not self.outlet.begun:
             return None
-        said = said_in(bytes(self._sent), self._request.path) if self._sent else None
-        if said is None and self._seed is not None and self._sent is None:
+        said = self._said()
+        if said is None and self._seed is not None and self._kept_bytes < 0:
             said = Said(self._seed.text, role=self._seed.role)
         if said is None:
             raise SeamBroken("nobody knows any more what was said")
         return Seam(self._request.path, said)
 
 
-def _bare(written: bytes, framed_at: int) -> bytes:
-    """Its events."""
-    return written[framed_at:-2] if framed_at else written
+@lru_cache(maxsize=64)
+def _lines(content_type: str, cache_control: str) -> bytes:
+    """Of a stream's head. An engine's are mostly the same."""
+    return lines({"Content-Type": content_type} | ({"Cache-Control": cache_control} if cache_control else {}))
+
+
+def _bare(written: bytes) -> bytes:
+    """Its events. Only a frame ends with a line end of HTTP's; those of events are other ones."""
+    return written[written.find(b"\n") + 1 : -2] if written.endswith(_FRAME_ENDS) else written
 
 
 def _error_at(piece: bytes) -> int:

@@ -348,8 +348,11 @@ class Router:
         return self.meters.text(self.view, len(self.desk.line), stale_s)
 
     async def no_metrics_here(self, _: web.Request) -> web.Response:
-        """``/metrics`` on the clients' port of a router with tenants: it names them."""
-        raise ApiError(403, "PermissionDeniedError", "Metrics name tenants: they are on the admin side.")
+        """``/metrics`` on the clients' port of a router with tenants: it names them. With processes that share it, it
+        would be one's, another one's each time.
+        """
+        why = "Metrics name tenants" if self.clients.closed else "Several processes share this port"
+        raise ApiError(403, "PermissionDeniedError", f"{why}: metrics are on the admin side.")
 
     def _instances(self) -> list[dict[str, object]]:
         return [
@@ -406,7 +409,7 @@ def public_app(router: Router) -> web.Application:
     closed = router.clients.closed
     layers = [_errors(router), _keys(router)] if closed else [_errors(router)]
     app = web.Application(client_max_size=router.config.body_bytes_max, middlewares=layers)
-    metrics = router.no_metrics_here if closed else router.metrics
+    metrics = router.no_metrics_here if closed or router.config.shares_port else router.metrics
     app.router.add_post(exact.COMPLETIONS, router.generate)
     app.router.add_post(exact.CHAT, router.generate)
     app.router.add_get("/openapi.json", router.openapi)

@@ -31,6 +31,11 @@ class Tickets:
         self._instance_keys: dict[InstanceId, Key] = {}
         self._made_from: Key | None = None
 
+    @property
+    def signs(self) -> bool:
+        """Whether there are keys."""
+        return self._keys is not None
+
     def stamp(
         self, body: Mapping[str, Any], to: InstanceId, transfer: TransferId, *, producer: InstanceId
     ) -> Mapping[str, Any]:

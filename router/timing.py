@@ -51,6 +51,8 @@ before that: D's queue time is handoff and queue in one. Time to first token is 
 (entrypoints/generate/base/serving.py), so that the two follow one another.
 """
 
+_NONE_YET: Final = {Stage.ROUTER: 0.0, Stage.CREDIT: 0.0, Stage.RETRIES: 0.0}
+
 _LOST: Final = frozenset({*LEGS, Stage.RELAY, Stage.STEP, Stage.REST})
 """What is charged to `RETRIES` when the request has to be sent again."""
 
@@ -153,6 +155,25 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         return said | {f"{name}_ms": each.as_json() for name, each in sums.items() if each is not None}
 
 
+Marks = list[float]
+"""When each stage began, and the last one ended."""
+
+
+class Shape(NamedTuple):
+    """What a stream went through, apart from when."""
+
+    stages: tuple[str, ...]
+    first: int | None
+    second: int | None
+    seeded: bool
+
+    def timeline(self, marks: Marks) -> Timeline:
+        """A stream of this shape."""
+        made = Timeline(marks[0], stream=True)
+        made.take(self, marks)
+        return made
+
+
 class Timeline:
     """Which stage a request is in, and since when. Times are monotonic seconds of one clock."""
 
@@ -208,6 +229,22 @@ class Timeline:
                 self._reports[number] = times
                 return
 
+    def shape(self) -> Shape | None:
+        """Of a stream that has ended, and that no engine has reported on; None for others."""
+        if self._reports or not self._stream or self._ended is None:
+            return None
+        return Shape(tuple(self._stages), self._first, self._second, self.seeded)
+
+    def marks(self) -> Marks:
+        """Of one that has ended."""
+        assert self._ended is not None
+        return [*self._since, self._ended]
+
+    def take(self, shape: Shape, marks: Marks) -> None:
+        """Become a stream of this shape."""
+        self._stages, self._first, self._second, self.seeded = [*shape.stages], shape.first, shape.second, shape.seeded
+        self._since, self._ended = marks[:-1], marks[-1]
+
     def read(self, now: float) -> Timing:
         """The sums, as far as they are known at this time."""
         ended = now if self._ended is None else self._ended
@@ -229,26 +266,24 @@ class Timeline:
 
     def _sum(self, begin: int, end: int, since: Sequence[float]) -> Sum:
         """Of the stages from `begin` to before `end`."""
-        parts: dict[str, float | None] = {Stage.ROUTER: 0.0, Stage.CREDIT: 0.0, Stage.RETRIES: 0.0}
-        residual = 0.0
+        parts: dict[str, float | None] = dict(_NONE_YET)
+        residual, reports, stages, at = 0.0, self._reports, self._stages, since[begin]
         for number in range(begin, end):
-            stage = self._stages[number]
-            seconds = since[number + 1] - since[number]
+            stage, then = stages[number], since[number + 1]
+            seconds, at = then - at, then
             if stage in LEGS:
-                residual += self._add_leg(parts, number, seconds)
-            else:
-                parts[stage] = (parts.get(stage) or 0.0) + seconds
-        return Sum(since[end] - since[begin], parts, residual)
-
-    def _add_leg(self, parts: dict[str, float | None], number: int, seconds: float) -> float:
-        """By its engine's clock where that has spoken, else in one; and what is left of it."""
-        stage, times = self._stages[number], self._reports.get(number)
-        queue, first = LEGS[stage]
-        if times is None:
-            parts.setdefault(queue, None)
-            parts.setdefault(first, None)
+                if number in reports:
+                    residual += self._add_leg(parts, stage, reports[number], seconds)
+                    continue
+                queue, first = LEGS[stage]
+                parts.setdefault(queue, None)
+                parts.setdefault(first, None)
             parts[stage] = (parts.get(stage) or 0.0) + seconds
-            return 0.0
+        return Sum(at - since[begin], parts, residual)
+
+    def _add_leg(self, parts: dict[str, float | None], stage: str, times: EngineTimes, seconds: float) -> float:
+        """By its engine's clock; and what is left of it."""
+        queue, first = LEGS[stage]
         parts[queue] = (parts.get(queue) or 0.0) + times.queue_s
         parts[first] = (parts.get(first) or 0.0) + times.first_s
         left = seconds - times.queue_s - times.first_s

@@ -81,8 +81,15 @@ class InstanceView:
         self._columns.give_back(self.row)
 
     def context(self, model: str) -> int | None:
-        """A model's ``max_model_len`` in tokens, by the engine's own word; an empty name is its only model's."""
-        lengths = [entry.get("max_model_len") for entry in self.models_json if entry.get("id") == model or not model]
+        """A model's ``max_model_len`` in tokens, by the engine's own word; an empty name is its only model's.
+
+        vLLM gives an adapter none: it has its parent's.
+        """
+        entries = [entry for entry in self.models_json if entry.get("id") == model or not model]
+        parents = [entry.get("parent") for entry in entries if entry.get("parent")]
+        if parents:
+            entries += [entry for entry in self.models_json if entry.get("id") in parents]
+        lengths = (entry.get("max_model_len") for entry in entries)
         return next((length for length in lengths if isinstance(length, int)), None)
 
     @property
@@ -342,6 +349,9 @@ class View:
         self._met: Final[dict[InstanceId, dict[str, None]]] = {}
         """By decode instance, the producers it has pulled from, the oldest first."""
         self._aside: Mapping[InstanceId, str] = {}
+        self._models: tuple[str, ...] = ()
+        self._models_at = -1
+        """At which version of the columns these were all that is served."""
         self.routers = 1
         """Routers that share the fleet, this one included."""
 
@@ -483,4 +493,8 @@ class View:
 
     def models(self) -> tuple[str, ...]:
         """Names of all models that some instance serves, ready or not, in order, once each."""
-        return tuple(dict.fromkeys(name for view in self.all() for name in view.models))
+        version = self._fleet.columns.version
+        if version != self._models_at:
+            self._models_at = version
+            self._models = tuple(dict.fromkeys(name for view in self.all() for name in view.models))
+        return self._models

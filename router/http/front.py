@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 import httptools
 from aiohttp.web_protocol import RequestHandler
@@ -42,8 +43,12 @@ COLD_LOOKS_S: Final = 0.01
 _HOT: Final = {f"POST {path}{end}".encode(): path for path in (COMPLETIONS, CHAT) for end in " ?"}
 _HOT_LONGEST: Final = max(map(len, _HOT))
 _HEAD_TIMEOUT: Final = ApiError(408, "RequestTimeoutError", "The request head did not arrive in time.")
+_LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
 _UPGRADED: Final = ("upgrade", "transfer-encoding")
 """Headers after which nobody but aiohttp knows where a request ends."""
+
+_SPECIAL: Final = frozenset({*_UPGRADED, "expect"})
+"""Headers of requests that are always read anew."""
 
 
 class Answers(Protocol):
@@ -52,7 +57,7 @@ class Answers(Protocol):
     def admit(self, headers: Mapping[str, str]) -> str:
         """The tenant whose request this is; its body is not read yet. Raises `ApiError`."""
 
-    def answer(self, outlet: Outlet, path: str, headers: Mapping[str, str], raw: bytes, tenant: str) -> None:
+    def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
         """Answer it, now or later. Raises `ApiError`."""
 
     def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
@@ -121,15 +126,19 @@ class _Head:
 
     __slots__ = ("chunks", "complete", "headers", "keep", "longest", "more", "parser", "pieces", "size")
 
-    def __init__(self) -> None:
-        self.headers = Headers()
-        self.parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+    def __init__(self, known: _Known | None = None) -> None:
         self.pieces: list[bytes] = []
         self.size = 0
         self.longest = 0
         self.complete = self.more = False
+        self.parser: httptools.HttpRequestParser | None = None
+        if known is not None:
+            self.headers, self.keep, self.chunks = known.headers, known.keep, known.chunks
+            return
+        self.headers = Headers()
         self.keep = self.chunks = False
         """Its connection may go on after it; it knows chunks (HTTP/1.1)."""
+        self.parser = httptools.HttpRequestParser(self)
 
     def on_url(self, url: bytes) -> None:
         self.longest = max(self.longest, len(url))
@@ -174,6 +183,18 @@ class _Head:
         return int(said)
 
 
+class _Known(NamedTuple):
+    """A head for generation as it was read, and all of its bytes but the digits of its length: most clients send the
+    same again and again. Other digits there make no other head.
+    """
+
+    form: tuple[bytes, bytes]
+    path: str
+    headers: Headers
+    keep: bool
+    chunks: bool
+
+
 class Connection(asyncio.Protocol):
     """One client's."""
 
@@ -184,6 +205,7 @@ class Connection(asyncio.Protocol):
         self._buffer = b""
         """Came, and is not read yet."""
         self._request: _Head | None = None
+        self._known: _Known | None = None
         self._path = self._tenant = ""
         self._left = 0
         """Bytes of a body that are still to come; -1: it comes in chunks."""
@@ -249,18 +271,41 @@ class Connection(asyncio.Protocol):
             return
         if end > HEAD_BYTES_MAX:
             raise _too_long()
-        self._path = _hot(data)
-        request = self._request = _Head()
-        request.read(data[:end])
-        if request.longest > LINE_BYTES_MAX:
-            raise _too_long()
-        if not self._path:
-            self._go_cold(request, end)
-            return
+        found = _LENGTH.search(data, 0, end)
+        form = None if found is None else (data[: found.start(1)], data[found.end(1) : end])
+        known = self._known
+        if known is not None and form == known.form:
+            assert found is not None
+            request, self._path, self._left = _Head(known), known.path, int(found[1])
+            self._request = request
+        else:
+            known = None
+            self._path = _hot(data)
+            request = self._request = _Head()
+            request.read(data[:end])
+            if request.longest > LINE_BYTES_MAX:
+                raise _too_long()
+            if not self._path:
+                self._go_cold(request, end)
+                return
         if self._cold is not None:
             self._leave_cold()
         self._buffer = b""
+        if known is not None:
+            self._begin_known(request, data[end:])
+            return
         self._begin(request, data[end:])
+        if form is not None and _SPECIAL.isdisjoint(request.headers):
+            request.headers.drop("content-length")
+            self._known = _Known(form, self._path, request.headers, request.keep, request.chunks)
+
+    def _begin_known(self, request: _Head, rest: bytes) -> None:
+        """A request for generation, with the same head as the last one but for its length."""
+        self._tenant = self._front.answers.admit(request.headers)
+        if self._left > self._front.body_bytes_max:
+            raise too_large(self._front.body_bytes_max)
+        self._phase = _Phase.BODY
+        self._read_body(rest)
 
     def _begin(self, request: _Head, rest: bytes) -> None:
         """A request for generation: its head is here."""

@@ -11,14 +11,20 @@ LINE_ENDS: Final = frozenset("\r\n\0")
 class Headers(Mapping[str, str]):
     """A request's headers: names in lower case, found by any. Of several with one name the first counts."""
 
-    __slots__ = ("_found",)
+    __slots__ = ("_found", "onward")
 
     def __init__(self) -> None:
         self._found: Final[dict[str, str]] = {}
+        self.onward: tuple[dict[str, str], bytes] | None = None
+        """What of them goes on to engines, also as lines, once known. A client's next requests have the same."""
 
     def add(self, name: bytes, value: bytes) -> None:
         """One line of a head."""
         self._found.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape").strip())
+
+    def drop(self, name: str) -> None:
+        """Without this one (in lower case)."""
+        self._found.pop(name, None)
 
     def __getitem__(self, name: str) -> str:
         return self._found[name.lower()]

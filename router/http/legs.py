@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -29,6 +29,29 @@ HEAD_BYTES_MAX: Final = 1 << 16
 
 PIECE_BYTES: Final = 1 << 16
 """Bodies over this are not copied together with their heads."""
+
+CHUNK_BYTES_MAX: Final = 4096
+"""Longer chunks go through the parser; the event of a token has some hundred bytes."""
+
+
+def _framings(longest: int) -> list[bytes]:
+    framings = [b"\n"] * (longest + 1)  # no chunk begins so
+    for size in range(1, longest):
+        begin = b"%x\r\n" % size
+        if len(begin) + size + 2 <= longest:
+            framings[len(begin) + size + 2] = begin
+    return framings
+
+
+_EVENT_ENDS: Final = b"\n\n\r\n"
+"""And its chunk with it."""
+
+_FRAMINGS: Final = _framings(CHUNK_BYTES_MAX)
+"""How a whole chunk begins, by its length, framing included. To compare is cheaper than to read a number."""
+
+
+_READ: Final = frozenset({b"content-type", b"cache-control", b"content-length", b"transfer-encoding"})
+"""Headers of an answer that are looked at."""
 
 
 class Listener(Protocol):
@@ -53,6 +76,13 @@ class Listener(Protocol):
 
     def lost(self, lost: EngineLost) -> None:
         """It never will be."""
+
+
+class Patient(Protocol):
+    """Who waits for something that mostly comes long before it is due."""
+
+    def look(self, now: float) -> None:
+        """Called every `SWEEP_S`. `now`: monotonic seconds, as the loop counts them."""
 
 
 class Leg:
@@ -225,22 +255,27 @@ class Connection(asyncio.Protocol):
         "_parser",
         "_pool",
         "_status",
+        "_time",
         "_transport",
         "_whole_chunks",
         "heard_at",
         "idle_since",
+        "on_body",
         "paused",
     )
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._loop = pool.loop
+        self._time = pool.loop.time
         self._leg: Leg | None = None
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
         self._bodies: list[bytes] = []
+        self.on_body = self._bodies.append
+        """The parser's callback."""
         self.paused = False
         self.heard_at = self.idle_since = 0.0
+        self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
@@ -261,7 +296,7 @@ class Connection(asyncio.Protocol):
         """Write a leg's request."""
         self._leg = leg
         self._reset()
-        self.heard_at = self._loop.time()
+        self.heard_at = self._time()
         if self._transport is None:
             self._loop.call_soon(self._tell_broke, "the engine closed the connection at once")
         elif len(request) == 1:
@@ -289,17 +324,13 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        leg = self._leg
-        self.heard_at = self._loop.time()
+        self.heard_at = self._time()
+        leg, size = self._leg, len(data)
         # Most of what comes is one token: one chunk, whole. It is looked at no further than to be sure of that.
-        if self._whole_chunks and data[-4:] == b"\n\n\r\n":
-            begin = data.find(b"\r\n", 0, 10) + 2
-            try:
-                whole = int(data[: begin - 2], 16) == len(data) - begin - 2 > 0
-            except ValueError:
-                whole = False
-            if whole and leg is not None and leg.listener is not None:
-                found = leg.chunk(data, begin)
+        if self._whole_chunks and size <= CHUNK_BYTES_MAX and leg is not None:
+            begin = _FRAMINGS[size]
+            if data.startswith(begin) and data.endswith(_EVENT_ENDS):
+                found = leg.chunk(data, len(begin))
                 if found is not None and leg.listener is not None:
                     leg.listener.happened(found)
                 return
@@ -316,6 +347,11 @@ class Connection(asyncio.Protocol):
         if not self._head and self._head_bytes > HEAD_BYTES_MAX:
             self._give_up("no HTTP answer: its head has no end")
             return
+        # Where a body's last piece is not the last that came, a line end closes its chunk: there is none in between.
+        bodies = self._bodies
+        self._whole_chunks = bool(
+            bodies and bodies[-1].endswith(b"\n\n") and data.endswith(_EVENT_ENDS) and not self._complete
+        )
         self._tell(leg)
 
     def _tell(self, leg: Leg) -> None:
@@ -331,9 +367,9 @@ class Connection(asyncio.Protocol):
     def _end(self, leg: Leg) -> None:
         self._leg = None
         assert self._transport is not None
-        if self._keep and self.usable:
-            self._whole_chunks = False
-            self.resume()
+        if self._keep and not self._transport.is_closing():
+            if self.paused:
+                self.resume()
             self.idle_since = self.heard_at
             self._pool.give_back(self)
         else:
@@ -350,11 +386,13 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
+        if name not in _READ:
+            return
         if name == b"content-type":
             self._content_type = value.decode("latin-1")
         elif name == b"cache-control":
             self._cache_control = value.decode("latin-1")
-        elif name in {b"content-length", b"transfer-encoding"}:
+        else:
             self._length_known = True
 
     def on_headers_complete(self) -> None:
@@ -368,19 +406,9 @@ class Connection(asyncio.Protocol):
         if leg is not None and leg.listener is not None:
             leg.listener.opened(self._status, self._content_type, self._cache_control)
 
-    def on_chunk_header(self) -> None:
-        self._whole_chunks = False
-
-    def on_chunk_complete(self) -> None:
-        self._whole_chunks = True
-
-    def on_body(self, body: bytes) -> None:
-        self._bodies.append(body)
-
     def on_message_complete(self) -> None:
         if self._head:
             self._complete = True
-            self._whole_chunks = False
             self._keep = self._length_known and self._parser.should_keep_alive()  # known only here
         else:
             self._length_known = False
@@ -461,8 +489,8 @@ class Legs:
         self.loop = asyncio.get_running_loop()
         self._pools: dict[str, Pool] = {}
         self._connecting: set[asyncio.Task[None]] = set()
-        self.long: set[Leg] = set()
-        """Legs that may be silent for long."""
+        self.long: set[Patient] = set()
+        """Legs that may be silent for long; and who else wants to be looked at now and then."""
         self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
         self._heads: dict[tuple[str, str], bytes] = {}
 
@@ -471,7 +499,7 @@ class Legs:
         url: str,
         path: str,
         headers: bytes,
-        body: bytes,
+        body: Sequence[bytes],
         listener: Listener,
         *,
         once: bool = False,
@@ -483,7 +511,7 @@ class Legs:
             url: its root.
             path: the endpoint.
             headers: further lines of the head (`headers.lines`).
-            body: JSON.
+            body: JSON, in pieces.
             listener: hears of it.
             once: never sent a second time, as no one can tell what was done with the first.
             silence_s: longest silence of the engine; 0: any.
@@ -495,8 +523,9 @@ class Legs:
         if start is None:
             start = f"POST {pool.base}{path} HTTP/1.1\r\nHost: {pool.netloc}\r\nAccept: */*\r\n".encode()
             self._heads[url, path] = start
-        head = b"%b%bContent-Length: %d\r\n\r\n" % (start, headers, len(body))
-        request = (head + body,) if len(body) <= PIECE_BYTES else (head, body)
+        size = sum(map(len, body))
+        head = b"%b%bContent-Length: %d\r\n\r\n" % (start, headers, size)
+        request = (b"".join((head, *body)),) if size <= PIECE_BYTES else (head, *body)
         leg = Leg(self, pool, request, listener, once=once, silence_s=silence_s)
         leg.begin()
         return leg
@@ -509,8 +538,8 @@ class Legs:
 
     def _sweep(self) -> None:
         now = self.loop.time()
-        for leg in [*self.long]:
-            leg.look(now)
+        for each in [*self.long]:
+            each.look(now)
         for url, pool in list(self._pools.items()):
             pool.sweep(now)
             if not pool.opened and not self._connecting:

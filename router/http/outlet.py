@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -75,17 +76,18 @@ class Outlet:
         self.begun = True
         self._keep = self._keep and not close
         assert self._transport is not None
-        self._transport.write(b"%bContent-Length: %d\r\n\r\n%b" % (self._lines(status, headers), len(body), body))
+        head = b"%b%bContent-Length: %d\r\n\r\n" % (self._start(status), lines(headers), len(body))
+        self._transport.write(head + body)
         self._end()
 
-    def begin(self, headers: Mapping[str, str]) -> None:
-        """A stream, with status 200; its head goes out with its first bytes."""
+    def begin(self, headers: bytes) -> None:
+        """A stream, with status 200 and these lines (`headers.lines`); its head goes out with its first bytes."""
         self.begun = True
         if self._chunked:
-            self._head = self._lines(200, headers) + b"Transfer-Encoding: chunked\r\n\r\n"
+            self._head = b"%b%bTransfer-Encoding: chunked\r\n\r\n" % (self._start(200), headers)
         else:
             self._keep = False
-            self._head = self._lines(200, headers) + b"\r\n"
+            self._head = b"%b%b\r\n" % (self._start(200), headers)
 
     def write(self, data: bytes) -> None:
         """Bytes of a stream."""
@@ -124,12 +126,12 @@ class Outlet:
         self.exchange = None
         self._over(self, self._keep)
 
-    def _lines(self, status: int, headers: Mapping[str, str]) -> bytes:
+    def _start(self, status: int) -> bytes:
+        """The first lines of a head."""
         connection = b"" if self._keep and self._chunked else b"Connection: close\r\n"
         if self._keep and not self._chunked:
             connection = b"Connection: keep-alive\r\n"
-        start = b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, "Status").encode())
-        return b"%b%b%b%b" % (start, _date(), connection, lines(headers))
+        return b"%b%b%b" % (_status_line(status), _date(), connection)
 
     # -- what its connection says --
 
@@ -151,6 +153,11 @@ class Outlet:
         self.full = False
         if self.exchange is not None:
             self.exchange.client_drained()
+
+
+@lru_cache(maxsize=100)
+def _status_line(status: int) -> bytes:
+    return b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, "Status").encode())
 
 
 class _Date:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from cluster.ids import InstanceId
@@ -16,9 +16,8 @@ from router.view import Fleet, Ready
 _EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a request asks of the fleet."""
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of the fleet. A Struct, since two are made of each request."""
 
     model: str | None
     """None: any model, as vLLM's own server treats a request that names none."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from msgspec import structs
 
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
@@ -64,7 +65,7 @@ def locally(fleet: Fleet, wanted: Wanted) -> Chosen:
 
 def never(fleet: Fleet, wanted: Wanted) -> Chosen:
     """The best single instance, prefill instances too: in a fleet that never hands off they would decode."""
-    return workload(fleet, replace(wanted, hand_over=False))
+    return workload(fleet, structs.replace(wanted, hand_over=False))
 
 
 MODES: Final[Mapping[str, Policy]] = {"always": always, "never": never, "auto": workload}

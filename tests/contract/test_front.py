@@ -86,6 +86,36 @@ async def test_one_connection_for_all_kinds_of_requests_one_after_the_other(star
             assert (b'"list"' in body) == (sent == MODELS)
 
 
+async def test_the_same_head_again_with_another_body(start: Starter) -> None:
+    """A head that is known by its bytes is not read again; one that differs in anything but its length is."""
+    fleet = await start(body_bytes_max=1000)
+    bodies = [json.dumps({"model": "fake", "prompt": "p" * size, "max_tokens": 5}).encode() for size in (1, 7, 300)]
+    async with wire(fleet) as client:
+        for body in (*bodies, *bodies):
+            client.writer.write(asked(body))
+            assert (await client.answer())[0] == 200
+        for name in (b"one", b"two", b""):
+            client.writer.write(asked(bodies[0], *([b"X-Request-Id: %b" % name] if name else [])))
+            status, headers, _ = await client.answer()
+            assert status == 200
+            assert (headers["x-request-id"] == name.decode()) == bool(name)
+        for at in (3, len(asked(bodies[2])) - 3):  # in two pieces: within the head, within the body
+            client.writer.write(asked(bodies[2])[:at])
+            await asyncio.sleep(0.01)
+            client.writer.write(asked(bodies[2])[at:])
+            assert (await client.answer())[0] == 200
+        client.writer.write(asked(b"{"))
+        assert (await client.answer())[0] == 400
+        assert await told_too_large(client)
+    prompts = [len(leg["prompt"]) for leg in fleet.engines["decode-0"].generated]
+    assert prompts == [1, 7, 300, 1, 7, 300, 1, 1, 1, 300, 300]
+
+
+async def told_too_large(client: Wire) -> bool:
+    client.writer.write(asked(b"x" * 1001))
+    return (await client.answer())[0] == 413
+
+
 async def test_requests_sent_together_are_answered_in_order(start: Starter) -> None:
     fleet = await start()
     order = [asked(), MODELS, asked(STREAM), asked(), MODELS]

@@ -101,7 +101,7 @@ async def legs() -> AsyncIterator[Legs]:
 
 
 def send(legs: Legs, url: str, heard: Heard, *, once: bool = False, silence_s: float = 0.0) -> Leg:
-    return legs.send(url, "/v1/completions", b"x: y\r\n", b"{}", heard, once=once, silence_s=silence_s)
+    return legs.send(url, "/v1/completions", b"x: y\r\n", [b"{}"], heard, once=once, silence_s=silence_s)
 
 
 FORMS: dict[str, tuple[tuple[bytes, ...], bytes, bool]] = {
@@ -117,6 +117,21 @@ FORMS: dict[str, tuple[tuple[bytes, ...], bytes, bool]] = {
     "a chunk that holds what looks like one": (
         (CHUNKED + b"11\r\nxxx", b"9\r\n" + EVENT + b"\r\n", b"\r\n0\r\n\r\n"),
         b"xxx9\r\n" + EVENT + b"\r\n",
+        False,
+    ),
+    "a chunk whose middle ends as one does": (
+        (CHUNKED + b"12\r\nyyy\n\n\r\n", b"5\r\nx\n\n\r\n", b"zz\n\r\n0\r\n\r\n"),
+        b"yyy\n\n\r\n5\r\nx\n\n\r\nzz\n",
+        False,
+    ),
+    "a chunk that says it is longer": (
+        (CHUNKED, b"9\r\n" + EVENT + b"\r\n", b"a\r\n" + EVENT, b"\n\r\n0\r\n\r\n"),
+        EVENT * 2 + b"\n",
+        False,
+    ),
+    "a long chunk": (
+        (CHUNKED, b"9\r\n" + EVENT + b"\r\n", b"1388\r\n" + b"x" * 4998 + b"\n\n\r\n0\r\n\r\n"),
+        EVENT + b"x" * 4998 + b"\n\n",
         False,
     ),
     "extended chunks": ((CHUNKED, b"9;a=b\r\n" + EVENT + b"\r\n", b"0\r\n\r\n"), EVENT, False),

@@ -15,6 +15,8 @@ from cluster.instance import Instance, Role
 from costs.step import StepCost
 from router.speeds import Make
 
+pytestmark = pytest.mark.timed
+
 TOOLS = [
     {
         "type": "function",

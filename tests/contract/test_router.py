@@ -198,6 +198,18 @@ async def test_deadline_before_the_first_token(start: Starter) -> None:
     assert answer["error"]["type"] == "DeadlineExceededError"
 
 
+async def test_a_deadline_that_was_far_away(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is due much later has no timer before it is near; here that is anything beyond a tenth of a second."""
+    monkeypatch.setattr("router.exchange.FAR_S", 0.1)
+    monkeypatch.setattr("router.http.legs.SWEEP_S", 0.05)
+    fleet = await start(first_token_s=0.6)
+    fleet.engines["prefill-0"].hold_leg = asyncio.Event()
+    began = asyncio.get_running_loop().time()
+    status, _ = await fleet.post("/v1/completions", json=PROMPT)
+    assert status == 504
+    assert asyncio.get_running_loop().time() - began >= 0.6
+
+
 async def test_any_other_path_goes_whole_to_one_instance(start: Starter) -> None:
     fleet = await start()
     status, answer = await fleet.post(

@@ -1,8 +1,7 @@
 """Who waits in which order, who is given up, and where there is room."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from router.admission import AGING_S_MIN, FAIR_MS, Line
 from router.policy.candidates import Wanted

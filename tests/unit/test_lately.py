@@ -20,8 +20,7 @@ def test_percentiles_are_within_five_percent() -> None:
 
 def test_windows_forget() -> None:
     lately = Lately()
-    lately.ended(0.0, "served")
-    lately.took(0.0, "ttft", 0.2)
+    lately.served(0.0, [0.2], (), ())
     now = SLOT_S * NOW_SLOTS
     lately.ended(now, "failed")
     told = lately.told(now)
@@ -54,8 +53,7 @@ def test_two_routers_are_the_sum() -> None:
     one, other = Lately(), Lately()
     for each, count in ((one, 2), (other, 3)):
         for _ in range(count):
-            each.ended(0.0, "served")
-            each.took(0.0, "ttft", 0.1)
+            each.served(0.0, [0.1], (), ())
     other.ended(0.0, "failed")
     told = together([one.told(0.0), other.told(0.0)])
     assert told["now"]["outcomes"] == {"served": 5, "failed": 1}

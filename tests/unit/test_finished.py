@@ -1,0 +1,106 @@
+"""Requests counted many at once are counted as one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from router.finished import SHAPES_MAX, TOGETHER, Finished
+from router.histograms import Times
+from router.lately import KINDS, SLOT_S, Lately
+from router.promises import seen_in
+from router.timing import EngineTimes, Stage, Timeline
+
+BOUNDS = (0.005, 0.05, 0.5)
+
+
+def through(chance: Random, *, stream: bool = True) -> Timeline:
+    """Some request's way, to its end."""
+    now = 100 * chance.random()
+    line = Timeline(now, stream=stream)
+
+    def enter(stage: str) -> float:
+        nonlocal now
+        now += chance.choice([0.0, chance.random() / 10])
+        line.enter(stage, now)
+        return now
+
+    handed_over, seeded = chance.random() < 0.8, chance.random() < 0.5
+    if chance.random() < 0.3:
+        enter(Stage.CREDIT)
+        enter(Stage.ROUTER)
+    for _ in range(chance.choice([0, 0, 0, 1, 2])):
+        line.again(enter(Stage.PREFILL_LEG))
+    if handed_over:
+        enter(Stage.PREFILL_LEG)
+        enter(Stage.ROUTER)
+        if chance.random() < 0.2:
+            line.report(Stage.PREFILL_LEG, EngineTimes(0.01, 0.02))
+    if handed_over and seeded and stream:
+        line.seeded = True
+        line.relabel(Stage.RELAY)
+        line.first(now, Stage.ROUTER)
+    enter(Stage.DECODE_LEG if handed_over else Stage.WHOLE_LEG)
+    enter(Stage.STEP if line.seeded else Stage.RELAY)
+    if stream and not line.seeded and chance.random() < 0.9:
+        line.first(now, Stage.STEP)
+    if stream and chance.random() < 0.8:
+        line.second(now + 0.01)
+    line.end(now + 0.02 + chance.random())
+    return line
+
+
+def samples(registry: CollectorRegistry) -> Iterator[tuple[Any, float]]:
+    for family in registry.collect():
+        for each in family.samples:
+            if not each.name.endswith("_created"):
+                yield (each.name, *sorted(each.labels.items())), each.value
+
+
+@pytest.mark.parametrize("count", [1, TOGETHER + 7])
+def test_as_one_by_one(count: int) -> None:
+    chance = Random(count)
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    times, single, lately, lone = Times(ours, BOUNDS), Times(theirs, BOUNDS), Lately(), Lately()
+    finished = Finished(times, lately)
+    for _ in range(count):
+        stream = chance.random() < 0.9
+        line, tokens = through(chance, stream=stream), chance.choice([None, 1, 2, 50])
+        finished.add(1000.0, line, tokens)
+        timing = line.read(1000.0)
+        single.observe(timing)
+        tpot_ms = seen_in(timing, tokens, streamed=stream).tpot_ms
+        sums = [[] if each is None else [each.total_s] for each in (timing.ttft, timing.tt2t)]
+        lone.served(1000.0, *sums, [] if tpot_ms is None else [tpot_ms / 1000])
+    assert dict(samples(ours)) == pytest.approx(dict(samples(theirs)), rel=1e-9, abs=1e-12)
+    told, wanted = lately.told(1000.0), lone.told(1000.0)
+    assert told["now"] == wanted["now"]
+    assert told["history"][-1] == pytest.approx(wanted["history"][-1])
+    assert times.parts_of_ttft() == pytest.approx(single.parts_of_ttft())
+
+
+def test_each_is_counted_in_its_own_time() -> None:
+    lately = Lately()
+    finished = Finished(Times(CollectorRegistry(), BOUNDS), lately)
+    for at in range(4):
+        finished.add(at * SLOT_S, through(Random(at)), None)
+    assert [slot["ended"] for slot in lately.told(3 * SLOT_S)["history"][-4:]] == [1, 1, 1, 1]
+
+
+def test_rows_of_stages_are_not_remembered_for_ever() -> None:
+    lately = Lately()
+    finished = Finished(Times(CollectorRegistry(), BOUNDS), lately)
+    for stages in range(SHAPES_MAX + 2):
+        line = Timeline(0.0, stream=True)
+        for at in range(stages):
+            line.enter(Stage.CREDIT, float(at))
+        line.end(float(stages))
+        finished.add(0.0, line, None)
+    told = lately.told(0.0)
+    assert told["now"]["outcomes"] == {"served": SHAPES_MAX + 2}
+    assert len(finished._shapes) <= SHAPES_MAX
+    assert all(told["now"]["values"][kind] == {} for kind in KINDS)
