@@ -65,3 +65,29 @@ def test_the_users_own_sitecustomize_still_runs(tmp_path: Path) -> None:
 def test_it_imports_nothing_heavy() -> None:
     source = "import sys; print(sorted({'asyncio', 'nixl', 'numpy', 'torch', 'typing_extensions'} & set(sys.modules)))"
     assert python(source, CPU_SITE) == "[]"
+
+
+FAKE_WORKER = """
+import os
+class NixlBaseConnectorWorker:
+    def __init__(self, one, *, two):
+        self.given = one, two
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+"""
+
+
+def test_a_thread_that_makes_a_connector_stays_where_it_was(tmp_path: Path) -> None:
+    """With one core there is nothing to see; with more, vLLM's own leaves one."""
+    package = tmp_path
+    for name in "vllm.distributed.kv_transfer.kv_connector.v1.nixl".split("."):
+        package /= name
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+    (package / "base_worker.py").write_text(FAKE_WORKER)
+    source = (
+        "import os; from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import *; "
+        "was = os.sched_getaffinity(0); made = NixlBaseConnectorWorker(1, two=2); "
+        "print(made.given, os.sched_getaffinity(0) == was)"
+    )
+    assert python(source, CPU_SITE, tmp_path) == "(1, 2) True"
+    assert python(source, tmp_path) == f"(1, 2) {len(os.sched_getaffinity(0)) == 1}"
