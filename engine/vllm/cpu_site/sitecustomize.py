@@ -1,8 +1,9 @@
 """Start-up patch for vLLM on CPU cores that it shares with others. Python imports this file by its name.
 
 `command.environment` puts this folder first on the PYTHONPATH of engines that run on CPU (never of those on GPUs), so
-every process of such an engine runs it before anything else. It changes two busy loops into short sleeps, leaves model
-threads on the cores they were given, and then hands on to the `sitecustomize` that would have run without it. It imports nothing heavy: each vLLM process pays for it.
+every process of such an engine runs it before anything else. It changes two busy loops into short sleeps, keeps models
+on the cores they were given, and hands on to the `sitecustomize` that would have run without it. It imports nothing
+heavy: each vLLM process pays for it.
 """
 
 from __future__ import annotations
