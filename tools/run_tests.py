@@ -1,7 +1,7 @@
 """`make test`: what disturbs nobody on all cores, then everything that keeps time, alone.
 
 Tests of values (tests/unit, property, playbook, sim) need the processor and no clock; tests on mocks (tests/contract)
-mostly wait: four runs of pytest share them, and what the others say is printed when the first has ended. What measures
+mostly wait: five runs of pytest share them, and what the others say is printed when the first has ended. What measures
 (the mark `timed`), real engines and faults come after them, one run, with the machine to itself: their limits are on
 the wall clock. With words on the command line it is plain pytest. Standard library only.
 """
@@ -12,12 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
+CONTRACT = tuple(str(path) for path in sorted(Path("tests/contract").glob("test_*.py")))
 TOGETHER: tuple[tuple[str, ...], ...] = (
-    ("tests/unit", "tests/playbook"), ("tests/property",), ("tests/sim",), ("tests/contract",),
+    ("tests/unit", "tests/playbook"), ("tests/property",), ("tests/sim",), CONTRACT[::2], CONTRACT[1::2],
 )  # fmt: skip
-"""Three that take 70 to 80 s of CPU each, and one that waits longer than it computes."""
+"""Three that take 70 to 80 s of CPU each, and two that wait longer than they compute."""
 ALONE = ("tests/contract", "tests/live", "tests/chaos")
 BESIDE_OTHERS = "not long and not timed and not live"
 BY_ITSELF = "not long and (timed or live)"
@@ -39,7 +41,7 @@ def together() -> bool:
             beside.append((others, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT), out))
         passed = subprocess.run(pytest_of(TOGETHER[0], alone=False), check=False).returncode == 0
         for folders, running, said in beside:
-            print(f"{' '.join(folders)}, beside them:", flush=True)
+            print(f"{folders[0]}{' …' * (len(folders) > 1)}, beside them:", flush=True)
             passed &= running.wait() == 0
             said.seek(0)
             sys.stdout.buffer.write(said.read())

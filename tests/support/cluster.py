@@ -34,6 +34,7 @@ class Cluster:
     admin: str = ""
     model: str = ""
     urls: dict[str, str] = field(default_factory=dict)
+    agents: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def start(cls, state: Path, *words: str) -> Cluster:
@@ -113,7 +114,13 @@ class Cluster:
         return {each["instance"]: each for each in told["instances"]}
 
     def all_ready(self) -> bool:
-        """Whether every instance says it is ready."""
+        """Whether every instance says it is ready.
+
+        Agents are asked first: a `baton status` takes a core for a second, which engines that start anew need more.
+        """
+        self.agents = self.agents or {name: each["agent"] for name, each in self.status().items()}
+        if len(self.agents) < len(self.urls) or not all(map(_says_ready, self.agents.values())):
+            return False
         return [each["state"] for each in self.status().values()] == ["ready"] * len(self.urls)
 
     def idle(self) -> bool:
@@ -125,6 +132,14 @@ class Cluster:
         """Signal it and wait for its end."""
         self.process.send_signal(number)
         return self.process.wait(90)
+
+
+def _says_ready(agent: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{agent}/state", timeout=10) as answer:
+            return bool(json.loads(answer.read())["state"] == "ready")
+    except OSError:
+        return False
 
 
 def within(seconds: float, condition: Callable[[], bool], instead: Callable[[], object] = lambda: "") -> float:
