@@ -21,6 +21,8 @@ import pytest
 from support.cluster import Cluster, descendants, within
 from support.tickets import GuardedUrl, ticketed
 
+from engine.vllm.command import CPU_KV_LEASE_S
+
 DEADLINE_S = 300.0
 """The router's own, for the first token; a request that is retried must still be far from it."""
 
@@ -169,7 +171,8 @@ async def test_killed_engines_and_agents_are_survived(cluster: Cluster, victims:
         assert [each.text for each in repeatable] == [each["choices"][0]["text"] for each in alone]
     broken = sum(each.broken for each in load.outcomes)
     assert broken <= 4 * len(victims), "only what was streaming from a dying engine, and drawn by lot, may break"
-    assert await asyncio.to_thread(within, 5.0, cluster.idle) < 5.0
+    # What a producer held for an engine that died while it read goes with its lease, on vLLM's own connector.
+    await asyncio.to_thread(within, CPU_KV_LEASE_S + 10.0, cluster.idle)
 
 
 def test_killed_registry_is_survived(cluster: Cluster) -> None:
