@@ -72,8 +72,8 @@ def keep_placement(module: ModuleType) -> None:
     """Make vLLM's NIXL connector leave the thread that makes it on the cores it was on.
 
     On CPU it binds that thread, which goes on to run the model, to the last core of each NUMA node, whatever core the
-    engine was given: two engines on two cores computed on one of them. A prompt of 450 tokens took P 200 to 950 ms
-    beside two or three answers of D's, alone 50.
+    engine was given: two engines on two cores computed on one of them. Thirty prompts of 450 tokens, 2.2 a second: the
+    first token came after 177 ms in the median with it and after 80 without (one run each).
     """
     worker: Any = getattr(module, "NixlBaseConnectorWorker", None)
     if worker is None or not hasattr(os, "sched_getaffinity"):
