@@ -59,7 +59,9 @@ class Trust:
         return self._records.get(engine, Record())
 
     def may_pull(self, engine: str, now: float) -> bool:
-        """Whether to pull from it. Asking changes nothing."""
+        """Whether to pull from it. Asking changes nothing. While this is false routers had better send nothing for
+        which that pull would be needed; after a pause they may, and one request is the try.
+        """
         record = self.of(engine)
         return not record.aside or now >= record.until
 

@@ -134,6 +134,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             "pulled": record.pulled,
             "failed": record.failed,
             "aside": record.aside,
+            "shunned": not self._trust.may_pull(engine, time.monotonic()),
         }
 
     def _wake(self) -> None:

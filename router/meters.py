@@ -151,6 +151,12 @@ class _FleetGauges:
             ["leg"],
             registry=registry,
         )
+        self._apart = Gauge(
+            "baton_pair_apart",
+            "1 where a decode instance pulls nothing from a prefill one for now, as pulls failed; others are not here.",
+            ["prefill", "decode"],
+            registry=registry,
+        )
         self._routers = Gauge("baton_routers", "Routers that share the fleet, as this one sees it.", registry=registry)
         self._shown: set[tuple[str, str]] = set()
 
@@ -161,6 +167,10 @@ class _FleetGauges:
         ready = [seen.role for seen in view.all() if seen.ready]
         self._legs.labels("prefill").set(any(role.prefills for role in ready))
         self._legs.labels("decode").set(any(role.decodes for role in ready))
+        self._apart.clear()
+        for seen in view.all():
+            for producer in seen.shuns:
+                self._apart.labels(producer, seen.id).set(1)
         shown = set()
         for seen in view.all():
             labels = (str(seen.id), seen.role.value)

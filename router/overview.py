@@ -15,7 +15,7 @@ from router.bottleneck import Seen, bottleneck
 from router.desk import Desk
 from router.lately import KINDS, NOW_SLOTS, SLOT_S, SLOTS, Lately, percentile, together
 from router.memory import Memory
-from router.pairs import Pairs
+from router.pairs import Pair, Pairs
 from router.pools import Looks, together_pools
 from router.promises import COUNTED, MET
 
@@ -99,7 +99,11 @@ class Overview:
         return told
 
     def _told_pairs(self) -> list[Json]:
-        worst = sorted(self._pairs, key=lambda pair: (-pair.failed, -pair.handed_over))[:PAIRS]
+        known = {(pair.prefill, pair.decode): pair for pair in self._pairs}
+        apart = {(producer, seen.id) for seen in self._desk.view.all() for producer in seen.shuns}
+        for pair in apart - known.keys():
+            known[pair] = Pair(*pair)
+        order = sorted(known.items(), key=lambda one: (one[0] not in apart, -one[1].failed, -one[1].handed_over))
         return [
             {
                 "prefill": pair.prefill,
@@ -107,8 +111,9 @@ class Overview:
                 "handed_over": pair.handed_over,
                 "failed": pair.failed,
                 "last_failure": pair.last_failure,
+                "apart": names in apart,
             }
-            for pair in worst
+            for names, pair in order[:PAIRS]
         ]
 
 
@@ -209,7 +214,11 @@ def _pairs_added(told: Iterable[Json]) -> list[Json]:
         for name in ("handed_over", "failed"):
             known[name] += each[name]
         known["last_failure"] = known["last_failure"] or each["last_failure"]
-    return sorted(found.values(), key=lambda pair: (-pair["failed"], pair["prefill"], pair["decode"]))[:PAIRS]
+        known["apart"] = known["apart"] or each["apart"]
+    order = sorted(
+        found.values(), key=lambda pair: (not pair["apart"], -pair["failed"], pair["prefill"], pair["decode"])
+    )
+    return order[:PAIRS]
 
 
 def _judged(results: Mapping[str, int]) -> int:

@@ -51,6 +51,7 @@ class InstanceView:
         "instance",
         "models_json",
         "row",
+        "shuns",
         "state",
     )
 
@@ -64,6 +65,8 @@ class InstanceView:
         """Probes failed in a row."""
         self.models_json: tuple[dict[str, object], ...] = ()
         """The engine's own ``/v1/models`` entries."""
+        self.shuns: tuple[InstanceId, ...] = ()
+        """Producers that its engine pulls nothing from for now, by its agent's word."""
         self._models: tuple[str, ...] = ()
         self._up, self._accepting, self._aside = False, True, ""
         self._load = _NO_LOAD
@@ -244,6 +247,8 @@ class Fleet(Sequence[InstanceView]):
         """What the last request was told (`router.prices.prices_of`)."""
         self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
+        self.shunning: Final[dict[int, frozenset[InstanceId]]] = {}
+        """By row of a decode instance, the producers that it shuns; mostly nobody shuns anybody."""
         self._rows: dict[int, InstanceView] = {}
         self._ready: dict[str | None, Ready] = {}
         self._version = -1
@@ -314,6 +319,18 @@ class Fleet(Sequence[InstanceView]):
         if self.prefixes is not None:
             self.prefixes.join(view.row, kv_tokens, view.instance.epoch)
 
+    def shuns(self, view: InstanceView, producers: tuple[InstanceId, ...]) -> None:
+        """Its agent has said from whom its engine pulls nothing for now."""
+        view.shuns = producers
+        if producers:
+            self.shunning[view.row] = frozenset(producers)
+        else:
+            self.shunning.pop(view.row, None)
+
+    def apart(self, prefill: int, decode: int) -> bool:
+        """Whether nothing is to be handed over between these rows for now."""
+        return decode in self.shunning and self._rows[prefill].id in self.shunning[decode]
+
     def remove(self, instance: InstanceId) -> None:
         """It has left."""
         self._forget(self.by_id.pop(instance))
@@ -321,6 +338,7 @@ class Fleet(Sequence[InstanceView]):
 
     def _forget(self, view: InstanceView) -> None:
         del self._rows[view.row]
+        self.shunning.pop(view.row, None)
         if self.prefixes is not None:
             self.prefixes.leave(view.row)
         view.forget()
@@ -338,6 +356,8 @@ class Reported:
     models: tuple[dict[str, object], ...]
     grant: int | None = None
     """Legs of its credits that are this router's; None: its agent grants none by name."""
+    shuns: tuple[InstanceId, ...] = ()
+    """Producers that its engine pulls nothing from for now."""
 
 
 class View:
@@ -409,6 +429,8 @@ class View:
             view.credits = each.credits
         if view.grant != each.grant:
             view.grant = each.grant
+        if view.shuns != each.shuns:
+            self._fleet.shuns(view, each.shuns)
         view.load = each.load
         self._fleet.holds(view, each.load.kv_tokens)
         self._learn_models(view, each.models)

@@ -192,6 +192,7 @@ def _reported(member: Member, router: InstanceId) -> Reported:
         grant=_grant(beat, router),
         load=beat.load,
         models=beat.models,
+        shuns=tuple(InstanceId(name) for name in beat.shuns),
     )
 
 

@@ -18,6 +18,7 @@ It does not know where heartbeats are kept, and trusts none of them: the codec i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -41,6 +42,9 @@ HEARTBEAT_BYTES_MAX = 64 * 1024
 
 QUARANTINED_MAX = 32
 """Instances of which a router announces whether they are set aside."""
+
+SHUNS_MAX = 64
+"""Producers of which an agent announces that its engine pulls nothing from them."""
 
 SKEW_WORTH_SAYING_S = 60.0
 """Difference of clocks that is reported. A heartbeat may be a ttl old when it is first read, so less says nothing."""
@@ -77,6 +81,7 @@ class State(StrEnum):
 
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z"  # no colon: names stand between colons in the registry's keys
+_Named = re.compile(_NAME)
 _Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
@@ -127,6 +132,8 @@ class Heartbeat:
     """Of a router: what it has heard of instances that operators set aside (`router.quarantine.Word`)."""
     holds: _Count = 0
     """Holds it keeps for decode instances, as far as its agent knows."""
+    shuns: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
+    """Producers from which its engine pulls nothing for now: pulls have failed (`kvtransfer.trust`)."""
     revision: _Text = ""
     """What started it: a digest of its pool's specification, or a version; told apart by equality only."""
     pins: bool = False
@@ -158,6 +165,11 @@ class Heartbeat:
 
 
 _decoder = msgspec.json.Decoder(Heartbeat)
+
+
+def is_name(text: str) -> bool:
+    """Whether a member may have this name."""
+    return _Named.match(text) is not None
 
 
 def encode(beat: Heartbeat) -> bytes:

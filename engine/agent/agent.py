@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import EngineFailed, UsageError
+from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import BEAT_EVERY_S, Heartbeat, Kind, Membership
+from cluster.registry.membership import BEAT_EVERY_S, SHUNS_MAX, Heartbeat, Kind, Membership, is_name
 from cluster.registry.membership import State as MemberState
 from cluster.registry.registry import Refused, Registry, RegistryDown
 from engine.agent.grants import concerning
@@ -355,10 +356,19 @@ class Agent:
             load=machine.load,
             credits=machine.credits,
             grants=machine.grants((epoch, self._seq)),
+            shuns=self._shuns(),
             revision=self.config.revision,
             pins=self.spec.pins,
             sent_at=time.time(),  # noqa: TID251 - only said to others, nothing is decided by it
         )
+
+    def _shuns(self) -> tuple[InstanceId, ...]:
+        """From whom its engine pulls nothing for now. Names that no heartbeat can hold are left out, as in the registry
+        nobody has them.
+        """
+        if self._moves is None:
+            return ()
+        return tuple(name for name in self._moves.handoffs.shuns if is_name(name))[:SHUNS_MAX]
 
     async def _claim(self, ended: asyncio.Future[int]) -> None:
         """Take the name. That of an agent that has just died is free after a ttl, so wait for that long."""

@@ -79,6 +79,8 @@ class Pulls:
     failed: int
     aside: bool
     """Nothing but a try now and then is pulled from it: too many have failed."""
+    shunned: bool = False
+    """Not even that for now: the pause between two tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,9 @@ class Handoffs:
     pulls: tuple[Pulls, ...] = ()
 
     @property
-    def aside(self) -> tuple[InstanceId, ...]:
-        """Whom it has set aside."""
-        return tuple(sorted(each.instance for each in self.pulls if each.aside))
+    def shuns(self) -> tuple[InstanceId, ...]:
+        """From whom it pulls nothing for now."""
+        return tuple(sorted(each.instance for each in self.pulls if each.shunned))
 
 
 def read_state(told: object) -> Handoffs:
@@ -117,7 +119,8 @@ def _pulls(told: object) -> Pulls | None:
     if type(pulled) is not int or type(failed) is not int:
         return None
     name = InstanceId(told["instance"][:TEXT_CHARS_MAX])
-    return Pulls(name, str(told.get("link", ""))[:TEXT_CHARS_MAX], pulled, failed, told.get("aside") is True)
+    aside, shunned = told.get("aside") is True, told.get("shunned") is True
+    return Pulls(name, str(told.get("link", ""))[:TEXT_CHARS_MAX], pulled, failed, aside, shunned)
 
 
 def exposition(instance: InstanceId, told: Handoffs) -> str:
@@ -141,21 +144,6 @@ def exposition(instance: InstanceId, told: Handoffs) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def aside_text(aside: Iterable[InstanceId]) -> bytes:
-    """Whom an engine has set aside, as it stands in the registry."""
-    return json.dumps({"aside": sorted(aside)}, separators=(",", ":")).encode()
-
-
-def read_aside(text: bytes | None) -> tuple[InstanceId, ...]:
-    """From the registry; nobody, where nothing stands there that can be read. Never raises."""
-    try:
-        told = json.loads(text or b"{}")
-    except (ValueError, RecursionError):
-        return ()
-    aside = told.get("aside") if isinstance(told, dict) else None
-    return tuple(InstanceId(name) for name in aside if isinstance(name, str)) if isinstance(aside, list) else ()
 
 
 def read_text(text: bytes) -> Engine | None:

@@ -3,8 +3,7 @@
 Once its engine's door answers, the agent posts the engine's metadata into the registry, sealed for each instance that
 may hand over to it or pull from it (`kvtransfer.seal`), opens what these sealed for it, and tells its engine through
 the door; and of those that left. So a pair is introduced when the second of the two has joined, and no request waits
-for it. It also posts, for everybody, whom its engine has set aside. While the registry is away everybody keeps whom
-they know.
+for it. While the registry is away everybody keeps whom they know. Whom its engine shuns goes with the heartbeat.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import BEAT_EVERY_S, Member, Membership
 from cluster.registry.registry import Author, Registry, RegistryDown
-from engine.agent.meetings import Engine, Handoffs, Meetings, aside_text, peers, read_engine, read_state, read_text
+from engine.agent.meetings import Engine, Handoffs, Meetings, peers, read_engine, read_state, read_text
 from kvtransfer.seal import NONCE_BYTES, Identity
 
 logger = logging.getLogger("baton.transfers")
 
 CREDENTIALS = "/credentials"
 """An item that is for everybody. No instance has a slash in its name."""
-PAIRS = "/pairs"
-"""Another: which instances our engine has set aside, because pulls from them fail (`meetings.read_aside`)."""
 LINE_BYTES_MAX = 16 << 20
 DOOR_S = 5.0
 """A door answers from memory: longer than this it does not answer."""
@@ -141,7 +138,7 @@ class Transfers:
         author = Author(self.me, self._agent, self._epoch())
         former = self._posted[1] if self._posted is not None and self._posted[0] == author else {}
         credentials = self._identity.credentials()
-        items = {CREDENTIALS: ("", credentials), PAIRS: ("", aside_text(self.handoffs.aside))}
+        items = {CREDENTIALS: ("", credentials)}
         for peer, theirs in shown.items() if ours is not None else ():
             of = f"{ours.digest}/{peer.agent}/{peer.epoch}/{theirs.hex()}" if ours is not None else ""
             kept = former.get(peer.name)

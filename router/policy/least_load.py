@@ -18,12 +18,14 @@ def least_load(fleet: Fleet, wanted: Wanted) -> Chosen:
     found = ready(fleet, wanted)
     if not len(found.any):
         return Chosen(None, None, "no ready instance serves this model")
-    if wanted.hand_over and _splits(found.prefills, found.decodes):
-        pair = _least_pair(fleet, found.prefills, found.decodes)
+    takers = _takers(fleet, found.prefills, found.decodes)
+    if wanted.hand_over and _splits(found.prefills, takers):
+        pair = _least_pair(fleet, found.prefills, takers)
         # Then it is the least of those with a place, too.
         if fleet.gate is None and all(view.has_place(wanted.routers) for view in pair):
             return _handed_over(*pair)
-        prefills, decodes = (with_place(fleet, rows, wanted) for rows in (found.prefills, found.decodes))
+        prefills, decodes = (with_place(fleet, rows, wanted) for rows in (found.prefills, takers))
+        decodes = _takers(fleet, prefills, decodes)
         if not _splits(prefills, decodes):
             return Chosen(None, None, "every prefill or every decode instance is full", wait=True)
         return _handed_over(*_least_pair(fleet, prefills, decodes))
@@ -45,13 +47,24 @@ def _splits(prefills: Ints, decodes: Ints) -> bool:
     return len(prefills) > 1 or len(decodes) > 1 or bool(prefills[0] != decodes[0])
 
 
+def _takers(fleet: Fleet, prefills: Ints, decodes: Ints) -> Ints:
+    """Those of the decode instances that pull from one of these, at least: nearly always all of them."""
+    if not fleet.shunning:
+        return decodes
+    return decodes[[any(not fleet.apart(p, d) for p in prefills.tolist() if p != d) for d in decodes.tolist()]]
+
+
 def _least_pair(fleet: Fleet, prefills: Ints, decodes: Ints) -> tuple[InstanceView, InstanceView]:
     """The least loaded decode instance that leaves another instance to prefill, and that instance."""
     if len(prefills) == 1 and len(decodes) > 1:  # the one that prefills can then not decode
         decodes = decodes[decodes != prefills[0]]
     decode = _least(fleet, decodes)
     assert decode is not None
-    prefill = _least(fleet, prefills[prefills != decode.row] if decode.role.prefills else prefills)
+    if decode.role.prefills:
+        prefills = prefills[prefills != decode.row]
+    if decode.row in fleet.shunning:
+        prefills = prefills[[not fleet.apart(row, decode.row) for row in prefills.tolist()]]
+    prefill = _least(fleet, prefills)
     assert prefill is not None
     return prefill, decode
 
@@ -77,4 +90,6 @@ def _say(view: InstanceView) -> str:
 
 
 def _missing(found: Ready) -> str:
+    if len(found.prefills) and _splits(found.prefills, found.decodes):
+        return "to that pulls from another"
     return "from" if not len(found.prefills) else "to"

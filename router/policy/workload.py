@@ -47,7 +47,7 @@ def workload(fleet: Fleet, wanted: Wanted) -> Chosen:
         answers = answers & fleet.gate.answers(prices)
     options = _wholes(prices, _able(found, wanted), answers)
     if wanted.hand_over:
-        options += _pairs(prices, found.prefills, found.decodes, answers)
+        options += _pairs(fleet, prices, found.prefills, found.decodes, answers)
     return _cheapest(fleet, prices, options)
 
 
@@ -106,9 +106,9 @@ def _best(rows: Ints, price: Floats, count: int) -> _Priced:
     return found
 
 
-def _pairs(prices: Prices, prefills: Ints, decodes: Ints, answers: Bools) -> list[_Option]:
+def _pairs(fleet: Fleet, prices: Prices, prefills: Ints, decodes: Ints, answers: Bools) -> list[_Option]:
     """The best pair of all, and the best that can begin now. Harm and handoff only add to a price: what costs more than
-    the best without them is not looked at.
+    the best without them is not looked at. Nor is a pair of which D pulls nothing from P.
     """
     prefills, decodes = prefills[prices.places[prefills]], decodes[answers[decodes]]
     if not len(prefills) or not len(decodes):
@@ -131,7 +131,9 @@ def _pairs(prices: Prices, prefills: Ints, decodes: Ints, answers: Bools) -> lis
                 whole = harmed + more
                 if whole >= best:
                     break
-                if first != second and (whole := whole + prices.handoff(first, second)) < best:
+                if first == second or (fleet.shunning and fleet.apart(first, second)):
+                    continue
+                if (whole := whole + prices.handoff(first, second)) < best:
                     best, pair = whole, (first, second)
         if best < math.inf:
             found.append(_Option(best, best * (1 + HYSTERESIS), *pair, now))

@@ -47,7 +47,9 @@ class Cast:
     seq: int = 0
     fleet: Fleet | None = None
 
-    async def join(self, name: str, role: Role, *, state: State = State.READY, epoch: int = 1, places: int = 8) -> None:
+    async def join(
+        self, name: str, role: Role, *, state: State = State.READY, epoch: int = 1, places: int = 8, **more: Any
+    ) -> None:
         """Start an engine (or keep it) and say what its agent would say."""
         if name not in self.engines:
             engine = await self.stack.enter_async_context(FakeEngine(name))
@@ -56,7 +58,7 @@ class Cast:
         self.seq += 1
         beat = Heartbeat(
             id=InstanceId(name), agent=f"agent-{name}", epoch=epoch, seq=self.seq, role=role, state=state,
-            credits=places, url=self.engines[name].url, models=({"id": "fake"},),
+            credits=places, url=self.engines[name].url, models=({"id": "fake"},), **more,
         )  # fmt: skip
         await self.registry.beat(beat)
 
@@ -155,6 +157,28 @@ async def test_prefill_that_starts_anew_during_its_leg_is_replaced(cast: Cast) -
     status, answer = await asking
     assert (status, answer["from"]) == (200, "d")
     assert len(cast.engines["p2"].generated) == 1
+
+
+async def test_nothing_is_handed_over_between_two_of_which_one_shuns_the_other(cast: Cast) -> None:
+    """A bad pair is quarantined without losing either instance (design 6)."""
+    fleet = await cast.serve()
+    await cast.join("p0", Role.PREFILL)
+    await cast.join("p1", Role.PREFILL)
+    await cast.join("d", Role.DECODE, shuns=("p0",))
+    await cast.router_sees(p0="up", p1="up", d="up")
+    for _ in range(4):
+        assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d"
+    assert (len(cast.engines["p0"].generated), len(cast.engines["p1"].generated)) == (0, 4)
+    assert 'baton_pair_apart{decode="d",prefill="p0"} 1.0' in (await fleet.get("/metrics"))[1]
+    async with fleet.client.get(fleet.admin + "/ui/data") as answer:
+        pairs = (await answer.json())["pairs"]
+    assert [(pair["prefill"], pair["apart"]) for pair in pairs] == [("p0", True), ("p1", False)]
+    await cast.join("d", Role.DECODE)
+
+    async with asyncio.timeout(5):
+        while not cast.engines["p0"].generated:  # its pause is over
+            await fleet.post("/v1/completions", json=PROMPT)
+    assert "baton_pair_apart{" not in (await fleet.get("/metrics"))[1]
 
 
 async def test_leaving_instances_are_forgotten(cast: Cast) -> None:

@@ -203,3 +203,58 @@ def test_an_unreachable_instance_stays_out_until_a_probe_succeeds() -> None:
     assert choose(view) == (None, None)
     view.seen(InstanceId("d"), None, None)
     assert choose(view) == (None, "d")
+
+
+def hear(view: View, shuns: dict[str, tuple[str, ...]]) -> None:
+    """All of a view, as the registry would bring it, with whom each shuns."""
+    told = [
+        Reported(
+            instance=seen.instance,
+            state="ready",
+            accepting=True,
+            credits=100,
+            load=Load(),
+            models=({"id": "m"},),
+            shuns=tuple(InstanceId(name) for name in shuns.get(seen.id, ())),
+        )
+        for seen in view.all()
+    ]
+    view.fold(tuple(told))
+
+
+TWO_BY_TWO = (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE))
+
+
+def test_a_pair_that_does_not_work_is_not_chosen_and_both_of_it_are() -> None:
+    view = fleet(*TWO_BY_TWO)
+    hear(view, {"d0": ("p0",)})
+    assert choose(view) == ("p1", "d0")
+    view.leg_started(InstanceId("d0"))
+    assert choose(view) == ("p0", "d1")
+    view.leg_ended(InstanceId("d0"))
+    view.leg_started(InstanceId("p1"))
+    assert choose(view) == ("p0", "d1"), "d0 has been sent one more"
+    hear(view, {})
+    assert not view.all().shunning and choose(view) == ("p0", "d1")
+
+
+def test_who_pulls_from_nobody_decodes_for_nobody() -> None:
+    view = fleet(*TWO_BY_TWO)
+    hear(view, {"d0": ("p0", "p1")})
+    view.leg_started(InstanceId("d1"))
+    assert choose(view) == ("p0", "d1")
+    assert choose(view, hand_over=False) == (None, "d0"), "what is not handed over it serves"
+    hear(view, {"d0": ("p0", "p1"), "d1": ("p1", "p0")})
+    chosen = POLICIES["least_load"](view.all(), Wanted(model="m", hand_over=True))
+    assert (chosen.prefill, chosen.decode) == (None, "d0") and "pulls from another" in chosen.because
+
+
+def test_whom_one_shuns_is_forgotten_with_it() -> None:
+    view = fleet(*TWO_BY_TWO)
+    hear(view, {"d0": ("p0",)})
+    others = [each for each in view.all() if each.id != "d0"]
+    view.fold(tuple(
+        Reported(instance=each.instance, state="ready", accepting=True, credits=1, load=Load(), models=({"id": "m"},))
+        for each in others
+    ))  # fmt: skip
+    assert not view.all().shunning and not view.knows(InstanceId("d0"))

@@ -192,3 +192,18 @@ def test_a_single_token_is_a_prefill_instances_work() -> None:
         place(here, asks(ttft_ms=500.0, tpot_ms=12.0), "d1", "p0")
     one = Wanted(model="m", hand_over=False, prefill_only=True, prompt_tokens=3000, ttft_ms=500.0, tpot_ms=12.0)
     assert workload(here.all(), one).decode == "p0"
+
+
+def test_nothing_is_handed_over_where_nothing_is_pulled() -> None:
+    here = view(P, D, D)
+    for decode in ("d1", "d2"):
+        for _ in range(30):
+            place(here, asks(ttft_ms=500.0, tpot_ms=12.0), decode, "p0")
+    long = asks(prompt_tokens=6000, ttft_ms=500.0, tpot_ms=12.0)
+    first = workload(here.all(), long)
+    assert first.prefill == "p0" and first.decode is not None
+    here.all().shuns(here.get(first.decode), (InstanceId("p0"),))
+    other = workload(here.all(), long)
+    assert other.prefill == "p0" and other.decode not in (None, first.decode)
+    here.all().shuns(here.get(InstanceId(other.decode or "")), (InstanceId("p0"),))
+    assert workload(here.all(), long).prefill is None
