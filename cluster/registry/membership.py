@@ -18,7 +18,6 @@ It does not know where heartbeats are kept, and trusts none of them: the codec i
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -43,8 +42,11 @@ HEARTBEAT_BYTES_MAX = 64 * 1024
 QUARANTINED_MAX = 32
 """Instances of which a router announces whether they are set aside."""
 
-SHUNS_MAX = 64
-"""Producers of which an agent announces that its engine pulls nothing from them."""
+SHUNS_MAX = 1024
+"""Producers of which an agent announces that its engine pulls nothing from them..."""
+
+SHUNS_BYTES_MAX = 16 * 1024
+"""... and bytes of their names, a quarter of a heartbeat."""
 
 SKEW_WORTH_SAYING_S = 60.0
 """Difference of clocks that is reported. A heartbeat may be a ttl old when it is first read, so less says nothing."""
@@ -81,7 +83,6 @@ class State(StrEnum):
 
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z"  # no colon: names stand between colons in the registry's keys
-_Named = re.compile(_NAME)
 _Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
@@ -133,7 +134,7 @@ class Heartbeat:
     holds: _Count = 0
     """Holds it keeps for decode instances, as far as its agent knows."""
     shuns: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
-    """Producers from which its engine pulls nothing for now: pulls have failed (`kvtransfer.trust`)."""
+    """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`kvtransfer.trust`)."""
     revision: _Text = ""
     """What started it: a digest of its pool's specification, or a version; told apart by equality only."""
     pins: bool = False
@@ -165,11 +166,6 @@ class Heartbeat:
 
 
 _decoder = msgspec.json.Decoder(Heartbeat)
-
-
-def is_name(text: str) -> bool:
-    """Whether a member may have this name."""
-    return _Named.match(text) is not None
 
 
 def encode(beat: Heartbeat) -> bytes:

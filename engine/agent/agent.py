@@ -17,7 +17,7 @@ from typing import Any
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import BEAT_EVERY_S, SHUNS_MAX, Heartbeat, Kind, Membership, is_name
+from cluster.registry.membership import BEAT_EVERY_S, SHUNS_BYTES_MAX, SHUNS_MAX, Heartbeat, Kind, Membership
 from cluster.registry.membership import State as MemberState
 from cluster.registry.registry import Refused, Registry, RegistryDown
 from engine.agent.grants import concerning
@@ -41,7 +41,7 @@ from engine.agent.machine import (
 )
 from engine.agent.meetings import exposition
 from engine.agent.rules import Rules
-from engine.agent.transfers import Transfers
+from engine.agent.transfers import MEETING_S, Transfers
 from engine.vllm.child import Change, EngineProcess
 from engine.vllm.probe import Probe, Unwell
 from kvtransfer.seal import Identity
@@ -170,6 +170,7 @@ class Agent:
             epoch=lambda: max(1, self.machine.epoch),
             role=lambda: self.machine.role,
             models=lambda: [str(entry["id"]) for entry in self._models if "id" in entry],
+            on_change=self._nudge.set,
         )
 
     @staticmethod
@@ -290,6 +291,7 @@ class Agent:
             await self._number_start(change)
         if change.state == "ready":
             await self._learn_models()
+            await self._meet_peers()
         if change.state == "stopping":
             return  # our own doing
         self._feed(EngineIs(change.state, change.detail, self._epoch))
@@ -306,6 +308,20 @@ class Agent:
         if self.registry is not None:
             with contextlib.suppress(RegistryDown):
                 self._epoch = await self.registry.next_epoch(self.spec.instance, above)
+
+    async def _meet_peers(self) -> None:
+        """Before it takes work, so that no request waits for a handshake: as many as are enough, for a while."""
+        if self._moves is None:
+            return
+        self._nudge.set()  # what it serves is told now: by that others know that they have to meet it
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MEETING_S):
+                while not self._moves.acquainted.enough and self._news.empty():
+                    await self._moves.looked()
+                return
+        self._say(
+            f"{self.spec.instance} has not met enough others in {MEETING_S:g} s; it takes work that is not handed over"
+        )
 
     async def _learn_models(self) -> None:
         async with self._probe() as probe:
@@ -363,12 +379,15 @@ class Agent:
         )
 
     def _shuns(self) -> tuple[InstanceId, ...]:
-        """From whom its engine pulls nothing for now. Names that no heartbeat can hold are left out, as in the registry
-        nobody has them.
-        """
+        """Producers from which its engine can pull nothing now; of very many, the first that a heartbeat holds."""
         if self._moves is None:
             return ()
-        return tuple(name for name in self._moves.handoffs.shuns if is_name(name))[:SHUNS_MAX]
+        kept, left = [], SHUNS_BYTES_MAX
+        for name in self._moves.acquainted.shuns[:SHUNS_MAX]:
+            left -= len(name)
+            if left >= 0:
+                kept.append(name)
+        return tuple(kept)
 
     async def _claim(self, ended: asyncio.Future[int]) -> None:
         """Take the name. That of an agent that has just died is free after a ttl, so wait for that long."""

@@ -16,12 +16,16 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import Member, State
 
+MET = "met"
+"""An engine's word for another whose memory it has read."""
 TEXT_CHARS_MAX = 512
 PEERS_MAX = 4096
 PAYLOADS_MAX = 512
 """Ranks of one engine."""
-ALIVE = frozenset({State.READY, State.DRAINING})
-"""Who can be met. One that drains still hands over what it holds."""
+ALIVE = frozenset({State.STARTING, State.READY, State.DRAINING})
+"""Who can be met. One that drains still hands over what it holds; one that starts is met before it takes work."""
+PEERS_ENOUGH = 2
+"""An instance takes work once so many can hand over to it, or it to them; the rest is met meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ def read_engine(told: object) -> Engine | None:
 class Pulls:
     """What became of one engine's pulls from one other."""
 
+    engine: str
+    """The other's id, new in each of its lives."""
     instance: InstanceId
     link: str
     """How far their acquaintance has come: ``introduced``, ``met``, ``gone``."""
@@ -92,9 +98,9 @@ class Handoffs:
     pulls: tuple[Pulls, ...] = ()
 
     @property
-    def shuns(self) -> tuple[InstanceId, ...]:
-        """From whom it pulls nothing for now."""
-        return tuple(sorted(each.instance for each in self.pulls if each.shunned))
+    def able(self) -> frozenset[str]:
+        """Engines that it can pull from now: it has met them, and has not set them aside."""
+        return frozenset(each.engine for each in self.pulls if each.link == MET and not each.shunned)
 
 
 def read_state(told: object) -> Handoffs:
@@ -102,8 +108,8 @@ def read_state(told: object) -> Handoffs:
     if not isinstance(told, Mapping):
         return Handoffs()
     counts, peers = told.get("counts"), told.get("peers")
-    listed = list(peers.values())[:PEERS_MAX] if isinstance(peers, Mapping) else []
-    pulls = [_pulls(each) for each in listed]
+    listed = list(peers.items())[:PEERS_MAX] if isinstance(peers, Mapping) else []
+    pulls = [_pulls(str(engine)[:TEXT_CHARS_MAX], each) for engine, each in listed]
     kept = (
         {str(name)[:TEXT_CHARS_MAX]: count for name, count in counts.items() if type(count) is int}
         if isinstance(counts, Mapping)
@@ -112,7 +118,7 @@ def read_state(told: object) -> Handoffs:
     return Handoffs(kept, tuple(each for each in pulls if each is not None))
 
 
-def _pulls(told: object) -> Pulls | None:
+def _pulls(engine: str, told: object) -> Pulls | None:
     if not isinstance(told, Mapping) or not isinstance(told.get("instance"), str):
         return None
     pulled, failed = told.get("pulled", 0), told.get("failed", 0)
@@ -120,7 +126,7 @@ def _pulls(told: object) -> Pulls | None:
         return None
     name = InstanceId(told["instance"][:TEXT_CHARS_MAX])
     aside, shunned = told.get("aside") is True, told.get("shunned") is True
-    return Pulls(name, str(told.get("link", ""))[:TEXT_CHARS_MAX], pulled, failed, aside, shunned)
+    return Pulls(engine, name, str(told.get("link", ""))[:TEXT_CHARS_MAX], pulled, failed, aside, shunned)
 
 
 def exposition(instance: InstanceId, told: Handoffs) -> str:
@@ -224,3 +230,41 @@ class Meetings:
     def _is_new(self, instance: InstanceId, engine: Engine) -> bool:
         known = self.known.get(instance)
         return known is None or known.digest != engine.digest
+
+
+def unable(producers: Iterable[Member], found: Mapping[InstanceId, Engine], told: Handoffs) -> tuple[InstanceId, ...]:
+    """Of these, those from which our engine can pull nothing now: not met in this life of theirs, or set aside.
+
+    `found` are engines as their instances describe them now.
+    """
+    names = [each.id for each in producers]
+    return tuple(sorted(name for name in names if name not in found or found[name].engine_id not in told.able))
+
+
+@dataclass(slots=True)
+class Acquainted:
+    """Of one instance: how many of its peers a request could be handed over with, were it to take work now."""
+
+    shuns: tuple[InstanceId, ...] = ()
+    """Producers that our engine can pull nothing from now: goes with the heartbeat."""
+    enough: bool = False
+    """`PEERS_ENOUGH` each way, or all that there are."""
+    _since: dict[InstanceId, tuple[int, int]] = field(default_factory=dict)
+    """By consumer that knows us: its heartbeat's order as it was when that was seen first."""
+
+    def look(
+        self, me: InstanceId, role: Role, met: Iterable[Member], found: Mapping[InstanceId, Engine], told: Handoffs
+    ) -> bool:
+        """Judge anew; whether `shuns` is another one now. `met` are our peers, `found` as in `unable`."""
+        listed = tuple(met)
+        producers = [each for each in listed if role.decodes and each.beat.role.prefills]
+        consumers = [each for each in listed if role.prefills and each.beat.role.decodes]
+        former, self.shuns = self.shuns, unable(producers, found, told)
+        knows = {each.id: self._since.get(each.id, each.beat.order) for each in consumers if each.id in found}
+        self._since = knows
+        # Who knows us has said so since, if it cannot pull from us: with any later heartbeat.
+        ready = [each for each in consumers if each.id in knows and each.beat.order > knows[each.id]]
+        able = sum(me not in each.beat.shuns for each in ready)
+        enough_pull = len(producers) - len(self.shuns) >= min(PEERS_ENOUGH, len(producers))
+        self.enough = enough_pull and able >= min(PEERS_ENOUGH, len(consumers))
+        return self.shuns != former

@@ -21,13 +21,26 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import BEAT_EVERY_S, Member, Membership
 from cluster.registry.registry import Author, Registry, RegistryDown
-from engine.agent.meetings import Engine, Handoffs, Meetings, peers, read_engine, read_state, read_text
+from engine.agent.meetings import (
+    Acquainted,
+    Engine,
+    Handoffs,
+    Meetings,
+    peers,
+    read_engine,
+    read_state,
+    read_text,
+)
 from kvtransfer.seal import NONCE_BYTES, Identity
 
 logger = logging.getLogger("baton.transfers")
 
 CREDENTIALS = "/credentials"
 """An item that is for everybody. No instance has a slash in its name."""
+MEETING_EVERY_S = 0.2
+"""How often our engine is asked whether it has met whom it was introduced to: a handshake takes about as long."""
+MEETING_S = 10.0
+"""For how long after anything new; and the longest that an instance waits for it before it takes work."""
 LINE_BYTES_MAX = 16 << 20
 DOOR_S = 5.0
 """A door answers from memory: longer than this it does not answer."""
@@ -74,13 +87,21 @@ class Transfers:
         epoch: Callable[[], int],
         role: Callable[[], Role],
         models: Callable[[], Collection[str]],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`epoch`, `role` and `models` are what the agent's heartbeat says at that moment."""
+        """`epoch`, `role` and `models` are what the agent's heartbeat says at that moment; `on_change` is called when
+        that of `acquainted` has to say something new.
+        """
         self.me = identity.me
         self.meetings = Meetings()
         self.handoffs = Handoffs()
         """What our engine said last of the blocks that come and go."""
         self.counts = {"introduced": 0, "forgotten": 0, "not_opened": 0, "refused_by_engine": 0}
+        self.acquainted = Acquainted()
+        self._on_change = on_change
+        self._settles_until = 0.0
+        self._turn = asyncio.Event()
+        """Set at the end of the next look."""
         self._door, self._registry, self._identity, self._agent = door, registry, identity, agent
         self._epoch, self._role, self._models = epoch, role, models
         self._members = Membership(registry.ttl_s)
@@ -92,9 +113,11 @@ class Transfers:
         """Until cancelled. What is down is waited for."""
         try:
             while True:
+                now = asyncio.get_running_loop().time()
                 with contextlib.suppress(RegistryDown):  # that it is down, the heartbeat says
-                    await self.look(asyncio.get_running_loop().time())
-                await self._registry.wait_changed(BEAT_EVERY_S)
+                    await self.look(now)
+                settles = self.acquainted.shuns and now < self._settles_until
+                await self._registry.wait_changed(MEETING_EVERY_S if settles else BEAT_EVERY_S)
         finally:
             if self._posted is not None:
                 with contextlib.suppress(RegistryDown):
@@ -113,8 +136,18 @@ class Transfers:
         authors = tuple(Author(each.id, each.beat.agent, each.beat.epoch) for each in met)
         shown = dict(zip(authors, await self._registry.posted(authors, CREDENTIALS), strict=True))
         await self._post(ours, {author: said for author, said in shown.items() if said is not None})
-        if ours is not None:
-            await self._meet(shown, snapshot)
+        found = {} if ours is None else await self._meet(shown, snapshot)
+        if self.acquainted.look(self.me, self._role(), met, found, self.handoffs):
+            self._settles_until = now + MEETING_S
+            self._on_change()
+        if ours is None:
+            self.acquainted.enough = False
+        self._turn.set()
+        self._turn = asyncio.Event()
+
+    async def looked(self) -> None:
+        """Until the next look is over."""
+        await self._turn.wait()
 
     async def _our_engine(self) -> Engine | None:
         try:
@@ -163,7 +196,8 @@ class Transfers:
 
     # --- others, for ours --------------------------------------------------------------------------------------------
 
-    async def _meet(self, shown: dict[Author, bytes | None], snapshot: tuple[Member, ...]) -> None:
+    async def _meet(self, shown: dict[Author, bytes | None], snapshot: tuple[Member, ...]) -> dict[InstanceId, Engine]:
+        """The engines of those that have sealed something for us."""
         authors = tuple(author for author, theirs in shown.items() if theirs is not None)
         found: dict[InstanceId, Engine] = {}
         for author, sealed in zip(authors, await self._registry.posted(authors, self.me), strict=True):
@@ -174,6 +208,7 @@ class Transfers:
                 found[InstanceId(author.name)] = engine
         for ask in self.meetings.due(found, [member.id for member in snapshot]):
             await self._tell(ask, found)
+        return found
 
     def _opened(self, author: Author, theirs: bytes, sealed: bytes) -> Engine | None:
         text = self._identity.unseal(sealed, InstanceId(author.name), theirs, life=_life(author))

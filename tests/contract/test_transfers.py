@@ -50,6 +50,10 @@ class FakeDoor:
         """Instances that its engine has set aside."""
         self.tries = False
         """The pause is over: the next pull from them is the try."""
+        self.link = "met"
+        """How far it is with whom it was introduced to..."""
+        self.unmet: set[str] = set()
+        """... these apart, with whom no further."""
         self.server: asyncio.Server | None = None
 
     @property
@@ -83,10 +87,11 @@ class FakeDoor:
             case "metadata":
                 return {"engine_id": self.engine_id, "epoch": 0, "compatibility": "c", "payloads": self.payloads}
             case "state":
-                pulls = {"link": "met", "pulled": 7, "failed": len(self.aside)}
+                pulls = {"pulled": 7, "failed": len(self.aside)}
                 peers = {
                     engine: {
                         "instance": name,
+                        "link": "introduced" if name in self.unmet else self.link,
                         "aside": name in self.aside,
                         "shunned": name in self.aside and not self.tries,
                         **pulls,
@@ -116,11 +121,18 @@ class Site:
             epoch=lambda: self.epoch,
             role=lambda: self.role,
             models=lambda: (self.model,),
+            on_change=self.changed,
         )
+        self.changes = 0
+        self.state = State.READY
+
+    def changed(self) -> None:
+        self.changes += 1
 
     async def beat(self) -> None:
         self.seq += 1
-        more: dict[str, Any] = {"models": ({"id": self.model},), "url": "http://h:1", "state": State.READY}
+        more: dict[str, Any] = {"models": ({"id": self.model},), "url": "http://h:1", "state": self.state}
+        more["shuns"] = self.transfers.acquainted.shuns
         beat = Heartbeat(id=self.name, agent=self.agent, epoch=self.epoch, seq=self.seq, role=self.role, **more)
         await self.fleet.registry.beat(beat)
 
@@ -252,27 +264,67 @@ async def test_a_registry_that_goes_away_at_any_moment_of_a_meeting_only_delays_
     assert [site.transfers.counts["forgotten"] for site in (p, d)] == [0, 0]
 
 
-async def test_an_agent_knows_whom_its_engine_has_set_aside(fleet) -> None:
+async def test_nothing_is_pulled_from_whom_an_engine_has_set_aside(fleet) -> None:
     await fleet.join("p0", Role.PREFILL)
     d = await fleet.join("d0", Role.DECODE)
     await fleet.settle()
-    assert d.transfers.handoffs.shuns == ()
+    assert d.transfers.acquainted.shuns == () and d.changes == 2, "from p0 until they had met, and then not any more"
     d.door.aside.add("p0")
     await fleet.settle(1)
-    assert d.transfers.handoffs.shuns == ("p0",)
+    assert d.transfers.acquainted.shuns == ("p0",) and d.changes == 3
     text = exposition(InstanceId("d0"), d.transfers.handoffs)
     assert 'baton_agent_pair_set_aside{instance="d0",producer="p0"} 1\n' in text
     assert 'baton_agent_pulls_total{instance="d0",producer="p0",ended="badly"} 1\n' in text
     assert 'baton_agent_connector_events_total{instance="d0",event="a block is not what was held"} 1\n' in text
     d.door.tries = True
     await fleet.settle(1)
-    assert d.transfers.handoffs.shuns == () and d.transfers.handoffs.pulls[0].aside, "the next request is the try"
+    assert d.transfers.acquainted.shuns == () and d.transfers.handoffs.pulls[0].aside, "the next request is the try"
     d.door.aside.clear()
     await fleet.settle(1)
     assert not d.transfers.handoffs.pulls[0].aside and d.door.known, "it is introduced as ever: one way was bad"
     await d.door.close()
     await fleet.settle(1)
-    assert d.transfers.handoffs == Handoffs()
+    assert d.transfers.handoffs == Handoffs() and not d.transfers.acquainted.enough
+
+
+async def test_who_starts_is_met_before_it_takes_work(fleet) -> None:
+    d = await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    assert d.transfers.acquainted.enough, "there is nobody else"
+    d.door.link = "introduced"
+    p = await fleet.join("p0", Role.PREFILL)
+    p.state = State.STARTING
+    await fleet.settle()
+    assert set(d.door.known) == {"p0#1"} and d.transfers.acquainted.shuns == ("p0",)
+    assert not d.transfers.acquainted.enough and not p.transfers.acquainted.enough
+    d.door.link = "met, and rank 0 cannot be read"
+    await fleet.settle()
+    assert not p.transfers.acquainted.enough
+    d.door.link = "met"
+    await fleet.settle(2)
+    assert d.transfers.acquainted.shuns == () and d.transfers.acquainted.enough and p.transfers.acquainted.enough
+    p.epoch, p.state = 2, State.READY  # it restarts, and its door is another's for a while
+    await p.door.close()
+    await fleet.settle(2)
+    assert d.transfers.acquainted.shuns == ("p0",), "what is known of its former life is nothing to pull by"
+    await p.door.restart()
+    await p.door.open()
+    await fleet.settle()
+    assert d.transfers.acquainted.shuns == () and p.transfers.acquainted.enough
+
+
+async def test_a_few_peers_are_enough_and_the_others_are_met_meanwhile(fleet) -> None:
+    for number in range(4):
+        await fleet.join(f"p{number}", Role.PREFILL)
+    await fleet.settle()
+    d = await fleet.join("d0", Role.DECODE)
+    d.door.unmet = {"p1", "p2", "p3"}
+    await fleet.settle()
+    assert d.transfers.acquainted.shuns == ("p1", "p2", "p3") and not d.transfers.acquainted.enough
+    d.door.unmet = {"p3"}
+    await fleet.settle(1)
+    assert d.transfers.acquainted.shuns == ("p3",) and d.transfers.acquainted.enough
+    assert fleet.sites["p0"].transfers.acquainted.enough
 
 
 async def test_who_has_no_identity_of_the_fleet_is_not_introduced(fleet, caplog) -> None:
