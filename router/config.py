@@ -61,6 +61,8 @@ class RouterConfig:
     """How long open requests may take once SIGTERM has come."""
     decision_log: Callable[[bytes], object] | None = None
     """Gets a line for everything that choices depend on, and for each choice (`router.decisions`)."""
+    proves: bool = False
+    """Whether pairs of instances are proven with prompts of our own (`router.proofs`)."""
     explain_last: int = 1000
     """Finished requests that ``/explain`` remembers: about 3 KB each, 16 MiB in all at most."""
     ticket_keys: Callable[[], tuple[Key, ...]] | None = None

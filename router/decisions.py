@@ -71,6 +71,12 @@ class SetAside(msgspec.Struct, tag="set_aside"):
     reasons: dict[InstanceId, str]
 
 
+class Distrusted(msgspec.Struct, tag="distrusted"):
+    """These pairs, and no others, have failed their proof: prefill, decode, why."""
+
+    pairs: list[tuple[InstanceId, InstanceId, str]]
+
+
 class LegStarted(msgspec.Struct, tag="leg_started"):
     """A prefill leg went there, or a request that stands in no line."""
 
@@ -218,7 +224,7 @@ class Came(msgspec.Struct, tag="came"):
 Outcome = Decided | Came
 
 Entry = (
-    Made | Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | LegStarted | Indexed | Cached
+    Made | Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | Distrusted | LegStarted | Indexed | Cached
     | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened | Finished | FoundNone | Occupied
     | LegEnded | Roomy | Looked | FleetChanged | Decided | Came
 )  # fmt: skip

@@ -132,6 +132,10 @@ class LoggedView(View):
         with self._log.of(d.SetAside(dict(reasons))):
             super().set_aside(reasons)
 
+    def distrust(self, pairs: Mapping[tuple[InstanceId, InstanceId], str]) -> None:
+        with self._log.of(d.Distrusted([(*names, because) for names, because in pairs.items()])):
+            super().distrust(pairs)
+
     def leg_started(self, instance: InstanceId) -> None:
         with self._log.of(d.LegStarted(instance)):
             super().leg_started(instance)

@@ -72,6 +72,12 @@ class Meters:
             ["result"],
             registry=self.registry,
         )
+        self.proofs = Counter(
+            "baton_pair_proofs",
+            "Proofs of pairs by result: passed, failed, or none (an instance had no place, or did not answer).",
+            ["result"],
+            registry=self.registry,
+        )
         self.pairs = Pairs()
         self.registry.register(_PairFailures(self.pairs))
         self._fleet = _FleetGauges(self.registry)
@@ -153,7 +159,7 @@ class _FleetGauges:
         )
         self._apart = Gauge(
             "baton_pair_apart",
-            "1 where a decode instance pulls nothing from a prefill one for now, as pulls failed; others are not here.",
+            "1 where nothing is handed over for now, as pulls or the pair's proof failed; other pairs are not here.",
             ["prefill", "decode"],
             registry=registry,
         )
@@ -169,7 +175,7 @@ class _FleetGauges:
         self._legs.labels("decode").set(any(role.decodes for role in ready))
         self._apart.clear()
         for seen in view.all():
-            for producer in seen.shuns:
+            for producer in view.all().shunning.get(seen.row, ()):
                 self._apart.labels(producer, seen.id).set(1)
         shown = set()
         for seen in view.all():

@@ -100,7 +100,8 @@ class Overview:
 
     def _told_pairs(self) -> list[Json]:
         known = {(pair.prefill, pair.decode): pair for pair in self._pairs}
-        apart = {(producer, seen.id) for seen in self._desk.view.all() for producer in seen.shuns}
+        fleet = self._desk.view.all()
+        apart = {(producer, fleet.at(row).id) for row, shunned in fleet.shunning.items() for producer in shunned}
         for pair in apart - known.keys():
             known[pair] = Pair(*pair)
         order = sorted(known.items(), key=lambda one: (one[0] not in apart, -one[1].failed, -one[1].handed_over))
@@ -110,7 +111,7 @@ class Overview:
                 "decode": pair.decode,
                 "handed_over": pair.handed_over,
                 "failed": pair.failed,
-                "last_failure": pair.last_failure,
+                "last_failure": fleet.distrusted.get(names, pair.last_failure),
                 "apart": names in apart,
             }
             for names, pair in order[:PAIRS]

@@ -47,6 +47,7 @@ from router.paths import OUTSIDE_V1, Catalogue
 from router.policy import FORESEEING, POLICIES
 from router.prober import Prober
 from router.promises import promises_of
+from router.prover import Prover
 from router.tickets import Tickets
 from router.upstream import EngineLost, Upstream, limit_silence, say
 from router.view import Reported
@@ -117,22 +118,28 @@ class Router:
         await self.upstream.start()
         self.loop = asyncio.get_running_loop()
         self.legs = Legs()
-        key = self.config.engine_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         # With agents, load comes with their heartbeats: only reachability is left to ask for.
         self._prober = Prober(
             self.view,
             self.upstream,
-            headers,
+            self.engine_headers,
             self._probed,
             read_metrics=self.watch is None,
             catalogue=self.catalogue,
         )
         self._probe_all()
         self.spawn(self.operators.look_forever(), "probe-operators")
+        if self.config.proves:
+            self.spawn(Prover(self).run(), "probe-pairs")
         if self.watch is not None:
             await self.watch.read()
             self.spawn(self.watch.read_forever(), "probe-registry")
+
+    @property
+    def engine_headers(self) -> dict[str, str]:
+        """Of what we ask of engines ourselves."""
+        key = self.config.engine_key
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def announce(self, endpoint: str, admin_url: str) -> None:
         """Both ports are open: other routers and agents may know."""

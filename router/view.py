@@ -248,7 +248,11 @@ class Fleet(Sequence[InstanceView]):
         self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
         self.shunning: Final[dict[int, frozenset[InstanceId]]] = {}
-        """By row of a decode instance, the producers that it shuns; mostly nobody shuns anybody."""
+        """By row of a decode instance, producers that nothing is to be handed over from: those that it shuns, and those
+        that failed their proof with it. Mostly there is nobody.
+        """
+        self.distrusted: Mapping[tuple[InstanceId, InstanceId], str] = {}
+        """Pairs of prefill and decode instances that failed their proof (`router.proofs`), and how."""
         self._rows: dict[int, InstanceView] = {}
         self._ready: dict[str | None, Ready] = {}
         self._version = -1
@@ -310,6 +314,7 @@ class Fleet(Sequence[InstanceView]):
         book.know(view.row, None if self._makes is None else self._makes(view.instance))
         if self.prefixes is not None:
             self.prefixes.join(view.row, book.speeds.capacity[view.row], view.instance.epoch)
+        self._part(view)
 
     def holds(self, view: InstanceView, kv_tokens: int) -> None:
         """Its engine has said how many tokens its KV cache has."""
@@ -322,8 +327,19 @@ class Fleet(Sequence[InstanceView]):
     def shuns(self, view: InstanceView, producers: tuple[InstanceId, ...]) -> None:
         """Its agent has said from whom its engine pulls nothing for now."""
         view.shuns = producers
-        if producers:
-            self.shunning[view.row] = frozenset(producers)
+        self._part(view)
+
+    def distrust(self, pairs: Mapping[tuple[InstanceId, InstanceId], str]) -> None:
+        """These pairs, and no others, have failed their proof."""
+        former, self.distrusted = self.distrusted, dict(pairs)
+        for _, decode in {*former, *pairs}:
+            if decode in self.by_id:
+                self._part(self.by_id[decode])
+
+    def _part(self, view: InstanceView) -> None:
+        apart = frozenset(view.shuns) | {prefill for prefill, decode in self.distrusted if decode == view.id}
+        if apart:
+            self.shunning[view.row] = apart
         else:
             self.shunning.pop(view.row, None)
 
@@ -395,6 +411,15 @@ class View:
         self._aside = dict(reasons)
         for view in self._fleet:
             view.aside = self._aside.get(view.id, "")
+
+    @property
+    def distrusted(self) -> Mapping[tuple[InstanceId, InstanceId], str]:
+        """Pairs that failed their proof, and how."""
+        return self._fleet.distrusted
+
+    def distrust(self, pairs: Mapping[tuple[InstanceId, InstanceId], str]) -> None:
+        """These pairs, and no others, have failed their proof: nothing is handed over between them."""
+        self._fleet.distrust(pairs)
 
     def fold(self, reported: tuple[Reported, ...]) -> frozenset[InstanceId]:
         """What the whole fleet says of itself now; who is not in it has left.

@@ -128,6 +128,8 @@ class _Again:
                 view.unreachable(instance)
             case d.SetAside(reasons):
                 view.set_aside(reasons)
+            case d.Distrusted(pairs):
+                view.distrust({(prefill, decode): because for prefill, decode, because in pairs})
             case d.LegStarted(instance):
                 view.leg_started(instance)
             case d.Indexed():

@@ -105,6 +105,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not give clients the first token before the handoff",
     )
     parser.add_argument(
+        "--no-prove-pairs",
+        dest="proves",
+        action="store_false",
+        help="with --registry: do not try each pair of instances with a prompt of its own before it is relied on",
+    )
+    parser.add_argument(
         "--pins",
         action="store_true",
         help="engines given by URL were started with --logits-processors engine.vllm.pin:PinFirstToken",
@@ -159,6 +165,7 @@ def run(args: argparse.Namespace) -> int:
         instances=named,
         has_registry=args.registry is not None,
         seeding=args.seeding,
+        proves=args.proves and args.registry is not None,
         ticket_keys=None if ticket_keys is None else ticket_keys.get,
         engine_key=os.environ.get("VLLM_API_KEY") or None,
         aliases=_aliases(args, spec),

@@ -20,6 +20,7 @@ from cluster.instance import Role
 from cluster.registry.membership import Heartbeat, State
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import RegistryDown
+from router import prover
 from router.app import serve
 from router.config import RouterConfig
 
@@ -178,6 +179,55 @@ async def test_nothing_is_handed_over_between_two_of_which_one_shuns_the_other(c
     async with asyncio.timeout(5):
         while not cast.engines["p0"].generated:  # its pause is over
             await fleet.post("/v1/completions", json=PROMPT)
+    assert "baton_pair_apart{" not in (await fleet.get("/metrics"))[1]
+
+
+async def test_pairs_are_proven_and_one_that_answers_otherwise_hands_nothing_over(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other weights under the same name: everything works, and the text is wrong (design 6)."""
+    monkeypatch.setattr(prover, "EVERY_S", 0.01)
+    await cast.join("p0", Role.PREFILL)
+    await cast.join("p1", Role.PREFILL)
+    await cast.join("d", Role.DECODE)
+
+    async def says(_: web.Request, body: dict[str, Any]) -> web.Response:
+        pulled = (body.get("kv_transfer_params") or {}).get("remote_engine_id")
+        cast.engines["d"]._free(body.get("kv_transfer_params") or {})
+        text = "another" if pulled == "p1" and wrong else "the same"
+        choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": "length"}
+        if body.get("logprobs"):
+            choice["logprobs"] = {"tokens": [text], "top_logprobs": [{text: -0.1}]}
+        usage = {"prompt_tokens_details": {"cached_tokens": 96 if pulled else 0}}
+        return web.json_response({"choices": [choice], "usage": usage})
+
+    wrong = True
+    cast.engines["d"].behave = says
+    fleet = await cast.serve(proves=True)
+    await cast.router_sees(p0="up", p1="up", d="up")
+
+    async def told(line: str) -> None:
+        async with asyncio.timeout(10):
+            while line not in (await fleet.get("/metrics"))[1]:
+                await asyncio.sleep(0.01)
+
+    await told('baton_pair_apart{decode="d",prefill="p1"} 1.0')
+    await told('baton_pair_proofs_total{result="passed"} 1.0')
+    assert 'baton_pair_apart{decode="d",prefill="p0"}' not in (await fleet.get("/metrics"))[1]
+    async with fleet.client.get(fleet.admin + "/ui/data") as answer:
+        (first, *_) = (await answer.json())["pairs"]
+    assert first["prefill"] == "p1" and "answers otherwise" in first["last_failure"]
+    cast.engines["p0"].bodies.clear()
+    cast.engines["p1"].bodies.clear()
+    for _ in range(4):
+        assert (await fleet.post("/v1/completions", json=PROMPT))[0] == 200
+    assert (len(cast.engines["p0"].generated), len(cast.engines["p1"].generated)) == (4, 0)
+    prompts = [body for body in cast.engines["d"].generated if "cache_salt" in body]
+    assert len({body["cache_salt"] for body in prompts}) == len(prompts), "no cache knows a proof"
+    assert not cast.engines["p0"].holds and not cast.engines["p1"].holds
+    wrong = False
+    await cast.join("p1", Role.PREFILL, epoch=2)  # it comes back with the weights it should have
+    await told('baton_pair_proofs_total{result="passed"} 2.0')
     assert "baton_pair_apart{" not in (await fleet.get("/metrics"))[1]
 
 

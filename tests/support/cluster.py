@@ -87,11 +87,14 @@ class Cluster:
         with urllib.request.urlopen(self.urls[instance] + "/metrics", timeout=30) as answer:
             return str(answer.read().decode())
 
-    def router_metric(self, name: str) -> float:
-        """A counter of the router's, by its whole name."""
+    def router_metric(self, name: str, default: float | None = None) -> float:
+        """A counter of the router's, by its whole name; `default` where it has none of that name yet."""
         with urllib.request.urlopen(self.admin + "/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
-        return float(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(f"{name} ")))
+        found = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")]
+        if not found and default is not None:
+            return default
+        return found[0]
 
     def pulled(self) -> int:
         """Prompt tokens whose KV engines got from one another, by their own count."""
