@@ -98,6 +98,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{help_text} (default {default[name].default})",
         )
+    _add_engine_arguments(parser)
+    parser.add_argument(
+        "--decision-log",
+        type=Path,
+        metavar="FILE",
+        help="what each choice depended on, and the choice, one JSON object a line (large: for finding out why)",
+    )
+    add_ticket_keys_argument(parser, "the fleet's")
+    add_registry_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
+    parser.add_argument("--lifeline", action="store_true", help="stop when stdin ends: for a parent that may be killed")
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+
+
+def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is done with engines."""
     parser.add_argument(
         "--no-seeding",
         dest="seeding",
@@ -115,17 +131,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="engines given by URL were started with --logits-processors engine.vllm.pin:PinFirstToken",
     )
-    parser.add_argument(
-        "--decision-log",
-        type=Path,
-        metavar="FILE",
-        help="what each choice depended on, and the choice, one JSON object a line (large: for finding out why)",
-    )
-    add_ticket_keys_argument(parser, "the fleet's")
-    add_registry_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
-    parser.add_argument("--lifeline", action="store_true", help="stop when stdin ends: for a parent that may be killed")
-    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
 
 
 _LEGS = {Role.PREFILL: "prefill legs", Role.DECODE: "decode legs", Role.BOTH: "both legs"}

@@ -194,6 +194,7 @@ def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     view.probe_failed(name)
     view.unreachable(name)
     view.set_aside({InstanceId("x"): "a fan is loud"})
+    view.distrust({(InstanceId("p"), name): "it answers otherwise"})
     view.seen(name, None, None)
     view.leg_started(name)
     desk.leg_ended(name)

@@ -37,7 +37,7 @@ def existing() -> dict[str, set[str]]:
             for suffix in suffixes[family.type]:
                 found[family.name + suffix] = labels | ({"le"} if suffix == "_bucket" else set())
     agent = (ROOT / "engine/agent/agent.py").read_text()
-    one = Handoffs({"held": 1}, (Pulls(InstanceId("prefill-0"), "met", 1, 0, aside=False),))
+    one = Handoffs({"held": 1}, (Pulls("e", InstanceId("prefill-0"), "met", 1, 0, aside=False),))
     for name, labels in re.findall(r"^(baton_\w+)\{(.*)\}", exposition(InstanceId("decode-0"), one), re.MULTILINE):
         found[name] = set(re.findall(r"(\w+)=", labels))
     return found | {name: {"instance", "role"} for name in re.findall(r'"(baton_agent_[a-z_]+)":', agent)}
