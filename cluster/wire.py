@@ -115,6 +115,10 @@ class Transfer:
         told = self.cached_tokens
         return self if tokens is None or told is None or told <= tokens else Transfer({**self.fields, _CACHED: tokens})
 
+    def untold(self) -> Transfer:
+        """The same, without what P had cached: D then tells how many tokens it had itself, pulled ones counted."""
+        return Transfer({name: value for name, value in self.fields.items() if name != _CACHED})
+
     @property
     def producer(self) -> str:
         """The engine that holds them, by vLLM's id, which is new at every start of an engine."""

@@ -100,7 +100,9 @@ class Prover:
         if transfer is None:
             return "the prefill instance holds nothing for others"
         try:
-            return await self._answer(pair.decode, request, stamp(wire.decode_body(asked, transfer), pair.decode))
+            return await self._answer(
+                pair.decode, request, stamp(wire.decode_body(asked, transfer.untold()), pair.decode)
+            )
         except (_NoWord, EngineLost, TimeoutError):
             await self._release(pair.decode, request, stamp(wire.release_body(transfer), pair.decode))
             raise

@@ -198,7 +198,9 @@ async def test_pairs_are_proven_and_one_that_answers_otherwise_hands_nothing_ove
         choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": "length"}
         if body.get("logprobs"):
             choice["logprobs"] = {"tokens": [text], "top_logprobs": [{text: -0.1}]}
-        usage = {"prompt_tokens_details": {"cached_tokens": 96 if pulled else 0}}
+        fields = body.get("kv_transfer_params") or {}
+        told = fields.get("remote_prefill_cached_tokens", 96 if pulled else 0)  # as vLLM 0.32: P's word goes first
+        usage = {"prompt_tokens_details": {"cached_tokens": told}}
         return web.json_response({"choices": [choice], "usage": usage})
 
     wrong = True

@@ -148,6 +148,7 @@ class FakeEngine:
                 "remote_engine_id": self.name,
                 "remote_request_id": f"{request.headers['X-Request-Id']}-suffix-{len(self.bodies)}",
                 "remote_num_tokens": 7,
+                "remote_prefill_cached_tokens": 0,
             }
             self.holds[params["remote_request_id"]] = params
         text = TOKENS[0] if self.finish_reason == "length" else ""
