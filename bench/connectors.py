@@ -3,9 +3,11 @@
     make bench-handoff ARGS="--part connectors"          about 35 minutes
     make bench-handoff ARGS="--gpu"                      two engines on GPUs, a model of 8B's layers
 
-Each connector gets two engines of its own, on this machine's cores one each or on its GPUs, one after another: vLLM's
-pull connector as it comes (NIXL's progress thread spins), the same tuned (that thread paced, which Baton's launcher
-does, and a lower lease), vLLM's push connector tuned likewise, and ours. The engines are alike in everything else. Two
+Each connector gets two engines of its own, on this machine's cores one each or on its GPUs: vLLM's pull connector as it
+comes (NIXL's progress thread spins), the same tuned (that thread paced, which Baton's launcher does, and a lower
+lease), vLLM's push connector tuned likewise, and ours. The engines are alike in everything else. On CPU all of them but
+the one that spins run at the same time and are measured by turns, a few seconds each: machines are faster and slower by
+the minute, and of two connectors that were measured one after the other the second may seem better by a third. Two
 models: the one that ships (2 KB of KV a token) and one of random weights with 64 KB a token, at which a hand-over is a
 thing to measure.
 
@@ -23,7 +25,9 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +40,9 @@ from cluster.instance import Role
 from engine.vllm.hardware import find_hardware
 
 ON_CPU: Final = "tiny,fat"
+TURNS: Final = 3
+RESTS_S: Final = 1.3
+"""After each step vLLM's workers spin for a second: nobody is measured beside that."""
 WAYS: Final = ("alone", "busy", "eight", "loop")
 TITLES: Final = ("alone", "alone, P busy", "eight at once", "eight in a loop")
 
@@ -78,6 +85,13 @@ CONTESTANTS: Final = {
 }
 
 
+def groups(only: Sequence[str], *, one_by_one: bool) -> list[dict[str, Contestant]]:
+    """Who is measured at the same time: those that do nothing while they are not asked."""
+    alone = [{name: CONTESTANTS[name]} for name in only if one_by_one or not CONTESTANTS[name].paced]
+    together = {name: CONTESTANTS[name] for name in only if not one_by_one and CONTESTANTS[name].paced}
+    return alone + ([together] if together else [])
+
+
 def engines(contestant: Contestant, model: Model, folder: Path, gpus: Sequence[str] = ()) -> Engines:
     """Its two engines, not started."""
     more: dict[str, object] = {"kv_lease_s": LEASE_S, "dtype": model.dtype}
@@ -95,37 +109,64 @@ def engines(contestant: Contestant, model: Model, folder: Path, gpus: Sequence[s
     )
 
 
-def run(contestant: Contestant, model: Model, folder: Path, gpus: Sequence[str], *, quick: bool) -> dict[str, Any]:
-    """All figures of one connector with one model."""
-    with engines(contestant, model, folder, gpus) as two:
-        fleet = Fleet(two, ours=contestant.ours, together=contestant.together)
-        figures: dict[str, Any] = {"lengths": {}}
+def run(
+    contestants: Mapping[str, Contestant], model: Model, folder: Path, gpus: Sequence[str], *, quick: bool
+) -> dict[str, dict[str, Any]]:
+    """All figures of these connectors with one model, measured by turns."""
+    with ExitStack() as stack:
+        fleets: dict[str, Fleet] = {}
+        for name, each in contestants.items():
+            place = folder / name
+            place.mkdir()
+            two = stack.enter_context(engines(each, model, place, gpus))
+            fleets[name] = Fleet(two, ours=each.ours, together=each.together)
+        figures: dict[str, dict[str, Any]] = {name: {"lengths": {}} for name in fleets}
         for length in LENGTHS:
-            say(f"{contestant.name}, {model.name}, {length} tokens")
-            figures["lengths"][str(length)] = _measure(fleet, length, quick=quick)
-        figures["bytes_per_s"] = fleet.rate()
-        say(f"{contestant.name}, {model.name}, idle and given up")
-        figures["idle_cores"], figures["holding_cores"] = fleet.idle_cores()
-        prefill_s = figures["lengths"][str(LENGTHS[-1])]["alone"]["prefill_ms"] / 1e3
-        figures["free_after_s"] = _usual(fleet.free_after_s)
-        figures["left_after_s"] = _usual(lambda: fleet.left_after_s(prefill_s))
-        figures["storm"] = 40 if quick else 200
-        figures["storm_held_blocks"], figures["storm_free_after_s"] = fleet.storm(figures["storm"])
-        figures["held_at_the_end"] = fleet.held_blocks()
+            say(f"{', '.join(each.name for each in contestants.values())}: {model.name}, {length} tokens")
+            for name, ways in _measure(fleets, length, quick=quick).items():
+                figures[name]["lengths"][str(length)] = ways
+        for name, fleet in fleets.items():
+            say(f"{contestants[name].name}, {model.name}, idle and given up")
+            figures[name] |= _besides(fleet, figures[name]["lengths"][str(LENGTHS[-1])], quick=quick)
     return figures
 
 
-def _measure(fleet: Fleet, length: int, *, quick: bool) -> dict[str, Any]:
-    for _ in range(2):
-        fleet.hand_over(length)
-    single = 5 if quick else 15
-    ways: dict[str, Callable[[], list[Seen]]] = {
-        "alone": lambda: [fleet.hand_over(length) for _ in range(single)],
-        "busy": lambda: fleet.busy(length, single),
-        "eight": lambda: [seen for _ in range(2 if quick else 5) for seen in fleet.eight(length)],
-        "loop": lambda: fleet.loop(length, 2 if quick else 5),
+def _besides(fleet: Fleet, longest: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
+    """Bytes a second, cores, and what becomes of what is given up."""
+    time.sleep(RESTS_S)
+    idle, holding = fleet.idle_cores()
+    count = 40 if quick else 200
+    figures = {
+        "bytes_per_s": fleet.rate(),
+        "idle_cores": idle,
+        "holding_cores": holding,
+        "free_after_s": _usual(fleet.free_after_s),
+        "left_after_s": _usual(lambda: fleet.left_after_s(longest["alone"]["prefill_ms"] / 1e3)),
     }
-    return {way: summary(ways[way]()) for way in WAYS}
+    held, free_after_s = fleet.storm(count)
+    storm = {"storm": count, "storm_held_blocks": held, "storm_free_after_s": free_after_s}
+    return {**figures, **storm, "held_at_the_end": fleet.held_blocks()}
+
+
+def _measure(fleets: Mapping[str, Fleet], length: int, *, quick: bool) -> dict[str, dict[str, Any]]:
+    """By connector, each way of handing over: some of it by each, then some more by each."""
+    for fleet in fleets.values():
+        for _ in range(2):
+            fleet.hand_over(length)
+    ways: dict[str, Callable[[Fleet], list[Seen]]] = {
+        "alone": lambda fleet: [fleet.hand_over(length) for _ in range(5)],
+        "busy": lambda fleet: fleet.busy(length, 5),
+        "eight": lambda fleet: [seen for _ in range(2) for seen in fleet.eight(length)],
+        "loop": lambda fleet: fleet.loop(length, 2),
+    }
+    seen: dict[str, dict[str, list[Seen]]] = {name: {way: [] for way in WAYS} for name in fleets}
+    for way in WAYS:
+        for _ in range(1 if quick else TURNS):
+            for name, fleet in fleets.items():
+                if len(fleets) > 1:
+                    time.sleep(RESTS_S)
+                seen[name][way] += ways[way](fleet)
+    return {name: {way: summary(found) for way, found in mine.items()} for name, mine in seen.items()}
 
 
 def _usual(measure: Callable[[], float]) -> float:
@@ -213,10 +254,10 @@ def measure(
     facts = machine()
     kept: dict[str, dict[str, Any]] = json.loads(into.read_text()) if into and into.exists() else {}
     for model in wanted:
-        for name in only:
+        for group in groups(only, one_by_one=bool(gpus)):
             with tempfile.TemporaryDirectory(prefix="bench", ignore_cleanup_errors=True) as folder:
-                figures = run(CONTESTANTS[name], MODELS[model], Path(folder), gpus, quick=quick)
-            kept.setdefault(model, {})[name] = figures
+                figures = run(group, MODELS[model], Path(folder), gpus, quick=quick)
+            kept[model] = kept.get(model, {}) | figures
             if into:
                 into.write_text(json.dumps(kept, indent=1))
     made = tables(kept)
