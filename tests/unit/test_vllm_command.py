@@ -184,6 +184,7 @@ def test_cpu_environment() -> None:
     assert made == {
         "KMP_BLOCKTIME": "0",
         "OMP_NUM_THREADS": "2",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
         "PYTHONPATH": SITE,
         "TORCHDYNAMO_DISABLE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
