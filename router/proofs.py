@@ -34,7 +34,7 @@ AGAIN_S: Final = 60.0
 AGAIN_S_MAX: Final = 3600.0
 """... up to this."""
 LATER_S: Final = 10.0
-"""After a try that says nothing of the pair: an instance was busy, or went away."""
+"""After a try that says nothing of the pair: an instance was busy, or answers no completions. Longer each time, too."""
 
 TIE: Final = 0.5
 """Nats. Where two answers part, each must give the other's token a logprob within so much of its own best. Chosen, not
@@ -192,13 +192,13 @@ class Proofs:
     def ended(self, pair: Pair, because: str | None, now: float) -> None:
         """A proof is over: well (empty), or not and why; None: it says nothing of the pair."""
         record = self._records.setdefault(pair, _Record())
-        if because is None:
-            record.until = now + LATER_S
-        elif because:
-            record.again_s = min(AGAIN_S_MAX, 2 * record.again_s or AGAIN_S)
-            record.good, record.because, record.until = False, because, now + record.again_s
-        else:
+        if because == "":
             record.good, record.because, record.again_s = True, "", 0.0
+            return
+        record.again_s = min(AGAIN_S_MAX, 2 * record.again_s or (AGAIN_S if because else LATER_S))
+        record.until = now + record.again_s
+        if because:
+            record.good, record.because = False, because
 
     def failed(self) -> dict[tuple[InstanceId, InstanceId], str]:
         """Pairs that hand nothing over until they have passed, and why."""

@@ -103,7 +103,7 @@ class Replies:
         cached = cached_at_producer(answer.asked.transfer)
         over = [part.over for part in answer.parts if part.over is not None]
         if cached is None:
-            cached = over[-1].local_tokens
+            cached = over[-1].local_tokens + over[-1].remote_tokens
         prompt_tokens = sum(len(prompt.ids) for prompt in answer.asked.prompts)
         return usage_of(prompt_tokens, sum(each.outputs for each in over), cached)
 

@@ -204,10 +204,13 @@ def test_a_whole_cluster_without_a_model(tmp_path: Path) -> None:
     cluster = Cluster.start(tmp_path, "--engine", "mock", "--prefill", "1", "--decode", "1", "--", "--speed", "10")
     try:
         cluster.wait_ready()
+        proven = 'baton_pair_proofs_total{result="passed"}'
+        within(20, lambda: cluster.router_metric(proven, 0.0) == 1)  # the one pair there is: no other tokens move later
+        before = cluster.pulled()
         body = {"model": cluster.model, "prompt": "hello " * 50, "max_tokens": 20}
         status, answer = ask(cluster.endpoint, COMPLETIONS, body)
         assert (status, answer["usage"]["completion_tokens"]) == (200, 20)
-        assert cluster.pulled() == answer["usage"]["prompt_tokens"] == 75
+        assert cluster.pulled() - before == answer["usage"]["prompt_tokens"] == 75
         assert answer["choices"] == ask(cluster.urls["prefill-0"], COMPLETIONS, body)[1]["choices"]
         within(5, cluster.idle)
         within(5, cluster.all_ready)

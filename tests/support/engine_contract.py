@@ -384,6 +384,20 @@ def reports_the_producers_cache_hits(pair: Pair) -> None:
 
 
 @check
+def counts_pulled_tokens_as_cached_where_the_producer_says_nothing(pair: Pair) -> None:
+    """By this a router proves that a pair hands over (`router.proofs`): what D did not compute, it had from P."""
+    prompt = f"[{uuid.uuid4().hex}] " + STORY * 8
+    _, transfer = pair.leg(prompt=prompt)
+    _, answer = ask(pair.decode, COMPLETIONS, wire.decode_body(pair.body(prompt=prompt), transfer.untold()))
+    usage = answer["usage"]
+    # The last token is always computed: one of the prompt, or a block of it.
+    assert transfer.tokens - 128 <= usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
+    _, alone = ask(pair.decode, COMPLETIONS, pair.body(prompt=f"[{uuid.uuid4().hex}] " + prompt))
+    assert alone["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    settles(pair)
+
+
+@check
 def releases_what_a_rejected_leg_names(pair: Pair) -> None:
     pair.hand_over()  # the pair has met: a first word would only begin a handshake
     _, transfer = pair.leg()

@@ -86,7 +86,8 @@ def test_what_failed_hands_nothing_over_until_it_has_passed() -> None:
 def test_what_says_nothing_of_a_pair_changes_nothing() -> None:
     proofs, view = Proofs(), fleet(1, 1)
     assert all_due(proofs, view, 0.0, None) == [(P0, D0)] and proofs.failed() == {}
-    assert all_due(proofs, view, LATER_S) == [(P0, D0)]
+    assert all_due(proofs, view, LATER_S, None) == [(P0, D0)]
+    assert all_due(proofs, view, 2 * LATER_S) == [] and all_due(proofs, view, 3 * LATER_S) == [(P0, D0)]
     pair = Pair(P0, 1, D0, 1)
     proofs.ended(pair, "otherwise", 0.0)
     proofs.ended(pair, None, AGAIN_S)
