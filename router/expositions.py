@@ -18,6 +18,7 @@ GAUGES: Final = {
     "baton_instance_inflight": _SUM,
     "baton_instance_up": _LARGEST,  # somebody reaches it
     "baton_instance_quarantined": _LARGEST,
+    "baton_pair_apart": _LARGEST,  # some of them hand nothing over there
     "baton_leg_ready": _LARGEST,
     "baton_slo_attainment": _LEAST,  # of shares nothing can be summed: baton_slo_requests_total can
     "baton_slo_attainment_target": _LARGEST,
