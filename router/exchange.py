@@ -1,7 +1,7 @@
 """Carries out one `Journey` on real connections: effects in, events back. No decision is made here.
 
 Nothing here waits: what connections and timers report is fed to the journey as it comes, and what that wants is done at
-once. Tasks are only for what is rare, and outlives an answer: releases, and legs that nobody waits for any more.
+once. Tasks are only for what is rare, and outlives an answer (`router.releases`).
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cluster import wire
 from cluster.errors import ApiError
-from cluster.ids import InstanceId, TransferId
+from cluster.ids import InstanceId
 from cluster.instance import Instance
 from cluster.request import Request
 from router import journey as j
 from router.account import Account
 from router.body import closing, opened
 from router.clients import Client
-from router.desk import HANDSHAKE_S, Seat
-from router.exact import CHAT, Verdict, Way, has_room
+from router.desk import Seat
+from router.exact import Verdict, Way, has_room
 from router.http.headers import Headers, lines
-from router.http.legs import Leg
 from router.http.outlet import Outlet
 from router.intake import Intake, Taken, answer_tokens, cached_in
 from router.prefixes import Sent
 from router.promises import SHED
+from router.releases import Releases, stamped, transfer_id
 from router.reply import Reply
 from router.seam import ERROR_EVENT, Seed, seed_of, stops_of
+from router.sent import AnswerLeg, PrefillLeg, Said
 from router.timing import Stage
 from router.upstream import Answer, EngineLost
 
@@ -54,162 +54,6 @@ FAR_S = 5.0
 
 _TIMED = frozenset({j.State.CHOOSING, j.State.PREFILLING, j.State.OPENING, j.State.CANCELLING})
 """States that a clock may end."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What an engine said to a prefill leg, and when."""
-
-    answer: Answer
-    at: float
-
-
-class _PrefillLeg:
-    """A prefill leg that was sent. A client's leaving does not cut it off before it said what it holds."""
-
-    __slots__ = (
-        "_content_type",
-        "_exchange",
-        "_pieces",
-        "_said",
-        "_status",
-        "_told",
-        "attempt",
-        "http",
-        "instance",
-        "started",
-    )
-
-    def __init__(self, exchange: Exchange, instance: InstanceId, attempt: int) -> None:
-        self._exchange = exchange
-        self.instance = instance
-        self.attempt = attempt
-        self.started = 0.0
-        self.http: Leg | None = None
-        self._said: asyncio.Future[_Said | j.Lost] | None = None
-        """For who outlives the exchange."""
-        self._told: _Said | j.Lost | None = None
-        self._status, self._content_type = 0, ""
-        self._pieces: list[bytes] = []
-
-    def said(self) -> asyncio.Future[_Said | j.Lost]:
-        """Done when it has ended."""
-        if self._said is None:
-            self._said = asyncio.get_running_loop().create_future()
-            if self._told is not None:
-                self._said.set_result(self._told)
-        return self._said
-
-    def cut(self) -> None:
-        """Nobody wants to know any more."""
-        http, self.http = self.http, None
-        if http is not None:
-            http.close()
-            self._exchange.prefill_over(self)
-
-    def opened(self, status: int, content_type: str, cache_control: str) -> None:
-        self._status, self._content_type = status, content_type
-
-    def body(self, data: bytes) -> None:
-        self._pieces.append(data)
-
-    def chunk(self, framed: bytes, begin: int) -> None:
-        self._pieces.append(framed[begin:-2])
-
-    def happened(self, found: object) -> None:
-        """Nothing can."""
-
-    def ended(self) -> None:
-        answer = Answer(self._status, self._content_type, b"".join(self._pieces))
-        self._end(_Said(answer, time.monotonic()))
-
-    def lost(self, lost: EngineLost) -> None:
-        self._end(lost)
-
-    def _end(self, said: _Said | EngineLost) -> None:
-        self.http = None
-        self._exchange.prefill_over(self)
-        told = said if isinstance(said, _Said) else self._exchange.engine_lost(self.instance, said)
-        self._told = told
-        if self._said is not None:
-            self._said.set_result(told)
-        self._exchange.prefill_said(self, told)
-
-    def left(self) -> None:
-        """Its instance is lost."""
-        self._exchange.prefill_left(self)
-
-
-class _AnswerLeg:
-    """The leg that answers, sent."""
-
-    __slots__ = (
-        "_exchange",
-        "_pieces",
-        "cache_control",
-        "content_type",
-        "http",
-        "instance",
-        "opening",
-        "pulled",
-        "relays",
-        "started",
-        "status",
-    )
-
-    def __init__(self, exchange: Exchange, instance: InstanceId, pulled: str) -> None:
-        self._exchange = exchange
-        self.instance = instance
-        self.pulled = pulled
-        """The engine whose hold it is to pull; empty: it is to pull none."""
-        self.http: Leg | None = None
-        self.started = time.monotonic()
-        self.opening = True
-        """Nothing has come that its status can be told by."""
-        self.relays = False
-        """Its bytes are for the client, as they come."""
-        self.status, self.content_type, self.cache_control = 0, "", ""
-        self._pieces: list[bytes] = []
-
-    @property
-    def pieces(self) -> bytes:
-        """What has come of it, and is not relayed."""
-        return b"".join(self._pieces)
-
-    def opened(self, status: int, content_type: str, cache_control: str) -> None:
-        self.status, self.content_type, self.cache_control = status, content_type, cache_control
-
-    def body(self, data: bytes) -> None:
-        if self.relays:
-            self._exchange.relayed(data)
-            return
-        self._pieces.append(data)
-        if self.status == 200 and self._exchange.streams:
-            self._exchange.answer_began(self)
-
-    def chunk(self, framed: bytes, begin: int) -> None:
-        self.body(framed[begin:-2])
-
-    def happened(self, found: object) -> None:
-        self._exchange.passed_on(found)
-
-    def ended(self) -> None:
-        self.http = None
-        self._exchange.answer_ended(self)
-
-    def lost(self, lost: EngineLost) -> None:
-        self.http = None
-        self._exchange.answer_lost(self, lost)
-
-    def left(self) -> None:
-        """Its instance is lost."""
-        self._exchange.answer_left(self)
-
-    def close(self) -> None:
-        """Break it off."""
-        http, self.http = self.http, None
-        if http is not None:
-            http.close()
 
 
 class Exchange:
@@ -318,20 +162,20 @@ class Exchange:
         """When it fires, in monotonic seconds; often earlier than wanted, as moving it costs more than looking."""
         self._slow: asyncio.TimerHandle | None = None
         """When a client who does not keep up is cut off."""
-        self._producer: _PrefillLeg | None = None
+        self._producer: PrefillLeg | None = None
         """Whose answer the journey goes on with; before there is one, who was sent a leg last."""
         self._releasing: asyncio.Task[j.Event] | None = None
         self._had_cached: int | None = None
         """Prompt tokens that the first P had cached."""
         self._prefill_answer: Answer | None = None
         self._refusal: Answer | None = None
-        self._answer: _AnswerLeg | None = None
+        self._answer: AnswerLeg | None = None
         self._whole: Answer | None = None
         self._seed: Seed | None = None
         self._way = "whole"
         self._relayed = False
         self._pending: deque[j.Effect] = deque()
-        self._legs: dict[InstanceId, _PrefillLeg] = {}
+        self._legs: dict[InstanceId, PrefillLeg] = {}
         """Prefill legs that are waited for, oldest first."""
 
     def begin(self) -> None:
@@ -478,7 +322,7 @@ class Exchange:
         self._router.call(self._router.desk.found_none(self._seat))
 
     def _begin_cancel(self, effect: j.CancelPrefill) -> None:
-        self._router.spawn(self._cancel_prefill(effect.instance), f"abort-{self._request.id}")
+        self._router.spawn(self._releases().cancel_prefill(effect.instance), f"abort-{self._request.id}")
 
     def _close_prefill(self, _: j.ClosePrefill) -> None:
         for leg in list(self._legs.values()):
@@ -486,7 +330,7 @@ class Exchange:
         self._legs.clear()
 
     def _leave_prefill(self, effect: j.OutlastPrefill) -> None:
-        self._router.spawn(self._outlast(self._legs.pop(effect.instance)), f"release-{self._request.id}")
+        self._router.spawn(self._releases().outlast(self._legs.pop(effect.instance)), f"release-{self._request.id}")
 
     def _forward_refusal(self, _: j.ForwardRefusal) -> None:
         assert self._refusal is not None
@@ -549,8 +393,8 @@ class Exchange:
     def _send_prefill(self, effect: j.SendPrefill) -> None:
         instance, attempt = effect.instance, effect.attempt
         router = self._router
-        leg = self._producer = _PrefillLeg(self, instance, attempt)
-        transfer = self._transfer(instance, attempt)
+        leg = self._producer = PrefillLeg(self, instance, attempt)
+        transfer = transfer_id(self._router, self._request, instance, attempt)
         if not self._open:
             self._open = opened(self._request.raw)
         fields = wire.prefill_fields(self._request.body, token_ids=self._may_seed(), transfer=transfer)
@@ -568,51 +412,47 @@ class Exchange:
         """Of its legs."""
         return {**self._onward, "x-request-id": self._request.id}
 
+    def _releases(self) -> Releases:
+        return Releases(self._router, self._request, self._headers)
+
     def _lines(self, stage: str, target: Instance) -> bytes:
         """A leg is sent: its headers, as lines."""
         self._account.sends(stage, target)
         return lines(self._account.traced(stage, target, self._headers)) if self._account.traces else self._head
 
-    def _stamped(self, body: Mapping[str, Any], to: InstanceId, holder: _PrefillLeg | None) -> Mapping[str, Any]:
+    def _stamped(self, body: Mapping[str, Any], to: InstanceId, holder: PrefillLeg | None) -> Mapping[str, Any]:
         """A leg with the ticket that a guarded engine asks for. `holder`: whose blocks it is about."""
-        if not self._router.tickets.signs:
-            return body
         producer, attempt = (to, self._journey.attempt) if holder is None else (holder.instance, holder.attempt)
-        return self._router.tickets.stamp(body, to, self._transfer(producer, attempt), producer=producer)
+        return stamped(self._router, self._request, body, to, producer, attempt)
 
-    def _transfer(self, producer: InstanceId, attempt: int) -> TransferId:
-        """The name of a hold of ours there, made or not."""
-        epoch = self._router.view.get(producer).instance.epoch if self._router.view.knows(producer) else 0
-        return TransferId(self._request.id, attempt, epoch)
-
-    def prefill_over(self, leg: _PrefillLeg) -> None:
+    def prefill_over(self, leg: PrefillLeg) -> None:
         """Its place is free again, however it ended."""
         self._router.losses.unwatch(leg.instance, leg)
         self._router.leg_ended(leg.instance)
 
-    def prefill_said(self, leg: _PrefillLeg, said: _Said | j.Lost) -> None:
+    def prefill_said(self, leg: PrefillLeg, said: Said | j.Lost) -> None:
         """It has ended by itself."""
-        if isinstance(said, _Said):
+        if isinstance(said, Said):
             self._router.meters.leg("prefill", said.at - leg.started)
         if self._legs.get(leg.instance) is leg:
             del self._legs[leg.instance]
             self._try(self._read_prefill, leg, said)
 
-    def prefill_left(self, leg: _PrefillLeg) -> None:
+    def prefill_left(self, leg: PrefillLeg) -> None:
         """Its instance is lost; it may yet do its work, and hold blocks for us."""
         if self._legs.get(leg.instance) is leg:
             del self._legs[leg.instance]
-            self._router.spawn(self._see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
+            self._router.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
             self.feed(j.Lost("the instance was lost", by=leg.instance))
 
-    def _read_prefill(self, leg: _PrefillLeg, said: _Said | j.Lost) -> j.Event:
+    def _read_prefill(self, leg: PrefillLeg, said: Said | j.Lost) -> j.Event:
         newest = leg.attempt == self._journey.attempt
         fields = said if isinstance(said, j.Lost) else self._fields(said.answer)
         if not isinstance(fields, dict):
             if newest:
                 self._prompt_over(done=False)
             return msgspec.structs.replace(fields, by=leg.instance)
-        assert isinstance(said, _Said)
+        assert isinstance(said, Said)
         self._producer, self._prefill_answer = leg, said.answer
         reason = wire.first_finish_reason(fields)
         usage = fields.get("usage")
@@ -706,32 +546,6 @@ class Exchange:
         logger.warning("%s: %s lost: %s", self._request.id, instance, lost)
         return j.Lost(str(lost), untouched=not lost.reached)
 
-    async def _outlast(self, leg: _PrefillLeg) -> None:
-        """Another has answered: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it."""
-        done, _ = await asyncio.wait({leg.said()}, timeout=j.PATIENCE_S)
-        if not done and self._router.view.knows(leg.instance):
-            await self._cancel_prefill(leg.instance)
-        await self._see_out(leg, j.CANCEL_WAIT_S)
-
-    async def _see_out(self, leg: _PrefillLeg, wait_s: float) -> None:
-        """A leg that nobody waits for may yet do its work, and hold blocks for us. To cut it off races with that."""
-        try:
-            done, _ = await asyncio.wait({leg.said()}, timeout=wait_s)
-            said = leg.said().result() if done else None
-            transfer = _hold_in(said.answer) if isinstance(said, _Said) else None
-            if transfer is not None:
-                await self._release(InstanceId(""), transfer, leg)
-        finally:
-            leg.cut()
-
-    async def _cancel_prefill(self, instance: InstanceId) -> None:
-        """vLLM aborts by its own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
-        engine_id = f"chatcmpl-{self._request.id}" if self._request.path == CHAT else f"cmpl-{self._request.id}-0"
-        if not self._router.view.knows(instance):
-            return
-        target = self._router.view.get(instance).instance
-        await self._router.upstream.abort(target, (engine_id,), self._headers)
-
     def _answer_from_prefill(self, _: j.AnswerFromPrefill) -> None:
         assert self._prefill_answer is not None
         answer = wire.without_transfer(msgspec.json.decode(self._prefill_answer.body))
@@ -753,7 +567,7 @@ class Exchange:
             self._open = opened(self._request.raw)
         body = (self._open, closing(fields)) if fields else (self._request.raw,)
         self._occupy(instance)
-        leg = self._answer = _AnswerLeg(self, instance, "" if transfer is None else transfer.producer)
+        leg = self._answer = AnswerLeg(self, instance, "" if transfer is None else transfer.producer)
         if transfer is None and not self.streams:
             self._presume(leg.started)
         target = router.view.get(instance).instance
@@ -780,16 +594,16 @@ class Exchange:
         if self._presumed is not None:
             self._presumed.cancel()
 
-    def answer_began(self, leg: _AnswerLeg) -> None:
+    def answer_began(self, leg: AnswerLeg) -> None:
         """The first bytes of a stream with a good status are here."""
         if leg is self._answer:
             self._try(self._opened, leg, self._first_event(leg))
 
-    def _first_event(self, leg: _AnswerLeg) -> j.Event | None:
+    def _first_event(self, leg: AnswerLeg) -> j.Event | None:
         first = leg.pieces
         return j.Lost(first[6:200].decode(errors="replace")) if first.startswith(ERROR_EVENT) else None
 
-    def answer_ended(self, leg: _AnswerLeg) -> None:
+    def answer_ended(self, leg: AnswerLeg) -> None:
         """All of it is here."""
         if leg is not self._answer:
             return
@@ -798,7 +612,7 @@ class Exchange:
         else:
             self._try(self._opened, leg, self._read_whole(leg))
 
-    def _read_whole(self, leg: _AnswerLeg) -> j.Event | None:
+    def _read_whole(self, leg: AnswerLeg) -> j.Event | None:
         if leg.status == 200 and self.streams:
             return j.Lost("the stream ended before its first token")
         answer = Answer(leg.status, leg.content_type, leg.pieces)
@@ -807,7 +621,7 @@ class Exchange:
         self._whole = answer
         return None
 
-    def answer_lost(self, leg: _AnswerLeg, lost: EngineLost) -> None:
+    def answer_lost(self, leg: AnswerLeg, lost: EngineLost) -> None:
         """It broke off."""
         if leg is not self._answer:
             return
@@ -816,12 +630,12 @@ class Exchange:
         else:
             self._try(self._opened, leg, self.engine_lost(leg.instance, lost))
 
-    def answer_left(self, leg: _AnswerLeg) -> None:
+    def answer_left(self, leg: AnswerLeg) -> None:
         """Its instance is lost."""
         if leg is self._answer and leg.opening:
             self._try(self._opened, leg, j.Lost("the instance was lost"))
 
-    def _opened(self, leg: _AnswerLeg, failure: j.Event | None) -> j.Event:
+    def _opened(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
         """Its status is known: it begins to answer, or it has failed."""
         leg.opening = False
         self._open = b""
@@ -891,7 +705,7 @@ class Exchange:
 
     def _begin_release(self, effect: j.Release) -> None:
         assert self._producer is not None
-        releasing = self._release(effect.via, effect.transfer, self._producer)
+        releasing = self._releases().release(effect.via, effect.transfer, self._producer)
         self._releasing = self._router.spawn(releasing, f"release-{self._request.id}")  # it may go on meanwhile
         self._releasing.add_done_callback(self._released)
 
@@ -899,53 +713,6 @@ class Exchange:
         if task is self._releasing:
             failed = task.cancelled() or task.exception() is not None
             self.feed(j.Released(ok=False) if failed else task.result())
-
-    async def _release(self, via: InstanceId, transfer: wire.Transfer, holder: _PrefillLeg) -> j.Event:
-        """Give this hold up by its name; else have D tell P to free it, or, where D does not answer, another one."""
-        done = await self._give_up(transfer, holder) or await self._reject(via, transfer, holder)
-        if not done:
-            other = self._router.desk.speaks_for(holder.instance, via)
-            done = other is not None and await self._reject(other, transfer, holder)
-        self._router.meters.releases.labels(str(done).lower()).inc()
-        if not done:
-            logger.warning("%s: a hold of %d tokens is left to its lease", self._request.id, transfer.tokens)
-        return j.Released(done)
-
-    async def _give_up(self, transfer: wire.Transfer, holder: _PrefillLeg) -> bool:
-        """Where P has told the name we gave it, it has Baton's connector, and with a guard a place to say so."""
-        name = transfer.fields.get(wire.TRANSFER)
-        if not isinstance(name, str) or not self._router.view.knows(holder.instance):
-            return False
-        body = msgspec.json.encode(self._stamped(wire.release_by_name(name), holder.instance, holder))
-        target = self._router.view.get(holder.instance).instance
-        try:
-            answer = await self._router.upstream.say(target, wire.RELEASE_PATH, body, self._headers)
-        except EngineLost:
-            return False
-        return answer.status == 200
-
-    async def _reject(self, via: InstanceId, transfer: wire.Transfer, holder: _PrefillLeg) -> bool:
-        """Have it reject a leg for this hold. To a producer it has never met, D's first word only starts a handshake,
-        and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
-        """
-        done = await self._reject_once(via, transfer, holder)
-        if done and not self._router.view.pair_warm(transfer.producer, via):
-            await asyncio.sleep(HANDSHAKE_S)
-            done = await self._reject_once(via, transfer, holder)
-        return done
-
-    async def _reject_once(self, via: InstanceId, transfer: wire.Transfer, holder: _PrefillLeg) -> bool:
-        if not self._router.view.knows(via):
-            return False
-        body = msgspec.json.encode(self._stamped(wire.release_body(transfer), via, holder))
-        target = self._router.view.get(via).instance
-        try:
-            answer = await self._router.upstream.say(target, "/v1/completions", body, self._headers)
-        except EngineLost:
-            return False
-        if wire.is_ticket_refused(answer.status, answer.body):
-            return False  # by the guard: the engine heard nothing of it
-        return 400 <= answer.status < 500  # the rejection is the release
 
     def _report_cached(self, intake: Intake, cached_tokens: int | None) -> None:
         """One instance did all of it, and has said with its end how much of the prompt it had."""
@@ -1012,12 +779,3 @@ _CARRY_OUT: Mapping[type[j.Effect], Callable[[Exchange, Any], j.Event | None]] =
     j.Finish: Exchange._finish,
 }
 """How each effect is carried out; what that returns is fed to the journey."""
-
-
-def _hold_in(answer: Answer) -> wire.Transfer | None:
-    """What P's answer says it holds for us, of an answer that is not used."""
-    try:
-        fields = msgspec.json.decode(answer.body)
-    except msgspec.DecodeError:
-        return None
-    return wire.read_transfer(fields) if answer.status == 200 and isinstance(fields, dict) else None
