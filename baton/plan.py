@@ -47,7 +47,7 @@ class Wanted:
     flips: bool = False
     """Whether it may take another role while it runs."""
     connector: str = "nixl"
-    """What moves its KV cache: vLLM's own connector, or ``baton``."""
+    """What moves its KV cache: ``nixl``, vLLM's own connector, or ``baton``; from a file perhaps ``auto``."""
     door: str = ""
     """Path of its connector's socket, where that is Baton's."""
     digests: bool = False
@@ -106,8 +106,10 @@ class Planned:
             words += ["--kv-lease", str(wanted.kv_lease_s)]
         if wanted.flips:
             words += ["--flips"]
+        if wanted.engine == "vllm":
+            words += ["--transfer", wanted.connector]
         if wanted.door:
-            words += ["--transfer", wanted.connector, "--door", wanted.door]
+            words += ["--door", wanted.door]
             words += ["--digests"] if wanted.digests else []
         for name, value in wanted.env.items():
             words += ["--env", f"{name}={value}"]

@@ -57,12 +57,17 @@ def open_identity(ticket_keys: Path | None, instance: InstanceId) -> Identity | 
     Raises:
         UsageError: the file cannot be used, or is another instance's.
     """
-    if ticket_keys is None or not _identity_file(ticket_keys).exists():
+    if ticket_keys is None or not has_identity(ticket_keys):
         return None
     found = _open(_identity_file(ticket_keys), read_identity).get()
     if found.me != instance:
         raise UsageError(f"{_identity_file(ticket_keys)}: is the identity of {found.me}, and this is {instance}")
     return found
+
+
+def has_identity(ticket_keys: Path | None) -> bool:
+    """Whether `open_identity` finds one."""
+    return ticket_keys is not None and _identity_file(ticket_keys).exists()
 
 
 def _identity_file(ticket_keys: Path) -> Path:

@@ -13,7 +13,6 @@ range of versions is pinned and checked.
 from __future__ import annotations
 
 import logging
-import re
 from typing import Any
 
 import vllm
@@ -26,13 +25,9 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from kvtransfer.vllm_metadata import BatonMetadata
 from kvtransfer.vllm_scheduler import BatonScheduler
 from kvtransfer.vllm_worker import BatonWorker
+from kvtransfer.written_for import WIRE, is_written_for
 
 logger = logging.getLogger("vllm.baton.connector")
-
-VLLM = re.compile(r"0\.32\.\d+(\D.*)?")
-"""Versions whose source was read for this."""
-WIRE = 14
-"""vLLM's own number for what its connectors say to each other."""
 
 
 def check_version() -> None:
@@ -41,7 +36,7 @@ def check_version() -> None:
     Raises:
         RuntimeError: it is another one.
     """
-    if not VLLM.fullmatch(vllm.__version__) or NIXL_CONNECTOR_VERSION != WIRE:
+    if not is_written_for(vllm.__version__) or NIXL_CONNECTOR_VERSION != WIRE:
         raise RuntimeError(
             f"Baton's connector is written for vLLM 0.32 (its connector's version {WIRE}), and this is vLLM "
             f"{vllm.__version__} (version {NIXL_CONNECTOR_VERSION}). Use vLLM's own connector with "

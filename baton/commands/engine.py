@@ -25,7 +25,7 @@ from baton.mock_command import MOCK_MODEL, mock_command
 from baton.output import announce_ready, emit, say
 from baton.registry import add_registry_arguments, open_registry
 from baton.state import state_folder
-from baton.ticket_keys import add_ticket_keys_argument, check_instance_keys, named_file, open_identity
+from baton.ticket_keys import add_ticket_keys_argument, check_instance_keys, has_identity, named_file, open_identity
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -38,8 +38,9 @@ from engine.vllm.child import Change, EngineProcess, rules_for
 from engine.vllm.hardware import find_hardware
 from engine.vllm.logfile import default_path
 from engine.vllm.placement import Gpu
-from engine.vllm.spec import EngineSpec, value_of
+from engine.vllm.spec import Connector, Device, EngineSpec, value_of
 from engine.vllm.supervise import START_MAX_S, State
+from engine.vllm.transfer import ASKED, connector_for
 from kvtransfer.door import PATH_BYTES_MAX
 from prefill.rules import PrefillRules
 
@@ -70,7 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
     add("--no-pinning", dest="pinning", action="store_false", help="load no logits processor of ours into vLLM")
     add(
-        "--transfer", choices=["nixl", "baton"], default="nixl", help="what moves KV cache: vLLM's connector or Baton's"
+        "--transfer",
+        choices=ASKED,
+        default="auto",
+        help="what moves KV cache: vLLM's connector or Baton's (default auto: Baton's on CPU with a registry and keys)",
     )
     add(
         "--door",
@@ -210,13 +214,21 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     instance, ticket_keys = InstanceId(args.name or f"{role}-0"), named_file(args, environ)
     port = _port(args.host, args.port, "--port")
     check_instance_keys(ticket_keys, instance)
+    device: Device = "gpu" if gpus or mocked else hardware.device
+    connector = connector_for(
+        args.transfer,
+        device=device,
+        vllm=hardware.vllm,
+        meets=bool(args.registry) and has_identity(ticket_keys),
+        vllm_args=tuple(args.vllm_args),
+    )
     return EngineSpec(
         instance=instance,
         role=role,
         model=model,
         served_name=served_name,
         python=sys.executable,
-        device="gpu" if gpus or mocked else hardware.device,
+        device=device,
         host=args.host,
         port=port,
         side_channel_host=side_channel_host,
@@ -232,8 +244,8 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         seqs_max=seqs_max(tuple(args.vllm_args), hardware.gpus, gpus),
         flips=args.flips,
         pinning=args.pinning,
-        connector=args.transfer,
-        door=_door(args, instance, port),
+        connector=connector,
+        door=_door(args, connector, instance, port),
         digests=args.digests,
         ticket_keys_file=None if ticket_keys is None else str(ticket_keys),
         extra_args=tuple(args.vllm_args),
@@ -241,9 +253,9 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     )
 
 
-def _door(args: argparse.Namespace, instance: InstanceId, port: int) -> str:
+def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, port: int) -> str:
     """Where Baton's connector has its socket; empty without it."""
-    if args.transfer != "baton" or args.engine == "mock":
+    if connector != "baton" or args.engine == "mock":
         return ""
     door = Path(args.door) if args.door else state_folder() / "doors" / f"{instance}-{port}" / "door"
     if len(os.fsencode(door)) > PATH_BYTES_MAX:

@@ -31,7 +31,8 @@ from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.registry.registry import DEFAULT_CLUSTER
 from cluster.spec import Spec
-from engine.vllm.hardware import find_hardware
+from engine.vllm.hardware import Hardware, find_hardware
+from engine.vllm.transfer import ASKED, connector_for
 
 FILE_ENDINGS = (".yaml", ".yml")
 
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--admin-port", type=int, help="metrics and readiness, 0 = a free one (default 8001)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
     add("--engine", choices=["vllm", "mock"], default="vllm", help="mock: no model at all (default %(default)s)")
-    add("--transfer", choices=["nixl", "baton"], help="what moves KV cache: vLLM's connector or Baton's (default nixl)")
+    add("--transfer", choices=ASKED, help="what moves KV cache: vLLM's connector or Baton's (default auto: see engine)")
     add("--cluster", metavar="NAME", help=f"for `baton status` and `down` (default {DEFAULT_CLUSTER})")
     add(
         "--demo",
@@ -77,8 +78,9 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as closing:
         registry = closing.enter_context(_registry(args, spec, cluster))
         wanted = _with_ticket_keys(args, wanted, front, registry, closing)
-        wanted = _with_doors(wanted, closing)
-        planned = place(wanted, find_hardware())
+        hardware = find_hardware()
+        wanted = _with_doors(_with_connectors(wanted, hardware), closing)
+        planned = place(wanted, hardware)
         running = Running(
             cluster=cluster,
             pid=os.getpid(),
@@ -111,7 +113,7 @@ def _from_flags(args: argparse.Namespace) -> list[Wanted]:
     defaults = {Role.PREFILL: 1, Role.DECODE: 1, Role.BOTH: 0}
     counts = {role: defaults[role] if count is None else count for role, count in given.items()}
     wanted = from_counts(counts, args.model, args.served_model_name, args.vllm_args)
-    return [replace(each, connector=args.transfer or "nixl") for each in wanted]
+    return [replace(each, connector=args.transfer or "auto") for each in wanted]
 
 
 def _front(args: argparse.Namespace, spec: Spec | None) -> Front:
@@ -148,6 +150,23 @@ def _with_ticket_keys(
     router, engines = closing.enter_context(files_for([each.name for each in wanted], fleet))
     front.ticket_keys_file = str(router)
     return [replace(each, ticket_keys_file=str(engines[each.name])) for each in wanted]
+
+
+def _with_connectors(wanted: list[Wanted], hardware: Hardware) -> list[Wanted]:
+    """Who moves each one's KV cache, where the user leaves that to us."""
+    return [
+        replace(
+            each,
+            connector=connector_for(
+                each.connector,
+                device=hardware.device,
+                vllm=hardware.vllm,
+                meets=each.ticket_keys_file is not None,
+                vllm_args=each.vllm_args,
+            ),
+        )
+        for each in wanted
+    ]
 
 
 def _with_doors(wanted: list[Wanted], closing: ExitStack) -> list[Wanted]:

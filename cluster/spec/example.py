@@ -40,7 +40,7 @@ tenants:
     open_max: 200
     cache_scope: tenant
   nightly: {classes: [batch]}
-transfer: {connector: nixl, lease_s: 60, digests: false}
+transfer: {connector: auto, lease_s: 60, digests: false}
 registry:
   url: rediss://registry.internal:6379
   password_file: keys/registry

@@ -33,8 +33,8 @@ class PlannedInstance:
     """How long it keeps blocks nobody pulls; None = Baton's default."""
     flips: bool = False
     """Whether it may take another role while it runs."""
-    connector: str = "nixl"
-    """What moves its KV cache."""
+    connector: str = "auto"
+    """What moves its KV cache (`Connector`)."""
     digests: bool = False
     """Whether what was pulled is compared with what was held."""
 

@@ -41,6 +41,7 @@ class CacheScope(StrEnum):
 class Connector(StrEnum):
     """What moves the KV cache from one engine to the other."""
 
+    AUTO = "auto"
     NIXL = "nixl"
     BATON = "baton"
 
@@ -52,7 +53,11 @@ MEANINGS: Mapping[type[StrEnum], Mapping[str, str]] = {
         "shed": "it is refused at once with 429 and `Retry-After`.",
     },
     CacheScope: {"tenant": "its own only.", "shared": "everybody's with `shared`."},
-    Connector: {"nixl": "vLLM's own NixlConnector.", "baton": "ours, built on it."},
+    Connector: {
+        "auto": "ours for engines on CPU with a vLLM that it is written for, else vLLM's.",
+        "nixl": "vLLM's own NixlConnector.",
+        "baton": "ours, built on it.",
+    },
 }
 """The choices, one sentence each."""
 
@@ -395,10 +400,10 @@ class Transfer:
     """How the KV cache gets from prefill to decode."""
 
     connector: Connector = field(
-        default=Connector.NIXL,
+        default=Connector.AUTO,
         metadata=about(
             text="What moves it.",
-            why="vLLM's own, until ours measures better",
+            why="whichever measures better: ours on CPU; on GPUs, where ours was not measured, vLLM's",
             aka=("kv_connector", "backend", "type"),
         ),
     )

@@ -174,13 +174,19 @@ def _tenants(spec: Spec) -> Part:
 # -- the rest --
 
 
+_MOVERS = {
+    Connector.AUTO: "Baton's connector on CPU, vLLM's NixlConnector on GPUs",
+    Connector.NIXL: "vLLM's NixlConnector",
+    Connector.BATON: "Baton's connector",
+}
+
+
 def _transfer(spec: Spec) -> Part:
-    ours = spec.transfer.connector is Connector.BATON
-    mover = "Baton's connector" if ours else "vLLM's NixlConnector"
+    mover = _MOVERS[spec.transfer.connector]
     lease = spec.transfer.lease_s
     kept = f"for {lease} s" if lease else "for 30 s (120 s on CPU)"
     lines = (
-        f"{mover} moves the KV cache. Blocks that nobody pulls are kept {kept}, then freed.",
+        f"What moves the KV cache: {mover}. Blocks that nobody pulls are kept {kept}, then freed.",
         *(("Every block that was pulled is compared with what was held.",) if spec.transfer.digests else ()),
         "A handoff that fails costs time, never the answer: decode computes the prompt again.",
     )

@@ -6,6 +6,7 @@ import argparse
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from baton.plan import Planned, Wanted, from_file
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from engine.vllm.placement import Share
+from engine.vllm.hardware import Hardware
+from engine.vllm.placement import Gpu, Share
 
 
 def planned(wanted: Wanted) -> list[str]:
@@ -32,7 +34,7 @@ def test_the_file_says_who_moves_the_cache(tmp_path: Path) -> None:
         doors = up._with_doors(from_file(read(str(file)).usable(), []), closing)
         assert all("--digests" in planned(each) for each in doors)
     file.write_text("models: [{name: baton-tiny}]\n")
-    assert {each.connector for each in from_file(read(str(file)).usable(), [])} == {"nixl"}
+    assert {each.connector for each in from_file(read(str(file)).usable(), [])} == {"auto"}
 
 
 def test_each_engine_gets_a_door_of_its_own_that_goes_with_the_cluster() -> None:
@@ -51,15 +53,37 @@ def test_others_get_none(change: dict[str, str]) -> None:
     wanted = replace(Wanted(name="p", role=Role.PREFILL, model=None, connector="baton"), **change)
     with ExitStack() as closing:
         assert up._with_doors([wanted], closing) == [wanted]
-    assert "--transfer" not in planned(wanted)
+    words = planned(wanted)
+    assert "--door" not in words
+    assert "nixl" in words if wanted.engine == "vllm" else "--transfer" not in words  # else the engine would choose
+
+
+HERE = Hardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
+
+
+@pytest.mark.parametrize(
+    ("changed", "hardware", "connector"),
+    [
+        ({}, HERE, "baton"),
+        ({"connector": "nixl"}, HERE, "nixl"),
+        ({}, replace(HERE, gpus=(Gpu(id="0"),)), "nixl"),
+        ({}, replace(HERE, vllm="0.33.0"), "nixl"),
+        ({"connector": "baton"}, replace(HERE, vllm="0.33.0"), "baton"),
+        ({"ticket_keys_file": None}, HERE, "nixl"),
+        ({"vllm_args": ("--kv-transfer-config", "{}")}, HERE, "nixl"),
+    ],
+    ids=["on CPU", "asked", "on GPUs", "another vLLM", "asked, another vLLM", "no keys", "the user's own"],
+)
+def test_who_moves_it_where_nobody_has_said(changed: dict[str, Any], hardware: Hardware, connector: str) -> None:
+    wanted = Wanted(name="p", role=Role.PREFILL, model=None, connector="auto", ticket_keys_file="keys")
+    assert [each.connector for each in up._with_connectors([replace(wanted, **changed)], hardware)] == [connector]
 
 
 def test_an_engine_alone_has_its_door_among_our_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    args = argparse.Namespace(transfer="baton", engine="vllm", door=None)
-    assert engine._door(args, InstanceId("p"), 8100) == f"{tmp_path}/baton/doors/p-8100/door"
+    args = argparse.Namespace(engine="vllm", door=None)
+    assert engine._door(args, "baton", InstanceId("p"), 8100) == f"{tmp_path}/baton/doors/p-8100/door"
     args.door = "/run/" + "x" * 120
     with pytest.raises(UsageError, match="--door"):
-        engine._door(args, InstanceId("p"), 8100)
-    args.transfer = "nixl"
-    assert engine._door(args, InstanceId("p"), 8100) == ""
+        engine._door(args, "baton", InstanceId("p"), 8100)
+    assert engine._door(args, "nixl", InstanceId("p"), 8100) == ""
