@@ -1,0 +1,114 @@
+"""Two real engines with other weights under one name: every hold is confirmed, and no request is handed over.
+
+Nothing in the hand-over itself can notice that: names, shapes and layouts are the same. The router's proof does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.cluster import START_S, within
+from support.engine_pair import ask
+from support.redis_server import RedisServer, start
+
+from engine.tiny import model_path
+
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
+
+MODEL = "baton-tiny"
+APART = 'baton_pair_apart{decode="decode-0",prefill="prefill-0"}'
+
+
+def other_weights(folder: Path) -> Path:
+    """The small model with every value of its attention turned round: the same shapes, other answers."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(model_path(), folder)
+    weights = load_file(folder / "model.safetensors")
+    turned = {name: -each if "v_proj" in name else each for name, each in weights.items()}
+    assert any("v_proj" in name for name in turned)
+    save_file(turned, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@dataclass
+class Odd:
+    """A router with a registry, and an engine of each role whose weights differ."""
+
+    endpoint: str
+    admin: str
+    decode: str
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(self.admin + "/metrics", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def counted(self, name: str) -> float:
+        found = [line for line in self.metrics().splitlines() if line.startswith(f"{name} ")]
+        return float(found[0].rsplit(" ", 1)[1]) if found else 0.0
+
+
+@pytest.fixture(params=["nixl", "baton"])
+def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Odd]:
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed: make setup")
+    with ExitStack() as stack:
+        server = RedisServer(tmp_path / "registry", standin=False)
+        server.start()
+        stack.callback(server.kill)
+        registry = ("--registry", server.url, "--registry-password-file", str(server.command.password_file))
+        environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+
+        def begun(*words: str) -> subprocess.Popen[bytes]:
+            argv = (sys.executable, "-m", "baton", *words, "--json", *registry)
+            process = start(argv, env=environment, stderr=subprocess.DEVNULL)
+            stack.callback(ended, process)
+            return process
+
+        router = begun("router", "--port", "0", "--admin-port", "0", "--policy", "least_load")
+        assert router.stdout is not None
+        told = json.loads(router.stdout.readline())
+        wrong = str(other_weights(tmp_path / "wrong"))
+        shared = ("--served-model-name", MODEL, "--transfer", request.param)
+        begun("engine", wrong, "--role", "prefill", "--cores", "0", *shared)
+        decode = begun("engine", str(model_path()), "--role", "decode", "--cores", "1", *shared)
+        yield Odd(told["endpoint"], told["admin"], engine_url(decode))
+
+
+def ended(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.communicate(timeout=90)
+
+
+def engine_url(process: subprocess.Popen[bytes]) -> str:
+    """What `baton engine` says once its engine answers."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = json.loads(line)
+        if event.get("event") == "ready":
+            return str(event["endpoint"])
+    raise AssertionError("`baton engine` ended before its engine was ready")
+
+
+def test_other_weights_under_one_name_hand_nothing_over(odd: Odd) -> None:
+    within(START_S, lambda: odd.counted(APART) == 1, odd.metrics)
+    assert odd.counted('baton_pair_proofs_total{result="failed"}') >= 1
+    assert odd.counted('baton_pair_proofs_total{result="passed"}') == 0
+    handed = odd.counted('baton_handoffs_total{result="ok"}')
+    body = {"model": MODEL, "prompt": "What is Baton? " * 12, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    alone = ask(odd.decode, "/v1/completions", body)[1]["choices"][0]["text"]
+    status, answer = ask(odd.endpoint, "/v1/completions", body)
+    assert status == 200
+    assert answer["choices"][0]["text"] == alone, "P's blocks got into an answer"
+    assert odd.counted('baton_handoffs_total{result="ok"}') == handed
