@@ -25,8 +25,9 @@ serve: setup ## a whole cluster on this machine with the model that ships: http:
 test: setup check ## everything that runs in ten minutes on two cores, live engines last
 	@$(BIN)/python tools/run_tests.py $(ARGS)
 
-test-long: setup ## what takes longer: tests marked long, and a search for new examples of each property
+test-long: setup ## what takes longer: tests marked long, live ones with vLLM's own connector, new examples of properties
 	@$(BIN)/python -m pytest -m long $(ARGS)
+	@$(BIN)/python -m pytest tests/live -m "live and not long" --connector nixl $(ARGS)
 	@$(BIN)/python -m pytest tests/property --hypothesis-profile=searching $(ARGS)
 
 check: setup ## format, lint, types, import direction

@@ -23,6 +23,12 @@ settings.load_profile("repeatable")
 """The same examples in every run, so that a change is what breaks a test. `make test-long` searches for new ones."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make test` runs live tests with the connector that users get; `make test-long` with the other one, too."""
+    told = "what moves KV cache between the live tests' engines (default auto)"
+    parser.addoption("--connector", choices=["auto", "nixl", "baton"], default="auto", help=told)
+
+
 def kind(item: pytest.Item) -> str:
     """The folder of tests/ that a test stands in."""
     return item.path.relative_to(TESTS).parts[0]

@@ -13,10 +13,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.yaml"
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
-    running = Cluster.start(tmp_path_factory.mktemp("state"), str(EXAMPLE))
+    state = tmp_path_factory.mktemp("state")
+    file = state / "baton.yaml"
+    file.write_text(f"{EXAMPLE.read_text()}transfer: {{connector: {request.config.getoption('--connector')}}}\n")
+    running = Cluster.start(state, str(file))
     try:
         running.wait_ready()
         yield running
