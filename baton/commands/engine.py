@@ -222,6 +222,10 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         meets=bool(args.registry) and has_identity(ticket_keys),
         vllm_args=tuple(args.vllm_args),
     )
+    if args.digests and connector != "baton":
+        raise UsageError(
+            "--digests compares what Baton's connector pulls, and this engine gets vLLM's: --transfer baton"
+        )
     return EngineSpec(
         instance=instance,
         role=role,

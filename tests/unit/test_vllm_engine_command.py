@@ -128,6 +128,21 @@ def test_no_vllm_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         spec_of()
 
 
+def test_who_moves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Baton's connector only where somebody will introduce it; more in `test_transfer_flag.py`."""
+    monkeypatch.setattr(engine, "check_instance_keys", lambda *_: None)
+    keys = tmp_path / "p"
+    here = ("--registry", "redis://10.0.0.9:6379", "--ticket-keys-file", str(keys))
+    assert (spec_of().connector, spec_of(*here).connector) == ("nixl", "nixl")
+    Path(f"{keys}.identity").touch()
+    spec = spec_of(*here)
+    assert spec.connector == "baton"
+    assert spec.door.endswith("/door")
+    assert spec_of(*here, "--transfer", "nixl").connector == "nixl"
+    with pytest.raises(UsageError, match="--transfer baton"):
+        spec_of("--digests")
+
+
 def test_the_users_environment_is_kept_apart() -> None:
     assert spec_of("--env", "A=1", "--env", "B=x=y").extra_env == {"A": "1", "B": "x=y"}
 
