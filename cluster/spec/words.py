@@ -175,9 +175,9 @@ def _tenants(spec: Spec) -> Part:
 
 
 _MOVERS = {
-    Connector.AUTO: "Baton's connector on CPU, vLLM's NixlConnector on GPUs",
-    Connector.NIXL: "vLLM's NixlConnector",
-    Connector.BATON: "Baton's connector",
+    Connector.AUTO: "Baton's connector moves the KV cache on CPU, vLLM's NixlConnector on GPUs.",
+    Connector.NIXL: "vLLM's NixlConnector moves the KV cache.",
+    Connector.BATON: "Baton's connector moves the KV cache.",
 }
 
 
@@ -186,7 +186,7 @@ def _transfer(spec: Spec) -> Part:
     lease = spec.transfer.lease_s
     kept = f"for {lease} s" if lease else "for 30 s (120 s on CPU)"
     lines = (
-        f"What moves the KV cache: {mover}. Blocks that nobody pulls are kept {kept}, then freed.",
+        f"{mover} Blocks that nobody pulls are kept {kept}, then freed.",
         *(("Every block that was pulled is compared with what was held.",) if spec.transfer.digests else ()),
         "A handoff that fails costs time, never the answer: decode computes the prompt again.",
     )
