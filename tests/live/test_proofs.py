@@ -22,6 +22,7 @@ from support.cluster import START_S, within
 from support.engine_pair import ask
 from support.redis_server import RedisServer, start
 
+from baton.ticket_keys import files_for
 from engine.tiny import model_path
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
@@ -64,10 +65,12 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Odd]:
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
     with ExitStack() as stack:
+        (tmp_path / "registry").mkdir()
         server = RedisServer(tmp_path / "registry", standin=False)
         server.start()
         stack.callback(server.kill)
         registry = ("--registry", server.url, "--registry-password-file", str(server.command.password_file))
+        of_router, of_engines = stack.enter_context(files_for(["prefill-0", "decode-0"], None))
         environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
 
         def begun(*words: str) -> subprocess.Popen[bytes]:
@@ -76,14 +79,20 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Odd]:
             stack.callback(ended, process)
             return process
 
-        router = begun("router", "--port", "0", "--admin-port", "0", "--policy", "least_load")
+        router = begun("router", "--port", "0", "--admin-port", "0", "--policy", "least_load", *keys(of_router))
         assert router.stdout is not None
         told = json.loads(router.stdout.readline())
         wrong = str(other_weights(tmp_path / "wrong"))
         shared = ("--served-model-name", MODEL, "--transfer", request.param)
-        begun("engine", wrong, "--role", "prefill", "--cores", "0", *shared)
-        decode = begun("engine", str(model_path()), "--role", "decode", "--cores", "1", *shared)
+        begun("engine", wrong, "--role", "prefill", "--cores", "0", *shared, *keys(of_engines["prefill-0"]))
+        decode = begun(
+            "engine", str(model_path()), "--role", "decode", "--cores", "1", *shared, *keys(of_engines["decode-0"])
+        )
         yield Odd(told["endpoint"], told["admin"], engine_url(decode))
+
+
+def keys(file: Path) -> tuple[str, str]:
+    return "--ticket-keys-file", str(file)
 
 
 def ended(process: subprocess.Popen[bytes]) -> None:
@@ -102,8 +111,8 @@ def engine_url(process: subprocess.Popen[bytes]) -> str:
 
 
 def test_other_weights_under_one_name_hand_nothing_over(odd: Odd) -> None:
-    within(START_S, lambda: odd.counted(APART) == 1, odd.metrics)
-    assert odd.counted('baton_pair_proofs_total{result="failed"}') >= 1
+    within(START_S, lambda: odd.counted('baton_pair_proofs_total{result="failed"}') >= 1, odd.metrics)
+    within(5.0, lambda: odd.counted(APART) == 1, odd.metrics)
     assert odd.counted('baton_pair_proofs_total{result="passed"}') == 0
     handed = odd.counted('baton_handoffs_total{result="ok"}')
     body = {"model": MODEL, "prompt": "What is Baton? " * 12, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
