@@ -132,16 +132,18 @@ class Transfers:
         ours = await self._our_engine()
         self._members.fold(await self._registry.read(), now)
         snapshot = tuple(self._members.snapshot())
-        met = peers(snapshot, self.me, self._role(), self._models())
+        models = tuple(self._models())
+        met = peers(snapshot, self.me, self._role(), models)
         authors = tuple(Author(each.id, each.beat.agent, each.beat.epoch) for each in met)
         shown = dict(zip(authors, await self._registry.posted(authors, CREDENTIALS), strict=True))
-        await self._post(ours, {author: said for author, said in shown.items() if said is not None})
         found = {} if ours is None else await self._meet(shown, snapshot)
         if self.acquainted.look(self.me, self._role(), met, found, self.handoffs):
             self._settles_until = now + MEETING_S
             self._on_change()
-        if ours is None:
+        if ours is None or not models:  # its door opens before it says what it serves: nobody can be met until then
             self.acquainted.enough = False
+        # Last: who reads that we know it finds in our next heartbeat whether our engine can pull from it.
+        await self._post(ours, {author: said for author, said in shown.items() if said is not None})
         self._turn.set()
         self._turn = asyncio.Event()
 

@@ -110,7 +110,8 @@ class Site:
     """One agent as far as transfers go."""
 
     def __init__(self, fleet: Fleet, name: str, role: Role, *, keys=FLEET, model: str = "tiny") -> None:
-        self.fleet, self.name, self.role, self.model = fleet, name, role, model
+        self.fleet, self.name, self.role = fleet, name, role
+        self.models: tuple[str, ...] = (model,)
         self.epoch, self.seq, self.agent = 1, 0, f"agent-{name}"
         self.door = FakeDoor(fleet.folder / f"{name}.sock", name)
         self.transfers = Transfers(
@@ -120,7 +121,7 @@ class Site:
             self.agent,
             epoch=lambda: self.epoch,
             role=lambda: self.role,
-            models=lambda: (self.model,),
+            models=lambda: self.models,
             on_change=self.changed,
         )
         self.changes = 0
@@ -131,7 +132,7 @@ class Site:
 
     async def beat(self) -> None:
         self.seq += 1
-        more: dict[str, Any] = {"models": ({"id": self.model},), "url": "http://h:1", "state": self.state}
+        more: dict[str, Any] = {"models": tuple({"id": each} for each in self.models), "url": "http://h:1", "state": self.state}
         more["shuns"] = self.transfers.acquainted.shuns
         beat = Heartbeat(id=self.name, agent=self.agent, epoch=self.epoch, seq=self.seq, role=self.role, **more)
         await self.fleet.registry.beat(beat)
@@ -311,6 +312,22 @@ async def test_who_starts_is_met_before_it_takes_work(fleet) -> None:
     await p.door.open()
     await fleet.settle()
     assert d.transfers.acquainted.shuns == () and p.transfers.acquainted.enough
+
+
+async def test_who_does_not_know_yet_what_it_serves_has_met_nobody(fleet) -> None:
+    """An engine's door opens before its models are known: so far it meets nobody, and that is no reason to begin."""
+    d = await fleet.join("d0", Role.DECODE)
+    d.door.link = "introduced"
+    p = await fleet.join("p0", Role.PREFILL)
+    p.state, (p.models, serves) = State.STARTING, ((), p.models)
+    await fleet.settle()
+    assert d.door.known == {} and not p.transfers.acquainted.enough
+    p.models = serves
+    await fleet.settle()
+    assert set(d.door.known) == {"p0#1"} and not p.transfers.acquainted.enough
+    d.door.link = "met"
+    await fleet.settle()
+    assert p.transfers.acquainted.enough
 
 
 async def test_a_few_peers_are_enough_and_the_others_are_met_meanwhile(fleet) -> None:
