@@ -36,6 +36,9 @@ logger = logging.getLogger("vllm.baton.scheduler")
 PEERS_MAX = 4096
 """Engines that may be introduced at one time."""
 
+MEETING_S = 15.0
+"""So long an engine without requests steps for a handshake to end."""
+
 HOLD_STEP_S = 0.02
 """An engine that only holds blocks steps this often, to see whether somebody has read them; vLLM alone steps every
 millisecond. Whatever arrives ends the pause at once."""
@@ -64,6 +67,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._peers: dict[str, str] = {}
         """Introduced engines -> instance."""
         self._standing: dict[str, str] = {}
+        self._meeting: dict[str, float] = {}
+        """Engines that were introduced and that the workers have not told of yet, and until when that is waited for."""
         self._marks: dict[str, Slot] = {}
         self._pulling: dict[str, str] = {}
         """Requests whose blocks are being read, and from which engine."""
@@ -142,8 +147,15 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
     def has_pending_push_work(self) -> bool:
-        """vLLM asks whether there is something to step for."""
-        return not self._asked.empty()
+        """vLLM asks whether there is something to step for: what was asked, or a handshake. It ends between two steps and
+        is told of with the second, which an engine without requests would not make.
+        """
+        if not self._asked.empty():
+            return True
+        if self._meeting:
+            now = time.monotonic()
+            self._meeting = {engine: until for engine, until in self._meeting.items() if until > now}
+        return bool(self._meeting)
 
     # --- a decode leg ---
 
@@ -301,10 +313,13 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                         self._trust.forgotten(engine)
                     self._peers[met.engine_id] = met.instance
                     self._trust.met(met.engine_id)
+                    if self.vllm_config.kv_transfer_config.kv_role != "kv_producer":  # that one meets nobody
+                        self._meeting[met.engine_id] = time.monotonic() + MEETING_S
                     introductions.append(met)
                 case Forget(engine_id):
                     self._peers.pop(engine_id, None)
                     self._standing.pop(engine_id, None)
+                    self._meeting.pop(engine_id, None)
                     self._trust.forgotten(engine_id)
                     forgotten.append(engine_id)
                 case Release(name):
@@ -338,6 +353,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if isinstance(told, Told):
             self._counts += told.counts
             self._standing |= told.peers
+            for engine in told.peers:
+                self._meeting.pop(engine, None)
             for request, because in told.ended.items():
                 self._ended[request] = self._ended.get(request) or because
         for request in connector_output.finished_recving or ():

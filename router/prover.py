@@ -11,6 +11,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +35,9 @@ LEG_S: Final = 30.0
 PROMPT_BYTES: Final = 192
 """Of chance, in hex: a few hundred tokens, so that several blocks move."""
 PATH: Final = "/v1/completions"
+
+_Stamp = Callable[[Mapping[str, Any], InstanceId], Mapping[str, Any]]
+"""A leg with its ticket."""
 
 
 class _NoWord(Exception):
@@ -99,21 +103,28 @@ class Prover:
             raise _NoWord("the prefill leg's answer cannot be read") from None
         if transfer is None:
             return "the prefill instance holds nothing for others"
+        pulled = False
         try:
-            return await self._answer(
+            said = await self._answer(
                 pair.decode, request, stamp(wire.decode_body(asked, transfer.untold()), pair.decode)
             )
-        except (_NoWord, EngineLost, TimeoutError):
-            await self._release(pair.decode, request, stamp(wire.release_body(transfer), pair.decode))
-            raise
+            pulled = said.cached_tokens != 0
+            return said
+        finally:
+            if not pulled:
+                await self._release(pair, request, transfer, stamp)
 
-    async def _release(self, decode: InstanceId, request: RequestId, body: Any) -> None:
-        """Nobody may have pulled it: have D tell P so; else it is left to its lease."""
+    async def _release(self, pair: Pair, request: RequestId, transfer: wire.Transfer, stamp: _Stamp) -> None:
+        """Nobody has pulled it: tell P its name, if it has one, else have D tell P; or it is left to its lease."""
+        name = transfer.fields.get(wire.TRANSFER)
+        to, path, body = pair.decode, PATH, wire.release_body(transfer)
+        if isinstance(name, str):
+            to, path, body = pair.prefill, wire.RELEASE_PATH, wire.release_by_name(name)
         view = self._router.view
-        if view.knows(decode):
-            target = view.get(decode).instance
+        if view.knows(to):
             with contextlib.suppress(EngineLost):
-                await self._router.upstream.say(target, PATH, msgspec.json.encode(body), self._headers(request))
+                sent = msgspec.json.encode(stamp(body, to))
+                await self._router.upstream.say(view.get(to).instance, path, sent, self._headers(request))
 
     async def _answer(self, instance: InstanceId, request: RequestId, body: Any) -> Said:
         said = proofs.read(await self._leg(instance, request, body))

@@ -233,6 +233,27 @@ async def test_pairs_are_proven_and_one_that_answers_otherwise_hands_nothing_ove
     assert "baton_pair_apart{" not in (await fleet.get("/metrics"))[1]
 
 
+async def test_a_proof_that_nobody_has_pulled_for_leaves_nothing_behind(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prover, "EVERY_S", 0.01)
+    await cast.join("p", Role.PREFILL)
+    await cast.join("d", Role.DECODE)
+
+    async def computes_all(_: web.Request, body: dict[str, Any]) -> web.Response | None:
+        if body["model"] != "fake":
+            return None  # a leg to be rejected
+        usage = {"prompt_tokens_details": {"cached_tokens": 0}}
+        return web.json_response({"choices": [{"index": 0, "text": "the same"}], "usage": usage})
+
+    cast.engines["d"].behave = computes_all
+    fleet = await cast.serve(proves=True)
+    async with asyncio.timeout(10):
+        while 'baton_pair_proofs_total{result="failed"} 1.0' not in (await fleet.get("/metrics"))[1]:
+            await asyncio.sleep(0.01)
+    assert cast.engines["p"].generated and not cast.engines["p"].holds
+
+
 async def test_leaving_instances_are_forgotten(cast: Cast) -> None:
     await cast.join("p", Role.PREFILL)
     await cast.join("d", Role.DECODE)

@@ -132,7 +132,11 @@ class Site:
 
     async def beat(self) -> None:
         self.seq += 1
-        more: dict[str, Any] = {"models": tuple({"id": each} for each in self.models), "url": "http://h:1", "state": self.state}
+        more: dict[str, Any] = {
+            "models": tuple({"id": each} for each in self.models),
+            "url": "http://h:1",
+            "state": self.state,
+        }
         more["shuns"] = self.transfers.acquainted.shuns
         beat = Heartbeat(id=self.name, agent=self.agent, epoch=self.epoch, seq=self.seq, role=self.role, **more)
         await self.fleet.registry.beat(beat)

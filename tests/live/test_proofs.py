@@ -1,4 +1,4 @@
-"""Two real engines with other weights under one name: every hold is confirmed, and no request is handed over.
+"""Two real engines with other weights under one name: every hold would be confirmed, and no request is handed over.
 
 Nothing in the hand-over itself can notice that: names, shapes and layouts are the same. The router's proof does.
 """
@@ -82,13 +82,13 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Odd]:
         router = begun("router", "--port", "0", "--admin-port", "0", "--policy", "least_load", *keys(of_router))
         assert router.stdout is not None
         told = json.loads(router.stdout.readline())
-        wrong = str(other_weights(tmp_path / "wrong"))
-        shared = ("--served-model-name", MODEL, "--transfer", request.param)
-        begun("engine", wrong, "--role", "prefill", "--cores", "0", *shared, *keys(of_engines["prefill-0"]))
-        decode = begun(
-            "engine", str(model_path()), "--role", "decode", "--cores", "1", *shared, *keys(of_engines["decode-0"])
-        )
-        yield Odd(told["endpoint"], told["admin"], engine_url(decode))
+        # One folder for both, as engines tell by it whether they serve the same; its weights change between two starts.
+        model = other_weights(tmp_path / "model")
+        shared = (str(model), "--served-model-name", MODEL, "--transfer", request.param)
+        ready(begun("engine", *shared, "--role", "prefill", "--cores", "0", *keys(of_engines["prefill-0"])))
+        shutil.copyfile(model_path() / "model.safetensors", model / "model.safetensors")
+        decode = begun("engine", *shared, "--role", "decode", "--cores", "1", *keys(of_engines["decode-0"]))
+        yield Odd(told["endpoint"], told["admin"], ready(decode))
 
 
 def keys(file: Path) -> tuple[str, str]:
@@ -100,8 +100,8 @@ def ended(process: subprocess.Popen[bytes]) -> None:
     process.communicate(timeout=90)
 
 
-def engine_url(process: subprocess.Popen[bytes]) -> str:
-    """What `baton engine` says once its engine answers."""
+def ready(process: subprocess.Popen[bytes]) -> str:
+    """Its engine's address, once that answers."""
     assert process.stdout is not None
     for line in process.stdout:
         event = json.loads(line)
@@ -113,6 +113,9 @@ def engine_url(process: subprocess.Popen[bytes]) -> str:
 def test_other_weights_under_one_name_hand_nothing_over(odd: Odd) -> None:
     within(START_S, lambda: odd.counted('baton_pair_proofs_total{result="failed"}') >= 1, odd.metrics)
     within(5.0, lambda: odd.counted(APART) == 1, odd.metrics)
+    with urllib.request.urlopen(odd.admin + "/ui/data", timeout=30) as answer:
+        (pair,) = json.loads(answer.read())["pairs"]
+    assert "answers otherwise" in pair["last_failure"], "for its weights, and for nothing else"
     assert odd.counted('baton_pair_proofs_total{result="passed"}') == 0
     handed = odd.counted('baton_handoffs_total{result="ok"}')
     body = {"model": MODEL, "prompt": "What is Baton? " * 12, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
