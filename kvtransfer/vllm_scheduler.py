@@ -147,8 +147,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
     def has_pending_push_work(self) -> bool:
-        """vLLM asks whether there is something to step for: what was asked, or a handshake. It ends between two steps and
-        is told of with the second, which an engine without requests would not make.
+        """vLLM asks whether there is something to step for: what was asked, or a handshake. That ends between two
+        steps and is told of with the second, which an engine without requests would not make.
         """
         if not self._asked.empty():
             return True
