@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Final
 
 import numpy as np
@@ -38,6 +39,9 @@ NEARLY: Final = 0.93
 SPREAD: Final = 2.0
 """Standard deviations of room kept for answers that turn out longer than predicted: 2 % of the time it is not enough,
 and vLLM preempts."""
+
+STEP_MS_MIN: Final = 0.01
+"""Nobody's step is shorter, whatever costs somebody has written down."""
 
 TOGETHER_S: Final = 0.001
 """Ends of one engine step are no further apart than this."""
@@ -82,8 +86,13 @@ class Booking:
     """Between its first and its second token, where it is handed over."""
     opened_s: float = -1.0
     """When its answer's first token was here."""
-    limits_ms: tuple[float, float] | None = None
-    """Of its instance's `stalled`, up to which its target holds: for a short answer, and for one in the middle."""
+    limits_ms: list[float] | None = None
+    """Of its instance's `stalled`, up to which its target holds: for a short answer, and for one in the middle. As soon
+    as it is longer than that, for one of twice the length."""
+    horizons: list[float] = field(default_factory=list)
+    """Tokens that these are for."""
+    opened_stalled_ms: float = 0.0
+    """Its instance's `stalled` when it was limited last."""
     began_tpot_ms: float = 0.0
     """Time per token that was to be expected when it began to decode."""
 
@@ -97,6 +106,8 @@ class _Row:
     observed_ms: float = 0.0
     """Of the prompts that ended last, together."""
     limits: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    outlived: list[tuple[float, int, Booking, int, list[float]]] = field(default_factory=list)
+    """When answers will have become longer than what a limit is for (`Book._progress`), the soonest first."""
     targets: dict[float, int] = field(default_factory=dict)
 
 
@@ -144,6 +155,7 @@ class Book:
         self.stalled: Floats = np.zeros(0)
         """Milliseconds of prompts ever placed there: what its answers had to wait for is a difference of two."""
         self._rows: Final[list[_Row]] = []
+        self._numbered = 0
 
     def reach(self, rows: int) -> None:
         """Have as many rows as the fleet's columns."""
@@ -200,8 +212,9 @@ class Book:
             self.recent *= self._faded(now)
             self._base_s = now
 
-    def harmed(self, row: int, ms: float) -> float:
+    def harmed(self, row: int, ms: float, now: float) -> float:
         """How many answers there would probably miss their TPOT target if a prompt took so much of their time."""
+        self._outlive(row, now)
         (short, middle), stalled = self._rows[row].limits, self.stalled.item(row)
         until = stalled + ms
         of_short = bisect_right(short, until) - bisect_right(short, stalled)
@@ -271,7 +284,7 @@ class Book:
         if token_ms > 0 and row >= 0 and self._rows[row].life == booking.decode_life:
             self.speeds.steps_took(row, self._tpot_ms(row, now), token_ms)
 
-    def answer_placed(self, booking: Booking, row: int) -> None:
+    def answer_placed(self, booking: Booking, row: int, now: float) -> None:
         """Its answer is promised a place there."""
         self.answer_over(booking)
         at = self._rows[row]
@@ -282,7 +295,9 @@ class Book:
         if math.isfinite(booking.tpot_ms):
             at.targets[booking.tpot_ms] = at.targets.get(booking.tpot_ms, 0) + 1
             self.strictest[row] = min(at.targets)
-        self._limit(booking, row)  # also of prompts that come while its own is computed: nobody knows which is first
+        self._limit(
+            booking, row, now
+        )  # also of prompts that come while its own is computed: nobody knows which is first
 
     def opened(self, booking: Booking, now: float) -> None:
         """The first token of its answer is there: from now on prompts keep it waiting."""
@@ -291,20 +306,51 @@ class Book:
             return
         booking.opened_s = now
         booking.began_tpot_ms = self._tpot_ms(row, now)
-        self._limit(booking, row)
+        self._limit(booking, row, now)
 
-    def _limit(self, booking: Booking, row: int) -> None:
+    def _limit(self, booking: Booking, row: int, now: float) -> None:
         """How much more its instance's prompts may keep it waiting, from now on."""
         if not math.isfinite(booking.tpot_ms):
             return
-        at = self._rows[row]
-        self._unlimit(booking, at)
-        each, stalled = NEARLY * booking.tpot_ms - self.step.item(row), self.stalled.item(row)
-        lengths = (booking.short_tokens, booking.middle_tokens)
-        short, middle = (max(0.0, each * max(tokens - 1, 1.0) - booking.pause_ms) for tokens in lengths)
-        booking.limits_ms = (stalled + short, stalled + middle)
-        for limits, limit in zip(at.limits, booking.limits_ms, strict=True):
-            insort(limits, limit)
+        self._outlive(row, now)  # where nobody asks, too, what has passed is let go
+        self._unlimit(booking, self._rows[row])
+        booking.opened_stalled_ms = self.stalled.item(row)
+        booking.horizons = [booking.short_tokens, booking.middle_tokens]
+        booking.limits_ms = [0.0, 0.0]
+        for which, tokens in enumerate(booking.horizons):
+            self._limit_to(booking, row, which, tokens)
+            if booking.opened_s >= 0:
+                self._numbered += 1
+                outlived = self._progress(row, now) + tokens * self.step.item(row)
+                heappush(self._rows[row].outlived, (outlived, self._numbered, booking, which, booking.limits_ms))
+
+    def _limit_to(self, booking: Booking, row: int, which: int, tokens: float) -> None:
+        """An answer of so many tokens keeps its target up to here."""
+        assert booking.limits_ms is not None
+        spare_ms = (NEARLY * booking.tpot_ms - self.step.item(row)) * max(tokens - 1, 1.0) - booking.pause_ms
+        limit = booking.limits_ms[which] = booking.opened_stalled_ms + max(0.0, spare_ms)
+        insort(self._rows[row].limits[which], limit)
+
+    def _progress(self, row: int, now: float) -> float:
+        """A clock that stands while prompts keep answers waiting, in milliseconds: they make a token a step of it."""
+        return now * 1000.0 - self.stalled.item(row)
+
+    def _outlive(self, row: int, now: float) -> None:
+        """Answers that have become longer than what a limit is for have one for twice the length. What they were kept
+        waiting is spread over all of their tokens: most that pass a limit have long passed its length, too.
+        """
+        at, progress = self._rows[row], self._progress(row, now)
+        while at.outlived and at.outlived[0][0] <= progress:
+            _, number, booking, which, limits = heappop(at.outlived)
+            if booking.limits_ms is not limits:
+                continue  # it is over, or was limited anew
+            sorted_limits = at.limits[which]
+            del sorted_limits[bisect_left(sorted_limits, limits[which])]
+            tokens = booking.horizons[which]
+            booking.horizons[which] = 2 * tokens
+            self._limit_to(booking, row, which, 2 * tokens)
+            step_ms = max(self.step.item(row), STEP_MS_MIN)
+            heappush(at.outlived, (progress + tokens * step_ms, number, booking, which, limits))
 
     @staticmethod
     def _unlimit(booking: Booking, at: _Row) -> None:

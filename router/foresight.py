@@ -19,11 +19,12 @@ from router.journey import Chosen
 from router.lengths import Features, Lengths, Predictor
 from router.policy.candidates import Wanted
 from router.prefixes import Sent
-from router.prices import OUTPUT_UNKNOWN, Prices, prices_of
+from router.prices import OUTPUT_UNKNOWN, SHARES, Prices, prices_of
 from router.view import Fleet
 
-SHORT: Final = 0.1
-"""Quantile that stands for a short answer: a pause is spread over few tokens there."""
+_SHORT: Final = SHARES.index(0.1)
+"""Stands for a short answer: a pause is spread over few tokens there."""
+_LOGITS: Final = tuple(math.log(share / (1.0 - share)) for share in SHARES)
 
 _SIGMAS: Final = 1.2816
 """Standard deviations from a normal's median to its 0.9 quantile."""
@@ -70,11 +71,13 @@ class Foresight:
         )
         middle, high, _ = found.served
         spread = (high - middle) / _SIGMAS
+        lengths = found.quantiles(_LOGITS)
         told = replace(
             wanted,
             output_tokens=max(1.0, found.mean),
-            output_short=float(found.quantile(SHORT)),
+            output_short=float(lengths[_SHORT]),
             output_middle=float(middle),
+            output_lengths=lengths,
             output_variance=spread * spread,
         )
         return told, found
@@ -101,7 +104,7 @@ class Foresight:
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
         if not wanted.prefill_only:
-            book.answer_placed(booking, answer_row)
+            book.answer_placed(booking, answer_row, wanted.now)
         if fleet.prefixes is not None and wanted.prefix:
             sent = fleet.prefixes.sent(prompt_row, wanted.prefix, wanted.now)
             expected.sent = [] if sent is None else [sent]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -125,16 +125,23 @@ class Lengths:
     def quantile(self, q: float) -> int:
         """The length that a share `q` of such answers does not exceed, calibrated."""
         assert 0 < q < 1
-        logit = _logit(q)
+        return self.quantiles((_logit(q),))[0]
+
+    def quantiles(self, logits: Sequence[float]) -> tuple[int, ...]:
+        """`quantile` of several shares, each given as its logit: one search for all of them."""
+        shares = [1.0 / (1.0 + math.exp(-self._calibrated(logit))) for logit in logits]
+        return tuple(self._whole(at) for at in np.interp(shares, self._below, _EDGES_ARRAY).tolist())
+
+    def _calibrated(self, logit: float) -> float:
+        """With what its level is shifted by; between levels in proportion, beyond them as at the last."""
+        shifted = self._shifted
         at = bisect_right(_LOGITS, logit)
         if at == 0:
-            moved = logit + self._shifted[0] - _LOGITS[0]
-        elif at == len(_LOGITS):
-            moved = logit + self._shifted[-1] - _LOGITS[-1]
-        else:
-            part = (logit - _LOGITS[at - 1]) / (_LOGITS[at] - _LOGITS[at - 1])
-            moved = self._shifted[at - 1] + part * (self._shifted[at] - self._shifted[at - 1])
-        return self._whole(float(np.interp(1.0 / (1.0 + math.exp(-moved)), self._below, _EDGES_ARRAY)))
+            return logit + shifted[0] - _LOGITS[0]
+        if at == len(_LOGITS):
+            return logit + shifted[-1] - _LOGITS[-1]
+        part = (logit - _LOGITS[at - 1]) / (_LOGITS[at] - _LOGITS[at - 1])
+        return shifted[at - 1] + part * (shifted[at] - shifted[at - 1])
 
     @property
     def mean(self) -> float:

@@ -11,12 +11,13 @@ Everything is computed once for all rows, and not before somebody asks: a choice
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from router.book import SHORT_ONES, SPREAD
+from router.book import SPREAD
 from router.columns import Bools, Floats
 from router.prefixes import Match, rows_of
 
@@ -48,6 +49,15 @@ OUTPUT_UNKNOWN: Final = 200.0
 
 _SLOPE: Final = 1.0 / (RAMP[1] - RAMP[0])
 
+
+SHARES: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
+"""Of answers, for which `Wanted.output_lengths` says how long they are at most: the short ones most closely, as a pause
+is spread over their tokens."""
+
+_UNKNOWN: Final = tuple(OUTPUT_UNKNOWN * share for share in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0))
+
+_REACHES: Final = tuple(RAMP[0] + (RAMP[1] - RAMP[0]) * (at + 0.5) / 4 for at in range(4))
+"""Parts of a target up to which a prediction may come out as met, equally likely."""
 
 _FEW: Final = 128
 """Numbers that are looked up by search: from here on it costs more than the other way, with 2,000 ten times as much."""
@@ -102,9 +112,8 @@ class Prices:
         self.wanted: Final = wanted
         self.turn: Final = book.turn
         self.output: Final = wanted.output_tokens or OUTPUT_UNKNOWN
-        self.short: Final = max(2.0, wanted.output_short or OUTPUT_UNKNOWN)
         self.middle: Final = max(2.0, wanted.output_middle or OUTPUT_UNKNOWN)
-        """Tokens that a pause is spread over, in a short answer and in one in the middle."""
+        """Tokens that a pause is spread over, in an answer in the middle."""
         self.ttft_ms: Final = 0.0 if wanted.late else wanted.ttft_ms
         self.tpot_ms: Final = wanted.tpot_ms
         self.promised: Final = bool(wanted.ttft_ms or wanted.tpot_ms)
@@ -148,7 +157,7 @@ class Prices:
         np.multiply(book.step, per_ms, out=self.used_before)
         self._more: Final[Floats] = self.longer * per_ms
         np.add(self.used_before, self._more, out=self.used)
-        self._handoffs: Final[dict[tuple[int, int], float]] = {}
+        self._usual_ms: float | None = None
         self._moving: Final[dict[tuple[int, int], float]] = {}
         self._priced: tuple[Floats, Floats] | None = None
 
@@ -226,7 +235,7 @@ class Prices:
         """What this prompt does to the targets of answers there."""
         if not self.promised or self.fleet.book.vacant.item(row):
             return 0.0
-        return MISS * self.fleet.book.harmed(row, self.stall.item(row))
+        return MISS * self.fleet.book.harmed(row, self.stall.item(row), self.wanted.now)
 
     def _pushed_over(self) -> Floats:
         """Targets of answers there that are missed for one more beside them."""
@@ -236,32 +245,60 @@ class Prices:
         return found
 
     def handoff(self, prefill: int, decode: int) -> float:
-        """A pause between the first and the second token; the same from all prefill instances of one make."""
-        pair = (self.fleet.book.speeds.kind(prefill), decode)
-        known = self._handoffs.get(pair)
-        if known is None:
-            known = self._handoffs[pair] = self._pause(decode, self.pause_ms(prefill, decode))
-        return known
+        """A pause between the first and the second token."""
+        return self._pause(decode, self.pause_ms(prefill, decode))
 
     def pause_ms(self, prefill: int, decode: int) -> float:
-        """How long a client waits between the first and the second token beside a step."""
+        """How long a client waits between the first and the second token beside a step.
+
+        Where D computes prompts as well, an answer that comes there waits for those before it: a prompt that runs takes
+        what there is of each step's token budget, and only what is left goes to those who wait (vLLM's scheduler).
+        """
         speeds = self.fleet.book.speeds
         kinds = (speeds.kind(prefill), speeds.kind(decode))
         moving_ms = self._moving.get(kinds)
         if moving_ms is None:
             moving_ms = self._moving[kinds] = speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode)
-        return PULL_MS + PULL_STEPS * self.step_at(decode) + moving_ms
+        pause_ms = PULL_MS + PULL_STEPS * self.step_at(decode) + moving_ms
+        return pause_ms + self._queued_ms(prefill, decode, pause_ms)
+
+    def _queued_ms(self, prefill: int, decode: int, pause_ms: float) -> float:
+        """What is left of D's prompts when the answer comes there; or, as others may have come until then, what all who
+        compute prompts beside answers have before them now, on average.
+        """
+        if not self.fleet.columns.prefills.item(decode):
+            return 0.0
+        wanted = self.wanted
+        left_ms = self.fleet.book.ends.item(decode) - wanted.now * 1000.0 - self.ttft.item(prefill) - pause_ms
+        if wanted.arrived and wanted.now > wanted.arrived:
+            left_ms += (wanted.now - wanted.arrived) * 1000.0
+        return max(left_ms, self._usual_queue_ms())
+
+    def _usual_queue_ms(self) -> float:
+        if self._usual_ms is None:
+            found, columns = self.fleet.ready(self.wanted.model), self.fleet.columns
+            rows = found.any[columns.prefills[found.any] & columns.decodes[found.any]]
+            self._usual_ms = float(self.fleet.book.waits_ms(self.wanted.now)[rows].mean()) if len(rows) else 0.0
+        return self._usual_ms
 
     def _pause(self, decode: int, pause_ms: float) -> float:
         price = pause_ms / (self.tpot_unit * self.output)
         if self.tpot_ms:
-            used = self.used.item(decode)  # of `tpot_ms`
-            short = used + pause_ms / ((self.short - 1) * self.tpot_ms)
-            middle = used + pause_ms / ((self.middle - 1) * self.tpot_ms)
-            if short > RAMP[0] or middle > RAMP[0]:
-                more = SHORT_ONES * _share_missed(short) + (1 - SHORT_ONES) * _share_missed(middle)
-                price += MISS * (more - _share_missed(used))
+            price += MISS * self._slowed(self.used.item(decode), pause_ms / self.tpot_ms)
         return price
+
+    def _slowed(self, used: float, pause: float) -> float:
+        """Share of such answers that are over their TPOT target with a pause of so many targets, and not without it.
+
+        Each is as long as it happens to be: those too short to spread the pause over miss. A prediction's own error is
+        `RAMP`, here in equal steps.
+        """
+        lengths = self.wanted.output_lengths or _UNKNOWN
+        missed = 0.0
+        for reach in _REACHES:
+            if reach > used:
+                missed += _share_shorter(lengths, 1.0 + pause / (reach - used))
+        return missed / len(_REACHES)
 
     def fits(self) -> Bools:
         """Rows with memory left for its prompt and answer; an empty one always has."""
@@ -271,8 +308,16 @@ class Prices:
         return found
 
 
-def _share_missed(ratio: float) -> float:
-    return min(1.0, max(0.0, (ratio - RAMP[0]) * _SLOPE))
+def _share_shorter(lengths: Sequence[float], than: float) -> float:
+    """Share of answers that are shorter: straight lines between `SHARES`, from two tokens (one has no TPOT) to twice
+    the last length.
+    """
+    at = bisect_left(lengths, than)
+    if at == len(lengths):
+        return min(1.0, SHARES[-1] + (1.0 - SHARES[-1]) * (than / lengths[-1] - 1.0))
+    below, low = (SHARES[at - 1], lengths[at - 1]) if at else (0.0, min(2.0, lengths[0]))
+    wide = lengths[at] - low
+    return below + (SHARES[at] - below) * max(0.0, than - low) / wide if wide > 0 else below
 
 
 def _missed(ratio: Floats) -> Floats:

@@ -108,6 +108,7 @@ class Speeds:
     def __init__(self) -> None:
         self.makes: Final[list[Make]] = [UNKNOWN]
         self._alike: int | None = 0
+        self._unknown = True
         """The make that all rows have, as far as somebody has looked."""
         self.make_of_row: Ints = np.zeros(0, dtype=np.int64)
         self.prefill_factor: Floats = np.zeros(0)
@@ -143,7 +144,7 @@ class Speeds:
         if make not in self.makes:
             self.makes.append(make)
         self.make_of_row[row] = self.makes.index(make)
-        self._alike = None
+        self._alike, self._unknown = None, True  # until somebody looks
         self.prefill_factor[row] = self.decode_factor[row] = 1.0
         self._steps_seen[row] = self.overhead[row] = 0
         self._prompts[row] = _Line()
@@ -154,6 +155,7 @@ class Speeds:
     def look(self, rows: Ints) -> None:
         """These are all that are there: are they alike? Rows that nobody has are not asked about."""
         kinds = set(self.make_of_row[rows].tolist())
+        self._unknown = any(self.makes[kind] is UNKNOWN for kind in kinds)
         self._alike = kinds.pop() if len(kinds) == 1 else None
 
     def present(self) -> list[Make]:
@@ -176,6 +178,8 @@ class Speeds:
         """Whether times are to be believed: there are costs, or legs enough have been timed. Until then nobody is
         turned away for what they say (design 5.2: a cold start sheds on hard limits alone).
         """
+        if not self._unknown:
+            return True
         return all(self.make(row) is not UNKNOWN or self._prompts[row].count >= SURE for row in rows.tolist())
 
     # --- times in ms --------------------------------------------------------------------------------------------------

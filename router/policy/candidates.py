@@ -42,6 +42,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """One in ten such answers is shorter: pauses weigh more in them."""
     output_middle: float = 0.0
     """Half of them are."""
+    output_lengths: tuple[int, ...] = ()
+    """Lengths that so many of such answers do not exceed (`router.prices.SHARES`); none: nobody has predicted it."""
     output_variance: float = 0.0
     ttft_ms: float = 0.0
     """Its class's target for the first token, from its arrival; 0: none."""

@@ -28,12 +28,18 @@ from router.view import Fleet, Ready
 K: Final = 4
 """Candidates for each leg that are looked at closely; design 5.3 allows 8."""
 
-WAITING: Final = 1.1
-"""What can begin now may cost so many times what is worth waiting for."""
+WAITING: Final = 1.4
+"""What can begin now may cost so many times what is worth waiting for: who waits keeps others waiting, and a price
+knows nothing of those who come after."""
 
 HYSTERESIS: Final = 0.02
 """A handoff must be cheaper by this part than serving on one instance: token counts are estimates, and a handoff has
 costs of its own that no model has."""
+
+ALIKE: Final = 5.0
+"""The same between two that could do each other's part: only where nothing else is possible. A prompt's instance with
+some answers of its own left is held to their TPOT, and the other's steps are full of everybody's answers: half-made
+pools serve less than none, and the price of one request does not show it (docs/policy.md)."""
 
 
 def workload(fleet: Fleet, wanted: Wanted) -> Chosen:
@@ -121,23 +127,30 @@ def _pairs(fleet: Fleet, prices: Prices, prefills: Ints, decodes: Ints, answers:
     least = seconds[0][0]
     found = []
     for now in (True, False):
-        best = math.inf
-        pair = (0, 0)
+        best: _Option | None = None
         for price, first, begins in firsts:
-            if begins is not now or price + least >= best:
+            if begins is not now or (best is not None and price + least >= best.ranked):
                 continue
             harmed = price + prices.harm(first)
             for more, second in seconds:
                 whole = harmed + more
-                if whole >= best:
+                if best is not None and whole >= best.ranked:
                     break
                 if first == second or (fleet.shunning and fleet.apart(first, second)):
                     continue
-                if (whole := whole + prices.handoff(first, second)) < best:
-                    best, pair = whole, (first, second)
-        if best < math.inf:
-            found.append(_Option(best, best * (1 + HYSTERESIS), *pair, now))
+                whole += prices.handoff(first, second)
+                ranked = whole * (1 + (ALIKE if _alike(fleet, first, second) else HYSTERESIS))
+                if best is None or ranked < best.ranked:
+                    best = _Option(whole, ranked, first, second, now)
+        if best is not None:
+            found.append(best)
     return found
+
+
+def _alike(fleet: Fleet, first: int, second: int) -> bool:
+    """Either could be the other: one make, and both compute prompts and answers."""
+    columns, speeds = fleet.columns, fleet.book.speeds
+    return columns.decodes.item(first) and columns.prefills.item(second) and speeds.kind(first) == speeds.kind(second)
 
 
 def _able(found: Ready, wanted: Wanted) -> Ints:

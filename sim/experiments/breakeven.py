@@ -27,7 +27,8 @@ from sim.result import Result
 
 _RULES: Final = workload.__globals__
 _PAIRS, _SINGLES = -0.999999, 1e9
-"""In place of `HYSTERESIS`: every pair is cheaper than any single instance, or dearer; each kind keeps its order."""
+"""In place of `HYSTERESIS` and `ALIKE`: every pair is cheaper than any single instance, or dearer; each kind keeps its
+order."""
 
 PATIENCE_S: Final = 300.0
 """Nobody expires: a latency is wanted of every request."""
@@ -35,12 +36,12 @@ PATIENCE_S: Final = 300.0
 
 @contextmanager
 def _preferring(hysteresis: float) -> Iterator[None]:
-    kept = _RULES["HYSTERESIS"]
-    _RULES["HYSTERESIS"] = hysteresis
+    kept = {name: _RULES[name] for name in ("HYSTERESIS", "ALIKE")}
+    _RULES.update(dict.fromkeys(kept, hysteresis))
     try:
         yield
     finally:
-        _RULES["HYSTERESIS"] = kept
+        _RULES.update(kept)
 
 
 def always(fleet: Fleet, wanted: Wanted) -> Chosen:

@@ -23,6 +23,9 @@ from router.prices import prices_of
 from router.speeds import Make
 from router.view import Fleet, View
 
+LENGTHS = (0.05, 0.1, 0.25, 0.6, 1.0, 2.0, 5.0)
+"""Quantiles of answers, of the middle one."""
+
 
 def make(scale: float) -> Make:
     cost = StepCost(
@@ -99,6 +102,7 @@ class Scene:
             prefix_block_tokens=rng.choice([16.0, 256.0]) if prefix else 0.0,
             output_tokens=rng.choice([0.0, 1.1 * middle]),
             output_short=middle / 4,
+            output_lengths=rng.choice([(), tuple(round(middle * part) + 1 for part in LENGTHS)]),
             output_middle=middle,
             output_variance=rng.choice([0.0, middle * middle]),
             ttft_ms=rng.choice([0.0, 60.0, 400.0]),

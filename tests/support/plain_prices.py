@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from router.admission import AHEAD_MS, LATE_LANES, MARGIN
-from router.book import SHORT_ONES, SPREAD
+from router.book import SPREAD
 from router.policy.candidates import Wanted, ready
-from router.policy.workload import HYSTERESIS, WAITING, K
-from router.prices import BARRIER_MAX, LOOSE, MISS, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, RAMP
+from router.policy.workload import ALIKE, HYSTERESIS, WAITING, K
+from router.prices import BARRIER_MAX, LOOSE, MISS, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, RAMP, SHARES
 from router.speeds import Make
 from router.view import Fleet
 
@@ -59,7 +59,8 @@ class Plain:
         self.speeds = fleet.book.speeds
         self.tokens = max(1, wanted.prompt_tokens)
         self.output = wanted.output_tokens or OUTPUT_UNKNOWN
-        self.short = max(2.0, wanted.output_short or OUTPUT_UNKNOWN)
+        unknown = (10.0, 20.0, 40.0, 100.0, 200.0, 400.0, 800.0)
+        self.lengths = [float(each) for each in wanted.output_lengths or unknown]
         self.middle = max(2.0, wanted.output_middle or OUTPUT_UNKNOWN)
         self.context = self.tokens + self.output / 2
         waited = (wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
@@ -141,19 +142,41 @@ class Plain:
             pushed = missed(found.step / limit) - missed(book.step[row] / limit)
             found.decode += pushed * book.decoding[row] * MISS
             if book.decoding[row]:
-                found.harm = MISS * book.harmed(row, found.stall)
+                found.harm = MISS * book.harmed(row, found.stall, wanted.now)
+
+    def pause(self, first: int, second: int) -> float:
+        row, fleet = self.rows[second], self.fleet
+        pause = PULL_MS + PULL_STEPS * row.step
+        pause += self.speeds.handoff_ms(self.wanted.prompt_tokens, first, second)
+        if not fleet.columns.prefills[second]:
+            return pause
+        now_ms = self.wanted.now * 1000.0
+        comes_ms = now_ms + self.rows[first].ttft - self.waited + pause
+        both = [
+            at for at in fleet.ready(self.wanted.model).any if fleet.columns.prefills[at] and fleet.columns.decodes[at]
+        ]
+        usual = sum(max(0.0, self.book.ends[at] - now_ms) for at in both) / len(both)
+        return pause + max(usual, self.book.ends[second] - comes_ms)
+
+    def shorter(self, than: float) -> float:
+        lengths = [min(2.0, self.lengths[0]), *self.lengths, 2 * self.lengths[-1]]
+        return float(np.interp(than, lengths, [0.0, *SHARES, 1.0]))
 
     def handoff(self, first: int, second: int) -> float:
-        moving = self.speeds.handoff_ms(self.wanted.prompt_tokens, first, second)
-        row = self.rows[second]
-        pause = PULL_MS + PULL_STEPS * row.step + moving
+        pause = self.pause(first, second)
         price = pause / (self.tpot_unit * self.output)
         target = self.wanted.tpot_ms
         if target:
-            used = row.tpot / target
-            short, middle = (missed(used + pause / ((each - 1) * target)) for each in (self.short, self.middle))
-            price += MISS * (SHORT_ONES * short + (1 - SHORT_ONES) * middle - missed(used))
+            used, steps = self.rows[second].tpot / target, [(at + 0.5) / 4 for at in range(4)]
+            reaches = [RAMP[0] + (RAMP[1] - RAMP[0]) * at for at in steps]
+            slow = [self.shorter(1 + pause / target / (each - used)) for each in reaches if each > used]
+            price += MISS * sum(slow) / len(reaches)
         return price
+
+    def dearer(self, first: int, second: int) -> float:
+        columns = self.fleet.columns
+        either = columns.decodes[first] and columns.prefills[second]
+        return 1 + (ALIKE if either and self._make(first) == self._make(second) else HYSTERESIS)
 
 
 @dataclass(frozen=True)
@@ -217,14 +240,18 @@ def _pairs(plain: Plain, prefills: list[int], decodes: list[int]) -> list[_Optio
     found = []
     for begins in (True, False):
         priced = [
-            (plain.rows[first].prefill + plain.rows[first].harm + plain.rows[second].decode + more, first, second)
+            (price * plain.dearer(first, second), price, first, second)
             for first in near
             if plain.rows[first].open == begins
             for second in seconds
             if first != second
-            for more in [plain.handoff(first, second)]
+            for price in [_pair(plain, first, second)]
         ]
         if priced:
-            price, first, second = min(priced, key=lambda each: each[0])
-            found.append((price * (1 + HYSTERESIS), price, first, second, begins))
+            found.append((*min(priced, key=lambda each: each[0]), begins))
     return found
+
+
+def _pair(plain: Plain, first: int, second: int) -> float:
+    p, d = plain.rows[first], plain.rows[second]
+    return p.prefill + p.harm + d.decode + plain.handoff(first, second)

@@ -31,7 +31,7 @@ def booking(prompt: int = 1000, mean: float = 200.0, tpot: float = math.inf) -> 
 
 def place(here: Book, one: Booking, row: int, ms: float, now: float) -> None:
     here.prompt_placed(one, row, ms, ms / 2, now)
-    here.answer_placed(one, row)
+    here.answer_placed(one, row, now)
 
 
 FIRST_S = MAKE.first_ms / 1000
@@ -65,8 +65,8 @@ def test_one_that_is_placed_again_is_not_where_it_was() -> None:
     here.prompt_placed(one, 0, 30.0, 30.0, 0.0)
     here.prompt_placed(one, 1, 40.0, 40.0, 0.1)
     assert here.prompts.tolist()[:2] == [0.0, 1.0]
-    here.answer_placed(one, 0)
-    here.answer_placed(one, 1)
+    here.answer_placed(one, 0, 0.0)
+    here.answer_placed(one, 1, 0.0)
     assert here.decoding.tolist()[:2] == [0.0, 1.0]
 
 
@@ -74,7 +74,7 @@ def test_answers_are_counted_with_what_they_will_need() -> None:
     here = book()
     many = [booking(prompt=1000, mean=300.0) for _ in range(4)]
     for each in many:
-        here.answer_placed(each, 0)
+        here.answer_placed(each, 0, 0.0)
     assert here.answers == here.decoding[0] == 4
     assert here.step[0] == pytest.approx(here.speeds.decode_ms(0, 4, 4 * 1150.0))
     needed = 4 * 1300 + SPREAD * math.sqrt(4 * 100)
@@ -91,8 +91,8 @@ def test_answers_are_counted_with_what_they_will_need() -> None:
 def test_the_strictest_target_is_the_least_of_those_there() -> None:
     here, strict, loose = book(), booking(tpot=20.0), booking(tpot=80.0)
     assert here.strictest[0] == math.inf
-    here.answer_placed(loose, 0)
-    here.answer_placed(strict, 0)
+    here.answer_placed(loose, 0, 0.0)
+    here.answer_placed(strict, 0, 0.0)
     assert here.strictest[0] == 20.0
     here.answer_over(strict)
     assert here.strictest[0] == 80.0
@@ -104,20 +104,51 @@ def test_who_would_miss_a_target_is_counted_and_not_twice() -> None:
     here = book()
     strict, loose = booking(tpot=10.0), booking(tpot=100.0)
     for each in (strict, loose):
-        here.answer_placed(each, 0)
+        here.answer_placed(each, 0, 0.0)
     for each in (strict, loose):
         here.opened(each, 1.0)
     slack_ms = (NEARLY * 10.0 - here.step[0]) * 49
     assert 0 < slack_ms < 150
-    assert here.harmed(0, slack_ms * 0.99) == 0
-    assert here.harmed(0, slack_ms * 1.01) == 1
-    assert here.harmed(0, 1e6) == 2
+    assert here.harmed(0, slack_ms * 0.99, 1.0) == 0
+    assert here.harmed(0, slack_ms * 1.01, 1.0) == 1
+    assert here.harmed(0, 1e6, 1.0) == 2
     here.prompt_placed(booking(), 0, slack_ms * 1.1, slack_ms * 1.1, 1.0)
-    assert here.harmed(0, 1.0) == 0, "the strict one has missed it already"
+    assert here.harmed(0, 1.0, 1.0) == 0, "the strict one has missed it already"
     here.answer_over(strict, 2.0, 50)
-    assert here.harmed(0, 1e6) == 1
+    assert here.harmed(0, 1e6, 1.0) == 1
     here.answer_over(loose, 2.0, 50)
-    assert here.harmed(0, 1e6) == 0
+    assert here.harmed(0, 1e6, 1.0) == 0
+
+
+def test_an_answer_that_has_outlived_a_length_is_not_held_to_it() -> None:
+    """What a long answer was kept waiting is spread over all its tokens: it passes a short one's limit unharmed."""
+    here, one = book(), booking(tpot=10.0)
+    here.answer_placed(one, 0, 0.0)
+    here.opened(one, 1.0)
+    step_ms = float(here.step[0])
+    slack_ms = (NEARLY * 10.0 - step_ms) * 49
+    soon, later = 1.0 + 49 * step_ms / 1000, 1.0 + 51 * step_ms / 1000
+    assert here.harmed(0, slack_ms * 1.01, soon) == 1, "it may yet be as short as predicted"
+    assert here.harmed(0, slack_ms * 1.01, later) == 0, "it has more than 50 tokens now"
+    twice_ms = (NEARLY * 10.0 - step_ms) * 99
+    assert here.harmed(0, twice_ms * 0.99, later) == 0
+    assert here.harmed(0, twice_ms * 1.01, later) == 1
+    here.prompt_placed(booking(), 0, 100.0, 100.0, later)
+    assert here.harmed(0, twice_ms * 0.99, later) == 1, "what it has waited counts"
+    here.answer_over(one, later, 60)
+    assert here.harmed(0, 1e6, later + 100.0) == 0, "and it is forgotten with the answer"
+
+
+def test_answers_do_not_outlive_a_length_while_prompts_run() -> None:
+    here, one = book(), booking(tpot=10.0)
+    here.answer_placed(one, 0, 0.0)
+    here.opened(one, 1.0)
+    step_ms = float(here.step[0])
+    here.prompt_placed(booking(), 0, 60.0, 60.0, 1.0)
+    later = 1.0 + 51 * step_ms / 1000
+    left_ms = (NEARLY * 10.0 - step_ms) * 49 - 60.0
+    assert here.harmed(0, left_ms * 1.01, later) == 1, "60 ms of these it made nothing"
+    assert here.harmed(0, left_ms * 1.01, later + 0.06) == 0
 
 
 def test_prompts_leave_less_time_to_answers_for_a_while() -> None:
@@ -135,7 +166,7 @@ def test_a_row_that_another_instance_has_keeps_nothing() -> None:
     place(here, one, 0, 30.0, 0.0)
     here.opened(one, 0.1)
     here.know(0, MAKE)
-    assert here.answers == 0 and here.harmed(0, 1e9) == 0
+    assert here.answers == 0 and here.harmed(0, 1e9, 1.0) == 0
     here.prompt_over(one, 0.2, done=True)
     here.answer_over(one, 0.2, 10)
     assert here.prompts[0] == here.decoding[0] == here.answers == 0, "its end is nobody's here"
@@ -159,12 +190,12 @@ def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
     for turn in range(80):
         now = 20.0 * turn
         quiet, disturbed = booking(), booking()
-        here.answer_placed(quiet, 0)
+        here.answer_placed(quiet, 0, now)
         here.opened(quiet, now)
         plain_ms = float(here.step[0] / here.speeds.decode_factor[0])
         here.answer_over(quiet, now + 1.3 * plain_ms * 99 / 1000, 100)
         here.prompt_placed(booking(), 1, 2500.0, 2500.0, now)  # half of its time for a while
-        here.answer_placed(disturbed, 1)
+        here.answer_placed(disturbed, 1, now)
         here.opened(disturbed, now)
         expected_ms = plain_ms / here.idle(now)[1]
         here.answer_over(disturbed, now + expected_ms * 9 / 1000, 10)
