@@ -55,6 +55,21 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
+class Limit:
+    """Up to where an answer of a given length keeps its target. Once it is longer, it is for twice the length."""
+
+    among: list[float]
+    """All of this kind at its instance, sorted."""
+    tokens: float
+    from_ms: float
+    """Its instance's `stalled` when the answer began."""
+    until_ms: float = 0.0
+    """The same when its target is missed."""
+    over: bool = False
+    """Nobody asks for it any more."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Booking:
     """One request's entries."""
@@ -86,13 +101,8 @@ class Booking:
     """Between its first and its second token, where it is handed over."""
     opened_s: float = -1.0
     """When its answer's first token was here."""
-    limits_ms: list[float] | None = None
-    """Of its instance's `stalled`, up to which its target holds: for a short answer, and for one in the middle. As soon
-    as it is longer than that, for one of twice the length."""
-    horizons: list[float] = field(default_factory=list)
-    """Tokens that these are for."""
-    opened_stalled_ms: float = 0.0
-    """Its instance's `stalled` when it was limited last."""
+    limits: tuple[Limit, ...] = ()
+    """For a short answer, and for one in the middle; where it has a target."""
     began_tpot_ms: float = 0.0
     """Time per token that was to be expected when it began to decode."""
 
@@ -106,8 +116,9 @@ class _Row:
     observed_ms: float = 0.0
     """Of the prompts that ended last, together."""
     limits: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-    outlived: list[tuple[float, int, Booking, int, list[float]]] = field(default_factory=list)
-    """When answers will have become longer than what a limit is for (`Book._progress`), the soonest first."""
+    outlived: list[tuple[float, int, Limit, Booking]] = field(default_factory=list)
+    """When answers will have become longer than what a limit is for (`Book._progress`), the soonest first; and a number
+    that tells equals apart."""
     targets: dict[float, int] = field(default_factory=dict)
 
 
@@ -295,9 +306,8 @@ class Book:
         if math.isfinite(booking.tpot_ms):
             at.targets[booking.tpot_ms] = at.targets.get(booking.tpot_ms, 0) + 1
             self.strictest[row] = min(at.targets)
-        self._limit(
-            booking, row, now
-        )  # also of prompts that come while its own is computed: nobody knows which is first
+        # Also of prompts that come while its own is computed: nobody knows which is first.
+        self._limit(booking, row, now)
 
     def opened(self, booking: Booking, now: float) -> None:
         """The first token of its answer is there: from now on prompts keep it waiting."""
@@ -312,24 +322,27 @@ class Book:
         """How much more its instance's prompts may keep it waiting, from now on."""
         if not math.isfinite(booking.tpot_ms):
             return
+        at, stalled = self._rows[row], self.stalled.item(row)
         self._outlive(row, now)  # where nobody asks, too, what has passed is let go
-        self._unlimit(booking, self._rows[row])
-        booking.opened_stalled_ms = self.stalled.item(row)
-        booking.horizons = [booking.short_tokens, booking.middle_tokens]
-        booking.limits_ms = [0.0, 0.0]
-        for which, tokens in enumerate(booking.horizons):
-            self._limit_to(booking, row, which, tokens)
+        self._unlimit(booking)
+        lengths = (booking.short_tokens, booking.middle_tokens)
+        booking.limits = tuple(Limit(*each, stalled) for each in zip(at.limits, lengths, strict=True))
+        for limit in booking.limits:
+            self._limit_to(limit, booking, row)
             if booking.opened_s >= 0:
-                self._numbered += 1
-                outlived = self._progress(row, now) + tokens * self.step.item(row)
-                heappush(self._rows[row].outlived, (outlived, self._numbered, booking, which, booking.limits_ms))
+                self._expect_longer(limit, booking, row, self._progress(row, now), limit.tokens)
 
-    def _limit_to(self, booking: Booking, row: int, which: int, tokens: float) -> None:
+    def _limit_to(self, limit: Limit, booking: Booking, row: int) -> None:
         """An answer of so many tokens keeps its target up to here."""
-        assert booking.limits_ms is not None
-        spare_ms = (NEARLY * booking.tpot_ms - self.step.item(row)) * max(tokens - 1, 1.0) - booking.pause_ms
-        limit = booking.limits_ms[which] = booking.opened_stalled_ms + max(0.0, spare_ms)
-        insort(self._rows[row].limits[which], limit)
+        spare_ms = (NEARLY * booking.tpot_ms - self.step.item(row)) * max(limit.tokens - 1, 1.0) - booking.pause_ms
+        limit.until_ms = limit.from_ms + max(0.0, spare_ms)
+        insort(limit.among, limit.until_ms)
+
+    def _expect_longer(self, limit: Limit, booking: Booking, row: int, progress: float, tokens: float) -> None:
+        """After so many more tokens it is longer than that."""
+        self._numbered += 1
+        when = progress + tokens * max(self.step.item(row), STEP_MS_MIN)
+        heappush(self._rows[row].outlived, (when, self._numbered, limit, booking))
 
     def _progress(self, row: int, now: float) -> float:
         """A clock that stands while prompts keep answers waiting, in milliseconds: they make a token a step of it."""
@@ -339,24 +352,23 @@ class Book:
         """Answers that have become longer than what a limit is for have one for twice the length. What they were kept
         waiting is spread over all of their tokens: most that pass a limit have long passed its length, too.
         """
-        at, progress = self._rows[row], self._progress(row, now)
-        while at.outlived and at.outlived[0][0] <= progress:
-            _, number, booking, which, limits = heappop(at.outlived)
-            if booking.limits_ms is not limits:
-                continue  # it is over, or was limited anew
-            sorted_limits = at.limits[which]
-            del sorted_limits[bisect_left(sorted_limits, limits[which])]
-            tokens = booking.horizons[which]
-            booking.horizons[which] = 2 * tokens
-            self._limit_to(booking, row, which, 2 * tokens)
-            step_ms = max(self.step.item(row), STEP_MS_MIN)
-            heappush(at.outlived, (progress + tokens * step_ms, number, booking, which, limits))
+        outlived, progress = self._rows[row].outlived, self._progress(row, now)
+        while outlived and outlived[0][0] <= progress:
+            _, _, limit, booking = heappop(outlived)
+            if limit.over:
+                continue
+            del limit.among[bisect_left(limit.among, limit.until_ms)]
+            more = limit.tokens
+            limit.tokens *= 2
+            self._limit_to(limit, booking, row)
+            self._expect_longer(limit, booking, row, progress, more)
 
     @staticmethod
-    def _unlimit(booking: Booking, at: _Row) -> None:
-        for limits, limit in zip(at.limits, booking.limits_ms or (), strict=False):
-            del limits[bisect_left(limits, limit)]
-        booking.limits_ms = None
+    def _unlimit(booking: Booking) -> None:
+        for limit in booking.limits:
+            del limit.among[bisect_left(limit.among, limit.until_ms)]
+            limit.over = True
+        booking.limits = ()
 
     def answer_over(self, booking: Booking, now: float | None = None, tokens: int = 0) -> None:
         """Its answer has ended after so many tokens, or will not come from there (`now` None)."""
@@ -375,7 +387,7 @@ class Book:
             if not at.targets[booking.tpot_ms]:
                 del at.targets[booking.tpot_ms]
             self.strictest[row] = min(at.targets, default=math.inf)
-        self._unlimit(booking, at)
+        self._unlimit(booking)
 
     def _learn(self, booking: Booking, row: int, now: float, tokens: int) -> None:
         """Its mean time per token, against what was predicted when it began and would be now."""

@@ -19,11 +19,9 @@ from router.journey import Chosen
 from router.lengths import Features, Lengths, Predictor
 from router.policy.candidates import Wanted
 from router.prefixes import Sent
-from router.prices import OUTPUT_UNKNOWN, SHARES, Prices, prices_of
+from router.prices import MIDDLE, OUTPUT_UNKNOWN, SHARES, SHORT, Prices, prices_of
 from router.view import Fleet
 
-_SHORT: Final = SHARES.index(0.1)
-"""Stands for a short answer: a pause is spread over few tokens there."""
 _LOGITS: Final = tuple(math.log(share / (1.0 - share)) for share in SHARES)
 
 _SIGMAS: Final = 1.2816
@@ -71,13 +69,10 @@ class Foresight:
         )
         middle, high, _ = found.served
         spread = (high - middle) / _SIGMAS
-        lengths = found.quantiles(_LOGITS)
         told = replace(
             wanted,
             output_tokens=max(1.0, found.mean),
-            output_short=float(lengths[_SHORT]),
-            output_middle=float(middle),
-            output_lengths=lengths,
+            output_lengths=found.quantiles(_LOGITS),
             output_variance=spread * spread,
         )
         return told, found
@@ -93,8 +88,8 @@ class Foresight:
         booking = expected.booking = Booking(
             prompt_tokens=wanted.prompt_tokens,
             mean_tokens=wanted.output_tokens or OUTPUT_UNKNOWN,
-            short_tokens=wanted.output_short or OUTPUT_UNKNOWN,
-            middle_tokens=wanted.output_middle or OUTPUT_UNKNOWN,
+            short_tokens=float(prices.lengths[SHORT]),
+            middle_tokens=float(prices.lengths[MIDDLE]),
             variance=wanted.output_variance,
             tpot_ms=wanted.tpot_ms or math.inf,
         )

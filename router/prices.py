@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from cluster.instance import Role
 from router.book import SPREAD
 from router.columns import Bools, Floats
 from router.prefixes import Match, rows_of
@@ -49,12 +50,15 @@ OUTPUT_UNKNOWN: Final = 200.0
 
 _SLOPE: Final = 1.0 / (RAMP[1] - RAMP[0])
 
-
 SHARES: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 """Of answers, for which `Wanted.output_lengths` says how long they are at most: the short ones most closely, as a pause
 is spread over their tokens."""
 
-_UNKNOWN: Final = tuple(OUTPUT_UNKNOWN * share for share in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0))
+SHORT, MIDDLE = SHARES.index(0.1), SHARES.index(0.5)
+"""Places of a short one and of one in the middle."""
+
+LENGTHS_UNKNOWN: Final = tuple(OUTPUT_UNKNOWN * part for part in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0))
+"""Where nobody predicts: about as broad as `router.lengths`' prior."""
 
 _REACHES: Final = tuple(RAMP[0] + (RAMP[1] - RAMP[0]) * (at + 0.5) / 4 for at in range(4))
 """Parts of a target up to which a prediction may come out as met, equally likely."""
@@ -112,7 +116,8 @@ class Prices:
         self.wanted: Final = wanted
         self.turn: Final = book.turn
         self.output: Final = wanted.output_tokens or OUTPUT_UNKNOWN
-        self.middle: Final = max(2.0, wanted.output_middle or OUTPUT_UNKNOWN)
+        self.lengths: Final = wanted.output_lengths or LENGTHS_UNKNOWN
+        self.middle: Final = max(2.0, self.lengths[MIDDLE])
         """Tokens that a pause is spread over, in an answer in the middle."""
         self.ttft_ms: Final = 0.0 if wanted.late else wanted.ttft_ms
         self.tpot_ms: Final = wanted.tpot_ms
@@ -131,8 +136,8 @@ class Prices:
         self.prompt += book.beside if isinstance(steps, int) and steps == 1 else book.beside * steps
         self.alone: Floats = self.prompt + speeds.lead
         """Its first token with nobody before it."""
-        if wanted.arrived and wanted.now > wanted.arrived:
-            self.alone += (wanted.now - wanted.arrived) * 1000.0
+        self._waited_ms: Final = max(0.0, wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
+        self.alone += self._waited_ms
         self.ttft: Floats = book.waits_ms(wanted.now)
         self.ttft += self.alone
         self.open: Bools = self.places
@@ -268,16 +273,14 @@ class Prices:
         """
         if not self.fleet.columns.prefills.item(decode):
             return 0.0
-        wanted = self.wanted
-        left_ms = self.fleet.book.ends.item(decode) - wanted.now * 1000.0 - self.ttft.item(prefill) - pause_ms
-        if wanted.arrived and wanted.now > wanted.arrived:
-            left_ms += (wanted.now - wanted.arrived) * 1000.0
-        return max(left_ms, self._usual_queue_ms())
+        ends_ms = self.fleet.book.ends.item(decode) - self.wanted.now * 1000.0
+        comes_ms = self.ttft.item(prefill) - self._waited_ms + pause_ms
+        return max(ends_ms - comes_ms, self._usual_queue_ms())
 
     def _usual_queue_ms(self) -> float:
+        """Until the prompts are done that an instance of role both has now, on average."""
         if self._usual_ms is None:
-            found, columns = self.fleet.ready(self.wanted.model), self.fleet.columns
-            rows = found.any[columns.prefills[found.any] & columns.decodes[found.any]]
+            rows = self.fleet.ready(self.wanted.model).of.get(Role.BOTH, ())
             self._usual_ms = float(self.fleet.book.waits_ms(self.wanted.now)[rows].mean()) if len(rows) else 0.0
         return self._usual_ms
 
@@ -293,11 +296,10 @@ class Prices:
         Each is as long as it happens to be: those too short to spread the pause over miss. A prediction's own error is
         `RAMP`, here in equal steps.
         """
-        lengths = self.wanted.output_lengths or _UNKNOWN
         missed = 0.0
         for reach in _REACHES:
             if reach > used:
-                missed += _share_shorter(lengths, 1.0 + pause / (reach - used))
+                missed += _share_shorter(self.lengths, 1.0 + pause / (reach - used))
         return missed / len(_REACHES)
 
     def fits(self) -> Bools:

@@ -108,8 +108,9 @@ class Speeds:
     def __init__(self) -> None:
         self.makes: Final[list[Make]] = [UNKNOWN]
         self._alike: int | None = 0
-        self._unknown = True
         """The make that all rows have, as far as somebody has looked."""
+        self._unknown = True
+        """Some row may have none that is known."""
         self.make_of_row: Ints = np.zeros(0, dtype=np.int64)
         self.prefill_factor: Floats = np.zeros(0)
         self.decode_factor: Floats = np.zeros(0)

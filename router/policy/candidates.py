@@ -38,10 +38,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     slo_class: str = ""
     output_tokens: float = 0.0
     """Expected length of its answer; 0: nobody has predicted it."""
-    output_short: float = 0.0
-    """One in ten such answers is shorter: pauses weigh more in them."""
-    output_middle: float = 0.0
-    """Half of them are."""
     output_lengths: tuple[int, ...] = ()
     """Lengths that so many of such answers do not exceed (`router.prices.SHARES`); none: nobody has predicted it."""
     output_variance: float = 0.0

@@ -61,7 +61,7 @@ class Plain:
         self.output = wanted.output_tokens or OUTPUT_UNKNOWN
         unknown = (10.0, 20.0, 40.0, 100.0, 200.0, 400.0, 800.0)
         self.lengths = [float(each) for each in wanted.output_lengths or unknown]
-        self.middle = max(2.0, wanted.output_middle or OUTPUT_UNKNOWN)
+        self.middle = max(2.0, self.lengths[SHARES.index(0.5)])
         self.context = self.tokens + self.output / 2
         waited = (wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
         self.waited = max(0.0, waited)

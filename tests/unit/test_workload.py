@@ -48,8 +48,7 @@ def asks(now: float = 0.0, **more: object) -> Wanted:
     told: dict[str, object] = {
         "prompt_tokens": 2000,
         "output_tokens": 200.0,
-        "output_short": 50.0,
-        "output_middle": 100.0,
+        "output_lengths": (20, 35, 50, 75, 100, 200, 400),
         **more,
     }
     return Wanted(model="m", hand_over=True, arrived=now, now=now, **told)  # type: ignore[arg-type]
