@@ -34,7 +34,7 @@ COMMANDS = {
 
 EPILOG = """\
 examples:
-  baton up                                   serve the bundled tiny model, disaggregated, on this machine
+  baton up                                   # serve the bundled tiny model, disaggregated, on this machine
   baton up Qwen/Qwen3-0.6B -- --max-model-len 8192
   baton router --prefill-url http://a:8100 --decode-url http://b:8100
   baton doctor

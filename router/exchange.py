@@ -205,7 +205,7 @@ class Exchange:
                 self._fold(event)
                 if not self._driven:
                     self._drive()
-        except Exception:
+        except Exception:  # whatever it is: every other client of this process goes on being served
             logger.exception(_BUG, self._request.id)
             self._abandon()
 

@@ -7,10 +7,10 @@ that older keys keep working until their lines are removed. The key alone is on 
 (docs/security.md), or adds one more key to it; with --instance it makes the file of one engine.
 
 examples:
-  baton key new acme                       appends to keys/acme
+  baton key new acme                       # appends to keys/acme
   baton key new acme --file /etc/baton/acme
-  baton key tickets keys/tickets                          for `baton router --ticket-keys-file`
-  baton key tickets keys/tickets --instance decode-0      keys/tickets.decode-0, for that instance's engine
+  baton key tickets keys/tickets                          # for `baton router --ticket-keys-file`
+  baton key tickets keys/tickets --instance decode-0      # keys/tickets.decode-0, for that instance's engine
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Each problem has its line, field and value, and what to write instead. Ends with
 warnings alone are 0. docs/cluster-file.md has every setting.
 
 examples:
-  baton lint                       the file baton.yaml
+  baton lint                       # the file baton.yaml
   baton lint prod.yaml --json
 """
 

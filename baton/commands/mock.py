@@ -6,7 +6,7 @@ and misbehaves when it is told to: `POST /mock/faults` on its port. docs/mock.md
 SIGTERM or Ctrl-C lets answers end; a second one ends at once.
 
 examples:
-  baton mock                                                   one prefill and one decode engine on 9000 and 9001
+  baton mock                                                   # one prefill and one decode engine on 9000 and 9001
   baton mock --instances prefill=2,decode=2 --speed 10
   baton mock --instances both=1 --port 0 --step-ms 5 --json
   curl -d '{"fault": "hang", "after_tokens": 5, "times": 1}' http://127.0.0.1:9001/mock/faults

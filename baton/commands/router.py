@@ -6,8 +6,8 @@ cache pulled by another, which answers. OpenAI's endpoints are below the address
 Example:
   baton router --prefill-url http://10.0.0.1:8100 --decode-url http://10.0.0.2:8100 --port 8000
   baton router --registry redis://10.0.0.9:6379 --registry-password-file keys/registry
-  baton router --config baton.yaml --registry redis://10.0.0.9:6379     with its classes and tenants (docs/admission.md)
-  baton router --registry redis://10.0.0.9:6379 --processes 4           on four cores, their admin sides on 8001 to 8004
+  baton router --config baton.yaml --registry redis://10.0.0.9:6379     # its classes and tenants (docs/admission.md)
+  baton router --registry redis://10.0.0.9:6379 --processes 4           # on four cores, admin sides on 8001 to 8004
 """
 
 from __future__ import annotations

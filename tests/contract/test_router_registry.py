@@ -92,6 +92,13 @@ class Cast:
                 await asyncio.sleep(0.01)
 
 
+async def told(fleet: Fleet, line: str) -> None:
+    """Wait until the router's metrics say this."""
+    async with asyncio.timeout(10):
+        while line not in (await fleet.get("/metrics"))[1]:
+            await asyncio.sleep(0.01)
+
+
 @pytest.fixture
 async def cast() -> AsyncIterator[Cast]:
     async with AsyncExitStack() as stack:
@@ -208,13 +215,8 @@ async def test_pairs_are_proven_and_one_that_answers_otherwise_hands_nothing_ove
     fleet = await cast.serve(proves=True)
     await cast.router_sees(p0="up", p1="up", d="up")
 
-    async def told(line: str) -> None:
-        async with asyncio.timeout(10):
-            while line not in (await fleet.get("/metrics"))[1]:
-                await asyncio.sleep(0.01)
-
-    await told('baton_pair_apart{decode="d",prefill="p1"} 1.0')
-    await told('baton_pair_proofs_total{result="passed"} 1.0')
+    await told(fleet, 'baton_pair_apart{decode="d",prefill="p1"} 1.0')
+    await told(fleet, 'baton_pair_proofs_total{result="passed"} 1.0')
     assert 'baton_pair_apart{decode="d",prefill="p0"}' not in (await fleet.get("/metrics"))[1]
     async with fleet.client.get(fleet.admin + "/ui/data") as answer:
         (first, *_) = (await answer.json())["pairs"]
@@ -229,7 +231,7 @@ async def test_pairs_are_proven_and_one_that_answers_otherwise_hands_nothing_ove
     assert not cast.engines["p0"].holds and not cast.engines["p1"].holds
     wrong = False
     await cast.join("p1", Role.PREFILL, epoch=2)  # it comes back with the weights it should have
-    await told('baton_pair_proofs_total{result="passed"} 2.0')
+    await told(fleet, 'baton_pair_proofs_total{result="passed"} 2.0')
     assert "baton_pair_apart{" not in (await fleet.get("/metrics"))[1]
 
 
@@ -248,9 +250,7 @@ async def test_a_proof_that_nobody_has_pulled_for_leaves_nothing_behind(
 
     cast.engines["d"].behave = computes_all
     fleet = await cast.serve(proves=True)
-    async with asyncio.timeout(10):
-        while 'baton_pair_proofs_total{result="failed"} 1.0' not in (await fleet.get("/metrics"))[1]:
-            await asyncio.sleep(0.01)
+    await told(fleet, 'baton_pair_proofs_total{result="failed"} 1.0')
     assert cast.engines["p"].generated and not cast.engines["p"].holds
 
 

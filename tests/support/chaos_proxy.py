@@ -59,7 +59,7 @@ class Proxy:
         except (OSError, asyncio.CancelledError):
             pass  # the far end is gone, or the test is over
         except BaseExceptionGroup:
-            pass
+            pass  # what ended one of the two pumps: how every connection ends here
         finally:
             for each in (writer, far):
                 if each is not None:
