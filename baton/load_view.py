@@ -80,7 +80,8 @@ def print_report(report: Report) -> None:
     for line in _targets(report):
         console.print(escape(line), soft_wrap=True)
     for kind in report.errors:
-        console.print(f"[red]✗[/] {kind.count} × {escape(kind.kind)}: {escape(kind.example)}", soft_wrap=True)
+        said = f": {escape(kind.example)}" if kind.example else ""
+        console.print(f"[red]✗[/] {kind.count} × {escape(kind.kind)}{said}", soft_wrap=True)
     for note in report.notes:
         console.print(f"[yellow]•[/] {escape(note)}", soft_wrap=True)
 

@@ -37,6 +37,8 @@ HANDED_OVER, BROKE_OFF, WRONG, PREEMPTED, SEEDED, RESUMED = 1, 2, 4, 8, 16, 32
 """Flags of a row: two legs; a stream that ended with an error; text that is not the model's; blocks lost to others; the
 first token came from P; the stream died and was generated again elsewhere."""
 
+_CLIENT_LEFT: Final = OUTCOMES.index("client_left")
+
 _PACK: Final = struct.Struct(_FORMAT).pack_into
 
 
@@ -179,9 +181,11 @@ class Result:
 
     @staticmethod
     def _error(row: Any) -> str:
-        """The kind of error, as docs/load.md names it."""
+        """The kind of error, as docs/load.md names it, and `client_left`: a fault of the client's own."""
         if row["outcome"] == 0:
             return "timeout"
+        if row["outcome"] == _CLIENT_LEFT:
+            return "client_left"
         if row["flags"] & BROKE_OFF:
             return "stream_error"
         return "shed" if row["status"] == 429 else f"http_{row['status']}"

@@ -696,7 +696,7 @@ class Spec:
         default=Transfer(),
         metadata=about(
             text="How the KV cache gets from prefill to decode.",
-            why="vLLM's own way",
+            why="Baton's connector on CPU, vLLM's on GPUs",
             aka=("kv_transfer", "handoff", "kv"),
         ),
     )

@@ -53,6 +53,13 @@ def test_targets_by_class(result: Result) -> None:
     assert result.report(loose, {"batch": strict}).attainment == (result.good().sum() - 1) / 32
 
 
+def test_clients_that_left_are_no_errors_of_http() -> None:
+    leave = [Fault(at_s=0.3, kind="leave", share=1.0)]
+    _, result = simulate(members(P, D), every(0.02, 30, answer=30), faults=leave)
+    (error,) = result.report().errors
+    assert error.kind == "client_left" and error.count == result.counts["clients_left"] > 0
+
+
 def test_nothing_at_all() -> None:
     _, empty = simulate(members(P, D), [])
     report = empty.report(Targets(ttft_ms=5))
