@@ -66,6 +66,7 @@ def install(device: str) -> None:
     if device == "cpu":
         install_cpu_torch(next(package for package in packages if package.startswith("torch==")))
     pip("packages", "--requirement", str(lock), count=len(packages))
+    compile_packages()
     if device == "cpu":
         name_vllm()
     pip("baton", "--no-build-isolation", "--editable", str(ROOT), count=1)
@@ -172,6 +173,22 @@ def install_cpu_torch(requirement: str) -> None:
         )
 
 
+def compile_packages() -> None:
+    """Bytecode of all packages, on all cores: pip would write it on one, for most of the time that it unpacks.
+
+    Sources that no Python compiles (templates, the like) are among them, so its exit code says nothing.
+    """
+    folder = site_packages()
+    show = Progress("bytecode", sum(1 for _ in folder.rglob("*.py")), now="")
+    command = [str(PYTHON), "-m", "compileall", "-j", "0", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    for line in lines(process.stdout, every_s=1.0):
+        show.line(line)
+    process.wait()
+    show.end()
+
+
 def name_vllm() -> None:
     """Give vLLM's CPU build the name its command line asks for.
 
@@ -197,8 +214,10 @@ def pip(what: str, *arguments: str, count: int) -> None:
 
 def try_pip(what: str, *arguments: str, count: int) -> bool:
     """Run `pip install --no-deps`, show how far it is, tell whether it went well."""
-    command = [str(PYTHON), "-m", "pip", "install", "--no-deps", "--no-input", "--progress-bar=off", *arguments]
-    environment = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    command = [str(PYTHON), "-m", "pip", "install", "--no-deps", "--no-compile", "--no-input", *arguments]
+    environment = os.environ | {
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_PROGRESS_BAR": "off", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
     show = Progress(what, count)
     with LOG.open("a") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
@@ -232,13 +251,12 @@ def lines(stream: IO[bytes], every_s: float) -> Iterator[str]:
 
 
 class Progress:
-    """Turns pip's output into one line that moves (terminal) or a line every ten seconds (no terminal)."""
+    """Turns what pip and compileall say into a line that moves (terminal) or one every ten seconds (no terminal)."""
 
-    def __init__(self, what: str, count: int) -> None:
-        self.what, self.count = what, count
+    def __init__(self, what: str, count: int, now: str = "asking the package index") -> None:
+        self.what, self.count, self.now = what, count, now
         self.began = self.shown = time.monotonic()
         self.seen = 0
-        self.now = "asking the package index"
         self.unpacking = False
         self.before = 0
 
@@ -249,6 +267,8 @@ class Progress:
             self.now = found[1]
         elif found := re.match(r"\s+Downloading \S+ \((.*)\)", line):
             self.now = f"{self.now.split(',')[0]}, {found[1]}"
+        elif line.startswith("Compiling "):
+            self.seen += 1
         elif line.startswith("Installing collected packages"):
             self.unpacking, self.seen = True, line.count(",") + 1
             self.before = self.installed()
@@ -263,7 +283,7 @@ class Progress:
         elapsed = f"{time.monotonic() - self.began:4.0f} s"
         if self.unpacking:
             return f"  {self.what}: unpacking {max(0, self.installed() - self.before)}/{self.seen}  {elapsed}"
-        return f"  {self.what}: {min(self.seen, self.count)}/{self.count}  {elapsed}  {self.now}"
+        return f"  {self.what}: {min(self.seen, self.count)}/{self.count}  {elapsed}  {self.now}".rstrip()
 
     def show(self) -> None:
         """Draw, where it is time to."""
