@@ -164,6 +164,7 @@ class Prices:
         np.add(self.used_before, self._more, out=self.used)
         self._usual_ms: float | None = None
         self._moving: Final[dict[tuple[int, int], float]] = {}
+        self._paused: Final[dict[tuple[int, int], float]] = {}
         self._priced: tuple[Floats, Floats] | None = None
 
     def _fastest_ms(self) -> float:
@@ -250,8 +251,12 @@ class Prices:
         return found
 
     def handoff(self, prefill: int, decode: int) -> float:
-        """A pause between the first and the second token."""
-        return self._pause(decode, self.pause_ms(prefill, decode))
+        """A pause between the first and the second token. The same for all P of a make, where D computes no prompts."""
+        kind = prefill if self.fleet.columns.prefills.item(decode) else -1 - self.fleet.book.speeds.kind(prefill)
+        price = self._paused.get((decode, kind))
+        if price is None:
+            price = self._paused[decode, kind] = self._pause(decode, self.pause_ms(prefill, decode))
+        return price
 
     def pause_ms(self, prefill: int, decode: int) -> float:
         """How long a client waits between the first and the second token beside a step.
@@ -299,7 +304,10 @@ class Prices:
         missed = 0.0
         for reach in _REACHES:
             if reach > used:
-                missed += _share_shorter(self.lengths, 1.0 + pause / (reach - used))
+                share = _share_shorter(self.lengths, 1.0 + pause / (reach - used))
+                if share == 0.0:
+                    break  # nor is any answer too short where there is more left
+                missed += share
         return missed / len(_REACHES)
 
     def fits(self) -> Bools:

@@ -17,6 +17,7 @@ instance for both legs: so whether to hand over at all is one more comparison of
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from router.columns import Bools, Floats, Ints
@@ -55,6 +56,9 @@ def workload(fleet: Fleet, wanted: Wanted) -> Chosen:
     if wanted.hand_over:
         options += _pairs(fleet, prices, found.prefills, found.decodes, answers)
     return _cheapest(fleet, prices, options)
+
+
+_ALIKE, _APART = 1 + ALIKE, 1 + HYSTERESIS
 
 
 class _Option(NamedTuple):
@@ -98,13 +102,18 @@ def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
 
 
 _Priced = list[tuple[float, int]]
+_PRICE: Final = itemgetter(0)
+_FEW: Final = 32
 
 
 def _best(rows: Ints, price: Floats, count: int) -> _Priced:
-    """The cheapest rows and what they cost, cheapest first; of equal ones the first. So few are found faster one by one
-    than by sorting.
+    """The cheapest rows and what they cost, cheapest first; of equal ones the first. Among many so few are found faster
+    one by one than by sorting, and in a list of few faster than by numpy.
     """
-    left, found = price[rows], []
+    left = price[rows]
+    if len(rows) <= _FEW:
+        return sorted(zip(left.tolist(), rows.tolist(), strict=True), key=_PRICE)[:count]
+    found = []
     for _ in range(min(count, len(rows))):
         at = left.argmin()
         found.append((left.item(at), rows.item(at)))
@@ -119,38 +128,61 @@ def _pairs(fleet: Fleet, prices: Prices, prefills: Ints, decodes: Ints, answers:
     prefills, decodes = prefills[prices.places[prefills]], decodes[answers[decodes]]
     if not len(prefills) or not len(decodes):
         return []
-    firsts = [(price, row, prices.open.item(row)) for price, row in _best(prefills, prices.of_prefill(), K)]
-    if not any(begins for _, _, begins in firsts):
-        opened = _best(prefills[prices.open[prefills]], prices.of_prefill(), 1)
-        firsts += [(price, row, True) for price, row in opened]
-    seconds = _best(decodes, prices.of_decode(), K)
-    least = seconds[0][0]
-    found = []
-    for now in (True, False):
-        best: _Option | None = None
-        for price, first, begins in firsts:
-            if begins is not now or (best is not None and price + least >= best.ranked):
-                continue
-            harmed = price + prices.harm(first)
-            for more, second in seconds:
-                whole = harmed + more
-                if best is not None and whole >= best.ranked:
-                    break
-                if first == second or (fleet.shunning and fleet.apart(first, second)):
-                    continue
-                whole += prices.handoff(first, second)
-                ranked = whole * (1 + (ALIKE if _alike(fleet, first, second) else HYSTERESIS))
-                if best is None or ranked < best.ranked:
-                    best = _Option(whole, ranked, first, second, now)
-        if best is not None:
-            found.append(best)
+    firsts = _best(prefills, prices.of_prefill(), K)
+    if not any(prices.open.item(row) for _, row in firsts):
+        firsts += _best(prefills[prices.open[prefills]], prices.of_prefill(), 1)
+    seconds = [
+        _Second(more, row, _kind(fleet, fleet.columns.prefills, row, -1))
+        for more, row in _best(decodes, prices.of_decode(), K)
+    ]
+    bests: dict[bool, _Option] = {}
+    for price, first in firsts:
+        begins = prices.open.item(first)
+        best = bests.get(begins)
+        if best is None or price + seconds[0].price < best.ranked:
+            found = _best_second(fleet, prices, (price, first), seconds, best)
+            if found is not None:
+                bests[begins] = found
+    return [bests[begins] for begins in (True, False) if begins in bests]
+
+
+class _Second(NamedTuple):
+    """One that may decode."""
+
+    price: float
+    row: int
+    kind: int
+    """Which make it is, where it computes prompts as well."""
+
+
+def _kind(fleet: Fleet, does: Bools, row: int, otherwise: int) -> int:
+    """Which make it is, where it does that leg."""
+    return fleet.book.speeds.kind(row) if does.item(row) else otherwise
+
+
+def _best_second(
+    fleet: Fleet, prices: Prices, priced: tuple[float, int], seconds: list[_Second], best: _Option | None
+) -> _Option | None:
+    """The pair with this P that ranks before the best one so far, if there is one. Two of one make are `ALIKE` where
+    either does the other's leg as well.
+    """
+    found, (price, first) = None, priced
+    harmed = price + prices.harm(first)
+    kind = _kind(fleet, fleet.columns.decodes, first, -2)
+    least = math.inf if best is None else best.ranked
+    for more, second, other in seconds:
+        whole = harmed + more
+        if whole >= least:
+            break
+        if first == second or (fleet.shunning and fleet.apart(first, second)):
+            continue
+        dearer = _ALIKE if other == kind else _APART
+        if whole * dearer < least:
+            whole += prices.handoff(first, second)
+            if whole * dearer < least:
+                least = whole * dearer
+                found = _Option(whole, least, first, second, prices.open.item(first))
     return found
-
-
-def _alike(fleet: Fleet, first: int, second: int) -> bool:
-    """Either could be the other: one make, and both compute prompts and answers."""
-    columns, speeds = fleet.columns, fleet.book.speeds
-    return columns.decodes.item(first) and columns.prefills.item(second) and speeds.kind(first) == speeds.kind(second)
 
 
 def _able(found: Ready, wanted: Wanted) -> Ints:
