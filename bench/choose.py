@@ -5,16 +5,18 @@
 
 A fleet of Llama-3.1-8B on H100 at work: eight requests an instance under way, engines' loads known, prompts of 100 to
 3,000 tokens whose first five chunks somebody may have cached. Timed is a request's whole way through the desk until it
-has its places: what is foretold of it, the choice, the entries in the book. Each time is the least of five rounds; the
-time of a thread, so that others on the machine add caches' misses and nothing else.
+has its places: what is foretold of it, the choice, the entries in the book. Each time is the least of ten rounds, all
+cells in each, as a machine has slow minutes; the time of a thread, so that others add caches' misses and nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
@@ -38,7 +40,7 @@ from router.view import View
 SIZES: Final = (16, 1000)
 TARGETS_US: Final = {16: 60.0, 1000: 200.0}
 """Of `workload`, the choice alone (design 12)."""
-ROUNDS, REQUESTS = 5, 400
+ROUNDS, REQUESTS = 10, 300
 PROMISE: Final = Promise(ttft_ms=500.0, tpot_ms=30.0)
 ASK: Final = Choose(frozenset(), hand_over=True)
 FLEETS: Final = {"prefill and decode": (Role.PREFILL, Role.DECODE), "both": (Role.BOTH,)}
@@ -99,9 +101,8 @@ def time_us(action: Callable[[], int]) -> float:
     return (time.thread_time() - began) / count * 1e6
 
 
-def measured(policy: str, size: int, roles: tuple[Role, ...], *, admission: bool) -> dict[str, float]:
+def measured(here: Desks, size: int) -> tuple[float, float]:
     """The choice alone, and the whole way through the desk, microseconds."""
-    here = Desks(policy, size, roles, admission=admission)
     fleet = here.desk.view.all()
 
     def pass_through() -> int:
@@ -113,18 +114,14 @@ def measured(policy: str, size: int, roles: tuple[Role, ...], *, admission: bool
             here.desk.finish(seat, here.now, 100)
         return REQUESTS
 
-    asked: Iterator[Wanted] = iter(())  # a request is priced once: each round has requests of its own
+    asked = [here.asks() for _ in range(REQUESTS)]  # a request is priced once: each round has requests of its own
 
     def choose() -> int:
         for wanted in asked:
             here.policy(fleet, wanted)
         return REQUESTS
 
-    alone = []
-    for _ in range(ROUNDS):
-        asked = iter([here.asks() for _ in range(REQUESTS)])
-        alone.append(time_us(choose))
-    return {"choice_us": round(min(alone), 1), "desk_us": round(min(time_us(pass_through) for _ in range(ROUNDS)), 1)}
+    return time_us(choose), time_us(pass_through)
 
 
 def main(words: list[str]) -> int:
@@ -134,24 +131,33 @@ def main(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="the line of JSON alone on stdout, no table")
     arguments = parser.parse_args(words)
     facts = published.machine()
-    figures: dict[str, Any] = {}
-    rows = []
-    for policy, admission in (("least_load", False), ("workload", False), ("workload", True)):
-        for size in SIZES:
-            for fleet, roles in FLEETS.items():
-                found = measured(policy, size, roles, admission=admission)
-                name = f"{policy}{' + admission' if admission else ''}, {size} {fleet}"
-                figures[name] = found
-                rows.append(
-                    [
-                        policy,
-                        "yes" if admission else "no",
-                        str(size),
-                        fleet,
-                        *(f"{each:.0f}" for each in found.values()),
-                    ]
-                )
-                published.say(f"choose: {name}: {found}")
+    cells = [
+        (policy, admission, size, fleet)
+        for policy, admission in (("least_load", False), ("workload", False), ("workload", True))
+        for size in SIZES
+        for fleet in FLEETS
+    ]
+    names = {cell: f"{cell[0]}{' + admission' if cell[1] else ''}, {cell[2]} {cell[3]}" for cell in cells}
+    figures: dict[str, Any] = {name: {"choice_us": math.inf, "desk_us": math.inf} for name in names.values()}
+    desks = {cell: Desks(cell[0], cell[2], FLEETS[cell[3]], admission=cell[1]) for cell in cells}
+    gc.freeze()  # as `baton router` has it
+    gc.set_threshold(10_000)
+    for number in range(ROUNDS):
+        for cell, here in desks.items():
+            least = figures[names[cell]]
+            for name, found in zip(least, measured(here, cell[2]), strict=True):
+                least[name] = min(least[name], round(found, 1))
+        published.say(f"choose: round {number + 1} of {ROUNDS}")
+    rows = [
+        [
+            cell[0],
+            "yes" if cell[1] else "no",
+            str(cell[2]),
+            cell[3],
+            *(f"{each:.0f}" for each in figures[name].values()),
+        ]
+        for cell, name in names.items()
+    ]
     targets = {
         f"workload_{size}_us": published.target(
             max(figures[f"workload + admission, {size} {fleet}"]["choice_us"] for fleet in FLEETS), limit
