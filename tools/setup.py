@@ -18,9 +18,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -29,6 +30,8 @@ STAMP = VENV / "baton-setup.stamp"
 UNPACKING = VENV / "baton-setup.unpacking"
 """Exists while pip writes packages: found at the start, it tells that some may be half written."""
 LOG = VENV / "baton-setup.log"
+PIPS = min(4, os.cpu_count() or 1)
+"""That work at a time: one looks up, fetches and unpacks package after package, on one core."""
 
 PYTHONS = ((3, 11), (3, 12))
 MACHINES = ("x86_64", "aarch64")
@@ -56,7 +59,7 @@ def install(device: str) -> None:
     """Everything, in order; each step may be repeated."""
     began = time.monotonic()
     lock = ROOT / "requirements" / f"{device}.txt"
-    packages = re.findall(r"^[A-Za-z0-9][^ #]*", lock.read_text(), flags=re.MULTILINE)
+    packages = re.findall(r"^[A-Za-z0-9].*", lock.read_text(), flags=re.MULTILINE)
     STAMP.unlink(missing_ok=True)
     make_venv(device)
     print(
@@ -64,8 +67,8 @@ def install(device: str) -> None:
     )
     LOG.unlink(missing_ok=True)
     if device == "cpu":
-        install_cpu_torch(next(package for package in packages if package.startswith("torch==")))
-    pip("packages", "--requirement", str(lock), count=len(packages))
+        install_cpu_torch(next(package.split()[0] for package in packages if package.startswith("torch==")))
+    install_packages(packages)
     compile_packages()
     if device == "cpu":
         name_vllm()
@@ -173,6 +176,15 @@ def install_cpu_torch(requirement: str) -> None:
         )
 
 
+def install_packages(packages: Sequence[str]) -> None:
+    """All lines of the lock, dealt out to several pips: none of them needs to know of another, as all are pinned."""
+    lists = [VENV / f"baton-setup.{number}.txt" for number in range(PIPS)]
+    for number, path in enumerate(lists):
+        path.write_text("\n".join(packages[number::PIPS]) + "\n")
+    if not run_pips("packages", [("--requirement", str(path)) for path in lists], len(packages)):
+        pip_failed("packages")
+
+
 def compile_packages() -> None:
     """Bytecode of all packages, on all cores: pip would write it on one, for most of the time that it unpacks.
 
@@ -183,7 +195,7 @@ def compile_packages() -> None:
     command = [str(PYTHON), "-m", "compileall", "-j", "0", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
-    for line in lines(process.stdout, every_s=1.0):
+    for _, line in lines([process.stdout], every_s=1.0):
         show.line(line)
     process.wait()
     show.end()
@@ -208,46 +220,65 @@ def site_packages() -> Path:
 def pip(what: str, *arguments: str, count: int) -> None:
     """Run `pip install --no-deps`; stop with the end of its log if it fails."""
     if not try_pip(what, *arguments, count=count):
-        show_log()
-        stop(f"pip failed to install {what}; the whole log is in {LOG}. Nothing is half done: run `make setup` again.")
+        pip_failed(what)
+
+
+def pip_failed(what: str) -> NoReturn:
+    """Say it, with the end of the log."""
+    show_log()
+    stop(f"pip failed to install {what}; the whole log is in {LOG}. Nothing is half done: run `make setup` again.")
 
 
 def try_pip(what: str, *arguments: str, count: int) -> bool:
     """Run `pip install --no-deps`, show how far it is, tell whether it went well."""
-    command = [str(PYTHON), "-m", "pip", "install", "--no-deps", "--no-compile", "--no-input", *arguments]
-    environment = os.environ | {
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_PROGRESS_BAR": "off", "PYTHONUNBUFFERED": "1",
-    }  # fmt: skip
+    return run_pips(what, [arguments], count)
+
+
+def run_pips(what: str, arguments_of: Sequence[Sequence[str]], count: int) -> bool:
+    """Run `pip install --no-deps` with each of these at a time, show how far they are, tell whether all went well."""
+    command = [str(PYTHON), "-m", "pip", "install", "--no-deps", "--no-compile", "--no-input", "--progress-bar=off"]
+    environment = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
     show = Progress(what, count)
-    with LOG.open("a") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-        assert process.stdout is not None
-        for line in lines(process.stdout, every_s=1.0):
+    writing = set()
+    with ExitStack() as stack:
+        log = stack.enter_context(LOG.open("a"))
+        pips = [
+            stack.enter_context(
+                subprocess.Popen([*command, *each], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+            )
+            for each in arguments_of
+        ]
+        for number, line in lines([each.stdout for each in pips if each.stdout is not None], every_s=1.0):
             log.write(f"{line}\n" if line else "")
             if line.startswith("Installing collected packages"):
                 UNPACKING.touch()
+                writing.add(number)
             show.line(line)
-        good = process.wait() == 0
-    if good:
+    codes = [each.returncode for each in pips]
+    if not any(codes[number] for number in writing):
         UNPACKING.unlink(missing_ok=True)
     show.end()
-    return good
+    return not any(codes)
 
 
-def lines(stream: IO[bytes], every_s: float) -> Iterator[str]:
-    """The lines of a pipe, and an empty one whenever none came for `every_s`."""
-    rest = b""
+def lines(streams: Sequence[IO[bytes]], every_s: float) -> Iterator[tuple[int, str]]:
+    """The lines of some pipes, each with its pipe's number, and an empty one whenever none came for `every_s`."""
+    rests = [b""] * len(streams)
     with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        while True:
-            if not selector.select(every_s):
-                yield ""
-                continue
-            data = os.read(stream.fileno(), 65536)
-            if not data:
-                return
-            *whole, rest = (rest + data).split(b"\n")
-            yield from (line.decode(errors="replace").rstrip() for line in whole)
+        for number, stream in enumerate(streams):
+            selector.register(stream, selectors.EVENT_READ, number)
+        while selector.get_map():
+            ready = selector.select(every_s)
+            if not ready:
+                yield 0, ""
+            for key, _ in ready:
+                data = os.read(key.fd, 65536)
+                if not data:
+                    selector.unregister(key.fileobj)
+                    continue
+                *whole, rests[key.data] = (rests[key.data] + data).split(b"\n")
+                for line in whole:
+                    yield key.data, line.decode(errors="replace").rstrip()
 
 
 class Progress:
@@ -257,7 +288,8 @@ class Progress:
         self.what, self.count, self.now = what, count, now
         self.began = self.shown = time.monotonic()
         self.seen = 0
-        self.unpacking = False
+        self.unpacking = 0
+        """Packages of which somebody has said that they are being written."""
         self.before = 0
 
     def line(self, line: str) -> None:
@@ -270,8 +302,9 @@ class Progress:
         elif line.startswith("Compiling "):
             self.seen += 1
         elif line.startswith("Installing collected packages"):
-            self.unpacking, self.seen = True, line.count(",") + 1
-            self.before = self.installed()
+            if not self.unpacking:
+                self.before = self.installed()
+            self.unpacking += line.count(",") + 1
         self.show()
 
     def installed(self) -> int:
@@ -282,7 +315,7 @@ class Progress:
         """Where it stands."""
         elapsed = f"{time.monotonic() - self.began:4.0f} s"
         if self.unpacking:
-            return f"  {self.what}: unpacking {max(0, self.installed() - self.before)}/{self.seen}  {elapsed}"
+            return f"  {self.what}: unpacking {max(0, self.installed() - self.before)}/{self.unpacking}  {elapsed}"
         return f"  {self.what}: {min(self.seen, self.count)}/{self.count}  {elapsed}  {self.now}".rstrip()
 
     def show(self) -> None:
@@ -309,7 +342,7 @@ def show_log() -> None:
     print("".join(f"  | {line}\n" for line in LOG.read_text().splitlines()[-15:]), end="", file=sys.stderr)
 
 
-def stop(message: str) -> None:
+def stop(message: str) -> NoReturn:
     """One line, exit code 2."""
     print(f"setup: {message}", file=sys.stderr)
     raise SystemExit(2)

@@ -32,6 +32,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         (tmp_path / "pyproject.toml", ""),
         (tmp_path / "requirements" / "cpu.txt", "torch==1.0+cpu  # vllm\n"),
         (python, ""),
+        (venv / "lib" / "python3.11" / "site-packages" / "a.py", ""),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -41,6 +42,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "PYTHON": python,
         "STAMP": venv / "stamp",
         "UNPACKING": venv / "unpacking",
+        "LOG": venv / "log",
     }.items():
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr("sys.argv", ["setup.py", "--device", "cpu"])
@@ -109,22 +111,58 @@ def test_setup_says_what_is_missing(
     assert message in capsys.readouterr().err
 
 
-def test_lines_of_a_slow_pipe(setup: ModuleType) -> None:
-    read, write = os.pipe()
+def test_lines_of_two_slow_pipes(setup: ModuleType) -> None:
+    pipes = [os.pipe() for _ in range(2)]
 
-    def speak() -> None:
-        for part in (b"one\ntw", b"o\n"):
+    def speak(write: int, *parts: bytes) -> None:
+        for part in parts:
             os.write(write, part)
             time.sleep(0.2)
         os.close(write)
 
-    speaker = threading.Thread(target=speak)
-    speaker.start()
-    with os.fdopen(read, "rb") as stream:
-        lines = list(setup.lines(stream, every_s=0.05))
-    speaker.join()
-    assert [line for line in lines if line] == ["one", "two"]
-    assert "" in lines
+    said = ((b"one\ntw", b"o\n"), (b"thr", b"ee\n"))
+    speakers = [
+        threading.Thread(target=speak, args=(write, *parts)) for (_, write), parts in zip(pipes, said, strict=True)
+    ]
+    for speaker in speakers:
+        speaker.start()
+    with os.fdopen(pipes[0][0], "rb") as first, os.fdopen(pipes[1][0], "rb") as second:
+        lines = list(setup.lines([first, second], every_s=0.05))
+    for speaker in speakers:
+        speaker.join()
+    assert [line for number, line in lines if number == 0 and line] == ["one", "two"]
+    assert [line for number, line in lines if number == 1] == ["three"]
+    assert (0, "") in lines
+
+
+@pytest.mark.parametrize(
+    ("asked", "good", "half_written"),
+    [
+        (["fine", "fine"], True, False),
+        (["fine", "missing"], False, False),  # what was never found was never begun
+        (["fine", "torn"], False, True),
+        (["nothing-to-do", "fine"], True, False),
+    ],
+)
+def test_pips_beside_each_other(
+    setup: ModuleType, tmp_path: Path, asked: list[str], good: bool, half_written: bool
+) -> None:
+    """Whether one was broken off while it wrote is remembered: the next set-up starts over then, and only then."""
+    setup.PYTHON = tmp_path / "pip"
+    setup.PYTHON.write_text(
+        """#!/bin/sh
+for last; do :; done
+case $last in
+    missing) exit 1 ;;
+    nothing-to-do) exit 0 ;;
+esac
+echo "Installing collected packages: a, b"
+[ "$last" = fine ]
+"""
+    )
+    setup.PYTHON.chmod(0o755)
+    assert setup.run_pips("packages", [[each] for each in asked], count=4) is good
+    assert setup.UNPACKING.exists() is half_written
 
 
 def test_lock_reads_what_the_resolver_prints() -> None:
