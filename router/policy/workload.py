@@ -58,9 +58,6 @@ def workload(fleet: Fleet, wanted: Wanted) -> Chosen:
     return _cheapest(fleet, prices, options)
 
 
-_ALIKE, _APART = 1 + ALIKE, 1 + HYSTERESIS
-
-
 class _Option(NamedTuple):
     """One way to serve it."""
 
@@ -176,7 +173,7 @@ def _best_second(
             break
         if first == second or (fleet.shunning and fleet.apart(first, second)):
             continue
-        dearer = _ALIKE if other == kind else _APART
+        dearer = 1 + (ALIKE if other == kind else HYSTERESIS)
         if whole * dearer < least:
             whole += prices.handoff(first, second)
             if whole * dearer < least:

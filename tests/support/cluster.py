@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.instance import Load
 from engine.vllm.metrics import parse_load
 
 START_S = 240.0
@@ -128,8 +129,11 @@ class Cluster:
 
     def idle(self) -> bool:
         """Whether no engine runs, queues or holds anything."""
-        loads = [parse_load(self.metrics(instance)) for instance in self.urls]
-        return all(load.running == load.waiting == 0 and load.kv_usage == 0 for load in loads)
+        return all(load.running == load.waiting == 0 and load.kv_usage == 0 for load in self.loads().values())
+
+    def loads(self) -> dict[str, Load]:
+        """What every engine says of itself."""
+        return {instance: parse_load(self.metrics(instance)) for instance in self.urls}
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         """Signal it and wait for its end."""
