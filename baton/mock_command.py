@@ -17,4 +17,6 @@ def mock_command(spec: EngineSpec) -> list[str]:
         words += ["--served-model-name", spec.served_name]
     if spec.kv_lease_s is not None:
         words += ["--lease-s", str(spec.kv_lease_s)]
+    if spec.digests:
+        words.append("--digests")
     return [*words, *spec.extra_args]

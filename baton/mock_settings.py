@@ -102,6 +102,7 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str] = os.enviro
             answers=ends,
             tp=args.tp,
             speed=args.speed,
+            digests=args.digests,
             seed=args.seed,
             api_key=environ.get("VLLM_API_KEY") or None,
         )

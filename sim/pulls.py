@@ -59,6 +59,8 @@ class Pulls:
         self.bytes_moved = 0
         self.spoil: Callable[[Pull, tuple[int, ...]], tuple[int, ...]] | None = None
         """A fault: what is read instead."""
+        self._vouched: dict[TransferId, dict[int, int]] = {}
+        """With digests: what is in each hold's blocks."""
         self.loses_notice: Callable[[InstanceId, TransferId], bool] | None = None
         """A fault: whether a notice gets lost."""
 
@@ -117,13 +119,33 @@ class Pulls:
         self._world.tell(by, ev.KvArrived(pull.effect.request, read))
 
     def _read(self, pull: Pull) -> tuple[int, ...] | None:
-        """What P's memory contains there now. Where nobody keeps contents, the right thing."""
+        """What P's memory contains there now; None: not to be used. Where nobody keeps contents, the right thing."""
         producer, remote = pull.producer, pull.effect.remote
         if not self._world.keeps_contents:
             return remote
         self._world.tell(producer, ev.ReadBlocks(remote))
         read = producer.contents_said
-        return read if read is None or self.spoil is None else self.spoil(pull, read)
+        if read is not None and self.spoil is not None:
+            read = self.spoil(pull, read)
+        if read is None or not self._world.settings.digests or self._vouched_for(pull, read):
+            return read
+        self._world.counts["pulls_refused"] += 1
+        self.give_back(pull.by, pull.effect.source)
+        return None
+
+    def _vouched_for(self, pull: Pull, read: tuple[int, ...]) -> bool:
+        held = self._vouched.pop(pull.effect.source.transfer, {})
+        return all(held.get(block) == content for block, content in zip(pull.effect.remote, read, strict=True))
+
+    def vouch(self, word: tuple[SimInstance, ev.Hold]) -> None:
+        """With digests: P notes what it holds, when it begins to hold it."""
+        producer, hold = word
+        if not (self._world.keeps_contents and producer.ready and producer.epoch == hold.transfer.producer_epoch):
+            return
+        self._world.tell(producer, ev.ReadBlocks(hold.blocks))
+        said = producer.contents_said
+        if said is not None:
+            self._vouched[hold.transfer] = dict(zip(hold.blocks, said, strict=True))
 
     def _fail(self, pull: Pull) -> None:
         by = pull.by

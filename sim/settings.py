@@ -38,6 +38,9 @@ class Settings:
     """`router.config.RouterConfig.stall_s`."""
     connect_s: float = 5.0
     """`router.upstream.CONNECT_S`: until a leg to a host that does not answer is given up."""
+    digests: bool = False
+    """Whether D compares what it has pulled with what P held, and computes the prompt where it differs, as Baton's
+    connector with ``transfer.digests``. The time it takes is not simulated."""
     pull_timeout_s: float = 10.0
     """Until a pull from a host that does not answer fails. UCX' own order; a parameter."""
     beat_every_s: float = BEAT_EVERY_S

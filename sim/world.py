@@ -232,6 +232,8 @@ class World:
         if leg is None:
             return
         leg.over = True
+        if effect.hold is not None and self.settings.digests:
+            self.kernel.at(self.kernel.now_ns, self.pulls.vouch, (at, effect.hold))
         leg.last_ns, leg.outputs = self.kernel.now_ns, effect.outputs
         if effect.outputs < 2:
             leg.second_ns = -1

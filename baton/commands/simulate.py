@@ -91,6 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--faults", metavar="FILE|PRESET", help=f"JSON, one fault a line, or one of {', '.join(PRESETS)}"
     )
     wrong.add_argument("--fault-every-s", type=finite, metavar="S", help="a preset's mean gap, for each kind of fault")
+    wrong.add_argument(
+        "--digests", action="store_true", help="pulled blocks are compared with what was held, as ours can"
+    )
     wrong.add_argument("--no-checks", action="store_true", help="do not look after each event whether all laws hold")
     told = parser.add_argument_group("what to report")
     for name in ("ttft", "tt2t", "tpot", "e2e"):
@@ -181,7 +184,7 @@ def again(words: Sequence[str], seed: int) -> str:
 
 
 def _settings(args: argparse.Namespace, fleet: Planned) -> Settings:
-    found = Settings(seed=args.seed, cold_start=args.cold_start, checks=not args.no_checks)
+    found = Settings(seed=args.seed, cold_start=args.cold_start, checks=not args.no_checks, digests=args.digests)
     of_file = {name: getattr(fleet, name) for name in ("first_token_s", "stall_s") if getattr(fleet, name) is not None}
     of_flags = {name: getattr(args, name) for name in _SHOWN if getattr(args, name) is not None}
     for name, value in of_flags.items():

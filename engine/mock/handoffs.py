@@ -2,7 +2,8 @@
 
 The consumer reads the producer's blocks when the transfer's time is over, whatever is in them by then (reads are
 one-sided: nobody asks whether the hold still stands, as on vLLM's stock path), tells the producer that it is done, and
-until then says every few seconds that it still wants the hold.
+until then says every few seconds that it still wants the hold. With digests it also reads what the producer vouches
+for, and what differs, or nobody vouches for any more, is not used: as with Baton's connector.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cluster.ids import InstanceId, RequestId, TransferId
@@ -33,11 +35,20 @@ CONSUMER = InstanceId("consumer")
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What came of reading blocks, one number for the content of each."""
+
+    contents: tuple[int, ...]
+    vouched: tuple[int, ...] | None
+    """What the producer held there; None: it does not vouch for that, or not any more."""
+
+
 class Peers(Protocol):
     """Other mocks, in this process or elsewhere. What cannot be reached answers None or False."""
 
-    async def read(self, producer: Producer, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
-        """What its blocks contain."""
+    async def read(self, producer: Producer, request_id: str, blocks: tuple[int, ...]) -> Read | None:
+        """What its blocks contain, and what it vouches for under this hold."""
 
     async def notify(self, producer: Producer, what: str, request_ids: list[str]) -> bool:
         """`what` is ``release`` or ``heartbeat``."""
@@ -71,12 +82,15 @@ class Handoffs:
         """Contents of the last pull."""
         self._holds: dict[str, int] = {}
         """Ours, and when each one's lease ends."""
+        self._vouched: dict[str, dict[int, int]] = {}
+        """What was in each one's blocks when it began; with digests only."""
 
     def begin_life(self, epoch: int, engine_id: str) -> None:
         """The engine is started: nothing of a former life counts."""
         self.epoch, self.engine_id = epoch, engine_id
         self._wanted.clear()
         self._holds.clear()
+        self._vouched.clear()
 
     # -- as a consumer --
 
@@ -107,22 +121,31 @@ class Handoffs:
         if producer is None or kind is Kind.FAIL_PULL:
             self._landed(order, None, None)
         elif (near := self._peers.near(producer)) is not None:
-            self._landed(order, near.contents(producer.engine_id, order.remote), kind)
+            self._landed(order, near.read(producer.engine_id, order.source.transfer.request, order.remote), kind)
         else:
             self._spawn(self._read_far(order, producer, kind))
 
     async def _read_far(self, order: Pull, producer: Producer, kind: Kind | None) -> None:
-        self._landed(order, await self._peers.read(producer, order.remote), kind)
+        self._landed(order, await self._peers.read(producer, order.source.transfer.request, order.remote), kind)
 
-    def _landed(self, order: Pull, contents: tuple[int, ...] | None, kind: Kind | None) -> None:
-        if contents is None:
+    def _landed(self, order: Pull, read: Read | None, kind: Kind | None) -> None:
+        if read is None:
             self.metrics.counts["nixl_num_failed_transfers"] += 1
-            self._wanted.pop(order.source.transfer, None)
-            self.on_failed_pull(order.request)
-            self._clock.tell(KvFailed(order.request))
+            self._recompute(order)
             return
-        before, self._last = self._last, contents
-        self._clock.tell(KvArrived(order.request, contents if kind is None else spoil(kind, contents, before)))
+        before, self._last = self._last, read.contents
+        contents = read.contents if kind is None else spoil(kind, read.contents, before)
+        if self._settings.digests and contents != read.vouched:
+            self.give_back(order.source)
+            self._recompute(order)
+            return
+        self._clock.tell(KvArrived(order.request, contents))
+
+    def _recompute(self, order: Pull) -> None:
+        """Nothing of it is used."""
+        self._wanted.pop(order.source.transfer, None)
+        self.on_failed_pull(order.request)
+        self._clock.tell(KvFailed(order.request))
 
     def give_back(self, source: Source, leg: Leg = Leg.DECODE) -> None:
         """Tell the producer that its hold is not wanted any more."""
@@ -178,6 +201,15 @@ class Handoffs:
     def held(self, hold: Hold, at_ns: int) -> None:
         """Blocks are kept since then."""
         self._holds[hold.transfer.request] = at_ns + round(self._settings.config.lease_s * NS)
+        if self._settings.digests:
+            self._loop.call_soon(self._vouch, hold)  # the twin is still speaking; no reader knows of the hold yet
+
+    def _vouch(self, hold: Hold) -> None:
+        if hold.transfer.request not in self._holds:
+            return
+        contents = self.contents(self.engine_id, hold.blocks)
+        if contents is not None:
+            self._vouched[hold.transfer.request] = dict(zip(hold.blocks, contents, strict=True))
 
     def holds(self) -> int:
         """How many there are; what has expired is counted and forgotten."""
@@ -185,8 +217,18 @@ class Handoffs:
         expired = [request for request, until_ns in self._holds.items() if until_ns <= now_ns]
         for request in expired:
             del self._holds[request]
+            self._vouched.pop(request, None)
         self.metrics.counts["nixl_num_kv_expired_reqs"] += len(expired)
         return len(self._holds)
+
+    def read(self, engine_id: str, request_id: str, blocks: tuple[int, ...]) -> Read | None:
+        """What a consumer reads now; None under the name of a former life."""
+        contents = self.contents(engine_id, blocks)
+        if contents is None:
+            return None
+        self.holds()
+        held = self._vouched.get(request_id, {})
+        return Read(contents, tuple(held[each] for each in blocks) if held.keys() >= set(blocks) else None)
 
     def contents(self, engine_id: str, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
         """What is in these blocks now; None under the name of a former life."""
@@ -203,6 +245,7 @@ class Handoffs:
         for request_id in request_ids:
             transfer = self.hold_id(RequestId(request_id))
             if what == "release":
+                self._vouched.pop(request_id, None)
                 if self._holds.pop(request_id, None) is None:
                     self.metrics.counts["nixl_num_notifications_after_expiry"] += 1
                 self._clock.tell(released(transfer, CONSUMER))

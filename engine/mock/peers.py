@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from engine.mock.handoffs import Handoffs
+from engine.mock.handoffs import Handoffs, Read
 from engine.mock.transfer import Producer
 
 ANSWER_S = 5.0
@@ -41,11 +41,13 @@ class HttpPeers:
         if self._session is not None:
             await self._session.close()
 
-    async def read(self, producer: Producer, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
+    async def read(self, producer: Producer, request_id: str, blocks: tuple[int, ...]) -> Read | None:
         """What its blocks contain; None where nobody answers, or not in that life of it."""
-        answer = await self._ask(producer, "read", {"blocks": blocks})
-        contents = answer.get("contents") if answer is not None else None
-        return tuple(contents) if isinstance(contents, list) else None
+        answer = await self._ask(producer, "read", {"request_id": request_id, "blocks": blocks}) or {}
+        contents, vouched = answer.get("contents"), answer.get("vouched")
+        if not isinstance(contents, list):
+            return None
+        return Read(tuple(contents), tuple(vouched) if isinstance(vouched, list) else None)
 
     async def notify(self, producer: Producer, what: str, request_ids: list[str]) -> bool:
         """Say something about holds; whether it was heard."""

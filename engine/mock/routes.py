@@ -140,10 +140,11 @@ class Routes:
         blocks = body.get("blocks")
         if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
             raise bad_request("`blocks` is a list of block ids.", "blocks")
-        contents = self._instance.handoffs.contents(_text(body, "engine_id"), tuple(blocks))
-        if contents is None:
+        request_id = _text(body, "request_id") if "request_id" in body else ""
+        read = self._instance.handoffs.read(_text(body, "engine_id"), request_id, tuple(blocks))
+        if read is None:
             raise ApiError(410, "Gone", "No such blocks in this life of the engine")
-        _json(exchange, {"contents": contents})
+        _json(exchange, {"contents": read.contents, "vouched": read.vouched})
 
     def _heard(self, request: Request, exchange: Exchange, what: str) -> None:
         body = _body(request)

@@ -35,6 +35,8 @@ class Settings:
     tp: int = 1
     speed: float = 1.0
     """Engine time over real time."""
+    digests: bool = False
+    """Whether what was pulled is compared with what was held, as Baton's connector does with ``transfer.digests``."""
     seed: int = 0
     """Of the faults' chance."""
     api_key: str | None = None

@@ -19,10 +19,10 @@ def pair() -> Iterator[Pair]:
         yield Pair(mocks.urls["prefill-0"], mocks.urls["decode-0"], "mock")
 
 
-@pytest.fixture(scope="module")
-def apart() -> Iterator[Pair]:
-    """Two processes: reads and notices go over HTTP."""
-    words = ("--step-ms", "8", "--served-model-name", "mock")
+@pytest.fixture(scope="module", params=[(), ("--digests",)], ids=["", "digests"])
+def apart(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Two processes: reads and notices go over HTTP; with digests, what is held, too."""
+    words = ("--step-ms", "8", "--served-model-name", "mock", *request.param)
     with (
         Mocks.start("--instances", "prefill=1", *words) as one,
         Mocks.start("--instances", "decode=1", *words) as other,

@@ -362,6 +362,46 @@ async def test_a_reused_block_is_wrong_words(start: Start) -> None:
     assert prefill.metrics.counts["nixl_num_kv_expired_reqs"] == 1
 
 
+@pytest.mark.parametrize("fault", ["corrupt", "stale"])
+async def test_with_digests_wrong_blocks_are_not_used(start: Start, fault: str) -> None:
+    """As Baton's connector with digests: the prompt is computed on D, and P's hold ends as if it had been read."""
+    fleet = await start(mock={"digests": True})
+    await fleet.ask(fleet.body())  # something to be stale with
+    decode, prefill = (fleet.mocks.instances[name] for name in ("decode-0", "prefill-0"))
+    await fleet.set_fault("decode-0", fault, times=1)
+    body = fleet.body()
+    pulled = decode.metrics.counts["external_prefix_cache_hits"]
+    assert _text((await fleet.ask(body))[1]) == await fleet.right(body)
+    assert decode.faults.active[0].struck == 1
+    assert decode.metrics.counts["external_prefix_cache_hits"] == pulled
+    await fleet.settled()
+    assert prefill.handoffs.holds() == 0
+    assert prefill.metrics.counts["nixl_num_kv_expired_reqs"] == 0
+    body = fleet.body()
+    assert _text((await fleet.ask(body))[1]) == await fleet.right(body)
+    assert decode.metrics.counts["external_prefix_cache_hits"] > pulled, "what is right is used"
+
+
+async def test_with_digests_a_reused_block_is_not_used(start: Start) -> None:
+    """As `test_a_reused_block_is_wrong_words`: nobody vouches for a hold that has ended."""
+    fleet = await start(
+        mock={"lease_s": 0.05, "num_blocks": 64, "max_model_len": 1024, "prefix_caching": False, "digests": True}
+    )
+    from cluster import wire
+
+    prefill, decode = (fleet.mocks.instances[name] for name in ("prefill-0", "decode-0"))
+    body = fleet.body()
+    _, leg = await fleet.ask(wire.prefill_body(body), at=prefill.url)
+    transfer = wire.read_transfer(leg)
+    assert transfer is not None
+    await eventually(lambda: prefill.load().kv_usage == 0, "the lease ends")
+    for _ in range(6):
+        await fleet.ask(fleet.body(max_tokens=2), at=prefill.url)
+    _, late = await fleet.ask(wire.decode_body(body, transfer), at=decode.url)
+    assert _text(late) == await fleet.right(body)
+    assert not prefill.handoffs._vouched
+
+
 async def test_a_dropped_notice_holds_blocks_for_the_lease(start: Start) -> None:
     fleet = await start(mock={"lease_s": 0.6})
     await fleet.set_fault("decode-0", "drop_notice")

@@ -142,12 +142,23 @@ def test_lost_notices_hold_blocks_until_the_lease_ends() -> None:
 
 
 def test_a_corrupt_pull_is_seen_as_wrong_text() -> None:
-    """Nothing that is built protects from it: what counts is that the simulation tells."""
+    """Engines that compare nothing are not protected from it: what counts is that the simulation tells."""
     fleet = members(P, D)
     spoilt = [Fault(at_s=0.0, kind="corrupt", instance=fleet[0].name, duration_s=0.5)]
     _, result = simulate(fleet, every(1.0, 2), faults=spoilt)
     assert [bool(flags & WRONG) for flags in result.columns["flags"]] == [True, False]
     assert result.counts["wrong_text"] == 1
+
+
+def test_with_digests_a_corrupt_pull_is_computed_anew() -> None:
+    fleet = members(P, D)
+    spoilt = [Fault(at_s=0.0, kind="corrupt", instance=fleet[0].name, duration_s=0.5)]
+    world, result = simulate(fleet, every(1.0, 2), faults=spoilt, digests=True)
+    assert not (result.columns["flags"] & WRONG).any()
+    assert (result.columns["outcome"] == 1).all()
+    assert (result.counts["pulls_corrupt"], result.counts["pulls_refused"]) == (1, 1)
+    assert (world.pulls.ended, world.pulls.failed) == (1, 1)
+    assert world.kv_usage(world.instances[0]) == 0
 
 
 def test_a_partition_is_waited_out_by_those_that_can() -> None:

@@ -32,7 +32,7 @@ class ChaosFleet:
 
     def __init__(self, scenario: Scenario, shape: Shape, limits: Limits, lease_s: float, seed: int) -> None:
         settings = [
-            mock_settings(f"{role.value}-{number}", role, lease_s=lease_s, seed=seed, **PACE)
+            mock_settings(f"{role.value}-{number}", role, lease_s=lease_s, seed=seed, digests=scenario.digests, **PACE)
             for role, count in shape.counts.items()
             for number in range(count)
         ]

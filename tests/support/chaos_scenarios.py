@@ -7,7 +7,7 @@ why it cannot be said there. Pure: the live suite, the simulator and `bench/chao
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -38,7 +38,7 @@ class Hurts(StrEnum):
 
     NOBODY = "every client is served right"
     SOME = "served right, or told a true error in time"
-    KNOWN = "wrong words: nothing that is built protects from it"
+    UNSEEN = "wrong words: these engines compare nothing of what they pull"
 
 
 STRUCK_TOKENS = 4
@@ -62,6 +62,8 @@ class Scenario:
     """Share of clients that leave before their answer is whole."""
     lease: str = ""
     """Why holds may stay until their lease ends. Empty: they are gone within two seconds."""
+    digests: bool = False
+    """Whether the engines compare what they pull with what was held, as Baton's connector can."""
     drive: str = ""
     """What else breaks: `partition`, `registry`, `router`."""
     sim: tuple[Mapping[str, Any], ...] = ()
@@ -131,9 +133,9 @@ def _of_requests() -> list[Scenario]:
         row("pulls fail: P and D apart", Side.D, {"fault": "fail_pull", "share": 0.5}, lease=_NO_NOTICE),
         row("lost notices", Side.D, {"fault": "drop_notice", "share": 0.5}, lease=_NO_NOTICE,
             sim=({"kind": "notices", "share": 0.5},), not_in_sim=""),
-        row("corrupt blocks", Side.D, {"fault": "corrupt", "share": 0.5}, hurts=Hurts.KNOWN,
+        row("corrupt blocks, digests", Side.D, {"fault": "corrupt", "share": 0.5}, digests=True,
             sim=({"kind": "corrupt", "share": 0.5},), not_in_sim=""),
-        row("stale blocks", Side.D, {"fault": "stale", "share": 0.5}, hurts=Hurts.KNOWN,
+        row("stale blocks, digests", Side.D, {"fault": "stale", "share": 0.5}, digests=True,
             not_in_sim="as corrupt blocks: what is read is another content"),
     ]  # fmt: skip
 
@@ -178,8 +180,20 @@ def _of_others() -> list[Scenario]:
     ]  # fmt: skip
 
 
+def _unseen() -> list[Scenario]:
+    """The same where nothing is compared: that wrong words come of it shows that wrong words would be seen."""
+    return [
+        replace(each, name=each.name.removesuffix(", digests") + ", no digests", digests=False, hurts=Hurts.UNSEEN)
+        for each in _of_requests()
+        if each.digests
+    ]
+
+
 SCENARIOS: tuple[Scenario, ...] = (*_kills(), *_of_requests(), *_of_instances(), *_of_others())
 """Every row, in the order of the table in docs/benchmarks.md."""
+
+UNSEEN: tuple[Scenario, ...] = tuple(_unseen())
+"""What is no promise, and is in the table for what it shows."""
 
 BY_NAME: dict[str, Scenario] = {each.name: each for each in SCENARIOS}
 

@@ -132,7 +132,7 @@ class Cluster:
         return all(load.running == load.waiting == 0 and load.kv_usage == 0 for load in self.loads().values())
 
     def proven(self) -> bool:
-        """Whether the router has proven its pairs (one of each role here: three pairs) and asks nothing more by itself."""
+        """Whether the router has proven its pairs (three: one of each role) and asks nothing more by itself."""
         with urllib.request.urlopen(f"{self.endpoint}/metrics", timeout=10) as answer:
             return 'baton_pair_proofs_total{result="passed"} 3.0' in answer.read().decode()
 
