@@ -297,10 +297,15 @@ class Exchange:
         else:
             problem = ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
             self._router.generation.refuse(outlet, problem)
+        self._part()
 
     def stop(self) -> None:
         """The router ends: whatever comes now is not looked at."""
         self._forget()
+
+    def _part(self) -> None:
+        """From its legs, which know it: a cycle would keep all of it, body and tokens, until somebody looks for cycles."""
+        self._producer = self._answer = None
 
     def _forget(self) -> None:
         """Nothing is to come any more."""
@@ -738,6 +743,7 @@ class Exchange:
         self._account.finish(outcome, self._seat, tokens)
         if self.reply.outlet.exchange is self:  # nobody has told him an end: better none than to wait for ever
             self.reply.outlet.abort()
+        self._part()
 
     def _engine_said(self, tokens: int | None) -> tuple[float, float] | None:
         """Of an answer in one piece: what its prompt took, if the same engine computed it, and each later token, ms."""

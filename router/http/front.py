@@ -553,6 +553,7 @@ class Connection(asyncio.Protocol):
             outlet.left()
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._phase, self._buffer, self._request = _Phase.LINGERING, b"", None
         self._front.closed(self)
 

@@ -418,6 +418,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
         self._transport = None
+        del self._parser  # the two know each other, and nothing is to be read any more
         leg = self._leg
         if leg is not None and exc is None and self._head and not self._length_known:
             self._leg = None

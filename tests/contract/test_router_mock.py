@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -498,3 +500,39 @@ async def test_usage_of_a_resumed_stream_tells_what_the_first_p_had_cached(start
     prefilled = fleet.mocks.instances["prefill-0"].metrics.ended
     assert prefilled["length"] == 2, "by way of the same P, which had it all by then"
     await fleet.settled()
+
+
+# -- memory --
+
+
+async def test_what_is_over_makes_no_cycles(start: Start) -> None:
+    """A cycle keeps a request's body and tokens until the collector has gone through everything, which is seldom.
+
+    (Every request was one, and resident memory grew for half an hour; `make soak` found it.)
+    """
+    fleet = await start()
+    await fleet.ask(fleet.body())
+    gc.collect()
+    gc.disable()
+    try:
+        await fleet.ask(fleet.body())
+        await fleet.stream(fleet.body())
+        await fleet.stream({"messages": [{"role": "user", "content": STORY}], "model": "fake", "max_tokens": 4}, CHAT)
+        assert (await fleet.ask({**fleet.body(), "max_tokens": -1}))[0] == 400
+        for fault in ({"fault": "break", "after_tokens": 4}, {"fault": "error"}, {"fault": "refuse"}):
+            await fleet.set_fault("decode-0", times=1, **fault)
+            async with fleet.client.post(
+                fleet.endpoint + COMPLETIONS, json={**fleet.body(), "stream": True}
+            ) as response:
+                await response.read()
+        async with fleet.client.post(fleet.endpoint + COMPLETIONS, json={**fleet.body(max_tokens=500), "stream": True}):
+            pass  # he leaves
+        await fleet.settled()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        kept = Counter(type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("router."))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not kept
