@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -25,6 +26,7 @@ from engine.mock.fleet import MockFleet
 from engine.mock.settings import Ends
 from router.app import serve
 from router.config import RouterConfig
+from router.upstream import EngineLost, Upstream
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 STORY = "Once upon a time a small robot found a bright red lantern near the river. " * 3
@@ -536,3 +538,22 @@ async def test_what_is_over_makes_no_cycles(start: Start) -> None:
         gc.garbage.clear()
         gc.enable()
     assert not kept
+
+
+async def test_nor_does_an_engine_that_is_away() -> None:
+    """It is probed twice a second for as long as it is away, and aiohttp's errors and their frames know each other."""
+    upstream = Upstream()
+    await upstream.start()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    away = Instance(id=InstanceId("away"), role=Role.DECODE, url=f"http://127.0.0.1:{port}")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            with pytest.raises(EngineLost, match="Connect call failed"):
+                await upstream.call(away, "GET", "/health", None, {})
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+        await upstream.close()
