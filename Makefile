@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long check validate fuzz-api bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table bench-compare bench-sim bench-vidur lock clean help
+.PHONY: setup serve test test-long test-compiled check validate fuzz-api bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -29,6 +29,12 @@ test-long: setup ## what takes longer: tests marked long, live ones with vLLM's 
 	@$(BIN)/python -m pytest -m long $(ARGS)
 	@$(BIN)/python -m pytest tests/live -m "live and not long" --connector nixl $(ARGS)
 	@$(BIN)/python -m pytest tests/property --hypothesis-profile=searching $(ARGS)
+
+compile: setup ## what decides, to machine code: routers and simulations cost about half (two minutes; needs a C compiler)
+	@$(BIN)/python -m tools.compile
+
+test-compiled: compile ## the tests of what is compiled, compiled (10 minutes); what reaches into it is skipped
+	@BATON_COMPILED=1 $(BIN)/python -m pytest tests/unit tests/property tests/playbook tests/sim tests/contract tests/chaos -m "not long" $(ARGS)
 
 check: setup ## format, lint, types, import direction
 	@$(BIN)/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }

@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from baton import __version__
+from baton import __version__, compiled
 from cluster.errors import UsageError
 
 COMMANDS = {
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 2
         args.vllm_args = engine_words
+        compiled.use()
         command = importlib.import_module(f"baton.commands.{args.command}")
         return int(command.run(args))
     except UsageError as error:

@@ -19,8 +19,8 @@ from costs.hardware import Gpu, gpu_named
 from costs.model import ModelShape
 from costs.shape import Spans
 from loadgen.report import Targets
-from router.admission import Promise
 from router.promises import promises_of
+from router.records import Promise
 from sim.engine_args import engine_of, read_words
 from sim.fleet import Member, member
 

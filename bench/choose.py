@@ -28,12 +28,12 @@ from cluster.instance import Instance, Load, Role
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
-from router.admission import Promise
 from router.desk import Desk, Seat
 from router.journey import Choose
 from router.policy import FORESEEING, POLICIES
 from router.policy.candidates import Wanted
 from router.prefixes import Prefixes
+from router.records import Promise
 from router.speeds import make_of
 from router.view import View
 

@@ -38,7 +38,8 @@ from engine.twin.tokens import Text
 from loadgen.arrival import Arrival
 from loadgen.traces import mooncake
 from router.chunks import CHUNK_BYTES, Hasher, prompt_text
-from router.prefixes import Prefixes, Sent
+from router.prefixes import Prefixes
+from router.records import Sent
 
 TRACE = "traces/mooncake/conversation_trace.jsonl"
 BLOCK = mooncake.BLOCK_TOKENS

@@ -110,7 +110,7 @@ def share_out(
     if total < len(order):
         return {router: int(router in order[:total]) for router in wants}
     parts = _by_demand(total, {router: wants[router] for router in order}, shares)
-    idle = (total - sum(parts.values())) / max(1, len(parts))
+    idle = (total - sum(parts.values(), 0.0)) / max(1, len(parts))
     parts = {router: part + idle for router, part in parts.items()}
     small = max(1, total // (SMALL_PART * max(1, len(order))))
     return dict.fromkeys(wants, 0) | whole(total, _lifted(parts, small), order)

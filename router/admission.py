@@ -22,7 +22,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -126,7 +126,7 @@ class Gate:
 class _Entry:
     """One who waits."""
 
-    who: object
+    who: Any
     kind: Hashable
     tenant: str
     due: float
@@ -140,21 +140,6 @@ class _Entry:
     @property
     def key(self) -> tuple[float, int]:
         return (self.due, self.number)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
-    """What a request's class promises it, and what becomes of it when that cannot be kept (`cluster.spec`)."""
-
-    ttft_ms: float = 0.0
-    tpot_ms: float = 0.0
-    """0: nothing."""
-    sheds: bool = False
-    degraded: Promise | None = None
-    """Its second promise."""
-
-
-NO_PROMISE: Final = Promise()
 
 
 class Line:

@@ -16,12 +16,10 @@ import msgspec
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load
-from router.admission import Promise
 from router.journey import Choose, Chosen
 from router.policy.candidates import Wanted
-from router.prefixes import Sent
+from router.records import Promise, Reported, Sent
 from router.speeds import Make
-from router.view import Reported
 
 # --- the fleet --------------------------------------------------------------------------------------------------------
 

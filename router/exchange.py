@@ -29,8 +29,8 @@ from router.exact import Verdict, Way, has_room
 from router.http.headers import Headers, lines
 from router.http.outlet import Outlet
 from router.intake import Intake, Taken, answer_tokens, cached_in
-from router.prefixes import Sent
 from router.promises import SHED
+from router.records import Sent
 from router.releases import Releases, stamped, transfer_id
 from router.reply import Reply
 from router.seam import ERROR_EVENT, Seed, seed_of, stops_of
@@ -304,7 +304,7 @@ class Exchange:
         self._forget()
 
     def _part(self) -> None:
-        """From its legs, which know it: a cycle would keep all of it, body and tokens, until somebody looks for cycles."""
+        """From its legs, which know it: a cycle would keep it, body and tokens, until somebody looks for cycles."""
         self._producer = self._answer = None
 
     def _forget(self) -> None:

@@ -19,7 +19,7 @@ from router.exact import COMPLETIONS
 from router.foresight import Foresight
 from router.lengths import Lengths, cues_of
 from router.policy.candidates import Wanted
-from router.prefixes import Sent
+from router.records import Sent
 from router.tokens import Kind, Ratios, kind_of
 from router.view import Fleet
 

@@ -45,7 +45,7 @@ MEMORY = 3000.0
 KEYS_MAX = 10_000
 """Keys of all levels together; a tenant with one model and steady traffic takes about 30."""
 
-LEVELS: Final = (0.5, 0.9, 0.99)
+LEVELS: Final[tuple[float, ...]] = (0.5, 0.9, 0.99)
 """Quantiles that are calibrated; those between follow by interpolation."""
 
 RATE = 0.02

@@ -18,9 +18,10 @@ from router.desk import Calls, Desk, Seat
 from router.journey import Choose, Chosen
 from router.policy import Policy
 from router.policy.candidates import Wanted
-from router.prefixes import Prefixes, Sent
+from router.prefixes import Prefixes
+from router.records import Reported, Sent
 from router.speeds import Make
-from router.view import Fleet, Reported, View
+from router.view import Fleet, View
 
 Write = Callable[[bytes], Any]
 

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.chunks import CHUNK_BYTES
+from router.records import Sent
 
 Ints = NDArray[np.int64]
 
@@ -95,16 +96,6 @@ def _unpacked(levels: list[tuple[int, int]], rows: int) -> Ints:
     flags = np.unpackbits(packed.reshape(len(levels), width), axis=1, count=rows, bitorder="little")
     sizes = np.array([size for size, _ in levels], dtype=np.float32)
     return (sizes @ flags.astype(np.float32)).astype(np.int64)
-
-
-class Sent(NamedTuple):
-    """A prompt that went to an instance, for its answer to be compared with what had been expected."""
-
-    row: int
-    life: int
-    chunks: Sequence[int]
-    former_s: tuple[float, ...]
-    """When each chunk that it was believed to hold was last used there."""
 
 
 class _Held:

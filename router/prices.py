@@ -35,7 +35,7 @@ LOOSE: Final = 5.0
 BARRIER_MAX: Final = 0.8
 """What is left of a budget counts as a fifth at least: being late must not cost more than several misses of others."""
 
-RAMP: Final = (0.85, 1.1)
+RAMP: Final[tuple[float, ...]] = (0.85, 1.1)
 """From this part of a target on, a prediction counts as partly missed, beyond this as missed: what is predicted here
 comes out within some 10 % (docs/policy.md)."""
 
@@ -50,7 +50,7 @@ OUTPUT_UNKNOWN: Final = 200.0
 
 _SLOPE: Final = 1.0 / (RAMP[1] - RAMP[0])
 
-SHARES: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
+SHARES: Final[tuple[float, ...]] = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 """Of answers, for which `Wanted.output_lengths` says how long they are at most: the short ones most closely, as a pause
 is spread over their tokens."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.spec import SloClass, WhenMissed
-from router.admission import NO_PROMISE, Promise
+from router.records import NO_PROMISE, Promise
 from router.timing import Timing
 
 MET: Final = "met"

@@ -48,9 +48,9 @@ from router.policy import FORESEEING, POLICIES
 from router.prober import Prober
 from router.promises import promises_of
 from router.prover import Prover
+from router.records import Reported
 from router.tickets import Tickets
 from router.upstream import EngineLost, Upstream, limit_silence, say
-from router.view import Reported
 from router.watch import Watch
 from router.whole import Whole
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 import numpy as np
@@ -18,6 +18,7 @@ from cluster.instance import Instance, Load, Role
 from router.book import Book
 from router.columns import Columns, Ints
 from router.prefixes import Prefixes
+from router.records import Reported
 from router.speeds import Make
 
 if TYPE_CHECKING:
@@ -313,7 +314,7 @@ class Fleet(Sequence[InstanceView]):
         book.reach(len(self.columns.ready))
         book.know(view.row, None if self._makes is None else self._makes(view.instance))
         if self.prefixes is not None:
-            self.prefixes.join(view.row, book.speeds.capacity[view.row], view.instance.epoch)
+            self.prefixes.join(view.row, int(book.speeds.capacity[view.row]), view.instance.epoch)
         self._part(view)
 
     def holds(self, view: InstanceView, kv_tokens: int) -> None:
@@ -358,22 +359,6 @@ class Fleet(Sequence[InstanceView]):
         if self.prefixes is not None:
             self.prefixes.leave(view.row)
         view.forget()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
-    """An instance's own word, as its heartbeat brings it."""
-
-    instance: Instance
-    state: str
-    accepting: bool
-    credits: int
-    load: Load
-    models: tuple[dict[str, object], ...]
-    grant: int | None = None
-    """Legs of its credits that are this router's; None: its agent grants none by name."""
-    shuns: tuple[InstanceId, ...] = ()
-    """Producers that its engine pulls nothing from for now."""
 
 
 class View:

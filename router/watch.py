@@ -34,7 +34,7 @@ from cluster.registry.registry import Registry, RegistryDown
 from router.demand import demands, legs_said
 from router.desk import Desk
 from router.quarantine import Quarantine, Word
-from router.view import Reported
+from router.records import Reported
 
 logger = logging.getLogger("baton.router")
 

@@ -12,8 +12,8 @@ from cluster.wire import Transfer
 from engine.twin.request import Source
 from loadgen.arrival import Arrival
 from router import journey as j
-from router.admission import Promise
 from router.desk import HANDSHAKE_S, Desk
+from router.records import Promise
 from sim import result as rows
 from sim.instance import Leg
 from sim.kernel import NS

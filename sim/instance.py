@@ -17,7 +17,7 @@ from engine.twin import events as ev
 from engine.twin.machine import Twin
 from engine.twin.request import Request
 from prefill.rules import PrefillRules
-from router.view import Reported
+from router.records import Reported
 from sim.fleet import Member
 from sim.link import Nic
 

@@ -17,9 +17,9 @@ from engine.twin.tokens import Prompt, Segment
 from loadgen.arrival import Arrival
 from router import exact
 from router import journey as j
-from router.admission import NO_PROMISE
 from router.desk import Seat
 from router.policy.candidates import Wanted
+from router.records import NO_PROMISE
 from sim import result as rows
 from sim.instance import Leg
 from sim.kernel import NS

@@ -15,9 +15,9 @@ from engine.twin import events as ev
 from engine.twin.request import Source
 from engine.twin.tokens import answer_key
 from loadgen.arrival import Arrival
-from router.admission import Promise
 from router.logged import Log, desk_of, prefixes_of, view_of
 from router.policy import FORESEEING, POLICIES, Policy
+from router.records import Promise
 from router.view import View
 from sim import result as rows
 from sim.checks import Checks

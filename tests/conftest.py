@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from baton import compiled
+
+if os.environ.get(compiled.OFF) == "1" and (because := compiled.use()):
+    pytest.exit(f"{compiled.OFF} is 1, and nothing compiled is used: {because}", 2)
 
 TESTS = Path(__file__).parent
 NO_NETWORK = ("unit", "property", "playbook", "sim")
@@ -39,6 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if kind(item) in {"live", "chaos"}:
             item.add_marker(pytest.mark.live)
+        if os.environ.get(compiled.OFF) == "1" and item.get_closest_marker("interpreted"):
+            item.add_marker(pytest.mark.skip(reason="looks into what is compiled, which has no inside"))
     items.sort(key=lambda item: ORDER.index(kind(item)) if kind(item) in ORDER else len(ORDER))
 
 

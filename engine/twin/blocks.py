@@ -232,8 +232,8 @@ class Pool:
         """Assert what always holds."""
         row, free = self._free, set(self._free)
         assert len(row) == len(free) == self.free_blocks
-        named = {block for block, name in enumerate(self._names) if name}
-        idle = {block for block, flag in enumerate(self._idle) if flag}
+        named = {block for block, name in enumerate(list(self._names)) if name}
+        idle = {block for block, flag in enumerate(list(self._idle)) if flag}
         assert idle == free & set(self._tail) == free & named
         assert all(users > 0 and block not in free for block, users in self._extra.items())
         others = [block for same in self._same.values() for block in same]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
 
 from cluster.ids import InstanceId, RequestId, TransferId
 from engine.twin.tokens import Prompt, Text, length, mix
@@ -63,11 +62,11 @@ class Status(StrEnum):
 class Sequence:
     """A request in the engine."""
 
-    request: Final[Request]
-    order: Final[int]
+    request: Request
+    order: int
     """Counts arrivals: what came first."""
-    text: Final[Text]
-    limit: Final[int]
+    text: Text
+    limit: int
     """Tokens of the answer at most."""
     prompt_tokens: int = field(init=False)
     ends_after: int = field(init=False)

@@ -78,7 +78,8 @@ def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option]) -> Chosen:
         if best is None or each.ranked < best.ranked:
             best = each
         if each.open and (now is None or each.ranked < now.ranked):
-            now, other = each, now
+            other = now
+            now = each
         elif each.open:
             other = each
     if best is None or now is None:

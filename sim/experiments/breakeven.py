@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec import structs
@@ -25,7 +25,7 @@ from sim.experiments.systems import Shelf, System, simulate
 from sim.kernel import NS
 from sim.result import Result
 
-_RULES: Final = workload.__globals__
+_RULES: Final[dict[str, Any]] = getattr(workload, "__globals__", {})
 _PAIRS, _SINGLES = -0.999999, 1e9
 """In place of `HYSTERESIS` and `ALIKE`: every pair is cheaper than any single instance, or dearer; each kind keeps its
 order."""
@@ -36,6 +36,8 @@ PATIENCE_S: Final = 300.0
 
 @contextmanager
 def _preferring(hysteresis: float) -> Iterator[None]:
+    if not _RULES:
+        raise RuntimeError("what is compiled keeps its constants: set BATON_COMPILED=0 to exchange them")
     kept = {name: _RULES[name] for name in ("HYSTERESIS", "ALIKE")}
     _RULES.update(dict.fromkeys(kept, hysteresis))
     try:

@@ -17,8 +17,8 @@ from costs.step import StepCost, Work
 from engine.twin.config import Config, Version
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.admission import NO_PROMISE, Promise
 from router.policy import POLICIES, Policy
+from router.records import NO_PROMISE, Promise
 from router.speeds import Make
 from router.view import View
 from sim.baselines import BASELINES, follow

@@ -15,7 +15,8 @@ from router.desk import Desk, Seat
 from router.journey import Choose
 from router.policy import POLICIES
 from router.policy.candidates import Wanted
-from router.view import Reported, View
+from router.records import Reported
+from router.view import View
 from router.watch import Watch
 
 D = InstanceId("d")

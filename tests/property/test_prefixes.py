@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.chunks import CHUNK_BYTES, Hasher, answered_text, prompt_text
-from router.prefixes import Prefixes, Sent
+from router.prefixes import Prefixes
+from router.records import Sent
 
 HASHER = Hasher(b"0123456789abcdef")
 TOKENS = CHUNK_BYTES // 4

@@ -16,9 +16,9 @@ from cluster.instance import Role
 from costs.step import StepCost
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.admission import Promise
 from router.policy import POLICIES, Policy
 from router.prefixes import Prefixes
+from router.records import Promise
 from router.speeds import Make
 from router.view import View
 from sim.baselines import BASELINES

@@ -14,15 +14,14 @@ from cluster.instance import Instance, Load, Role
 from costs.step import StepCost
 from loadgen.arrival import Arrival
 from router import decisions as d
-from router.admission import Promise
 from router.desk import Desk, Seat
 from router.journey import Choose
 from router.logged import Log, LoggedDesk, LoggedPrefixes, LoggedView
 from router.policy import POLICIES
 from router.policy.candidates import Wanted
-from router.prefixes import Sent
+from router.records import Promise, Reported, Sent
 from router.speeds import Make
-from router.view import Reported, View
+from router.view import View
 from sim.faults import Faults, preset
 from sim.replay import replay
 from sim.settings import Settings
@@ -221,6 +220,7 @@ def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     assert replay(entries).differences == ()
 
 
+@pytest.mark.interpreted
 def test_nothing_that_changes_a_desk_or_a_view_is_overlooked() -> None:
     """Whoever adds a method to one of them has to say here that it changes nothing, or write it down."""
     asks = {

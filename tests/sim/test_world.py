@@ -213,12 +213,14 @@ def test_clients_that_leave_leave_nothing_behind() -> None:
     assert all(world.kv_usage(at) == 0 for at in world.instances)
 
 
+@pytest.mark.interpreted
 def test_a_place_that_is_never_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router.desk.Desk, "finish", lambda *_args, **_more: ())
     with pytest.raises(LawBroken, match="places taken"):
         simulate(members(P, D), every(0.1, 5))
 
 
+@pytest.mark.interpreted
 def test_a_request_that_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sim.passage.Passage, "answered", lambda *_: None)
     with pytest.raises(LawBroken, match="waits for nothing"):

@@ -12,7 +12,8 @@ from cluster.instance import Instance, Load, Role
 from router.journey import Chosen
 from router.policy import Policy
 from router.policy.candidates import Wanted
-from router.view import Reported, View
+from router.records import Reported
+from router.view import View
 from sim.baselines import BASELINES, Following
 from sim.baselines.dynamo import Dynamo
 from sim.baselines.llmd import Llmd

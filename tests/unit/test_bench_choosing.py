@@ -32,6 +32,7 @@ def test_answers_are_learned_from_when_they_end() -> None:
     assert guessed == [200, 200, 100]
 
 
+@pytest.mark.interpreted
 def test_the_fleet_counts_what_was_expected_and_what_was_there() -> None:
     block = prefixes.BLOCK
     turn = Arrival(at_s=0.0, input_tokens=4 * block, output_tokens=10, prefix=(1, 2, 3, 4), block_tokens=block)
@@ -42,6 +43,7 @@ def test_the_fleet_counts_what_was_expected_and_what_was_there() -> None:
     assert (apart.cached, apart.there, apart.expected) == (4, 0, 0), "only what the index heard of is judged"
 
 
+@pytest.mark.interpreted
 def test_an_index_that_forgets_nothing_expects_too_much() -> None:
     block = prefixes.BLOCK
     rows = [

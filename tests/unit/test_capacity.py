@@ -9,7 +9,8 @@ from cluster.instance import Instance, Load, Role
 from engine.mock.metrics import Metrics
 from engine.vllm.metrics import parse_load
 from router.prefixes import Prefixes
-from router.view import Reported, View
+from router.records import Reported
+from router.view import View
 
 ONE = Instance(id=InstanceId("one"), role=Role.BOTH, url="http://one", epoch=1)
 INFO = 'vllm:cache_config_info{{block_size="{}",cache_dtype="auto",engine="{}",num_gpu_blocks="{}",x="None"}} 1.0\n'

@@ -182,13 +182,10 @@ def test_columns_say_the_same() -> None:
     table = filled()
     cached = np.array([0, 100, 2000, 3000, 0, 64])
     for at, costs in enumerate(FLEET):
-        assert table.prefill_ms(4000 - cached, cached)[at] == pytest.approx(
-            costs.prefill_ms(4000 - cached[at], cached[at])
-        )
+        own = int(cached[at])
+        assert table.prefill_ms(4000 - cached, cached)[at] == pytest.approx(costs.prefill_ms(4000 - own, own))
         assert table.decode_step_ms(9, 9000)[at] == pytest.approx(costs.decode_step_ms(9, 9000))
-        assert table.mixed_step_ms(512, cached, 9, 9000)[at] == pytest.approx(
-            costs.mixed_step_ms(512, cached[at], 9, 9000)
-        )
+        assert table.mixed_step_ms(512, cached, 9, 9000)[at] == pytest.approx(costs.mixed_step_ms(512, own, 9, 9000))
         assert table.first_token_ms[at] == costs.first_token_ms
         assert table.kv_capacity_tokens[at] == costs.kv_capacity_tokens
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.admission import Gate, Promise
+from router.admission import Gate
 from router.columns import Bools
 from router.desk import Desk, Seat
 from router.journey import Choose
 from router.policy import POLICIES
 from router.policy.candidates import Wanted
 from router.prices import Prices
+from router.records import Promise
 from router.speeds import SURE, UNKNOWN
 from router.view import View
 
@@ -38,6 +40,7 @@ class Shut(Gate):
     answers = prompts
 
 
+@pytest.mark.interpreted
 def test_what_nobody_can_foretell_is_held_back_by_credits_alone() -> None:
     here = desk(admission=True)
     fleet = here.view.all()
@@ -51,6 +54,7 @@ def test_what_nobody_can_foretell_is_held_back_by_credits_alone() -> None:
     assert here.pick(replace(asked)).decode is None
 
 
+@pytest.mark.interpreted
 def test_the_line_is_asked_when_a_prompt_is_computed_where_room_is_more_than_credits() -> None:
     here = desk(admission=True)
     here.view.all().gate = Shut(here.line)
@@ -61,6 +65,7 @@ def test_the_line_is_asked_when_a_prompt_is_computed_where_room_is_more_than_cre
     assert best_effort.room() == ()
 
 
+@pytest.mark.interpreted
 def test_a_share_counts_here_by_the_part_of_its_demand_that_is_here() -> None:
     here = desk(admission=True)
     here.shares = {"acme": 4.0}

@@ -4,7 +4,8 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.policy import POLICIES
 from router.policy.candidates import Wanted
-from router.view import MET_MAX, Reported, View
+from router.records import Reported
+from router.view import MET_MAX, View
 
 
 def fleet(*specs: tuple[str, Role]) -> View:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cluster.spec import SloClass, WhenMissed
-from router.admission import Promise
 from router.promises import Seen, judge, promises_of, seen_in
+from router.records import Promise
 from router.timing import Stage, Timeline
 
 SLO = SloClass(ttft_ms=500, tt2t_ms=100, tpot_ms=40, e2e_ms=5000)

@@ -119,6 +119,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert re.search(message, told), told
 
 
+@pytest.mark.interpreted
 def test_a_run_that_breaks_a_law_prints_its_seed_and_how_to_see_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,138 @@
+"""What may be compiled, and when it is taken: only what was made from the very sources that are here."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton import compiled
+from cluster.registry.membership import Heartbeat
+from router import decisions
+from tools.compiled_modules import MODULES
+
+SOURCES = {name: compiled.source_of(name) for name in MODULES}
+
+
+def _tree(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_classes_say_nothing_beside_their_bases(module: str) -> None:
+    """mypyc forgets `frozen=True` and the like, and what inherits from msgspec's Struct is none of its own."""
+    for each in ast.walk(_tree(module)):
+        if isinstance(each, ast.ClassDef):
+            assert not each.keywords, f"{module}.{each.name}: let it stand in a module that is not compiled"
+            assert not any(ast.unparse(base).endswith("Struct") for base in each.bases), each.name
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_constant_tuples_of_floats_are_annotated(module: str) -> None:
+    """mypyc 2.4 takes a `Final` pair of floats for one that was never set: `Final[tuple[float, ...]]` is right."""
+    for each in _tree(module).body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.annotation, ast.Name) and each.annotation.id == "Final":
+            value = each.value
+            if isinstance(value, ast.Tuple) and value.elts:
+                known = all(isinstance(item, ast.Constant) and isinstance(item.value, float) for item in value.elts)
+                assert not known, f"{module}: {ast.unparse(each)}"
+
+
+def _within(hint: Any) -> Iterator[type]:
+    """Classes that a type speaks of."""
+    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from _within(part)
+
+
+def _read_by_type(root: Any, seen: set[type]) -> set[type]:
+    for each in _within(root):
+        if each not in seen and (is_dataclass(each) or issubclass(each, msgspec.Struct) or hasattr(each, "_fields")):
+            seen.add(each)
+            for hint in typing.get_type_hints(each, include_extras=True).values():
+                _read_by_type(hint, seen)
+    return seen
+
+
+@pytest.mark.parametrize("root", [decisions.Entry, Heartbeat])
+def test_what_is_read_by_its_types_keeps_them(root: Any) -> None:
+    """Compiled classes know no more than `tuple` of `tuple[int, ...]`, and nothing of `int | None`."""
+    found = _read_by_type(root, set())
+    assert len(found) > 2
+    for each in found:
+        if each.__module__ in MODULES:
+            plain = [field.type for field in fields(each)] if is_dataclass(each) else each.__annotations__.values()
+            assert all(str(said).isidentifier() for said in plain), f"{each} belongs to router/records.py"
+
+
+# -- when it is taken --
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A folder that says that one module was compiled."""
+    root, folder = tmp_path / "root", tmp_path / "compiled"
+    (root / "some").mkdir(parents=True)
+    folder.mkdir()
+    (root / "some/where.py").write_text("x = 1\n")
+    manifest = compiled.Manifest(
+        python=EXTENSION_SUFFIXES[0], sources={"some.where": compiled.digest(b"x = 1\n")}, shared="abc__mypyc"
+    )
+    (folder / compiled.MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def finders(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = [each for each in sys.meta_path if type(each).__module__ != "baton.compiled"]
+    monkeypatch.setattr(sys, "meta_path", ours)
+
+
+def _use(made: Path, **environ: str) -> str:
+    return compiled.use(made, made.parent / "root", environ)
+
+
+def test_it_is_taken_from_its_folder(made: Path) -> None:
+    assert _use(made) == ""
+    assert _use(made) == "", "once"
+    (finder,) = (each for each in sys.meta_path if type(each).__module__ == "baton.compiled")
+    spec = finder.find_spec("some.where")
+    assert spec is not None
+    assert spec.origin == str(made / f"some/where{EXTENSION_SUFFIXES[0]}")
+    assert finder.find_spec("some.other") is None
+
+
+def test_one_edited_line_and_nothing_is_taken(made: Path) -> None:
+    (made.parent / "root/some/where.py").write_text("x = 2\n")
+    assert _use(made) == "some.where was edited since: make compile"
+    (made.parent / "root/some/where.py").unlink()
+    assert _use(made) == "some.where is not there any more: make compile"
+    assert not any(type(each).__module__ == "baton.compiled" for each in sys.meta_path)
+
+
+def test_nor_what_is_imported_already_or_unwanted_or_of_another_python(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _use(made, BATON_COMPILED="0") == "BATON_COMPILED is 0"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "some.where", types.ModuleType("some.where"))
+        assert _use(made) == "some.where is imported already"
+    monkeypatch.setattr(compiled, "EXTENSION_SUFFIXES", [".other.so"])
+    assert _use(made).startswith("compiled for another Python")
+
+
+def test_without_it_or_with_half_of_it(made: Path) -> None:
+    (made / compiled.MANIFEST).write_text('{"python": ')
+    assert "cannot be read" in _use(made)
+    (made / compiled.MANIFEST).unlink()
+    assert _use(made) == "nothing is compiled: make compile"

@@ -1,0 +1,114 @@
+"""Compile the modules that decide to machine code, beside their sources: what `make compile` does.
+
+mypyc makes C of them, as strictly typed as they are, and the C compiler makes build/compiled/ of that, which `baton`
+and benchmarks take (`baton.compiled`). Does nothing where all that is there is of these sources: docs/compiled.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from mypyc.build import mypycify
+
+from baton import compiled
+from tools.compiled_modules import MODULES
+
+FLAGS = ("-O2", "-w", "-fPIC")
+"""-O3 takes three times as long, and is no faster here."""
+
+
+def main() -> None:
+    """Compile, unless it is done."""
+    began = time.monotonic()
+    os.chdir(compiled.ROOT)
+    if up_to_date():
+        return
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    if shutil.which(compiler[0]) is None:
+        sys.exit(f"compile: no C compiler ({compiler[0]}): apt install gcc, or CC=clang. Without, Baton is only slower")
+    print(f"compile: {len(MODULES)} modules, about two minutes", flush=True)
+    compiled.FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=compiled.FOLDER.parent) as temporary:
+        folder = Path(temporary) / "compiled"
+        build(folder, Path(temporary), compiler)
+        shutil.rmtree(compiled.FOLDER, ignore_errors=True)
+        folder.rename(compiled.FOLDER)
+    print(f"compile: done in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def up_to_date() -> bool:
+    """Whether all that would be compiled is."""
+    try:
+        manifest = msgspec.json.decode((compiled.FOLDER / compiled.MANIFEST).read_bytes(), type=compiled.Manifest)
+    except (OSError, msgspec.DecodeError):
+        return False
+    return manifest.python == EXTENSION_SUFFIXES[0] and manifest.sources == sources()
+
+
+def sources() -> dict[str, str]:
+    """By module: digest of its source."""
+    return {name: compiled.digest(compiled.source_of(name).read_bytes()) for name in MODULES}
+
+
+def build(folder: Path, temporary: Path, compiler: list[str]) -> None:
+    """All of them, and what they were made from, into `folder`."""
+    made_from = sources()
+    paths = [str(compiled.source_of(name).relative_to(compiled.ROOT)) for name in MODULES]
+    extensions: list[Any] = mypycify(
+        ["--config-file", "pyproject.toml", *paths],
+        multi_file=True,  # else one source of 20 MB, and one compiler at work on it
+        target_dir=str(temporary / "c"),
+    )
+    compile_all(extensions, folder, temporary, compiler)
+    shared = next(each.name for each in extensions if each.name.endswith("__mypyc"))
+    manifest = compiled.Manifest(python=EXTENSION_SUFFIXES[0], sources=made_from, shared=shared)
+    (folder / compiled.MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+
+def compile_all(extensions: list[Any], folder: Path, temporary: Path, compiler: list[str]) -> None:
+    """As many files at once as there are processors, the long ones first."""
+    includes = {sysconfig.get_path("include"), *(path for each in extensions for path in each.include_dirs)}
+    words = [*compiler, *FLAGS, *(f"-I{path}" for path in sorted(includes))]
+    files = sorted({source for each in extensions for source in each.sources}, key=_size, reverse=True)
+    objects = {file: temporary / f"{number}.o" for number, file in enumerate(files)}
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        done = pool.map(lambda file: run([*words, "-c", file, "-o", str(objects[file])]), files)
+        for number, _ in enumerate(done, 1):
+            if number % (len(files) // 10) == 0:
+                print(f"compile: {number} of {len(files)} files", flush=True)
+    for each in extensions:
+        target = folder / f"{each.name.replace('.', '/')}{EXTENSION_SUFFIXES[0]}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        run([*compiler, *_shared_flags(), *(str(objects[file]) for file in each.sources), "-o", str(target)])
+
+
+def _size(file: str) -> int:
+    return Path(file).stat().st_size
+
+
+def _shared_flags() -> Iterable[str]:
+    return ("-bundle", "-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-shared",)
+
+
+def run(words: list[str]) -> None:
+    """One command of the compiler's."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"compile: {shlex.join(words)}\n{done.stderr[-4000:]}")
+
+
+if __name__ == "__main__":
+    main()
