@@ -42,8 +42,8 @@ check: setup ## format, lint, types, import direction
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-bench-router: setup ## what a router costs: Baton, vllm-router, a bare relay (ARGS=--quick, --publish)
-	@$(BIN)/python -m bench.router $(ARGS)
+bench-router: compile ## what a router costs: Baton, vllm-router, a bare relay (ARGS=--quick, --publish)
+	@BATON_COMPILED=1 $(BIN)/python -m bench.router $(ARGS)
 
 bench-handoff: setup ## what a hand-over costs a client and two real engines (ARGS=--quick, --part client|connectors, --gpu, --publish)
 	@$(BIN)/python -m bench.handoff $(ARGS)
@@ -76,8 +76,8 @@ validate: setup ## measured runs of real engines beside what the twin predicts; 
 	fi
 	@$(BIN)/baton validate "$$BATON_DATA/measured" $(ARGS)
 
-bench-sim: setup ## how fast the simulator is: 1,000 instances, a million requests (ARGS=--quick, --publish)
-	@$(BIN)/python -m bench.sim $(ARGS)
+bench-sim: compile ## how fast the simulator is: 1,000 instances, a million requests (ARGS=--quick, --publish)
+	@BATON_COMPILED=1 $(BIN)/python -m bench.sim $(ARGS)
 
 bench-vidur: setup ## Vidur beside our simulator on the same requests: CPU for each (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.vidur $(ARGS)
@@ -88,8 +88,8 @@ bench-lengths: setup ## predicted answer lengths on traces; needs BATON_DATA (AR
 bench-prefixes: setup ## what the prefix index expects and what engines hold; needs BATON_DATA (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.prefixes $(ARGS)
 
-bench-choose: setup ## what one choice costs the router, by policy and size of the fleet (ARGS=--publish)
-	@$(BIN)/python -m bench.choose $(ARGS)
+bench-choose: compile ## what one choice costs the router, by policy and size of the fleet (ARGS=--publish)
+	@BATON_COMPILED=1 $(BIN)/python -m bench.choose $(ARGS)
 
 bench-policy: setup ## Baton's choosing against every rival's, 24 cells, simulated; needs BATON_DATA (ARGS=--fresh, --publish)
 	@$(BIN)/python -m bench.policy $(ARGS)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from baton import compiled
 from engine.vllm.hardware import Hardware, find_hardware
 
 VLLM_PINNED = "0.32.0"
@@ -203,6 +204,14 @@ def check_model(_: Hardware) -> Finding:
     return missing("Tiny model", f"no {weights}", "restore it: git checkout -- engine/tiny/model")
 
 
+def check_compiled(_: Hardware) -> Finding:
+    """Whether what decides runs as machine code (docs/compiled.md)."""
+    because = compiled.why_not()
+    if because:
+        return note("compiled", f"no ({because})", "make compile: routers and simulations cost about half")
+    return ok("compiled", f"yes, from {compiled.FOLDER}")
+
+
 CHECKS: tuple[Callable[[Hardware], Finding], ...] = (
     check_python,
     check_system,
@@ -217,6 +226,7 @@ CHECKS: tuple[Callable[[Hardware], Finding], ...] = (
     check_files,
     check_ports,
     check_model,
+    check_compiled,
 )
 """In the order of the report."""
 

@@ -46,35 +46,47 @@ def source_of(module: str, root: Path = ROOT) -> Path:
 
 def use(folder: Path = FOLDER, root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> str:
     """Take compiled modules from now on; before anything of them is imported. Says why not; empty: they are taken."""
+    if in_use():
+        return ""
+    manifest, because = _read(folder, root, environ)
+    if manifest is None:
+        return because
+    for module in manifest.sources:
+        if module in sys.modules:
+            return f"{module} is imported already"
+    sys.meta_path.insert(0, _Finder(folder, manifest))
+    return ""
+
+
+def why_not(folder: Path = FOLDER, root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> str:
+    """Why a command takes none; empty: it takes them."""
+    return _read(folder, root, environ)[1]
+
+
+def in_use() -> bool:
+    """Whether they are taken."""
+    return any(isinstance(each, _Finder) for each in sys.meta_path)
+
+
+def _read(folder: Path, root: Path, environ: Mapping[str, str]) -> tuple[Manifest | None, str]:
     if environ.get(OFF) == "0":
-        return f"{OFF} is 0"
+        return None, f"{OFF} is 0"
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except FileNotFoundError:
-        return "nothing is compiled: make compile"
+        return None, "nothing is compiled"
     except (OSError, msgspec.DecodeError) as error:
-        return f"{folder / MANIFEST} cannot be read ({error}): make compile"
-    if any(isinstance(each, _Finder) for each in sys.meta_path):
-        return ""
-    because = _unfit(manifest, root)
-    if not because:
-        sys.meta_path.insert(0, _Finder(folder, manifest))
-    return because
-
-
-def _unfit(manifest: Manifest, root: Path) -> str:
+        return None, f"{folder / MANIFEST} cannot be read: {error}"
     if manifest.python != EXTENSION_SUFFIXES[0]:
-        return f"compiled for another Python ({manifest.python}): make compile"
+        return None, f"compiled for another Python: {manifest.python}"
     for module, made_from in manifest.sources.items():
         try:
             source = source_of(module, root).read_bytes()
         except OSError:
-            return f"{module} is not there any more: make compile"
+            return None, f"{module} is not there any more"
         if digest(source) != made_from:
-            return f"{module} was edited since: make compile"
-        if module in sys.modules:
-            return f"{module} is imported already"
-    return ""
+            return None, f"{module} was edited since"
+    return manifest, ""
 
 
 class _Finder:

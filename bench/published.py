@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from baton import compiled
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
 
@@ -104,7 +106,8 @@ def publish(told: dict[str, Any], tables: Sequence[Table], facts: dict[str, Any]
 
 def note_of(facts: dict[str, Any], more: str = "") -> str:
     """One line on where figures come from."""
+    how = ", compiled" if compiled.in_use() else ""
     return (
         f"*{facts['date']}, {facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, "
-        f"Python {facts['python']}, load {facts['load_before']} before the run{'; ' + more if more else ''}.*"
+        f"Python {facts['python']}{how}, load {facts['load_before']} before the run{'; ' + more if more else ''}.*"
     )

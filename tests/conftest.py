@@ -13,7 +13,7 @@ from hypothesis import settings
 from baton import compiled
 
 if os.environ.get(compiled.OFF) == "1" and (because := compiled.use()):
-    pytest.exit(f"{compiled.OFF} is 1, and nothing compiled is used: {because}", 2)
+    pytest.exit(f"{compiled.OFF} is 1, and nothing compiled is used: {because} (make compile)", 2)
 
 TESTS = Path(__file__).parent
 NO_NETWORK = ("unit", "property", "playbook", "sim")

@@ -159,6 +159,7 @@ async def test_more_than_can_be_in_time_is_refused_and_the_rest_is_in_time() -> 
     assert found["baton_waiting_requests"] == 0
 
 
+@pytest.mark.interpreted
 async def test_tenants_that_wait_are_served_by_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """One asks for all it wants first, the other after it: with equal shares neither waits for all of the other's."""
     monkeypatch.setattr(admission, "FAIR_MS", 50.0)
