@@ -31,9 +31,8 @@ from costs.hardware import gpu_named
 from router.desk import Desk, Seat
 from router.journey import Choose
 from router.policy import FORESEEING, POLICIES
-from router.policy.candidates import Wanted
 from router.prefixes import Prefixes
-from router.records import Promise
+from router.records import Promise, Wanted
 from router.speeds import make_of
 from router.view import View
 

@@ -30,7 +30,7 @@ from router.columns import Bools, Ints
 from router.prices import Prices, prices_of
 
 if TYPE_CHECKING:
-    from router.policy.candidates import Wanted
+    from router.records import Wanted
     from router.view import Fleet
 
 AHEAD_MS: Final = 10.0

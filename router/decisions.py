@@ -17,8 +17,7 @@ import msgspec
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load
 from router.journey import Choose, Chosen
-from router.policy.candidates import Wanted
-from router.records import Promise, Reported, Sent
+from router.records import Promise, Reported, Sent, Wanted
 from router.speeds import Make
 
 # --- the fleet --------------------------------------------------------------------------------------------------------

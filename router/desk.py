@@ -20,9 +20,8 @@ from cluster.ids import InstanceId
 from router.admission import AHEAD_MS, PROMPTLY, Gate, Line
 from router.foresight import Expected, Foresight
 from router.journey import Choose, Chosen, Lost
-from router.policy.candidates import Wanted
 from router.prices import prices_of
-from router.records import NO_PROMISE, Promise
+from router.records import NO_PROMISE, Promise, Wanted
 from router.view import Fleet, View
 
 SECOND_LEGS_SHARE = 0.1

@@ -17,9 +17,8 @@ from router.book import Booking
 from router.chunks import CHUNK_BYTES
 from router.journey import Chosen
 from router.lengths import Features, Lengths, Predictor
-from router.policy.candidates import Wanted
 from router.prices import MIDDLE, OUTPUT_UNKNOWN, SHARES, SHORT, Prices, prices_of
-from router.records import Sent
+from router.records import Sent, Wanted
 from router.view import Fleet
 
 _LOGITS: Final = tuple(math.log(share / (1.0 - share)) for share in SHARES)

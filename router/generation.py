@@ -29,8 +29,8 @@ from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.intake import Taken
 from router.journey import Journey
-from router.policy.candidates import Wanted
 from router.promises import promise_of
+from router.records import Wanted
 
 if TYPE_CHECKING:
     from router.server import Router

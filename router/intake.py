@@ -18,8 +18,7 @@ from router.chunks import CHUNK_BYTES, Hasher, prompt_text
 from router.exact import COMPLETIONS
 from router.foresight import Foresight
 from router.lengths import Lengths, cues_of
-from router.policy.candidates import Wanted
-from router.records import Sent
+from router.records import Sent, Wanted
 from router.tokens import Kind, Ratios, kind_of
 from router.view import Fleet
 

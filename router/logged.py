@@ -17,9 +17,8 @@ from router import decisions as d
 from router.desk import Calls, Desk, Seat
 from router.journey import Choose, Chosen
 from router.policy import Policy
-from router.policy.candidates import Wanted
 from router.prefixes import Prefixes
-from router.records import Reported, Sent
+from router.records import Reported, Sent, Wanted
 from router.speeds import Make
 from router.view import Fleet, View
 

@@ -19,8 +19,8 @@ from cluster.instance import Load, Role
 from router.bottleneck import PoolSeen
 from router.desk import Desk, Seat
 from router.lately import SLOT_S, SLOTS
-from router.policy.candidates import Wanted
 from router.prices import prices_of
+from router.records import Wanted
 from router.view import Fleet, InstanceView
 
 LOOK_S: Final = 1.0

@@ -23,7 +23,7 @@ from router.columns import Bools, Floats
 from router.prefixes import Match, rows_of
 
 if TYPE_CHECKING:
-    from router.policy.candidates import Wanted
+    from router.records import Wanted
     from router.view import Fleet
 
 MISS: Final = 30.0

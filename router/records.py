@@ -5,9 +5,11 @@ They stand apart from what uses them since compiled classes (docs/compiled.md) f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load
@@ -52,3 +54,44 @@ class Sent(NamedTuple):
     chunks: Sequence[int]
     former_s: tuple[float, ...]
     """When each chunk that it was believed to hold was last used there."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of the fleet. A Struct, since two are made of each request."""
+
+    model: str | None
+    """None: any model, as vLLM's own server treats a request that names none."""
+    hand_over: bool
+    """Whether prefill and decode may run on two instances."""
+    prefill_only: bool = False
+    """The whole answer is one token: a prefill instance's work."""
+    excluded: frozenset[InstanceId] = frozenset()
+    routers: int = 1
+    """Routers that share the instances' credits."""
+    prompt_tokens: int = 0
+    """About so many; 0: nobody has estimated it."""
+    prefix: tuple[int, ...] = ()
+    """Names of the prompt's blocks from its beginning, where somebody has hashed them."""
+    prefix_block_tokens: float = 0
+    """Tokens behind each of them."""
+    tenant: str = ""
+    slo_class: str = ""
+    output_tokens: float = 0.0
+    """Expected length of its answer; 0: nobody has predicted it."""
+    output_lengths: tuple[int, ...] = ()
+    """Lengths that so many of such answers do not exceed (`router.prices.SHARES`); none: nobody has predicted it."""
+    output_variance: float = 0.0
+    ttft_ms: float = 0.0
+    """Its class's target for the first token, from its arrival; 0: none."""
+    tpot_ms: float = 0.0
+    """And for each token after it."""
+    arrived: float = 0.0
+    now: float = 0.0
+    """Monotonic seconds: of its arrival, and of this choice."""
+    late: bool = False
+    """It is taken to miss its target for the first token anyway (`router.admission`)."""
+
+    @property
+    def kind(self) -> Hashable:
+        """Two requests of one kind are told the same: where one finds no place, the other finds none either."""
+        return (self.model, self.hand_over, self.prefill_only, self.excluded)

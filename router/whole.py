@@ -20,7 +20,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance
 from router import aliases, paths
 from router import body as bodies
-from router.policy.candidates import Wanted
+from router.records import Wanted
 from router.upstream import EngineLost
 
 if TYPE_CHECKING:

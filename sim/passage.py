@@ -18,8 +18,7 @@ from loadgen.arrival import Arrival
 from router import exact
 from router import journey as j
 from router.desk import Seat
-from router.policy.candidates import Wanted
-from router.records import NO_PROMISE
+from router.records import NO_PROMISE, Wanted
 from sim import result as rows
 from sim.instance import Leg
 from sim.kernel import NS

@@ -13,8 +13,8 @@ from router.desk import Calls, Desk, Seat
 from router.journey import Chosen
 from router.logged import nameless, numbers
 from router.policy import POLICIES, Policy
-from router.policy.candidates import Wanted
 from router.prefixes import Prefixes
+from router.records import Wanted
 from router.speeds import Make
 from router.view import Fleet, View
 

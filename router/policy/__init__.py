@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.journey import Chosen
-from router.policy.candidates import Wanted
 from router.policy.least_load import least_load
 from router.policy.workload import workload
+from router.records import Wanted
 from router.view import Fleet
 
 Policy = Callable[[Fleet, Wanted], Chosen]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from cluster.instance import Role
 from router.columns import Ints
 from router.journey import Chosen
-from router.policy.candidates import Wanted, least, of_role, ready, with_place
+from router.policy.candidates import least, of_role, ready, with_place
+from router.records import Wanted
 from router.view import Fleet, InstanceView, Ready
 
 

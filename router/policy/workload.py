@@ -22,8 +22,9 @@ from typing import Final, NamedTuple
 
 from router.columns import Bools, Floats, Ints
 from router.journey import Chosen
-from router.policy.candidates import Wanted, ready
+from router.policy.candidates import ready
 from router.prices import Prices, prices_of
+from router.records import Wanted
 from router.view import Fleet, Ready
 
 K: Final = 4

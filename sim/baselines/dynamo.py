@@ -25,7 +25,7 @@ from typing import Final
 from cluster.ids import InstanceId
 from router.columns import Ints
 from router.journey import Chosen
-from router.policy.candidates import Wanted
+from router.records import Wanted
 from router.view import Fleet
 from sim.baselines.pools import by_rule
 from sim.baselines.sent import Sent

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from engine.twin import events as ev
 from router.journey import Chosen
-from router.policy.candidates import Wanted
+from router.records import Wanted
 from sim.instance import SimInstance
 from sim.world import World
 

@@ -24,7 +24,8 @@ from typing import Final
 from cluster.instance import Role
 from router.columns import Ints
 from router.journey import Chosen
-from router.policy.candidates import Wanted, of_role, ready, with_place
+from router.policy.candidates import of_role, ready, with_place
+from router.records import Wanted
 from router.view import Fleet
 from sim.baselines.pools import by_rule
 from sim.baselines.sent import Sent

@@ -7,7 +7,8 @@ from typing import Final
 from engine.twin.tokens import mix
 from router.columns import Ints
 from router.journey import Chosen
-from router.policy.candidates import Wanted, least
+from router.policy.candidates import least
+from router.records import Wanted
 from router.view import Fleet
 from sim.baselines.pools import by_rule
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from cluster.instance import Role
 from router.columns import Ints
 from router.journey import Chosen
-from router.policy.candidates import Wanted, of_role, ready, with_place
+from router.policy.candidates import of_role, ready, with_place
+from router.records import Wanted
 from router.view import Fleet
 
 Pick = Callable[[Ints], int]

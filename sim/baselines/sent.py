@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from typing import Final
 
 from cluster.ids import InstanceId
-from router.policy.candidates import Wanted
+from router.records import Wanted
 
 
 class Sent:

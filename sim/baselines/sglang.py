@@ -17,7 +17,8 @@ from typing import Final
 from cluster.ids import InstanceId
 from router.columns import Ints
 from router.journey import Chosen
-from router.policy.candidates import Wanted, least
+from router.policy.candidates import least
+from router.records import Wanted
 from router.view import Fleet
 from sim.baselines.pools import by_rule
 from sim.baselines.sent import Sent

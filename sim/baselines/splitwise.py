@@ -25,7 +25,8 @@ from typing import Final
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from router.journey import Chosen
-from router.policy.candidates import Wanted, of_role, ready, with_place
+from router.policy.candidates import of_role, ready, with_place
+from router.records import Wanted
 from router.view import Fleet, InstanceView
 
 PROMPT_PENDING_MAX: Final = 8192

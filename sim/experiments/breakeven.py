@@ -17,8 +17,8 @@ from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.journey import Chosen
 from router.policy import Policy
-from router.policy.candidates import Wanted
 from router.policy.workload import workload
+from router.records import Wanted
 from router.view import Fleet
 from sim.experiments.goodput import attainment
 from sim.experiments.systems import Shelf, System, simulate

@@ -14,8 +14,7 @@ from engine.agent.machine import AgentMachine, EngineIs, LoadRead, RoutersHeard
 from router.desk import Desk, Seat
 from router.journey import Choose
 from router.policy import POLICIES
-from router.policy.candidates import Wanted
-from router.records import Reported
+from router.records import Reported, Wanted
 from router.view import View
 from router.watch import Watch
 

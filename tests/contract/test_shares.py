@@ -14,8 +14,7 @@ from cluster.registry.memory import MemoryRegistry
 from cluster.spec import SloClass, Tenant
 from router.config import RouterConfig
 from router.desk import Seat
-from router.policy.candidates import Wanted
-from router.records import Reported
+from router.records import Reported, Wanted
 from router.server import Router
 
 ONE = Instance(id=InstanceId("one"), role=Role.BOTH, url="http://127.0.0.1:1", epoch=1)

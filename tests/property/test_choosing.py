@@ -16,10 +16,10 @@ from costs.step import StepCost
 from router.admission import Gate, Line
 from router.foresight import Expected, Foresight
 from router.journey import Chosen
-from router.policy.candidates import Wanted
 from router.policy.workload import workload
 from router.prefixes import Prefixes
 from router.prices import prices_of
+from router.records import Wanted
 from router.speeds import Make
 from router.view import Fleet, View
 

@@ -11,8 +11,8 @@ from cluster.instance import Instance, Load, Role
 from loadgen.arrival import Arrival
 from router.admission import Line
 from router.journey import Chosen
-from router.policy.candidates import Wanted
 from router.policy.least_load import _say, least_load
+from router.records import Wanted
 from router.view import InstanceView, View
 from sim.faults import KINDS, Fault
 

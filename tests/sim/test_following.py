@@ -9,7 +9,7 @@ from support.simulated import MODEL, every, members
 from cluster.instance import Role
 from router.journey import Chosen
 from router.policy import POLICIES
-from router.policy.candidates import Wanted
+from router.records import Wanted
 from router.view import Fleet
 from sim.baselines import follow
 from sim.settings import Settings

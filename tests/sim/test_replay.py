@@ -18,8 +18,7 @@ from router.desk import Desk, Seat
 from router.journey import Choose
 from router.logged import Log, LoggedDesk, LoggedPrefixes, LoggedView
 from router.policy import POLICIES
-from router.policy.candidates import Wanted
-from router.records import Promise, Reported, Sent
+from router.records import Promise, Reported, Sent, Wanted
 from router.speeds import Make
 from router.view import View
 from sim.faults import Faults, preset

@@ -25,7 +25,7 @@ from router.demand import demands, legs_said
 from router.desk import Desk, Seat
 from router.journey import Choose
 from router.policy import POLICIES
-from router.policy.candidates import Wanted
+from router.records import Wanted
 from router.view import View
 from router.watch import _by_tenant, _reported
 

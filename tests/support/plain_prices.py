@@ -11,9 +11,10 @@ import numpy as np
 
 from router.admission import AHEAD_MS, LATE_LANES, MARGIN
 from router.book import SPREAD
-from router.policy.candidates import Wanted, ready
+from router.policy.candidates import ready
 from router.policy.workload import ALIKE, HYSTERESIS, WAITING, K
 from router.prices import BARRIER_MAX, LOOSE, MISS, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, RAMP, SHARES
+from router.records import Wanted
 from router.speeds import Make
 from router.view import Fleet
 

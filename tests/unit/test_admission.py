@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.admission import AGING_S_MIN, FAIR_MS, Line
-from router.policy.candidates import Wanted
+from router.records import Wanted
 
 ANY = Wanted(model="m", hand_over=True, prompt_tokens=1000, ttft_ms=500.0)
 

@@ -11,8 +11,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.journey import Chosen
 from router.policy import Policy
-from router.policy.candidates import Wanted
-from router.records import Reported
+from router.records import Reported, Wanted
 from router.view import View
 from sim.baselines import BASELINES, Following
 from sim.baselines.dynamo import Dynamo

@@ -11,7 +11,7 @@ from router.demand import ENTRY_BYTES, demands, legs_said
 from router.desk import Desk, Seat
 from router.journey import Choose
 from router.policy import POLICIES
-from router.policy.candidates import Wanted
+from router.records import Wanted
 from router.view import View
 
 ASK = Choose(frozenset(), hand_over=True)

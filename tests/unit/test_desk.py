@@ -7,7 +7,7 @@ from cluster.instance import Instance, Load, Role
 from router.desk import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Desk, Seat
 from router.journey import Choose, Lost
 from router.policy import POLICIES
-from router.policy.candidates import Wanted
+from router.records import Wanted
 from router.view import View
 
 P, D, D2 = (InstanceId(name) for name in ("p", "d", "d2"))

@@ -13,9 +13,8 @@ from router.columns import Bools
 from router.desk import Desk, Seat
 from router.journey import Choose
 from router.policy import POLICIES
-from router.policy.candidates import Wanted
 from router.prices import Prices
-from router.records import Promise
+from router.records import Promise, Wanted
 from router.speeds import SURE, UNKNOWN
 from router.view import View
 

@@ -9,7 +9,7 @@ import pytest
 from router.chunks import CHUNK_BYTES
 from router.foresight import Foresight
 from router.intake import Intake, answer_tokens, cached_in, chunk_key
-from router.policy.candidates import Wanted
+from router.records import Wanted
 from router.view import Fleet
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

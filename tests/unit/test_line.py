@@ -1,7 +1,7 @@
 """The line for places: who is asked when one becomes free. Whom targets put in another order: test_admission.py."""
 
 from router.admission import Line
-from router.policy.candidates import Wanted
+from router.records import Wanted
 
 
 def wants(kind: str) -> Wanted:

@@ -12,8 +12,8 @@ from cluster.spec import SloClass
 from router.clients import Client
 from router.desk import Seat
 from router.meters import Meters
-from router.policy.candidates import Wanted
 from router.promises import COUNTED, MISSED
+from router.records import Wanted
 from router.view import View
 
 

@@ -3,8 +3,7 @@
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.policy import POLICIES
-from router.policy.candidates import Wanted
-from router.records import Reported
+from router.records import Reported, Wanted
 from router.view import MET_MAX, View
 
 

@@ -9,8 +9,8 @@ from cluster.instance import Instance, Load, Role
 from router.desk import Desk, Seat
 from router.journey import Choose
 from router.policy import POLICIES
-from router.policy.candidates import Wanted
 from router.pools import Looks, lacks, together_pools
+from router.records import Wanted
 from router.view import View
 
 P, D = InstanceId("p"), InstanceId("d")

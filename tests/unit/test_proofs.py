@@ -7,8 +7,8 @@ import pytest
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.policy import POLICIES
-from router.policy.candidates import Wanted
 from router.proofs import AGAIN_S, EACH, LATER_S, TIE, Pair, Proofs, Said, fault, question, read
+from router.records import Wanted
 from router.view import View
 
 P0, P1, D0, D1 = (InstanceId(name) for name in ("p0", "p1", "d0", "d1"))

@@ -13,8 +13,8 @@ from router.desk import Seat
 from router.journey import Choose
 from router.logged import Log, desk_of, view_of
 from router.policy import POLICIES
-from router.policy.candidates import Wanted
 from router.quarantine import BECAUSE_MAX, WORDS_MAX, Quarantine
+from router.records import Wanted
 from router.view import View
 from sim.replay import replay
 

@@ -12,10 +12,10 @@ from costs.hardware import gpu_named
 from router.admission import AHEAD_MS, Gate, Line
 from router.foresight import Expected, Foresight
 from router.journey import Chosen
-from router.policy.candidates import Wanted
 from router.policy.workload import workload
 from router.prefixes import Prefixes
 from router.prices import prices_of
+from router.records import Wanted
 from router.speeds import Make, make_of
 from router.view import View
 
