@@ -443,13 +443,14 @@ class Pool:
         self.netloc = parts.netloc.rpartition("@")[2]
         self.base = parts.path.rstrip("/")
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
-        self._idle: list[Connection] = []
+        self._idle: dict[Connection, None] = {}
+        """In the order in which they were given back."""
         self.opened: set[Connection] = set()
 
     def idle(self, now: float) -> Connection | None:
         """The connection used last, if one is free: the older ones may then end."""
         while self._idle:
-            connection = self._idle.pop()
+            connection, _ = self._idle.popitem()
             if connection.usable and now - connection.idle_since < KEEPALIVE_S:
                 return connection
             connection.cut()
@@ -462,19 +463,18 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """It is free."""
-        self._idle.append(connection)
+        self._idle[connection] = None
 
     def forget(self, connection: Connection) -> None:
         """It is gone."""
         self.opened.discard(connection)
+        self._idle.pop(connection, None)  # which knows its pool: a cycle, once the pool is swept away
 
     def sweep(self, now: float) -> None:
         """Close what has been idle for too long."""
-        if self._idle and now - self._idle[0].idle_since >= KEEPALIVE_S:
-            for connection in self._idle:
-                if now - connection.idle_since >= KEEPALIVE_S:
-                    connection.cut()
-            self._idle = [each for each in self._idle if each.usable]
+        while self._idle and now - (oldest := next(iter(self._idle))).idle_since >= KEEPALIVE_S:
+            del self._idle[oldest]
+            oldest.cut()
 
     def close(self) -> None:
         """Cut every connection."""

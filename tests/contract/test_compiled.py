@@ -11,9 +11,7 @@ import pytest
 
 from baton import compiled
 
-RUN = (
-    "simulate --prefill 2 --decode 5 --rate 40 --duration-s 8 --input-tokens 900 --output-tokens 120 --seed 7"
-)
+RUN = "simulate --prefill 2 --decode 5 --rate 40 --duration-s 8 --input-tokens 900 --output-tokens 120 --seed 7"
 
 
 def _simulate(out: Path, used: str, words: list[str]) -> tuple[str, bytes]:

@@ -261,3 +261,20 @@ async def test_a_closed_leg_says_nothing_and_closes_its_connection(legs: Legs) -
         async with asyncio.timeout(5):
             await gone.wait()
         assert not heard.over.done()
+
+
+async def test_an_engine_that_left_is_forgotten_without_a_cycle(legs: Legs) -> None:
+    """Its idle connections knew their pool, which knew them: each restart of an engine left some (`make soak`)."""
+    engine = Engine(says(WHOLE, close=True))
+    async with engine.open() as url:
+        heard = Heard()
+        send(legs, url, heard)
+        assert await heard.end() is None
+        pool = legs._pools[url]
+        async with asyncio.timeout(5):
+            while pool.opened:
+                await asyncio.sleep(0.005)
+    assert not pool._idle
+    legs._sweeping.cancel()
+    legs._sweep()
+    assert not legs._pools
