@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -47,13 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     words, engine_words = _split(words)
     try:
+        _take_compiled()
         parser = _parser(words[0] if words else None)
         args = parser.parse_args(words)
         if args.command is None:
             parser.print_help()
             return 2
         args.vllm_args = engine_words
-        compiled.use()
         command = importlib.import_module(f"baton.commands.{args.command}")
         return int(command.run(args))
     except UsageError as error:
@@ -61,6 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _take_compiled() -> None:
+    """Before any command is imported. ``BATON_COMPILED=1`` wants them and nothing else."""
+    because = compiled.use()
+    if because and os.environ.get(compiled.OFF) == "1":
+        raise UsageError(f"{compiled.OFF} is 1, and nothing compiled is used: {because}; run make compile")
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
