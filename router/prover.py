@@ -133,8 +133,11 @@ class Prover:
         return said
 
     def _room(self, instance: InstanceId) -> None:
+        """Asked before each leg: an instance may be set aside, or begin to drain, while its proof is under way."""
         view = self._router.view
-        if not view.knows(instance) or not view.get(instance).has_place(view.routers):
+        if not view.knows(instance) or not view.get(instance).ready:
+            raise _NoWord(f"{instance} takes no new legs")
+        if not view.get(instance).has_place(view.routers):
             raise _NoWord(f"{instance} has no place")
 
     def _headers(self, request: RequestId) -> dict[str, str]:

@@ -254,6 +254,29 @@ async def test_a_proof_that_nobody_has_pulled_for_leaves_nothing_behind(
     assert cast.engines["p"].generated and not cast.engines["p"].holds
 
 
+async def test_a_proof_ends_where_an_operator_sets_an_instance_aside(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No new legs means none: not even those of a proof that is under way."""
+    monkeypatch.setattr(prover, "EVERY_S", 0.01)
+    await cast.join("p", Role.PREFILL)
+    await cast.join("d", Role.DECODE)
+    computed = asyncio.Event()
+
+    async def slow(_: web.Request, body: dict[str, Any]) -> None:
+        await computed.wait()
+
+    cast.engines["p"].behave = slow
+    fleet = await cast.serve(proves=True)
+    await eventually(lambda: bool(cast.engines["p"].bodies), "its prefill leg runs")
+    async with fleet.client.post(fleet.admin + "/quarantine/d", json={"because": "answers wrong"}) as answer:
+        assert answer.status == 200
+    computed.set()
+    await told(fleet, 'baton_pair_proofs_total{result="none"} 1.0')
+    assert not cast.engines["d"].generated
+    await eventually(lambda: not cast.engines["p"].holds, "what it has computed is given up")
+
+
 async def test_leaving_instances_are_forgotten(cast: Cast) -> None:
     await cast.join("p", Role.PREFILL)
     await cast.join("d", Role.DECODE)
