@@ -232,6 +232,7 @@ class Pool:
         """Assert what always holds."""
         row, free = self._free, set(self._free)
         assert len(row) == len(free) == self.free_blocks
+        # Lists: compiled code (mypyc) enumerates no arrays and no bytearrays.
         named = {block for block, name in enumerate(list(self._names)) if name}
         idle = {block for block, flag in enumerate(list(self._idle)) if flag}
         assert idle == free & set(self._tail) == free & named

@@ -347,9 +347,11 @@ async def test_wrong_blocks_are_wrong_words(start: Start, fault: str) -> None:
     assert _text((await fleet.ask(body))[1]) == await fleet.right(body), "once only"
 
 
-async def test_a_reused_block_is_wrong_words(start: Start) -> None:
-    """No fault at all: a hold whose lease has ended, whose blocks another prompt has by now, and a late pull."""
-    fleet = await start(mock={"lease_s": 0.05, "num_blocks": 64, "max_model_len": 1024, "prefix_caching": False})
+SHORT_LEASE: dict[str, Any] = {"lease_s": 0.05, "num_blocks": 64, "max_model_len": 1024, "prefix_caching": False}
+
+
+async def _pulled_too_late(fleet: Mocked) -> tuple[dict[str, Any], str]:
+    """A request and its answer: D pulls after the lease, when other prompts have been written over P's blocks."""
     from cluster import wire
 
     prefill, decode = (fleet.mocks.instances[name] for name in ("prefill-0", "decode-0"))
@@ -361,7 +363,15 @@ async def test_a_reused_block_is_wrong_words(start: Start) -> None:
     for _ in range(6):
         await fleet.ask(fleet.body(max_tokens=2), at=prefill.url)
     _, late = await fleet.ask(wire.decode_body(body, transfer), at=decode.url)
-    assert _text(late) != await fleet.right(body)
+    return body, _text(late)
+
+
+async def test_a_reused_block_is_wrong_words(start: Start) -> None:
+    """No fault at all: a hold whose lease has ended, whose blocks another prompt has by now, and a late pull."""
+    fleet = await start(mock=SHORT_LEASE)
+    body, late = await _pulled_too_late(fleet)
+    assert late != await fleet.right(body)
+    prefill = fleet.mocks.instances["prefill-0"]
     assert prefill.metrics.counts["nixl_num_notifications_after_expiry"] == 1
     assert prefill.metrics.counts["nixl_num_kv_expired_reqs"] == 1
 
@@ -388,22 +398,10 @@ async def test_with_digests_wrong_blocks_are_not_used(start: Start, fault: str) 
 
 async def test_with_digests_a_reused_block_is_not_used(start: Start) -> None:
     """As `test_a_reused_block_is_wrong_words`: nobody vouches for a hold that has ended."""
-    fleet = await start(
-        mock={"lease_s": 0.05, "num_blocks": 64, "max_model_len": 1024, "prefix_caching": False, "digests": True}
-    )
-    from cluster import wire
-
-    prefill, decode = (fleet.mocks.instances[name] for name in ("prefill-0", "decode-0"))
-    body = fleet.body()
-    _, leg = await fleet.ask(wire.prefill_body(body), at=prefill.url)
-    transfer = wire.read_transfer(leg)
-    assert transfer is not None
-    await eventually(lambda: prefill.load().kv_usage == 0, "the lease ends")
-    for _ in range(6):
-        await fleet.ask(fleet.body(max_tokens=2), at=prefill.url)
-    _, late = await fleet.ask(wire.decode_body(body, transfer), at=decode.url)
-    assert _text(late) == await fleet.right(body)
-    assert not prefill.handoffs._vouched
+    fleet = await start(mock={**SHORT_LEASE, "digests": True})
+    body, late = await _pulled_too_late(fleet)
+    assert late == await fleet.right(body)
+    assert not fleet.mocks.instances["prefill-0"].handoffs._vouched
 
 
 async def test_a_dropped_notice_holds_blocks_for_the_lease(start: Start) -> None:
