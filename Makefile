@@ -91,8 +91,8 @@ bench-prefixes: setup ## what the prefix index expects and what engines hold; ne
 bench-choose: compile ## what one choice costs the router, by policy and size of the fleet (ARGS=--publish)
 	@BATON_COMPILED=1 $(BIN)/python -m bench.choose $(ARGS)
 
-bench-policy: setup ## Baton's choosing against every rival's, 24 cells, simulated; needs BATON_DATA (ARGS=--fresh, --publish)
-	@$(BIN)/python -m bench.policy $(ARGS)
+bench-policy: compile ## Baton's choosing against every rival's, 24 cells, simulated; needs BATON_DATA (ARGS=--fresh, --publish)
+	@BATON_COMPILED=1 $(BIN)/python -m bench.policy $(ARGS)
 
 fuzz-api: setup ## what docs/openapi.json allows and does not, sent to a router on mocks; installs schemathesis in .bench/fuzz
 	@$(BIN)/python -m bench.rivals fuzz >/dev/null

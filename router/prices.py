@@ -63,9 +63,6 @@ LENGTHS_UNKNOWN: Final = tuple(OUTPUT_UNKNOWN * part for part in (0.05, 0.1, 0.2
 _REACHES: Final = tuple(RAMP[0] + (RAMP[1] - RAMP[0]) * (at + 0.5) / 4 for at in range(4))
 """Parts of a target up to which a prediction may come out as met, equally likely."""
 
-_FEW: Final = 128
-"""Numbers that are looked up by search: from here on it costs more than the other way, with 2,000 ten times as much."""
-
 
 class _Table:
     """A function of the part of a budget that is used, as straight lines between equally spaced points."""
@@ -80,11 +77,7 @@ class _Table:
         self._rest: Final[Floats] = self.costs[:-1] - self._slope * self.used[:-1]
 
     def at(self, used: Floats) -> Floats:
-        """What these cost, none of them negative. `np.interp` searches for each; where there are many that costs more
-        than to divide.
-        """
-        if used.size <= _FEW:
-            return np.interp(used, self.used, self.costs)
+        """What these cost, none of them negative. (`np.interp` would search for each.)"""
         line = (used * (1.0 / self.EACH)).astype(np.int64)
         found = self._slope.take(line, mode="clip")
         found *= used
