@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from router.columns import Bools, Ints
-from router.prices import Prices, prices_of
+from router.prices.ask import prices_of
 
 if TYPE_CHECKING:
     from router.records import Wanted
@@ -63,31 +63,21 @@ class Gate:
 
     def __init__(self, line: Line) -> None:
         self._line: Final = line
+        self.margin: Final[float] = MARGIN
+        """Of the strictest TPOT target at a row, what answers there may come to."""
         self._late: Final[dict[int, int]] = {}
         """Late prompts by row."""
 
-    def prompts(self, prices: Prices) -> Bools:
-        """Rows where a prompt would be computed at once, or nearly so."""
-        if not prices.wanted.ttft_ms:
-            return prices.places
-        found: Bools = prices.fleet.book.opens <= prices.wanted.now * 1000.0 + AHEAD_MS
-        if prices.wanted.late:
-            taken = [row for row, count in self._late.items() if count]
-            if len(taken) >= max(1, len(prices.fleet) // LATE_LANES):
-                lanes = np.zeros(len(found), dtype=np.bool_)
-                lanes[taken] = True
-                found = found & lanes
-        return found
+    def opens_until_ms(self, wanted: Wanted) -> float:
+        """A prompt would be computed at once, or nearly so, where `Book.opens` is no later than this."""
+        return wanted.now * 1000.0 + AHEAD_MS if wanted.ttft_ms else math.inf
 
-    def answers(self, prices: Prices) -> Bools:
-        """Rows where an answer keeps its target, and leaves those there theirs."""
-        book = prices.fleet.book
-        own = prices.tpot_ms or math.inf
-        limits = np.minimum(book.strictest, own)
-        limits *= MARGIN / prices.tpot_unit
-        found: Bools = prices.used <= limits
-        found |= book.vacant
-        return found
+    def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
+        """Rows where alone a late prompt may go; None: anywhere."""
+        if not wanted.late:
+            return None
+        taken = [row for row, count in self._late.items() if count]
+        return taken if len(taken) >= max(1, servers // LATE_LANES) else None
 
     @property
     def queue(self) -> int:
@@ -101,9 +91,12 @@ class Gate:
     def for_rows(self, fleet: Fleet, rows: Ints, wanted: Wanted) -> Bools:
         """For policies that know of legs alone: what their instances' roles would have them do."""
         prices = prices_of(fleet, wanted)
-        columns = fleet.columns
-        prompts = prices.open[rows] | ~columns.prefills[rows]
-        return prompts & ((self.answers(prices) & prices.fits())[rows] | ~columns.decodes[rows])
+        prefills, decodes = fleet.columns.prefills, fleet.columns.decodes
+        room = [
+            (prices.open_at(row) or not prefills.item(row)) and (prices.answers_at(row) or not decodes.item(row))
+            for row in rows.tolist()
+        ]
+        return np.array(room, dtype=np.bool_)
 
     def opens_at(self, fleet: Fleet, now: float) -> float:
         """When a prompt with a target could begin somewhere, as far as one can tell: before, nobody needs to be asked.

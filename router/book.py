@@ -161,7 +161,7 @@ class Book:
         """Counts what happens: what was read before is not true any more."""
         self.recent: Floats = np.zeros(0)
         """Part of its time that prompts placed of late take, each told as what it would have been at `_base_s`: what is
-        left of all of them now is one factor (`_faded`)."""
+        left of all of them now is one factor (`faded`)."""
         self._base_s = 0.0
         self.stalled: Floats = np.zeros(0)
         """Milliseconds of prompts ever placed there: what its answers had to wait for is a difference of two."""
@@ -210,17 +210,17 @@ class Book:
 
     def idle(self, now: float) -> Floats:
         """Part of each instance's time that prompts have left to answers of late, `IDLE_MIN` at least."""
-        share = self.recent * -self._faded(now)
+        share = self.recent * -self.faded(now)
         share += 1.0
         return np.maximum(share, IDLE_MIN, out=share)
 
-    def _faded(self, now: float) -> float:
+    def faded(self, now: float) -> float:
         """What is left of `recent`."""
         return math.exp((self._base_s - now) / DUTY_S)
 
     def _rebase(self, now: float) -> None:
         if now - self._base_s > REBASE_S:
-            self.recent *= self._faded(now)
+            self.recent *= self.faded(now)
             self._base_s = now
 
     def harmed(self, row: int, ms: float, now: float) -> float:
@@ -250,7 +250,7 @@ class Book:
         self._ends(row)
         self.stalled[row] += stall_ms
         self._rebase(now)
-        self.recent[row] += stall_ms * (0.001 / DUTY_S) / self._faded(now)
+        self.recent[row] += stall_ms * (0.001 / DUTY_S) / self.faded(now)
 
     def _ends(self, row: int) -> None:
         ends = self.since.item(row) * 1000.0 + self.backlog.item(row)
@@ -395,7 +395,7 @@ class Book:
         self.speeds.steps_took(row, predicted, (now - booking.opened_s) * 1000.0 / (tokens - 1))
 
     def _tpot_ms(self, row: int, now: float) -> float:
-        return self.step.item(row) / max(1.0 - self.recent.item(row) * self._faded(now), IDLE_MIN)
+        return self.step.item(row) / max(1.0 - self.recent.item(row) * self.faded(now), IDLE_MIN)
 
     def _count(self, booking: Booking, row: int, sign: int) -> None:
         self.turn += 1

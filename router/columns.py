@@ -82,6 +82,8 @@ class Columns:
         for name, kind in self._KINDS.items():
             setattr(self, name, np.zeros(_FIRST_ROWS, dtype=kind))
         self.version = 0
+        self.top = 0
+        """Rows from here on nobody has ever had: those given back are given again first."""
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
         self._limits: dict[int, Ints] = {}
 
@@ -92,7 +94,9 @@ class Columns:
             grow(self, self._KINDS, 2 * rows)
             self._free = list(range(2 * rows - 1, rows - 1, -1))
             self._limits.clear()
-        return self._free.pop()
+        row = self._free.pop()
+        self.top = max(self.top, row + 1)
+        return row
 
     def give_back(self, row: int) -> None:
         """The instance is forgotten."""

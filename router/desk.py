@@ -20,7 +20,7 @@ from cluster.ids import InstanceId
 from router.admission import AHEAD_MS, PROMPTLY, Gate, Line
 from router.foresight import Expected, Foresight
 from router.journey import Choose, Chosen, Lost
-from router.prices import prices_of
+from router.prices.ask import prices_of
 from router.records import NO_PROMISE, Promise, Wanted
 from router.view import Fleet, View
 
@@ -170,7 +170,7 @@ class Desk:
         if not len(rows) or not sure(rows):
             return wanted
         prices = prices_of(self.view.all(), wanted)
-        if float(prices.alone[rows].min()) <= wanted.ttft_ms:
+        if prices.least_alone_ms(rows) <= wanted.ttft_ms:
             return wanted
         self._cannot(seat)
         return replace(wanted, ttft_ms=seat.promise.ttft_ms, tpot_ms=seat.promise.tpot_ms, late=seat.late)
@@ -189,7 +189,7 @@ class Desk:
         fleet = self.view.all()
         rows = fleet.ready(wanted.model).prefills
         prices = prices_of(fleet, wanted)
-        work_ms = float(prices.prompt[rows].min()) if len(rows) else 0.0
+        work_ms = prices.least_prompt_ms(rows) if len(rows) else 0.0
         lead_ms = AHEAD_MS + float(fleet.book.speeds.lead[rows].min()) if len(rows) else 0.0
         self.line.enter(seat, wanted, work_ms, lead_ms + (1 - PROMPTLY) * wanted.ttft_ms)
         calls: Calls = ()
@@ -216,11 +216,11 @@ class Desk:
         prices = self.foresight.placed(seat.expected, wanted, chosen)
         assert chosen.decode is not None
         row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
-        seat.ttft_ms, seat.tpot_ms = prices.ttft.item(row), prices.tpot_at(answer_row)
+        seat.ttft_ms, seat.tpot_ms = prices.ttft_at(row), prices.tpot_at(answer_row)
         if self.gate is None:
             return
-        prompt_ms = float(prices.prompt[row])
-        answer_ms = prices.output * float(prices.longer[answer_row])
+        prompt_ms = prices.prompt_at(row)
+        answer_ms = prices.output * prices.longer_at(answer_row)
         self.line.gave(wanted.tenant, (prompt_ms + answer_ms) / self._share(wanted.tenant))
         self.line.took(prompt_ms, wanted.now)
         if seat.late:

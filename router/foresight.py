@@ -17,7 +17,8 @@ from router.book import Booking
 from router.chunks import CHUNK_BYTES
 from router.journey import Chosen
 from router.lengths import Features, Lengths, Predictor
-from router.prices import MIDDLE, OUTPUT_UNKNOWN, SHARES, SHORT, Prices, prices_of
+from router.prices.ask import prices_of
+from router.prices.base import MIDDLE, OUTPUT_UNKNOWN, SHARES, SHORT, Prices
 from router.records import Sent, Wanted
 from router.view import Fleet
 
@@ -93,7 +94,7 @@ class Foresight:
             tpot_ms=wanted.tpot_ms or math.inf,
         )
         booking.cached_tokens = prices.cached_at(prompt_row)
-        ms, stall_ms = float(prices.prompt[prompt_row]), float(prices.stall[prompt_row])
+        ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
         book.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)

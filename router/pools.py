@@ -19,7 +19,7 @@ from cluster.instance import Load, Role
 from router.bottleneck import PoolSeen
 from router.desk import Desk, Seat
 from router.lately import SLOT_S, SLOTS
-from router.prices import prices_of
+from router.prices.ask import prices_of
 from router.records import Wanted
 from router.view import Fleet, InstanceView
 
@@ -216,8 +216,10 @@ def _room(desk: Desk, fleet: Fleet, seat: Seat, now: float) -> tuple[bool, bool]
         free = fleet.columns.inflight < fleet.columns.limits(routers)
         return bool(free[ready.prefills].any()), bool(free[ready.decodes].any())
     prices = prices_of(fleet, _asking(seat, routers, now))
-    answers = prices.places & fleet.gate.answers(prices) & prices.fits()
-    return bool(prices.open[ready.prefills].any()), bool(answers[ready.decodes].any())
+    return (
+        any(prices.open_at(row) for row in ready.prefills.tolist()),
+        any(prices.answers_at(row) for row in ready.decodes.tolist()),
+    )
 
 
 def _asking(seat: Seat, routers: int, now: float) -> Wanted:

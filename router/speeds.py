@@ -198,6 +198,12 @@ class Speeds:
         times, stalls, steps = (np.array(each)[self.make_of_row] for each in zip(*found, strict=True))
         return times, stalls, steps
 
+    def of_prompt_by_make(self, tokens: int, cached_tokens: int = 0) -> list[tuple[float, float, float]]:
+        """As `of_prompt`, by make (`make_of_row`). Where all rows are alike, every make has theirs."""
+        if self._alike is not None:
+            return [_of_prompt(self.makes[self._alike], tokens, cached_tokens)] * len(self.makes)
+        return [_of_prompt(make, tokens, cached_tokens) for make in self.makes]
+
     def decode_ms(self, row: int, batch: int, context_tokens: float) -> float:
         """A step that makes one token for each of so many answers with so much context in all."""
         cost = self.make(row).decode

@@ -23,7 +23,7 @@ from router.speeds import Make
 
 if TYPE_CHECKING:
     from router.admission import Gate
-    from router.prices import Prices
+    from router.prices.base import Prices
 
 MET_MAX: Final = 4096
 """Producers remembered of a decode instance: four lives of each of a thousand. Who is forgotten is met once more."""
@@ -245,7 +245,7 @@ class Fleet(Sequence[InstanceView]):
         self.gate: Gate | None = None
         """Where there is room without breaking a promise, where something is promised."""
         self.priced: Prices | None = None
-        """What the last request was told (`router.prices.prices_of`)."""
+        """What the last request was told (`router.prices.ask`)."""
         self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
         self.shunning: Final[dict[int, frozenset[InstanceId]]] = {}

@@ -17,13 +17,13 @@ instance for both legs: so whether to hand over at all is one more comparison of
 from __future__ import annotations
 
 import math
-from operator import itemgetter
 from typing import Final, NamedTuple
 
-from router.columns import Bools, Floats, Ints
+from router.columns import Bools, Ints
 from router.journey import Chosen
 from router.policy.candidates import ready
-from router.prices import Prices, prices_of
+from router.prices.ask import prices_of
+from router.prices.base import Priced, Prices
 from router.records import Wanted
 from router.view import Fleet, Ready
 
@@ -50,12 +50,10 @@ def workload(fleet: Fleet, wanted: Wanted) -> Chosen:
     if not len(found.any):
         return Chosen(None, None, "no ready instance serves this model")
     prices = prices_of(fleet, wanted)
-    answers = prices.places & prices.fits()
-    if fleet.gate is not None:
-        answers = answers & fleet.gate.answers(prices)
-    options = _wholes(prices, _able(found, wanted), answers)
+    options = _wholes(prices, _able(found, wanted))
     if wanted.hand_over:
-        options += _pairs(fleet, prices, found.prefills, found.decodes, answers)
+        begin = [each.ranked for each in options if each.open]
+        options += _pairs(fleet, prices, found.prefills, found.decodes, min(begin, default=math.inf))
     return _cheapest(fleet, prices, options)
 
 
@@ -88,8 +86,12 @@ def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option]) -> Chosen:
     if not best.open and best.ranked * WAITING < now.ranked:
         because = f"{_say(fleet, prices, best)} is worth waiting for: now there is only {_say(fleet, prices, now)}"
         return Chosen(None, None, because, wait=True)
-    against = f"; {'whole' if other.prefill == other.decode else 'a pair'} {other.price:.2f}" if other else ""
     prefill = fleet.at(now.prefill).id if now.prefill != now.decode else None
+    against = ""
+    if other is not None:
+        against = f"; {'whole' if other.prefill == other.decode else 'a pair'} {other.price:.2f}"
+    elif prefill is None and prices.wanted.hand_over:
+        against = "; no pair costs less"
     return Chosen(prefill, fleet.at(now.decode).id, _say(fleet, prices, now) + against)
 
 
@@ -97,51 +99,29 @@ def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
     first, second = option.prefill, option.decode
     name = fleet.at(second).id
     where = f"whole on {name}" if first == second else f"{fleet.at(first).id} to {name}"
-    return f"{where} (TTFT {prices.ttft[first]:.0f} ms, TPOT {prices.tpot_at(second):.1f} ms, price {option.price:.2f})"
+    return (
+        f"{where} (TTFT {prices.ttft_at(first):.0f} ms, TPOT {prices.tpot_at(second):.1f} ms, price {option.price:.2f})"
+    )
 
 
-_Priced = list[tuple[float, int]]
-_PRICE: Final = itemgetter(0)
-_FEW: Final = 32
-
-
-def _best(rows: Ints, price: Floats, count: int) -> _Priced:
-    """The cheapest rows and what they cost, cheapest first; of equal ones the first. Among many so few are found faster
-    one by one than by sorting, and in a list of few faster than by numpy.
+def _pairs(fleet: Fleet, prices: Prices, prefills: Ints, decodes: Ints, below: float) -> list[_Option]:
+    """The best pair of all, and the best that can begin now, if they rank below that. Harm and handoff only add to a
+    price: what ranks no better without them is not looked at. Nor is a pair of which D pulls nothing from P.
     """
-    left = price[rows]
-    if len(rows) <= _FEW:
-        return sorted(zip(left.tolist(), rows.tolist(), strict=True), key=_PRICE)[:count]
-    found = []
-    for _ in range(min(count, len(rows))):
-        at = left.argmin()
-        found.append((left.item(at), rows.item(at)))
-        left[at] = math.inf
-    return found
-
-
-def _pairs(fleet: Fleet, prices: Prices, prefills: Ints, decodes: Ints, answers: Bools) -> list[_Option]:
-    """The best pair of all, and the best that can begin now. Harm and handoff only add to a price: what costs more than
-    the best without them is not looked at. Nor is a pair of which D pulls nothing from P.
-    """
-    prefills, decodes = prefills[prices.places[prefills]], decodes[answers[decodes]]
-    if not len(prefills) or not len(decodes):
-        return []
-    firsts = _best(prefills, prices.of_prefill(), K)
-    if not any(prices.open.item(row) for _, row in firsts):
-        firsts += _best(prefills[prices.open[prefills]], prices.of_prefill(), 1)
+    firsts = prices.best_prefills(prefills, K)
     seconds = [
         _Second(more, row, _kind(fleet, fleet.columns.prefills, row, -1))
-        for more, row in _best(decodes, prices.of_decode(), K)
+        for more, row in prices.best_decodes(decodes, K)
     ]
+    if not firsts or not seconds:
+        return []
     bests: dict[bool, _Option] = {}
     for price, first in firsts:
-        begins = prices.open.item(first)
+        begins = prices.open_at(first)
         best = bests.get(begins)
-        if best is None or price + seconds[0].price < best.ranked:
-            found = _best_second(fleet, prices, (price, first), seconds, best)
-            if found is not None:
-                bests[begins] = found
+        found = _best_second(fleet, prices, (price, first), seconds, below if best is None else best.ranked)
+        if found is not None:
+            bests[begins] = found
     return [bests[begins] for begins in (True, False) if begins in bests]
 
 
@@ -160,27 +140,25 @@ def _kind(fleet: Fleet, does: Bools, row: int, otherwise: int) -> int:
 
 
 def _best_second(
-    fleet: Fleet, prices: Prices, priced: tuple[float, int], seconds: list[_Second], best: _Option | None
+    fleet: Fleet, prices: Prices, priced: tuple[float, int], seconds: list[_Second], below: float
 ) -> _Option | None:
-    """The pair with this P that ranks before the best one so far, if there is one. Two of one make are `ALIKE` where
-    either does the other's leg as well.
+    """The best pair with this P that ranks below that, if there is one. Two of one make are `ALIKE` where either does
+    the other's leg as well.
     """
-    found, (price, first) = None, priced
-    harmed = price + prices.harm(first)
+    found, harm, (price, first) = None, -1.0, priced
     kind = _kind(fleet, fleet.columns.decodes, first, -2)
-    least = math.inf if best is None else best.ranked
     for more, second, other in seconds:
-        whole = harmed + more
-        if whole >= least:
-            break
-        if first == second or (fleet.shunning and fleet.apart(first, second)):
-            continue
         dearer = 1 + (ALIKE if other == kind else HYSTERESIS)
-        if whole * dearer < least:
+        if (price + more) * dearer >= below or first == second or (fleet.shunning and fleet.apart(first, second)):
+            continue
+        if harm < 0:
+            harm = prices.harm(first)
+        whole = price + harm + more
+        if whole * dearer < below:
             whole += prices.handoff(first, second)
-            if whole * dearer < least:
-                least = whole * dearer
-                found = _Option(whole, least, first, second, prices.open.item(first))
+            if whole * dearer < below:
+                below = whole * dearer
+                found = _Option(whole, below, first, second, prices.open_at(first))
     return found
 
 
@@ -191,22 +169,16 @@ def _able(found: Ready, wanted: Wanted) -> Ints:
     return found.decodes if len(found.decodes) else found.any
 
 
-def _wholes(prices: Prices, rows: Ints, answers: Bools) -> list[_Option]:
+def _wholes(prices: Prices, rows: Ints) -> list[_Option]:
     """The best single instance, and the best that can begin now."""
-    rows = rows[answers[rows]]
-    if not len(rows):
-        return []
-    price = prices.of_prefill() if prices.wanted.prefill_only else prices.of_prefill() + prices.of_decode()
-    begin = prices.open[rows]
-    if begin.all():
-        return _least(prices, rows, price, now=True)
-    return _least(prices, rows[begin], price, now=True) + _least(prices, rows[~begin], price, now=False)
+    now, later = prices.best_wholes(rows, K)
+    return _least(prices, now, now=True) + _least(prices, later, now=False)
 
 
-def _least(prices: Prices, rows: Ints, price: Floats, *, now: bool) -> list[_Option]:
+def _least(prices: Prices, priced: Priced, *, now: bool) -> list[_Option]:
     """The cheapest of these, harm included."""
     best, at = math.inf, -1
-    for least, row in _best(rows, price, K):
+    for least, row in priced:
         if least > best:
             break
         whole = least + prices.harm(row)

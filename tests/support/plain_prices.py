@@ -13,7 +13,8 @@ from router.admission import AHEAD_MS, LATE_LANES, MARGIN
 from router.book import SPREAD
 from router.policy.candidates import ready
 from router.policy.workload import ALIKE, HYSTERESIS, WAITING, K
-from router.prices import BARRIER_MAX, LOOSE, MISS, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, RAMP, SHARES
+from router.prices.base import LOOSE, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, SHARES
+from router.prices.budget import BARRIER_MAX, MISS, RAMP
 from router.records import Wanted
 from router.speeds import Make
 from router.view import Fleet

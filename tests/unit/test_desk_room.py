@@ -9,11 +9,9 @@ from msgspec.structs import replace
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.admission import Gate
-from router.columns import Bools
 from router.desk import Desk, Seat
 from router.journey import Choose
 from router.policy import POLICIES
-from router.prices import Prices
 from router.records import Promise, Wanted
 from router.speeds import SURE, UNKNOWN
 from router.view import View
@@ -33,10 +31,11 @@ def desk(*, admission: bool) -> Desk:
 class Shut(Gate):
     """There is no room anywhere."""
 
-    def prompts(self, prices: Prices) -> Bools:
-        return np.zeros(len(prices.places), dtype=np.bool_)
+    def opens_until_ms(self, wanted: Wanted) -> float:
+        return 0.0
 
-    answers = prompts
+    def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
+        return []
 
 
 @pytest.mark.interpreted

@@ -14,7 +14,7 @@ from router.foresight import Expected, Foresight
 from router.journey import Chosen
 from router.policy.workload import workload
 from router.prefixes import Prefixes
-from router.prices import prices_of
+from router.prices.ask import prices_of
 from router.records import Wanted
 from router.speeds import Make, make_of
 from router.view import View
@@ -68,7 +68,7 @@ def place(at: View, wanted: Wanted, decode: str, prefill: str | None = None) -> 
 def test_an_idle_fleet_serves_it_whole() -> None:
     chosen = workload(view(B, B).all(), asks())
     assert chosen.prefill is None and chosen.decode == "b0"
-    assert "whole on b0" in chosen.because and "a pair" in chosen.because
+    assert "whole on b0" in chosen.because and "; no pair costs less" in chosen.because
 
 
 def test_where_many_decode_a_prompt_goes_elsewhere() -> None:
@@ -160,7 +160,7 @@ def test_an_engine_gets_no_prompt_that_would_only_wait_there() -> None:
     chosen = workload(here.all(), wanted)
     assert chosen.wait and "worth waiting for" in chosen.because
     late_s = 0.6 - AHEAD_MS / 1000
-    assert prices_of(here.all(), asks(now=late_s, ttft_ms=1000.0)).open[row], "just before it would run dry"
+    assert prices_of(here.all(), asks(now=late_s, ttft_ms=1000.0)).open_at(row), "just before it would run dry"
 
 
 def test_an_engine_is_not_filled_beyond_its_strictest_target() -> None:

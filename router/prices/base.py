@@ -1,0 +1,251 @@
+"""What a place for one request costs the fleet, by row of its columns: what both ways to work it out share. Pure.
+
+A price is a part of what was promised: a first token after half of its target costs one half, and the more the less
+there is left (`budget`); a target missed costs `MISS`, whosever it is. Without targets, `LOOSE` times an idle
+instance's latency takes their place. `router.policy.workload` says which parts there are and compares them;
+`router.admission` looks at the same predictions for what is promised.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from cluster.instance import Role
+from router.book import SPREAD
+from router.columns import Ints
+from router.prefixes import Match
+from router.prices.budget import MISS, RAMP
+
+if TYPE_CHECKING:
+    from router.records import Wanted
+    from router.view import Fleet
+
+LOOSE: Final = 5.0
+
+PULL_MS, PULL_STEPS = 3.0, 3.0
+"""A handoff's pause beside its bytes: its engine's front end and the messages, and steps of D's: the one under way when
+the leg comes, the one after which the blocks are there (steps are decided ahead), and the one that makes the seeded
+token once more (seen on the twin: 24.7 ms where a step takes 7.2).
+"""
+
+OUTPUT_UNKNOWN: Final = 200.0
+"""Tokens of an answer where nobody predicts: `router.lengths.PRIOR_P50`."""
+
+SHARES: Final[tuple[float, ...]] = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
+"""Of answers, for which `Wanted.output_lengths` says how long they are at most: the short ones most closely, as a pause
+is spread over their tokens."""
+
+SHORT, MIDDLE = SHARES.index(0.1), SHARES.index(0.5)
+"""Places of a short one and of one in the middle."""
+
+LENGTHS_UNKNOWN: Final = tuple(OUTPUT_UNKNOWN * part for part in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0))
+"""Where nobody predicts: about as broad as `router.lengths`' prior."""
+
+_REACHES: Final = tuple(RAMP[0] + (RAMP[1] - RAMP[0]) * (at + 0.5) / 4 for at in range(4))
+"""Parts of a target up to which a prediction may come out as met, equally likely."""
+
+Priced = list[tuple[float, int]]
+"""Rows and what they cost, the cheapest first; of equal ones the lower row."""
+
+
+class Prices:
+    """Everything that one choice compares; what it costs at a row.
+
+    Worked out for all rows at once, and not before somebody asks, in one of two ways that give the same numbers to the
+    last bit: `few` row by row, `many` by columns. `ask.prices_of` takes the quicker one.
+    """
+
+    def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
+        self.fleet: Final = fleet
+        self.wanted: Final = wanted
+        self.turn: Final = fleet.book.turn
+        self.tokens: Final = max(1, wanted.prompt_tokens)
+        self.output: Final[float] = wanted.output_tokens or OUTPUT_UNKNOWN
+        self.lengths: Final = wanted.output_lengths or LENGTHS_UNKNOWN
+        self.middle: Final[float] = max(2.0, self.lengths[MIDDLE])
+        """Tokens that a pause is spread over, in an answer in the middle."""
+        self.ttft_ms: Final[float] = 0.0 if wanted.late else wanted.ttft_ms
+        self.tpot_ms: Final[float] = wanted.tpot_ms
+        self.promised: Final = bool(wanted.ttft_ms or wanted.tpot_ms)
+        self.waited_ms: Final[float] = max(0.0, wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
+        self.context: Final[float] = self.tokens + self.output / 2
+        self.tpot_unit: Final[float] = wanted.tpot_ms or LOOSE * self._step_alone_ms()
+        self.ttft_unit: float = wanted.ttft_ms
+        self.match: Final[Match | None] = (
+            fleet.prefixes.match(wanted.prefix) if fleet.prefixes is not None and wanted.prefix else None
+        )
+        self._usual_ms = -1.0
+        self._moving: Final[dict[tuple[int, int], float]] = {}
+        self._paused: Final[dict[tuple[int, int], float]] = {}
+
+    def _step_alone_ms(self) -> float:
+        """An idle instance's step with nothing but this answer, on the fastest make there is."""
+        makes = self.fleet.book.speeds.present()
+        return min(make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes)
+
+    # --- at one row ---------------------------------------------------------------------------------------------------
+
+    def prompt_at(self, row: int) -> float:
+        """Milliseconds of its prompt with what decodes beside it."""
+        raise NotImplementedError
+
+    def stall_at(self, row: int) -> float:
+        """Milliseconds that answers there would wait for its prompt."""
+        raise NotImplementedError
+
+    def ttft_at(self, row: int) -> float:
+        """Milliseconds until its first token, from its arrival."""
+        raise NotImplementedError
+
+    def longer_at(self, row: int) -> float:
+        """Milliseconds by which its answer makes a step there longer."""
+        raise NotImplementedError
+
+    def used_at(self, row: int) -> float:
+        """Of `tpot_unit`, its TPOT there."""
+        raise NotImplementedError
+
+    def open_at(self, row: int) -> bool:
+        """Whether its prompt would be computed at once, or nearly so."""
+        raise NotImplementedError
+
+    def answers_at(self, row: int) -> bool:
+        """Whether there is room for its answer: a place, memory, and every target kept."""
+        raise NotImplementedError
+
+    def tpot_at(self, row: int) -> float:
+        """Milliseconds."""
+        return self.used_at(row) * self.tpot_unit
+
+    def step_at(self, row: int) -> float:
+        """Milliseconds of a step with its answer."""
+        return self.fleet.book.step.item(row) + self.longer_at(row)
+
+    def held(self, chunks: int) -> int:
+        """Tokens of it in so many chunks. Its last token is always computed."""
+        return min(int(chunks * self.wanted.prefix_block_tokens), self.tokens - 1)
+
+    def cached_at(self, row: int) -> int:
+        """Tokens of it that this instance is taken to have."""
+        return 0 if self.match is None else self.held(self.match.chunks_of(row))
+
+    # --- of some rows -------------------------------------------------------------------------------------------------
+
+    def prefill_at(self, row: int) -> float:
+        """What it costs to compute its prompt there, without what exactly it does to the targets of those who decode
+        there (`harm`).
+        """
+        raise NotImplementedError
+
+    def decode_at(self, row: int) -> float:
+        """What its answer costs there: its own time, and what its part of each step takes from the others."""
+        raise NotImplementedError
+
+    def best_wholes(self, rows: Ints, count: int) -> tuple[Priced, Priced]:
+        """The cheapest for both legs of those that have room for its answer: that can begin now, and that cannot."""
+        raise NotImplementedError
+
+    def best_prefills(self, rows: Ints, count: int) -> Priced:
+        """The cheapest for its prompt of those that have a place; and where none of these can begin now, the cheapest
+        that can.
+        """
+        raise NotImplementedError
+
+    def best_decodes(self, rows: Ints, count: int) -> Priced:
+        """The cheapest for its answer of those that have room for it."""
+        raise NotImplementedError
+
+    def least_prompt_ms(self, rows: Ints) -> float:
+        """Of its prompt, at the quickest of these; one at least."""
+        raise NotImplementedError
+
+    def least_alone_ms(self, rows: Ints) -> float:
+        """Until its first token with nobody before it, at the quickest of these; one at least."""
+        raise NotImplementedError
+
+    # --- what one does to others --------------------------------------------------------------------------------------
+
+    def harm(self, row: int) -> float:
+        """What this prompt does to the targets of answers there."""
+        if not self.promised or self.fleet.book.vacant.item(row):
+            return 0.0
+        return MISS * self.fleet.book.harmed(row, self.stall_at(row), self.wanted.now)
+
+    def handoff(self, prefill: int, decode: int) -> float:
+        """A pause between the first and the second token. The same for all P of a make, where D computes no prompts."""
+        kind = prefill if self.fleet.columns.prefills.item(decode) else -1 - self.fleet.book.speeds.kind(prefill)
+        price = self._paused.get((decode, kind))
+        if price is None:
+            price = self._paused[decode, kind] = self._pause(decode, self.pause_ms(prefill, decode))
+        return price
+
+    def pause_ms(self, prefill: int, decode: int) -> float:
+        """How long a client waits between the first and the second token beside a step.
+
+        Where D computes prompts as well, an answer that comes there waits for those before it: a prompt that runs takes
+        what there is of each step's token budget, and only what is left goes to those who wait (vLLM's scheduler).
+        """
+        speeds = self.fleet.book.speeds
+        kinds = (speeds.kind(prefill), speeds.kind(decode))
+        moving_ms = self._moving.get(kinds)
+        if moving_ms is None:
+            moving_ms = self._moving[kinds] = speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode)
+        pause_ms = PULL_MS + PULL_STEPS * self.step_at(decode) + moving_ms
+        return pause_ms + self._queued_ms(prefill, decode, pause_ms)
+
+    def _queued_ms(self, prefill: int, decode: int, pause_ms: float) -> float:
+        """What is left of D's prompts when the answer comes there; or, as others may have come until then, what all who
+        compute prompts beside answers have before them now, on average.
+        """
+        if not self.fleet.columns.prefills.item(decode):
+            return 0.0
+        ends_ms = self.fleet.book.ends.item(decode) - self.wanted.now * 1000.0
+        comes_ms = self.ttft_at(prefill) - self.waited_ms + pause_ms
+        return max(ends_ms - comes_ms, self._usual_queue_ms())
+
+    def _usual_queue_ms(self) -> float:
+        """Until the prompts are done that an instance of role both has now, on average."""
+        if self._usual_ms < 0:
+            rows = self.fleet.ready(self.wanted.model).of.get(Role.BOTH, ())
+            self._usual_ms = float(self.fleet.book.waits_ms(self.wanted.now)[rows].mean()) if len(rows) else 0.0
+        return self._usual_ms
+
+    def _pause(self, decode: int, pause_ms: float) -> float:
+        price = pause_ms / (self.tpot_unit * self.output)
+        if self.tpot_ms:
+            price += MISS * self._slowed(self.used_at(decode), pause_ms / self.tpot_ms)
+        return price
+
+    def _slowed(self, used: float, pause: float) -> float:
+        """Share of such answers that are over their TPOT target with a pause of so many targets, and not without it.
+
+        Each is as long as it happens to be: those too short to spread the pause over miss. A prediction's own error is
+        `RAMP`, here in equal steps.
+        """
+        missed = 0.0
+        for reach in _REACHES:
+            if reach > used:
+                share = _share_shorter(self.lengths, 1.0 + pause / (reach - used))
+                if share == 0.0:
+                    break  # nor is any answer too short where there is more left
+                missed += share
+        return missed / len(_REACHES)
+
+    def own_tokens(self) -> float:
+        """Of memory, for its prompt and answer, with `SPREAD` of room."""
+        return self.wanted.prompt_tokens + self.output + SPREAD * math.sqrt(self.wanted.output_variance)
+
+
+def _share_shorter(lengths: Sequence[float], than: float) -> float:
+    """Share of answers that are shorter: straight lines between `SHARES`, from two tokens (one has no TPOT) to twice
+    the last length.
+    """
+    at = bisect_left(lengths, than)
+    if at == len(lengths):
+        return min(1.0, SHARES[-1] + (1.0 - SHARES[-1]) * (than / lengths[-1] - 1.0))
+    below, low = (SHARES[at - 1], lengths[at - 1]) if at else (0.0, min(2.0, lengths[0]))
+    wide = lengths[at] - low
+    return below + (SHARES[at] - below) * max(0.0, than - low) / wide if wide > 0 else below
