@@ -79,7 +79,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: float = 0.0
     """Expected length of its answer; 0: nobody has predicted it."""
     output_lengths: tuple[int, ...] = ()
-    """Lengths that so many of such answers do not exceed (`router.prices.base.SHARES`); none: nobody has predicted it."""
+    """Lengths that so many of such answers do not exceed (`router.prices.base.SHARES`); none: nobody predicted it."""
     output_variance: float = 0.0
     ttft_ms: float = 0.0
     """Its class's target for the first token, from its arrival; 0: none."""
