@@ -17,13 +17,15 @@ from cluster.instance import Instance
 from cluster.request import Request
 from router.clients import Client
 from router.desk import Seat
-from router.exact import CHAT, Verdict
+from router.exact import CHAT
 from router.intake import answer_tokens
 from router.journey import Choose, Chosen, Lost, Refused
 from router.memory import NOBODY, Memory, Story
 from router.meters import Meters
 from router.promises import Seen, judge, late_by, seen_in
-from router.timing import EngineTimes, Stage, Told, engine_times, told_at_end, told_in
+from router.sums import Told
+from router.timing import EngineTimes, Stage, engine_times, told_at_end, told_in
+from router.ways import Verdict
 
 if TYPE_CHECKING:
     from cluster.telemetry import RequestSpan, Tracing

@@ -12,25 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-import msgspec
+from router.ways import Verdict, Way
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 GENERATING_PATHS = frozenset({COMPLETIONS, CHAT})
 
 Body = Mapping[str, Any]
-
-
-class Way(StrEnum):
-    """How a request is served, the most that is exact for it."""
-
-    SEEDED = "seeded"
-    PLAIN = "plain"
-    WHOLE = "aggregated"
 
 
 _STRICTNESS = (Way.SEEDED, Way.PLAIN, Way.WHOLE)
@@ -48,15 +39,6 @@ class Rule:
     why: str
     applies: Callable[[str, Body], bool]
     """Of path and body. Rules that only P's answer or the stream itself can tell are never true here."""
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """What may be done to one request."""
-
-    way: Way
-    because: str
-    """Which rule says so; empty for *seeded*."""
-    resumable: bool
 
 
 def verdict(path: str, body: Body) -> Verdict:

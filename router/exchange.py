@@ -25,7 +25,7 @@ from router.account import Account
 from router.body import closing, opened
 from router.clients import Client
 from router.desk import Seat
-from router.exact import Verdict, Way, has_room
+from router.exact import has_room
 from router.http.headers import Headers, lines
 from router.http.outlet import Outlet
 from router.intake import Intake, Taken, answer_tokens, cached_in
@@ -37,6 +37,7 @@ from router.seam import ERROR_EVENT, Seed, seed_of, stops_of
 from router.sent import AnswerLeg, PrefillLeg, Said
 from router.timing import Stage
 from router.upstream import Answer, EngineLost
+from router.ways import Verdict, Way
 
 if TYPE_CHECKING:
     from router.server import Router

@@ -15,7 +15,8 @@ import numpy as np
 from router.columns import Floats
 from router.lately import SLOT_S, Lately
 from router.promises import seen_in
-from router.timing import Marks, Shape, Timeline, Timing
+from router.sums import Timing
+from router.timing import Marks, Shape, Timeline
 
 if TYPE_CHECKING:
     from router.histograms import Times

@@ -31,6 +31,7 @@ from router.intake import Taken
 from router.journey import Journey
 from router.promises import promise_of
 from router.records import Wanted
+from router.ways import Way
 
 if TYPE_CHECKING:
     from router.server import Router
@@ -79,7 +80,7 @@ class Generation:
             arrived=arrived,
         )
         verdict = exact.verdict(path, body)
-        hand_over = verdict.way is not exact.Way.WHOLE
+        hand_over = verdict.way is not Way.WHOLE
         wanted = Wanted(
             model=model if model is not None else usual_model(router.view.all()),
             hand_over=hand_over,

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from router.columns import Floats
-from router.timing import Sum, Timing
+from router.sums import Sum, Timing
 
 _OWN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025)
 """Buckets of parts begin lower than others: our own are fractions of a millisecond."""

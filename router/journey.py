@@ -21,221 +21,81 @@ It does not know HTTP, instances' load, or time other than `now`.
 from __future__ import annotations
 
 import math
-from enum import StrEnum
-
-import msgspec
 
 from cluster.errors import ApiError, deadline_passed, no_instance, shed, upstream_failed
 from cluster.ids import InstanceId
 from cluster.wire import Transfer
-
-
-class State(StrEnum):
-    """Where a request is."""
-
-    CHOOSING = "choosing"
-    PREFILLING = "prefilling"
-    OPENING = "opening"
-    """The decode leg (or the whole request) is sent, nothing has come back. The client may have a seed."""
-    STREAMING = "streaming"
-    CANCELLING = "cancelling"
-    """The client has its answer or is gone; the prefill leg still has to say whether it holds blocks."""
-    RELEASING = "releasing"
-    DONE = "done"
-
-
-# --- events: what happened -------------------------------------------------------------------------------------------
-
-
-class Chosen(msgspec.Struct, frozen=True):
-    """The policy's answer. Both set: hand over. Only `decode`: run whole there. None: nobody can, or `wait`."""
-
-    prefill: InstanceId | None
-    decode: InstanceId | None
-    because: str
-    wait: bool = False
-    """Somebody could, but all of them have their hands full: worth asking again when that changes."""
-    shed_s: int | None = None
-    """It is refused, as its class wants it where a promise cannot be kept; worth sending again in so many seconds."""
-
-
-class FleetChanged(msgspec.Struct, frozen=True):
-    """An instance came, recovered, or has a place again."""
-
-
-class PrefillAnswered(msgspec.Struct, frozen=True):
-    """P finished its leg."""
-
-    finish_reason: str | None
-    transfer: Transfer | None
-    first_token: int | None = None
-    """Set where the client may be given this token now, and D be bound to it."""
-    by: InstanceId | None = None
-    """Whose leg; None: the one that was sent last."""
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """The engine answered with an error status that is the client's to read (4xx)."""
-
-    status: int
-    by: InstanceId | None = None
-    """Of a prefill leg: whose; None: the one that was sent last."""
-
-
-class Lost(msgspec.Struct, frozen=True):
-    """The leg failed for a reason that is not the client's: no connection, 5xx, stall, a broken stream."""
-
-    because: str
-    untouched: bool = False
-    """The leg never reached the engine: a hold that it was to pull is as it was."""
-    again: bool = False
-    """Of a stream: what the client has of it can be taken out of a second one."""
-    by: InstanceId | None = None
-    """Of a prefill leg: whose; None: the one that was sent last."""
-
-
-class Opened(msgspec.Struct, frozen=True):
-    """The answering engine has begun its answer: the first event of a stream is here, or the whole body."""
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """The answer was relayed to its last byte."""
-
-
-class ClientLeft(msgspec.Struct, frozen=True):
-    """The client closed its connection."""
-
-
-class Released(msgspec.Struct, frozen=True):
-    """The release was carried out, or could not be (then the lease ends the hold)."""
-
-    ok: bool
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """The time `next_wakeup` asked for has come."""
-
-
-Event = Chosen | FleetChanged | PrefillAnswered | Refused | Lost | Opened | Ended | ClientLeft | Released | Tick
-
-
-# --- effects: what the driver must do --------------------------------------------------------------------------------
-
-
-class Choose(msgspec.Struct, frozen=True):
-    """Ask the policy; answer with `Chosen`. `excluded` have failed this request already."""
-
-    excluded: frozenset[InstanceId]
-    hand_over: bool
-    second: bool = False
-    """A prefill leg is under way, and D's place is taken: another pair is wanted only if it can begin now. Where there
-    is none, all stays as it is."""
-
-
-class AwaitFleet(msgspec.Struct, frozen=True):
-    """Wait in line; answer with `FleetChanged` when it is worth asking again."""
-
-
-class SendPrefill(msgspec.Struct, frozen=True):
-    """Start the prefill leg; answer with `PrefillAnswered`, `Refused` or `Lost`."""
-
-    instance: InstanceId
-    attempt: int
-
-
-class SendSeed(msgspec.Struct, frozen=True):
-    """Give the client P's first token; answer only if he has left."""
-
-
-class SendDecode(msgspec.Struct, frozen=True):
-    """Send the client's request for its answer: with `transfer` as decode leg, without it whole."""
-
-    instance: InstanceId
-    transfer: Transfer | None
-    first_token: int | None = None
-    """The token it must begin with."""
-
-
-class CancelPrefill(msgspec.Struct, frozen=True):
-    """Ask P to abort the leg: it outlasted `PATIENCE_S`. Its answer must still be awaited."""
-
-    instance: InstanceId
-
-
-class ClosePrefill(msgspec.Struct, frozen=True):
-    """Stop waiting for the prefill leg: close its connection."""
-
-
-class OutlastPrefill(msgspec.Struct, frozen=True):
-    """Nobody waits for this prefill leg any more, and no event of its is wanted. It is not cut off: see to its end as
-    `CancelPrefill` and `ClosePrefill` would, after the same times, and release what it holds.
-    """
-
-    instance: InstanceId
-
-
-class CloseDecode(msgspec.Struct, frozen=True):
-    """Close the connection of the answering leg: its engine aborts, and gives the hold back where there is one."""
-
-
-class Relay(msgspec.Struct, frozen=True):
-    """Pass the open answer on; answer with `Ended`, `Lost` or `ClientLeft`."""
-
-
-class AnswerFromPrefill(msgspec.Struct, frozen=True):
-    """P's answer is the whole answer (it ended at its first token): give it to the client."""
-
-
-class ForwardRefusal(msgspec.Struct, frozen=True):
-    """Give the engine's own error answer to the client."""
-
-
-class Fail(msgspec.Struct, frozen=True):
-    """Answer with an error status; nothing has been sent yet."""
-
-    error: ApiError
-
-
-class FailStream(msgspec.Struct, frozen=True):
-    """End a stream that has begun with an SSE error event."""
-
-    error: ApiError
-
-
-class Release(msgspec.Struct, frozen=True):
-    """Have `via` tell P to free the hold; answer with `Released`."""
-
-    via: InstanceId
-    transfer: Transfer
-
-
-class Finish(msgspec.Struct, frozen=True):
-    """The journey is over. `outcome` is one of `OUTCOMES`."""
-
-    outcome: str
-
-
-Effect = (
-    Choose
-    | AwaitFleet
-    | SendPrefill
-    | SendSeed
-    | SendDecode
-    | CancelPrefill
-    | ClosePrefill
-    | OutlastPrefill
-    | CloseDecode
-    | Relay
-    | AnswerFromPrefill
-    | ForwardRefusal
-    | Fail
-    | FailStream
-    | Release
-    | Finish
+from router.steps import (
+    OUTCOMES,
+    AnswerFromPrefill,
+    AwaitFleet,
+    CancelPrefill,
+    Choose,
+    Chosen,
+    ClientLeft,
+    CloseDecode,
+    ClosePrefill,
+    Effect,
+    Ended,
+    Event,
+    Fail,
+    FailStream,
+    Finish,
+    FleetChanged,
+    ForwardRefusal,
+    Lost,
+    Opened,
+    OutlastPrefill,
+    PrefillAnswered,
+    Refused,
+    Relay,
+    Release,
+    Released,
+    SendDecode,
+    SendPrefill,
+    SendSeed,
+    State,
+    Tick,
 )
 
-OUTCOMES = ("served", "refused", "failed", "expired", "client_left")
-"""How a journey can end: the label of the request counter."""
+__all__ = [
+    "CANCEL_WAIT_S",
+    "HOLD_USE_S",
+    "OUTCOMES",
+    "PATIENCE_S",
+    "TURN",
+    "TURN_LEAST_S",
+    "AnswerFromPrefill",
+    "AwaitFleet",
+    "CancelPrefill",
+    "Choose",
+    "Chosen",
+    "ClientLeft",
+    "CloseDecode",
+    "ClosePrefill",
+    "Effect",
+    "Ended",
+    "Event",
+    "Fail",
+    "FailStream",
+    "Finish",
+    "FleetChanged",
+    "ForwardRefusal",
+    "Journey",
+    "Lost",
+    "Opened",
+    "OutlastPrefill",
+    "PrefillAnswered",
+    "Refused",
+    "Relay",
+    "Release",
+    "Released",
+    "SendDecode",
+    "SendPrefill",
+    "SendSeed",
+    "State",
+    "Tick",
+]
 
 PATIENCE_S = 1.0
 """How long an unwanted prefill leg may still run before P is told to abort it.
@@ -260,54 +120,76 @@ TURN_LEAST_S = 0.1
 """A shorter turn gives nobody the time for a prefill: nobody else is asked any more."""
 
 
-# --- the machine -----------------------------------------------------------------------------------------------------
+_NOBODY: frozenset[InstanceId] = frozenset()
 
 
-class Journey(msgspec.Struct, kw_only=True):
+class Journey:
     """State of one request. `begin` starts it, `handle` moves it on, `Finish` ends it."""
 
-    hand_over: bool
-    """Whether `router.exact` allows a handoff for this request."""
-    stream: bool
-    deadline: float
-    """Monotonic seconds by which the next byte must be on its way: the first, or the one that a seed or a broken
-    stream left the client waiting for."""
-    deadline_s: float
-    """The first one's as a duration, for the message."""
-    stall_s: float = 120.0
-    """How long a client who has been given something waits for more."""
-    whole_deadline: float = math.inf
-    """Monotonic seconds by which an answer that is not streamed must be whole."""
-    attempts_max: int = 3
-    """Tries in all. Three: the second on another instance, the third for a fleet that is just being restarted."""
+    __slots__ = (
+        "aborted", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode", "excluded",
+        "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs", "now", "outcome", "prefill",
+        "spoken", "stall_s", "state", "stream", "touched", "transfer", "turn_ends", "whole_deadline",
+    )  # fmt: skip
 
-    state: State = State.CHOOSING
-    attempt: int = 0
-    excluded: frozenset[InstanceId] = frozenset()
-    prefill: InstanceId | None = None
-    """Whose prefill leg was sent last; once one has answered, that one."""
-    legs: tuple[InstanceId, ...] = ()
-    """Whose prefill legs are waited for, oldest first."""
-    asks_second: bool = False
-    """The policy was asked for a second prefill leg, and has not said anything yet."""
-    decode: InstanceId | None = None
-    transfer: Transfer | None = None
-    touched: bool = False
-    """A decode instance was sent that hold and failed: it may have pulled it, or given it back, and P's blocks may be
-    another prompt's by now. Nobody else may pull it; it is only to be released."""
-    first_token: int | None = None
-    spoken: bool = False
-    """The client has been given something: a status, and a token or more."""
-    because: str = ""
-    now: float = 0.0
-    outcome: str = "served"
-    last_failure: str = "none"
-    give_up: float = math.inf
-    aborted: bool = False
-    held_until: float = 0.0
-    """Until when the hold may be given to a D."""
-    turn_ends: float = math.inf
-    """When the leg that was sent last has used up its part of a waiting client's time."""
+    def __init__(
+        self,
+        *,
+        hand_over: bool,
+        stream: bool,
+        deadline: float,
+        deadline_s: float,
+        stall_s: float = 120.0,
+        whole_deadline: float = math.inf,
+        attempts_max: int = 3,
+    ) -> None:
+        """One that has not begun.
+
+        Args:
+            hand_over: whether `router.exact` allows a handoff for this request.
+            stream: whether its answer is one.
+            deadline: monotonic seconds by which the first byte must be on its way; later the next one that a seed or a
+                broken stream left the client waiting for.
+            deadline_s: the same as a duration, for the message.
+            stall_s: how long a client who has been given something waits for more.
+            whole_deadline: monotonic seconds by which an answer that is not streamed must be whole.
+            attempts_max: tries in all. Three: the second on another instance, the third for a fleet that is just being
+                restarted.
+        """
+        self.hand_over = hand_over
+        self.stream = stream
+        self.deadline = deadline
+        self.deadline_s = deadline_s
+        self.stall_s = stall_s
+        self.whole_deadline = whole_deadline
+        self.attempts_max = attempts_max
+        self.state = State.CHOOSING
+        self.attempt = 0
+        self.excluded: frozenset[InstanceId] = _NOBODY
+        self.prefill: InstanceId | None = None
+        """Whose prefill leg was sent last; once one has answered, that one."""
+        self.legs: tuple[InstanceId, ...] = ()
+        """Whose prefill legs are waited for, oldest first."""
+        self.asks_second = False
+        """The policy was asked for a second prefill leg, and has not said anything yet."""
+        self.decode: InstanceId | None = None
+        self.transfer: Transfer | None = None
+        self.touched = False
+        """A decode instance was sent that hold and failed: it may have pulled it, or given it back, and P's blocks may
+        be another prompt's by now. Nobody else may pull it; it is only to be released."""
+        self.first_token: int | None = None
+        self.spoken = False
+        """The client has been given something: a status, and a token or more."""
+        self.because = ""
+        self.now = 0.0
+        self.outcome = "served"
+        self.last_failure = "none"
+        self.give_up = math.inf
+        self.aborted = False
+        self.held_until = 0.0
+        """Until when the hold may be given to a D."""
+        self.turn_ends = math.inf
+        """When the leg that was sent last has used up its part of a waiting client's time."""
 
     def begin(self) -> tuple[Effect, ...]:
         """The first effect: ask the policy."""

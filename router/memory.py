@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from cluster.request import Request
 from router.clients import Client
-from router.exact import Verdict
-from router.timing import Timeline, Timing
+from router.sums import Timing
+from router.timing import Timeline
+from router.ways import Verdict
 
 TEXT_MAX = 400
 """Characters kept of a reason: some quote engines."""
@@ -106,8 +107,8 @@ class Story:
 
     def choice(self) -> dict[str, Any]:
         """Where it was sent last, and why; empty where nothing was chosen yet."""
-        chosen = (fields for _, turn, fields in reversed(self._turns) if turn == "choice")
-        return {name: value for name, value in next(chosen, {}).items() if name in _CHOICE}
+        chosen = [fields for _, turn, fields in self._turns if turn == "choice"]
+        return {name: value for name, value in chosen[-1].items() if name in _CHOICE} if chosen else {}
 
     def as_json(self, now: float) -> dict[str, Any]:
         """All of it; times in milliseconds since it arrived."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from cluster.spec import SloClass, WhenMissed
 from router.records import NO_PROMISE, Promise
-from router.timing import Timing
+from router.sums import Timing
 
 MET: Final = "met"
 MISSED: Final = "missed"

@@ -19,6 +19,7 @@ from router import exact
 from router import journey as j
 from router.desk import Seat
 from router.records import NO_PROMISE, Wanted
+from router.ways import Way
 from sim import result as rows
 from sim.instance import Leg
 from sim.kernel import NS
@@ -85,7 +86,7 @@ class Passage(Seat):
     def __init__(self, front: Front, number: int, arrival: Arrival, model: str) -> None:
         one = arrival.output_tokens < 2
         self.verdict = VERDICTS[one, front.settings.greedy]
-        hand_over = self.verdict.way is not exact.Way.WHOLE
+        hand_over = self.verdict.way is not Way.WHOLE
         promise = front.promises.get(arrival.slo_class or "", NO_PROMISE)
         wanted = Wanted(
             model=model,
@@ -291,7 +292,7 @@ class Passage(Seat):
             return
         self.cached_tokens, self.prefilled_on = finished.local_tokens, leg.at.index
         self.front.desk.prompt_over(self, self.front.kernel.now_s, done=True, cached_tokens=finished.local_tokens)
-        seeds = self.front.settings.seeding and self.verdict.way is exact.Way.SEEDED and self.first_ns < 0
+        seeds = self.front.settings.seeding and self.verdict.way is Way.SEEDED and self.first_ns < 0
         first = _FIRST_TOKEN if seeds and self.front.desk.pins(self) else None
         self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first, by=leg.at.name))
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.exact import RULES, Way
+from router.exact import RULES
+from router.ways import Way
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "exactness.md"
 BEGIN = "<!-- made by tools/exact_table.py: begin -->"

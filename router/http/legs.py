@@ -241,6 +241,7 @@ class Leg:
 class Connection(asyncio.Protocol):
     """One connection, one leg at a time."""
 
+    __deletable__ = ("_parser",)  # compiled (mypyc) no other attribute can be
     __slots__ = (
         "_bodies",
         "_cache_control",

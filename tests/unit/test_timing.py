@@ -15,10 +15,11 @@ from cluster.ids import InstanceId, RequestId
 from cluster.instance import Instance, Role
 from cluster.request import Request
 from router.config import RouterConfig
-from router.exact import Verdict, Way
 from router.histograms import Histograms, Times
 from router.memory import TURNS_MAX, Memory, Story
-from router.timing import LEGS, EngineTimes, Stage, Sum, Timeline, Timing, engine_times, told_at_end, told_in
+from router.sums import Sum, Timing
+from router.timing import LEGS, EngineTimes, Stage, Timeline, engine_times, told_at_end, told_in
+from router.ways import Verdict, Way
 
 P = EngineTimes(queue_s=0.010, first_s=0.050)
 D = EngineTimes(queue_s=0.030, first_s=0.020, generation_s=0.4)
