@@ -153,7 +153,7 @@ class Account:
         self._story.add(at, "prefilled", finish_reason=finish_reason)
         if self._span is not None:
             usage = answer.get("usage")
-            told: dict[str, Any] = _usage(usage if isinstance(usage, Mapping) else {})
+            told: dict[str, Any] = _usage(usage if isinstance(usage, dict) else {})
             if finish_reason is not None:
                 told["gen_ai.response.finish_reasons"] = [finish_reason]
             self._span.leg_over("prefill", attributes=told)
@@ -306,7 +306,7 @@ def _foretold(seat: Seat) -> dict[str, float]:
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Token counts as an engine gives them."""
     details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
     counts = {
         "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
         "gen_ai.usage.output_tokens": usage.get("completion_tokens"),

@@ -96,7 +96,7 @@ def cached_in(usage: Mapping[str, Any]) -> int | None:
     ``--enable-prompt-tokens-details``).
     """
     details = usage.get("prompt_tokens_details")
-    return _count(details.get("cached_tokens"), least=0) if isinstance(details, Mapping) else None
+    return _count(details.get("cached_tokens"), least=0) if isinstance(details, dict) else None
 
 
 def answer_tokens(usage: Mapping[str, Any]) -> int | None:

@@ -155,10 +155,9 @@ class Reply:
             return self.lost(said[:200].decode(errors="replace"))
         if self._due > 0:
             self._count(piece)
-        if self._due <= 0 and self._seam is None and not self._rest and self.outlet.chunked and not self.outlet.gone:
-            self._simple, self._passage = True, self.outlet.passage()
-        else:
-            self._simple = False
+        self._simple = self._due <= 0 and self._seam is None and not self._rest and self.outlet.passes
+        if self._simple:
+            self._passage = self.outlet.passage()
         return None
 
     def pass_on(self, framed: bytes, begin: int) -> j.Event | None:

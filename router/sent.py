@@ -143,6 +143,17 @@ class AnswerLeg:
         self.status, self.content_type, self.cache_control = status, content_type, cache_control
 
     def body(self, data: bytes) -> None:
+        http = self.http
+        if http is None or not http.complete:
+            self._body(data)
+            return
+        outlet = self._exchange.reply.outlet
+        outlet.cork()
+        self._body(data)
+        if self.http is not http:  # something was wrong with it: its end is not to be heard
+            outlet.uncork()
+
+    def _body(self, data: bytes) -> None:
         if self.relays:
             self._exchange.relayed(data)
             return
@@ -159,6 +170,7 @@ class AnswerLeg:
     def ended(self) -> None:
         self.http = None
         self._exchange.answer_ended(self)
+        self._exchange.reply.outlet.uncork()
 
     def lost(self, lost: EngineLost) -> None:
         self.http = None

@@ -71,7 +71,7 @@ class EngineTimes(NamedTuple):
 
 def engine_times(metrics: object) -> EngineTimes | None:
     """From the ``metrics`` of an answer (``--enable-per-request-metrics``); None where they are not, or not whole."""
-    if not isinstance(metrics, Mapping):
+    if not isinstance(metrics, dict):
         return None
     queue_s, first_s = _seconds(metrics, "queue_time_ms"), _seconds(metrics, "time_to_first_token_ms")
     if queue_s is None or first_s is None:

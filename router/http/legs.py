@@ -98,6 +98,7 @@ class Leg:
         "_timer",
         "_tried",
         "chunk",
+        "complete",
         "listener",
     )
 
@@ -106,6 +107,8 @@ class Leg:
     ) -> None:
         self.listener: Listener | None = listener
         """None: it is over."""
+        self.complete = False
+        """All of its answer is here: what the listener hears now is followed by its end."""
         self.chunk: Callable[[bytes, int], object] = listener.chunk
         """Takes whole chunks: the listener's own, until it names another. A token's way is as short as it can be."""
         self._legs = legs
@@ -360,6 +363,7 @@ class Connection(asyncio.Protocol):
         if self._bodies:
             data = self._bodies[0] if len(self._bodies) == 1 else b"".join(self._bodies)
             self._bodies.clear()
+            leg.complete = self._complete
             if leg.listener is not None:
                 leg.listener.body(data)
         if self._complete and self._leg is leg:
