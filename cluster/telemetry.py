@@ -63,33 +63,30 @@ class Tracing:
     """Makes spans of requests."""
 
     def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        self._kinds: Final = SpanKind
+        self._within: Final = set_span_in_context
         self._provider: Final = provider
         self._tracer: Final = provider.get_tracer("baton")
         self._propagator: Final = TraceContextTextMapPropagator()
 
     def request(self, name: str, headers: Mapping[str, str]) -> RequestSpan:
         """The span of a request, as part of its client's trace. `headers` find their values by any case."""
-        from opentelemetry.trace import SpanKind
-
         given = {key: headers[key] for key in _TRACE_HEADERS if key in headers}
         context = self._propagator.extract(given)
-        return RequestSpan(self, self._tracer.start_span(name, context=context, kind=SpanKind.SERVER))
+        return RequestSpan(self, self._tracer.start_span(name, context=context, kind=self._kinds.SERVER))
 
     def child(self, parent: Span, name: str, attributes: Mapping[str, Any]) -> Span:
         """A span within another, of what we ask somebody else to do."""
-        from opentelemetry.trace import SpanKind, set_span_in_context
-
-        context = set_span_in_context(parent)
-        return self._tracer.start_span(name, context=context, kind=SpanKind.CLIENT, attributes=dict(attributes))
+        context = self._within(parent)
+        return self._tracer.start_span(name, context=context, kind=self._kinds.CLIENT, attributes=dict(attributes))
 
     def injected(self, within: Span, headers: Mapping[str, str]) -> dict[str, str]:
         """These headers, with the trace to go on with in place of the client's."""
-        from opentelemetry.trace import set_span_in_context
-
         kept = {name: value for name, value in headers.items() if name.lower() not in _TRACE_HEADERS}
-        self._propagator.inject(kept, context=set_span_in_context(within))
+        self._propagator.inject(kept, context=self._within(within))
         return kept
 
     def close(self) -> None:
@@ -100,7 +97,7 @@ class Tracing:
 class RequestSpan:
     """One request's span and those of its legs. `end` ends all of them."""
 
-    __slots__ = ("_legs", "_span", "_tracing", "recording")
+    __slots__ = ("_legs", "_passed_on", "_span", "_tracing", "recording")
 
     def __init__(self, tracing: Tracing, opened: Span) -> None:
         self.recording: Final = opened.is_recording()
@@ -108,10 +105,13 @@ class RequestSpan:
         self._tracing = tracing
         self._span = opened
         self._legs: dict[str, Span] = {}
+        self._passed_on: tuple[Mapping[str, str], dict[str, str]] | None = None
 
     def passed_on(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Headers by which an engine hears of this trace, and of the decision about it."""
-        return self._tracing.injected(self._span, headers)
+        """Headers by which an engine hears of this trace, and of the decision about it: the same for every leg."""
+        if self._passed_on is None or self._passed_on[0] is not headers:
+            self._passed_on = headers, self._tracing.injected(self._span, headers)
+        return self._passed_on[1]
 
     def say(self, attributes: Mapping[str, Any]) -> None:
         """What the request is."""

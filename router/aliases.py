@@ -18,30 +18,30 @@ class Aliases:
 
     def __init__(self, real: Mapping[str, str]) -> None:
         """`real`: the model's own name, by alias."""
-        self._real: Final = dict(real)
+        self._behind: Final = dict(real)
 
     def real(self, name: str) -> str:
         """What engines call it."""
-        return self._real.get(name, name)
+        return self._behind.get(name, name)
 
     def apply(self, body: MutableMapping[str, Any]) -> bool:
         """Put the model's own name into a request's body; whether that changed it."""
         name = body.get("model")
-        if not self._real or not isinstance(name, str) or name not in self._real:
+        if not self._behind or not isinstance(name, str) or name not in self._behind:
             return False
-        body["model"] = self._real[name]
+        body["model"] = self._behind[name]
         return True
 
     def names(self, served: Iterable[str]) -> tuple[str, ...]:
         """Everything that clients may ask for where these are served."""
         own = tuple(served)
-        return own + tuple(alias for alias, real in self._real.items() if real in own and alias not in own)
+        return own + tuple(alias for alias, real in self._behind.items() if real in own and alias not in own)
 
     def cards(self, entries: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """``/v1/models`` with the aliases of what is in it, each as its model's entry with that as its ``root``."""
         also = (
             {**entries[real], "id": alias, "root": real, "parent": None}
-            for alias, real in self._real.items()
+            for alias, real in self._behind.items()
             if real in entries and alias not in entries
         )
         return [*entries.values(), *also]

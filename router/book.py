@@ -55,56 +55,73 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-@dataclass(slots=True, eq=False)
 class Limit:
     """Up to where an answer of a given length keeps its target. Once it is longer, it is for twice the length."""
 
-    among: list[float]
-    """All of this kind at its instance, sorted."""
-    tokens: float
-    from_ms: float
-    """Its instance's `stalled` when the answer began."""
-    until_ms: float = 0.0
-    """The same when its target is missed."""
-    over: bool = False
-    """Nobody asks for it any more."""
+    __slots__ = ("among", "from_ms", "over", "tokens", "until_ms")
+
+    def __init__(self, among: list[float], tokens: float, from_ms: float) -> None:
+        self.among = among
+        """All of this kind at its instance, sorted."""
+        self.tokens = tokens
+        self.from_ms = from_ms
+        """Its instance's `stalled` when the answer began."""
+        self.until_ms = 0.0
+        """The same when its target is missed."""
+        self.over = False
+        """Nobody asks for it any more."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
 class Booking:
     """One request's entries."""
 
-    prompt_tokens: int
-    mean_tokens: float
-    """Expected length of its answer."""
-    short_tokens: float
-    """Length of a short one."""
-    middle_tokens: float
-    """And of one in the middle."""
-    variance: float
-    tpot_ms: float = math.inf
-    """Its target."""
-    prefill_row: int = -1
-    prefill_life: int = -1
-    prefill_ms: float = 0.0
-    """Predicted time of its prompt; 0 once that is done."""
-    plain_ms: float = 0.0
-    """The same by the costs alone."""
-    sent_s: float = 0.0
-    """When it can begin, its engine's front end passed."""
-    cached_tokens: int = 0
-    """Of its prompt, where it is prefilled, as expected."""
-    decode_row: int = -1
-    decode_life: int = -1
-    context: float = 0.0
-    pause_ms: float = 0.0
-    """Between its first and its second token, where it is handed over."""
-    opened_s: float = -1.0
-    """When its answer's first token was here."""
-    limits: tuple[Limit, ...] = ()
-    """For a short answer, and for one in the middle; where it has a target."""
-    began_tpot_ms: float = 0.0
-    """Time per token that was to be expected when it began to decode."""
+    __slots__ = (
+        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "limits", "mean_tokens",
+        "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms", "prefill_row",
+        "prompt_tokens", "sent_s", "short_tokens", "tpot_ms", "variance",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        prompt_tokens: int,
+        mean_tokens: float,
+        short_tokens: float,
+        middle_tokens: float,
+        variance: float,
+        tpot_ms: float = math.inf,
+    ) -> None:
+        """A request that is nowhere yet. `tpot_ms`: its target."""
+        self.prompt_tokens = prompt_tokens
+        self.mean_tokens = mean_tokens
+        """Expected length of its answer."""
+        self.short_tokens = short_tokens
+        """Length of a short one."""
+        self.middle_tokens = middle_tokens
+        """And of one in the middle."""
+        self.variance = variance
+        self.tpot_ms = tpot_ms
+        self.prefill_row = -1
+        self.prefill_life = -1
+        self.prefill_ms = 0.0
+        """Predicted time of its prompt; 0 once that is done."""
+        self.plain_ms = 0.0
+        """The same by the costs alone."""
+        self.sent_s = 0.0
+        """When it can begin, its engine's front end passed."""
+        self.cached_tokens = 0
+        """Of its prompt, where it is prefilled, as expected."""
+        self.decode_row = -1
+        self.decode_life = -1
+        self.context = 0.0
+        self.pause_ms = 0.0
+        """Between its first and its second token, where it is handed over."""
+        self.opened_s = -1.0
+        """When its answer's first token was here."""
+        self.limits: tuple[Limit, ...] = ()
+        """For a short answer, and for one in the middle; where it has a target."""
+        self.began_tpot_ms = 0.0
+        """Time per token that was to be expected when it began to decode."""
 
 
 @dataclass(slots=True)

@@ -94,7 +94,7 @@ def prompt_text(body: Mapping[str, Any]) -> bytes:
         parts.append(_json(tools))
     for message in messages:
         parts.append("\x1e")
-        if not isinstance(message, Mapping):
+        if not isinstance(message, dict):
             parts.append(_json(message))
             continue
         parts.append(str(message.get("role")))
@@ -116,7 +116,7 @@ def _content(content: Any, parts: list[str]) -> None:
         parts.append(content)
     elif isinstance(content, list):
         for part in content:
-            text = part.get("text") if isinstance(part, Mapping) else None
+            text = part.get("text") if isinstance(part, dict) else None
             parts.append(text if isinstance(text, str) else _json(part))
     elif content is not None:
         parts.append(_json(content))

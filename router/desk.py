@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
@@ -37,33 +36,38 @@ HANDSHAKE_S = 0.5
 Calls = tuple[object, ...]
 
 
-@dataclass(slots=True, eq=False)
 class Seat:
     """One request at the desk."""
 
-    wanted: Wanted
-    promise: Promise = NO_PROMISE
-    decode: InstanceId | None = None
-    """Where its answer has a place."""
-    prefill: InstanceId | None = None
-    """Where its last prefill leg was to go."""
-    ahead: int = 0
-    """Our legs that were there before it, less those that have ended."""
-    ended: int = 0
-    """Of all our legs there, how many had ended when that was counted."""
-    late: bool = False
-    """It is taken to miss its target for the first token."""
-    lane: int = -1
-    """The row whose lane for late prompts it is in."""
-    expected: Expected = field(default_factory=Expected)
-    ttft_ms: float = 0.0
-    """What it was told at its last choice that its first token would take, from its arrival; 0: nobody foretells."""
-    tpot_ms: float = 0.0
-    """The same of each token after it."""
-    degraded: bool = False
-    """It has its class's second promise."""
-    entered: tuple[int, Wanted] | None = None
-    """Its number in a decision log, and what it wants by that (`router.logged`)."""
+    __slots__ = (
+        "ahead", "decode", "degraded", "ended", "entered", "expected", "lane", "late", "prefill", "promise", "tpot_ms",
+        "ttft_ms", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, wanted: Wanted, promise: Promise = NO_PROMISE) -> None:
+        self.wanted = wanted
+        self.promise = promise
+        self.decode: InstanceId | None = None
+        """Where its answer has a place."""
+        self.prefill: InstanceId | None = None
+        """Where its last prefill leg was to go."""
+        self.ahead = 0
+        """Our legs that were there before it, less those that have ended."""
+        self.ended = 0
+        """Of all our legs there, how many had ended when that was counted."""
+        self.late = False
+        """It is taken to miss its target for the first token."""
+        self.lane = -1
+        """The row whose lane for late prompts it is in."""
+        self.expected = Expected()
+        self.ttft_ms = 0.0
+        """What it was told at its last choice that its first token would take, since it came; 0: nobody foretells."""
+        self.tpot_ms = 0.0
+        """The same of each token after it."""
+        self.degraded = False
+        """It has its class's second promise."""
+        self.entered: tuple[int, Wanted] | None = None
+        """Its number in a decision log, and what it wants by that (`router.logged`)."""
 
 
 class Desk:

@@ -8,7 +8,6 @@ engines' speeds (`router.speeds`), who still has which prefix (`router.prefixes`
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
@@ -28,14 +27,16 @@ _SIGMAS: Final = 1.2816
 """Standard deviations from a normal's median to its 0.9 quantile."""
 
 
-@dataclass(slots=True, eq=False)
 class Expected:
     """Of one request."""
 
-    lengths: Lengths | None = None
-    booking: Booking | None = None
-    sent: list[Sent] = field(default_factory=list)
-    """Where its prompt is taken to be cached from now on."""
+    __slots__ = ("booking", "lengths", "sent")
+
+    def __init__(self) -> None:
+        self.lengths: Lengths | None = None
+        self.booking: Booking | None = None
+        self.sent: list[Sent] = []
+        """Where its prompt is taken to be cached from now on."""
 
 
 class Foresight:

@@ -296,7 +296,7 @@ def cues_of(body: Mapping[str, Any]) -> int:
     cues = (_TOOLS if body.get("tools") else 0) | (_FORMAT if body.get("response_format") else 0)
     messages = body.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else {"content": body.get("prompt")}
-    text = last.get("content") if isinstance(last, Mapping) else None
+    text = last.get("content") if isinstance(last, dict) else None
     if not isinstance(text, str):
         return cues
     read = text[-_LAST_READ:]

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -44,14 +43,14 @@ def stamped(
     return router.tickets.stamp(body, to, transfer_id(router, request, producer, attempt), producer=producer)
 
 
-@dataclass(frozen=True, slots=True)
 class Releases:
     """Of one request."""
 
-    router: Router
-    request: Request
-    headers: Mapping[str, str]
-    """Of its legs."""
+    def __init__(self, router: Router, request: Request, headers: Mapping[str, str]) -> None:
+        """`headers`: of its legs."""
+        self.router: Final = router
+        self.request: Final = request
+        self.headers: Final = headers
 
     async def outlast(self, leg: PrefillLeg) -> None:
         """Another has answered: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it."""

@@ -77,7 +77,7 @@ def _text_of(choice: Mapping[str, Any], path: str) -> str | _Unfit:
         text = choice.get("text")
         return text if isinstance(text, str) else _Unfit("P's answer has no text")
     message = choice.get("message")
-    if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         return _Unfit("the first token is no content: reasoning, or a tool call")
     if any(message.get(name) for name in ("reasoning", "reasoning_content", "tool_calls", "function_call", "refusal")):
         return _Unfit("the first token is not only content")

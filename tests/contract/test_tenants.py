@@ -82,6 +82,7 @@ async def test_without_tenants_the_engines_see_the_clients_key(start: Starter) -
     assert seen == ["Bearer anything"] * 2
 
 
+@pytest.mark.interpreted
 async def test_a_key_file_that_changes_is_read_again(
     start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -412,6 +412,7 @@ async def test_one_token_has_no_second(start: Starter) -> None:
     assert "tt2t_ms" not in told
 
 
+@pytest.mark.interpreted
 async def test_reading_a_body_is_the_routers_own_time(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = await start(prefill=0, decode=1)
     parse = bodies.parse_json
