@@ -47,6 +47,25 @@ def test_constant_tuples_of_floats_are_annotated(module: str) -> None:
                 assert not known, f"{module}: {ast.unparse(each)}"
 
 
+def _for_types_only(tree: ast.Module) -> set[str]:
+    """Names that are imported under ``TYPE_CHECKING``."""
+    tested = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    inside = [each for node in tested for each in ast.walk(node) if isinstance(each, ast.ImportFrom)]
+    return {name.asname or name.name for each in inside for name in each.names}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_fields_of_dataclasses_are_of_types_that_are_there(module: str) -> None:
+    """mypyc looks their types up as it makes the class: `KeyError` where one is for type checkers alone."""
+    tree = _tree(module)
+    absent = _for_types_only(tree)
+    for each in ast.walk(tree):
+        if isinstance(each, ast.ClassDef) and any("dataclass" in ast.unparse(said) for said in each.decorator_list):
+            types_ = [node.annotation for node in each.body if isinstance(node, ast.AnnAssign)]
+            named = {node.id for said in types_ for node in ast.walk(said) if isinstance(node, ast.Name)}
+            assert not named & absent, f"{module}.{each.name}"
+
+
 def _within(hint: Any) -> Iterator[type]:
     """Classes that a type speaks of."""
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
