@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -43,7 +44,8 @@ def tracing(service: str) -> Tracing | None:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     named = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service)})
-    provider = TracerProvider(resource=named)
+    ids: Any = TraceIds()
+    provider = TracerProvider(resource=named, id_generator=ids)
     provider.add_span_processor(BatchSpanProcessor(_exporter()))
     return Tracing(provider)
 
@@ -59,6 +61,26 @@ def _exporter() -> Any:
     return Http()
 
 
+class TraceIds:
+    """OpenTelemetry's generator of names, which can be told the next trace's: the sampler decides by it."""
+
+    def __init__(self) -> None:
+        self.next_trace: int | None = None
+
+    def generate_span_id(self) -> int:
+        """64 random bits, not all of them 0."""
+        return random.getrandbits(64) or 1
+
+    def generate_trace_id(self) -> int:
+        """128 random bits, not all of them 0; or what was said to be next."""
+        told, self.next_trace = self.next_trace, None
+        return told or random.getrandbits(128) or 1
+
+    def is_trace_id_random(self) -> bool:
+        """They are, and headers may say so."""
+        return True
+
+
 class Tracing:
     """Makes spans of requests."""
 
@@ -71,6 +93,22 @@ class Tracing:
         self._provider: Final = provider
         self._tracer: Final = provider.get_tracer("baton")
         self._propagator: Final = TraceContextTextMapPropagator()
+        self._ids: Final = provider.id_generator if isinstance(provider.id_generator, TraceIds) else None
+        self._bound: Final = _bound_of(provider)
+
+    def dropped(self, headers: Mapping[str, str]) -> bytes:
+        """The line of a head by which engines hear of a trace that begins here and is not sampled; none: ask `request`.
+
+        Of a request that is in no trace yet, and of samplers that go by the trace's name alone: the library makes some
+        thirty calls to come to the same decision, which most requests of a busy router need not pay.
+        """
+        if self._ids is None or self._bound is None or not _TRACE_HEADERS.isdisjoint(headers):
+            return b""
+        trace = self._ids.generate_trace_id()
+        if trace & _LOW_64 < self._bound:
+            self._ids.next_trace = trace
+            return b""
+        return b"traceparent: 00-%032x-%016x-02\r\n" % (trace, self._ids.generate_span_id())
 
     def request(self, name: str, headers: Mapping[str, str]) -> RequestSpan:
         """The span of a request, as part of its client's trace. `headers` find their values by any case."""
@@ -94,10 +132,25 @@ class Tracing:
         self._provider.shutdown()
 
 
+_LOW_64: Final = (1 << 64) - 1
+
+
+def _bound_of(provider: TracerProvider) -> int | None:
+    """Traces are sampled whose name's lower 64 bits are below it, where they begin here; None: others decide."""
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
+
+    sampler = provider.sampler
+    if isinstance(sampler, ParentBased):
+        sampler = sampler._root  # noqa: SLF001 - there is no other way to ask for it
+    if isinstance(sampler, TraceIdRatioBased):
+        return sampler.bound
+    return 0 if sampler is ALWAYS_OFF else None
+
+
 class RequestSpan:
     """One request's span and those of its legs. `end` ends all of them."""
 
-    __slots__ = ("_legs", "_passed_on", "_span", "_tracing", "recording")
+    __slots__ = ("_legs", "_span", "_tracing", "recording")
 
     def __init__(self, tracing: Tracing, opened: Span) -> None:
         self.recording: Final = opened.is_recording()
@@ -105,13 +158,10 @@ class RequestSpan:
         self._tracing = tracing
         self._span = opened
         self._legs: dict[str, Span] = {}
-        self._passed_on: tuple[Mapping[str, str], dict[str, str]] | None = None
 
     def passed_on(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Headers by which an engine hears of this trace, and of the decision about it: the same for every leg."""
-        if self._passed_on is None or self._passed_on[0] is not headers:
-            self._passed_on = headers, self._tracing.injected(self._span, headers)
-        return self._passed_on[1]
+        return self._tracing.injected(self._span, headers)
 
     def say(self, attributes: Mapping[str, Any]) -> None:
         """What the request is."""

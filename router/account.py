@@ -63,15 +63,22 @@ class Account:
         self.times: EngineTimes | None = None
         """What the answering engine says of its part, where it does."""
         self._span: RequestSpan | None = None
-        self._unsampled: RequestSpan | None = None
+        self.untraced = b""
+        """A line for its legs' heads: the trace that begins here, and that nobody records it."""
+        self.unsampled: RequestSpan | None = None
+        """Its client's trace, which nobody records."""
         if tracing is not None:
-            span = tracing.request(self._operation(), headers)
-            if span.recording:
-                span.say(self._request_attributes())
-                self._span = span
-            else:
-                self._unsampled = span
+            self.untraced = tracing.dropped(headers)
+            if not self.untraced:
+                self._trace(tracing.request(self._operation(), headers))
         memory.begin(self._story)
+
+    def _trace(self, span: RequestSpan) -> None:
+        if span.recording:
+            span.say(self._request_attributes())
+            self._span = span
+        else:
+            self.unsampled = span
 
     # -- on its way --
 
@@ -110,14 +117,13 @@ class Account:
         self._story.add(now, "leg", leg=_LEG_NAMES[leg], instance=instance.id, url=instance.url, epoch=instance.epoch)
 
     @property
-    def traces(self) -> bool:
-        """Whether a trace goes through it: its legs have headers of their own then (`traced`)."""
-        return self._span is not None or self._unsampled is not None
+    def recorded(self) -> bool:
+        """Whether its trace is: each of its legs has headers of its own then (`traced`)."""
+        return self._span is not None
 
     def traced(self, leg: str, instance: Instance, headers: dict[str, str]) -> dict[str, str]:
-        """What a leg of these headers says, its trace included."""
-        if self._span is None:
-            return headers if self._unsampled is None else self._unsampled.passed_on(headers)
+        """What a leg of these headers says, its span included."""
+        assert self._span is not None
         place = urlsplit(instance.url)
         attributes = {
             "gen_ai.operation.name": self._operation_name(),

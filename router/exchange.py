@@ -138,8 +138,11 @@ class Exchange:
             onward = {**router.headers_for(headers), "content-type": "application/json"}
             headers.onward = onward, lines(onward)
         self._onward, start = headers.onward
-        self._head = b"%bx-request-id: %b\r\n" % (start, request.id.encode())
+        account = self._account
+        self._head = b"%bx-request-id: %b\r\n%b" % (start, request.id.encode(), account.untraced)
         """Headers of its legs, as lines."""
+        if account.unsampled is not None:
+            self._head = lines(account.unsampled.passed_on(self._headers))
         self._set_out()
 
     def _set_out(self) -> None:
@@ -424,7 +427,7 @@ class Exchange:
     def _lines(self, stage: str, target: Instance) -> bytes:
         """A leg is sent: its headers, as lines."""
         self._account.sends(stage, target)
-        return lines(self._account.traced(stage, target, self._headers)) if self._account.traces else self._head
+        return lines(self._account.traced(stage, target, self._headers)) if self._account.recorded else self._head
 
     def _stamped(self, body: Mapping[str, Any], to: InstanceId, holder: PrefillLeg | None) -> Mapping[str, Any]:
         """A leg with the ticket that a guarded engine asks for. `holder`: whose blocks it is about."""

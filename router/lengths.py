@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from router.sketches import Floats, Sketches
+from router.sketches import Floats, Sketches, between
 
 LENGTH_MAX = 1 << 17
 """Longest answer told apart, in tokens; longer ones count as this long."""
@@ -73,9 +73,6 @@ def _prior(edges: tuple[float, ...]) -> Floats:
 
 
 EDGES: Final = _edges()
-_EDGES_ARRAY: Final[Floats] = np.array(EDGES)
-_WIDTHS: Final[Floats] = np.diff(_EDGES_ARRAY)
-_WIDTHS_LESS_1: Final[Floats] = _WIDTHS - 1
 
 
 def _logit(share: float) -> float:
@@ -105,7 +102,7 @@ class Lengths:
 
     __slots__ = ("_below", "_cap", "_floor", "_left", "_shifted", "features", "served")
 
-    def __init__(self, features: Features, below: Floats, shifts: tuple[float, ...]) -> None:
+    def __init__(self, features: Features, below: list[float], shifts: tuple[float, ...]) -> None:
         """`below`: share of answers shorter than each of `EDGES`; `shifts`: logits to add at each of `LEVELS`."""
         self.features: Final = features
         self._below: Final = below
@@ -119,8 +116,9 @@ class Lengths:
             shifted.append(highest)
         self._shifted: Final = shifted
         shares = [1.0 / (1.0 + math.exp(-logit)) for logit in shifted]
-        self.served: Final = tuple(self._whole(at) for at in np.interp(shares, below, _EDGES_ARRAY).tolist())
-        self._left: list[float] | None = None
+        self.served: Final = tuple([self._whole(between(share, below, EDGES)) for share in shares])
+        self._left: Final = [0.0]
+        """`_area` at the first of `EDGES`, as far as somebody asked."""
 
     def quantile(self, q: float) -> int:
         """The length that a share `q` of such answers does not exceed, calibrated."""
@@ -128,9 +126,9 @@ class Lengths:
         return self.quantiles((_logit(q),))[0]
 
     def quantiles(self, logits: Sequence[float]) -> tuple[int, ...]:
-        """`quantile` of several shares, each given as its logit: one search for all of them."""
+        """`quantile` of several shares, each given as its logit."""
         shares = [1.0 / (1.0 + math.exp(-self._calibrated(logit))) for logit in logits]
-        return tuple(self._whole(at) for at in np.interp(shares, self._below, _EDGES_ARRAY).tolist())
+        return tuple([self._whole(between(share, self._below, EDGES)) for share in shares])
 
     def _calibrated(self, logit: float) -> float:
         """With what its level is shifted by; between levels in proportion, beyond them as at the last."""
@@ -166,18 +164,19 @@ class Lengths:
 
     def share_below(self, length: int) -> float:
         """Share of answers that would be shorter than this, limits and calibration aside."""
-        return float(np.interp(length, _EDGES_ARRAY, self._below))
+        return between(length, EDGES, self._below)
 
     def _area(self, upto: int) -> float:
         """Sum of 1 - `share_below` over the lengths from 1 to below `upto`: means are differences of these."""
-        if self._left is None:
-            found = self._below
-            sums = _WIDTHS * (1.0 - found[:-1]) - (found[1:] - found[:-1]) * _WIDTHS_LESS_1 / 2
-            self._left = [0.0, *np.cumsum(sums).tolist()]
         at = min(max(bisect_right(EDGES, upto) - 1, 0), len(EDGES) - 2)
         inside, wide = upto - EDGES[at], EDGES[at + 1] - EDGES[at]
-        below, above = float(self._below[at]), float(self._below[at + 1])
-        return self._left[at] + inside * (1.0 - below) - (above - below) * inside * (inside - 1) / (2 * wide)
+        found, left = self._below, self._left
+        while len(left) <= at:
+            edge = len(left) - 1
+            low, high, more = found[edge], found[edge + 1], EDGES[edge + 1] - EDGES[edge]
+            left.append(left[edge] + (more * (1.0 - low) - (high - low) * (more - 1.0) / 2))
+        below, above = found[at], found[at + 1]
+        return left[at] + inside * (1.0 - below) - (above - below) * inside * (inside - 1) / (2 * wide)
 
 
 class _Calibration:

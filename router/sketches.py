@@ -27,6 +27,20 @@ _UNIT_MAX = 2.0**20
 _ROWS_AT_FIRST = 64
 
 
+def between(at: float, places: Sequence[float], heights: Sequence[float]) -> float:
+    """The height at a place, on straight lines between those given; beyond them as at the last. Places ascend.
+
+    To the last bit what `numpy.interp` says, which takes five times as long for one place.
+    """
+    below = bisect_right(places, at) - 1
+    if below < 0:
+        return heights[0]
+    if below >= len(places) - 1 or places[below] == at:
+        return heights[below]
+    slope = (heights[below + 1] - heights[below]) / (places[below + 1] - places[below])
+    return slope * (at - places[below]) + heights[below]
+
+
 class Sketches:
     """Rows of mass by key. `edges` are the bins' lower ends and the last one's upper end, ascending."""
 
@@ -64,27 +78,52 @@ class Sketches:
         nothing was, it stays.
         """
         at = min(max(bisect_right(self.edges, value), 1), len(self.edges) - 1)
-        growth, units, totals = self._growth, self._unit, self._total
+        if at_least and self._has_room(keys):
+            self._spread([self._row(key) for key in keys], at)
+            return
         for key in keys:
             row = self._row(key)
-            unit = units[row] = units[row] * growth
-            totals[row] += unit
-            if not at_least or not self._spread(row, at, unit):
-                self._mass[row, at] += unit
-            if unit > _UNIT_MAX:
-                self._mass[row] /= unit
-                totals[row] /= unit
-                units[row] = 1.0
+            if at_least:
+                self._spread([row], at)
+            else:
+                self._put(row, at, self._weigh(row))
 
-    def _spread(self, row: int, at: int, unit: float) -> bool:
-        """Put an observation of this bin or a later one where those before it are; False where none is."""
-        beyond = self._mass[row, at:]
-        seen = float(beyond.sum())
-        if seen > 0:
-            beyond *= 1.0 + unit / seen
-        return seen > 0
+    def _has_room(self, keys: Sequence[Hashable]) -> bool:
+        """For all of these, so that none of them takes another's row."""
+        known = self._rows
+        return len(known) + sum([key not in known for key in keys]) <= self.keys_max
 
-    def mixed(self, keys: Sequence[Hashable], credibility: float) -> Floats:
+    def _weigh(self, row: int) -> float:
+        """What one more observation of this row's key weighs. It counts from now on."""
+        unit = self._unit[row] = self._unit[row] * self._growth
+        self._total[row] += unit
+        return unit
+
+    def _put(self, row: int, at: int, unit: float) -> None:
+        """An observation of this bin."""
+        self._mass[row, at] += unit
+        self._scale_down(row, unit)
+
+    def _scale_down(self, row: int, unit: float) -> None:
+        if unit > _UNIT_MAX:
+            self._mass[row] /= unit
+            self._total[row] /= unit
+            self._unit[row] = 1.0
+
+    def _spread(self, rows: list[int], at: int) -> None:
+        """Put an observation of this bin or a later one where those before it are; into the bin where none is."""
+        units = [self._weigh(row) for row in rows]
+        beyond = self._mass.take(rows, 0)[:, at:]
+        seen: list[float] = beyond.sum(axis=1).tolist()
+        grown = [1.0 + unit / there if there > 0 else 1.0 for unit, there in zip(units, seen, strict=True)]
+        self._mass[rows, at:] = beyond * np.array(grown, dtype=np.float32)[:, None]
+        for row, unit, there in zip(rows, units, seen, strict=True):
+            if there > 0:
+                self._scale_down(row, unit)
+            else:
+                self._put(row, at, unit)
+
+    def mixed(self, keys: Sequence[Hashable], credibility: float) -> list[float]:
         """The distribution function at `edges` for the last key, which the keys before it stand in for.
 
         Each key counts as n / (n + credibility) of what is said by it and all before it together (Bühlmann's
@@ -103,8 +142,9 @@ class Sketches:
         rows.append(0)
         shares.append(rest)
         density = np.array(shares, dtype=np.float32).dot(self._mass.take(rows, 0))
-        found: Floats = density.cumsum(dtype=np.float64)
-        found /= found[-1]
+        whole: Floats = density.cumsum(dtype=np.float64)
+        whole /= whole[-1]
+        found: list[float] = whole.tolist()  # what is looked up in it are single places: cheaper in a list
         return found
 
     def _row(self, key: Hashable) -> int:

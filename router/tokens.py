@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from router.sketches import Floats, Sketches
+from router.sketches import Sketches, between
 
 
 class Kind(StrEnum):
@@ -42,7 +42,6 @@ _KEYS_MAX = 5000
 _STEP = 1.04
 _EDGES: Final = tuple(0.5 * _STEP**at for at in range(84))
 """Bytes per token from 0.5 to 13, each bin 4 % wide: off by 2 % at most for that. What is beyond counts as the end."""
-_EDGES_ARRAY: Final[Floats] = np.array(_EDGES)
 _SAMPLE_BYTES = 512
 
 
@@ -59,7 +58,7 @@ class Ratios:
     """Bytes per token, by whom and of what."""
 
     def __init__(self) -> None:
-        prior = np.exp(-0.5 * (np.log(_EDGES_ARRAY[:-1] / 4.0) / 0.35) ** 2) + 1e-6
+        prior = np.exp(-0.5 * (np.log(np.array(_EDGES[:-1]) / 4.0) / 0.35) ** 2) + 1e-6
         self._sketches: Final = Sketches(_EDGES, prior, keys_max=_KEYS_MAX, memory=_MEMORY)
         for kind, ratio in START_BYTES_PER_TOKEN.items():
             for each in (0.85, 0.95, 1.0, 1.05, 1.15) * 8:
@@ -74,7 +73,7 @@ class Ratios:
             tokens = max(1, text_bytes // 4)
             return Estimate(tokens, tokens)
         below = self._sketches.mixed(_keys(tenant, model, kind), _CREDIBILITY)
-        dense, middle = np.interp((0.1, 0.5), below, _EDGES_ARRAY).tolist()
+        dense, middle = between(0.1, below, _EDGES), between(0.5, below, _EDGES)
         return Estimate(max(1, round(text_bytes / middle)), max(1, round(text_bytes / dense)))
 
     def learn(self, tenant: str, model: str, kind: Kind, text_bytes: int, tokens: int) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from baton import compiled
 
@@ -23,8 +23,10 @@ ORDER = ("unit", "property", "playbook", "sim", "contract", "live", "chaos")
 """The cheap ones first: what is broken shows early, and engines start only when all else holds."""
 
 
-settings.register_profile("repeatable", derandomize=True, database=None)
-settings.register_profile("searching", derandomize=False)
+UNTIMED = [HealthCheck.too_slow]
+"""It is by the wall clock: on a fresh clone the first text takes seconds, as tables of all characters are made."""
+settings.register_profile("repeatable", derandomize=True, database=None, suppress_health_check=UNTIMED)
+settings.register_profile("searching", derandomize=False, suppress_health_check=UNTIMED)
 settings.load_profile("repeatable")
 """The same examples in every run, so that a change is what breaks a test. `make test-long` searches for new ones."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from aiohttp import web
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 from support.fleet import Fleet, Starter, eventually
@@ -28,7 +30,7 @@ from support.mock import mock_settings
 
 from cluster.ids import InstanceId, RequestId
 from cluster.instance import Instance, Role
-from cluster.telemetry import Tracing, tracing
+from cluster.telemetry import TraceIds, Tracing, tracing
 from engine.mock.fleet import MockFleet
 from engine.mock.instance import Instance as Mock
 from engine.twin.events import Effect, Event, Finished, Submit
@@ -666,10 +668,11 @@ async def test_failures_are_errors_in_a_trace(start: Starter, spans: InMemorySpa
         assert (each.attributes or {})["error.type"] == ("failed" if each.name.startswith("text") else "lost")
 
 
+@pytest.mark.parametrize("ids", [RandomIdGenerator(), TraceIds()], ids=["library's names", "ours"])
 async def test_a_trace_that_is_not_sampled_has_no_spans_but_a_decision(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+    start: Starter, monkeypatch: pytest.MonkeyPatch, ids: Any
 ) -> None:
-    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False, id_generator=ids)
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr("router.server.tracing", lambda _: Tracing(provider))
@@ -677,9 +680,14 @@ async def test_a_trace_that_is_not_sampled_has_no_spans_but_a_decision(
     await post(fleet, GREEDY, X_Request_Id="one")
     assert (await explained(fleet, "one"))["state"] == "served"
     assert not exporter.get_finished_spans()
-    sent = {key.lower(): value for key, value in fleet.engines["decode-0"].headers[-1].items()}
-    flags = int(sent["traceparent"].rpartition("-")[2], 16)
-    assert not flags & 1, "not sampled"
+    heard = []
+    for name in ("prefill-0", "decode-0"):
+        said = [value for key, value in fleet.engines[name].headers[-1].items() if key.lower() == "traceparent"]
+        assert len(said) == 1
+        assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", said[0])
+        assert not int(said[0][-2:], 16) & 1, "not sampled"
+        heard += said
+    assert heard[0] == heard[1], "one span of the router's, that nobody records"
 
 
 async def test_without_tracing_the_clients_own_trace_goes_on(start: Starter) -> None:

@@ -16,10 +16,11 @@ STORY = (
 )
 ANSWER_TOKENS = 24
 
-LENGTHS = [2, 3, 5, 16, 31, 64, 100, 126, 127, 128, 129, 130, 200, 254, 255, 256, 257, 383, 384, 385, 511, 512, 513,
-           640, 700, 767, 768, 769, 895, 896, 897, 1000, 1023, 1024, 1025, 1151, 1152, 1153, 1279, 1280, 1281, 1500,
-           1663, 1664, 1665, 1791, 1792, 1793, 1899, 1900]  # fmt: skip
-"""Fifty prompt lengths in tokens (one byte each); the CPU engine's blocks hold 128."""
+LENGTHS = [2, 3, 5, 16, 31, 64, 100, 126, 127, 128, 129, 130, 200, 254, 255, 256, 257, 512, 640, 700, 1000, 1023,
+           1024, 1025, 1500, 1792, 1899, 1900]  # fmt: skip
+MORE_EDGES = [383, 384, 385, 511, 513, 767, 768, 769, 895, 896, 897, 1151, 1152, 1153, 1279, 1280, 1281, 1663, 1664,
+              1665, 1791, 1793]  # fmt: skip
+"""Fifty prompt lengths in tokens (one byte each), the latter for `make test-long`; the CPU engine's blocks hold 128."""
 
 
 def post(url: str, body: dict[str, Any], *, timeout: float = 60) -> tuple[int, Any]:
@@ -54,7 +55,7 @@ def prompt_of(length: int) -> list[int]:
     return list(text[:length])
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [*LENGTHS, *(pytest.param(each, marks=pytest.mark.long) for each in MORE_EDGES)])
 def test_tokens_equal_one_engines(cluster: Cluster, length: int) -> None:
     """The same ids from prefill + decode, streamed and not, as from one engine alone; and the KV came over the wire.
 
@@ -82,8 +83,15 @@ QUESTIONS = ["What is Baton?", "hello", "Tell me a story.", "Write café five ti
              "Say nothing.", "What is the KV cache? " * 60]  # fmt: skip
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda text: text[:20])
-@pytest.mark.parametrize("max_tokens", [13, 200])
+def chats() -> list[Any]:
+    """Short answers and long ones: of these, one ends by itself, one is cut inside a character, one follows blocks."""
+    short = [(question, 13) for question in QUESTIONS]
+    kept = {"Write café five times.", "Say nothing.", QUESTIONS[-1]}
+    long = [pytest.param(question, 200, marks=[] if question in kept else [pytest.mark.long]) for question in QUESTIONS]
+    return [*short, *long]
+
+
+@pytest.mark.parametrize(("question", "max_tokens"), chats(), ids=lambda given: str(given)[:20])
 def test_chat_equals_one_engines(cluster: Cluster, question: str, max_tokens: int) -> None:
     """Also where the answer is cut inside a character, and where EOS is its first token ("Say nothing.")."""
     body = {"model": cluster.model, "messages": [{"role": "user", "content": question}], "max_tokens": max_tokens,

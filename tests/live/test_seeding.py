@@ -82,7 +82,7 @@ def body(path: str, length: int, row: dict[str, Any]) -> dict[str, Any]:
     return {**asked, "max_tokens": 14, "temperature": 0, **row}
 
 
-@pytest.mark.parametrize("length", [31, 128, 300])
+@pytest.mark.parametrize("length", [pytest.param(31, marks=pytest.mark.long), 128, 300])
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize("row", [*SEEDED, *PLAIN])
 def test_every_row_reads_as_one_engines_answer(cluster: Cluster, path: str, row: str, length: int) -> None:

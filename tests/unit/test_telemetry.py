@@ -1,0 +1,58 @@
+"""What is decided about a trace without OpenTelemetry's own objects is what it would decide."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
+
+from cluster.telemetry import TraceIds, Tracing
+
+PARENT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}
+
+
+def traced(sampler: Sampler, ids: Any = None) -> Tracing:
+    return Tracing(TracerProvider(sampler=sampler, shutdown_on_exit=False, id_generator=ids or TraceIds()))
+
+
+@pytest.mark.parametrize("sampler", [TraceIdRatioBased(0.25), ParentBased(TraceIdRatioBased(0.25))])
+def test_what_is_not_dropped_is_recorded_and_the_share_is_the_samplers(sampler: Sampler) -> None:
+    random.seed(1)
+    tracing = traced(sampler)
+    recorded = 0
+    for _ in range(2000):
+        line = tracing.dropped({})
+        if line:
+            name = int(line.split(b"-")[1], 16)
+            assert name & ((1 << 64) - 1) >= TraceIdRatioBased(0.25).bound
+        else:
+            assert tracing.request("x", {}).recording, "decided once"
+            recorded += 1
+    assert 400 < recorded < 600, "500, with a standard deviation of 19"
+
+
+def test_no_two_have_a_name() -> None:
+    tracing = traced(ALWAYS_OFF)
+    lines = [tracing.dropped({}) for _ in range(100)]
+    assert len(set(lines)) == 100
+    assert all(line.startswith(b"traceparent: 00-") and line.endswith(b"-02\r\n") for line in lines)
+
+
+@pytest.mark.parametrize("headers", [PARENT, {**PARENT, "tracestate": "a=b"}, {"tracestate": "a=b"}])
+def test_clients_traces_are_the_librarys_to_judge(headers: dict[str, str]) -> None:
+    tracing = traced(ParentBased(TraceIdRatioBased(0.0)))
+    assert not tracing.dropped(headers)
+    assert not tracing.request("x", headers).recording
+
+
+@pytest.mark.parametrize(
+    ("sampler", "ids"), [(ALWAYS_ON, None), (ParentBased(ALWAYS_ON), None), (ALWAYS_OFF, RandomIdGenerator())]
+)
+def test_others_are_asked_each_time(sampler: Sampler, ids: Any) -> None:
+    tracing = traced(sampler, ids)
+    assert not any(tracing.dropped({}) for _ in range(100))
+    assert tracing.request("x", {}).recording is (sampler is not ALWAYS_OFF)
