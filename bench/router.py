@@ -30,7 +30,7 @@ from bench.processes import Cores, Failed, Running, cores, stopping
 from bench.published import machine, note_of, publish, result, say, show
 from bench.router_cells import Cell, Measured, cells
 from bench.router_field import Field, measure
-from bench.router_tables import Results, cost_tables, rate_table, text, trust_table, twin_table
+from bench.router_tables import Results, cost_tables, memory_table, rate_table, text, trust_table, twin_table
 
 
 def run(taking: Contestants, chosen: Sequence[Cell], rounds: int, where: Cores) -> Results:
@@ -95,12 +95,21 @@ def main() -> int:
     results = run(taking, chosen, args.rounds or (1 if args.quick else 3), where)
     names = list(taking.starts)
     costs, figures, targets = cost_tables(results, names)
+    memory, memory_figures, memory_targets = memory_table(results, names)
     rates, rate_figures = rate_table(results, names)
     twins, twin_figures = twin_table(results, names)
     trust, trust_figures = trust_table(results, names)
-    figures = {**figures, **rate_figures, **twin_figures, "answers": trust_figures, "versions": taking.versions}
+    targets |= memory_targets
+    figures = {
+        **figures,
+        **rate_figures,
+        **twin_figures,
+        "memory": memory_figures,
+        "answers": trust_figures,
+        "versions": taking.versions,
+    }
     figures["cells"] = {cell.name: asdict(cell) for cell in dict.fromkeys(cell for cell, _ in results)}
-    tables = [each for each in (costs, rates, twins, trust) if each.rows]
+    tables = [each for each in (costs, memory, rates, twins, trust) if each.rows]
     show(tables)
     told = result("router", figures, targets)
     if args.publish:

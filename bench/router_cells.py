@@ -63,6 +63,8 @@ class Measured:
     cpu_s: float
     elapsed_s: float
     memory_mb: float
+    grown_mb: float | None = None
+    """By so much its memory was larger at its largest than before; of `streams`, all of which are open at once."""
     ttft_ms: dict[str, float | None] = field(default_factory=dict)
     """Open loop alone, as what follows."""
     tt2t_ms: float | None = None

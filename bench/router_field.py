@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +23,9 @@ from loadgen.replay import Replay, Sending
 from loadgen.report import Run, report_of
 
 CHARS_PER_TOKEN = 5.0
+
+LOOK_S = 0.25
+"""Between two looks at a process' memory."""
 
 
 class Field:
@@ -64,7 +70,9 @@ def measure(ground: Field, cell: Cell, name: str) -> Measured:
         uvloop.run(closed_loop(url, min(cell.connections, 256), max(100, cell.connections), cell.prompt_bytes, 2))
         ground.pace(cell.pace_ms)
     before, cpu_s = ground.handed_over(), process.cpu_s() if process else 0.0
-    found = _open_loop(url, cell, ground.model) if cell.rate else _closed(url, cell)
+    with largest(process if cell.kind == "streams" else None) as grown:
+        found = _open_loop(url, cell, ground.model) if cell.rate else _closed(url, cell)
+    found.grown_mb = grown()
     found.cpu_s = (process.cpu_s() if process else 0.0) - cpu_s
     found.memory_mb = process.memory_mb() if process else 0.0
     missing = found.done - (ground.handed_over() - before)
@@ -72,6 +80,28 @@ def measure(ground: Field, cell: Cell, name: str) -> Measured:
         found.failed += missing
         found.examples.append(f"{missing} answers were not handed over from a prefill to a decode engine")
     return found
+
+
+@contextlib.contextmanager
+def largest(process: Running | None) -> Iterator[Callable[[], float | None]]:
+    """By how many MB a process was larger, at its largest, than at the beginning; asked for when that is over."""
+    if process is None:
+        yield lambda: None
+        return
+    over, before = threading.Event(), process.memory_mb()
+    seen = [before]
+
+    def look() -> None:
+        while not over.wait(LOOK_S):
+            seen.append(process.memory_mb())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield lambda: max(seen) - before
+    finally:
+        over.set()
+        thread.join()
 
 
 def _closed(url: str, cell: Cell) -> Measured:

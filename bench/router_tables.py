@@ -67,6 +67,27 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     return [*found, *((BATON, name) for name in names if name not in {*ours, RIVAL})]
 
 
+STREAM_KB = 64
+"""What an open stream may take of the router's memory."""
+
+
+def memory_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str, Any], dict[str, Any]]:
+    """What open streams take: the most of all rounds, as what a process has had once it may not give back."""
+    rows, figures, targets = [], {}, {}
+    for cell in dict.fromkeys(cell for cell, _ in results if cell.kind == "streams"):
+        entry = figures[cell.name] = {name: stream_kb(results, cell, name) for name in names}
+        rows += [[f"{cell.connections:,}", name, text(value)] for name, value in entry.items() if value is not None]
+        targets[f"KB per open stream, {cell.connections:,} open"] = target(entry.get(BATON), STREAM_KB)
+    columns = ["streams open", "router", "memory per stream, KB"]
+    return Table("What open streams take", columns, rows), figures, targets
+
+
+def stream_kb(results: Results, cell: Cell, name: str) -> float | None:
+    """KiB of memory for each of a cell's open streams."""
+    grown = [each.grown_mb for each in results.get((cell, name), []) if each.grown_mb is not None]
+    return round(max(grown) * 1000 / cell.connections, 1) if grown else None
+
+
 def rate_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str, Any]]:
     """Open loop: how much later the first token comes than from the engine itself."""
     rows, figures = [], {}

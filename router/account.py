@@ -22,7 +22,7 @@ from router.intake import answer_tokens
 from router.journey import Choose, Chosen, Lost, Refused
 from router.memory import NOBODY, Memory, Story
 from router.meters import Meters
-from router.promises import Seen, judge, late_by, seen_in
+from router.promises import Judged, Seen, foretold_json, judge, late_by, seen_in
 from router.sums import Told
 from router.timing import EngineTimes, Stage, engine_times, told_at_end, told_in
 from router.ways import Verdict
@@ -85,7 +85,7 @@ class Account:
     def chose(self, effect: Choose, chosen: Chosen, seat: Seat) -> None:
         """The policy has spoken."""
         now = time.monotonic()
-        foretold = _foretold(seat) if seat.ttft_ms > 0 and chosen.decode is not None else {}
+        foretold = foretold_json(seat.ttft_ms, seat.tpot_ms) if seat.ttft_ms > 0 and chosen.decode is not None else {}
         self._timeline.again(now)
         self._story.add(
             now,
@@ -243,7 +243,7 @@ class Account:
         counted = answer_tokens(self._told.usage or {}) if tokens is None else tokens
         self._meters.over(now, outcome, self._timeline, counted)
         if seat is not None and (self._client.slo is not None or seat.ttft_ms > 0):
-            self._judge(seat, seen_in(self._story.timing(now), counted, streamed=self._request.stream), outcome)
+            self._judge(seat, seen_in(self._timeline.totals(now), counted, streamed=self._request.stream), outcome)
         self._memory.finish(self._story)
         if self._span is not None:
             timing = self._story.timing(now)
@@ -261,15 +261,16 @@ class Account:
         attainment, slo = self._meters.attainment, self._client.slo
         if outcome == "served":
             attainment.compare(seat, seen)
-        told: dict[str, Any] = {"foretold": _foretold(seat), "seen": seen.as_json(), "tokens": seen.tokens}
+        result = ""
         if slo is not None:
             result = judge(slo, seen, outcome)
             attainment.ended(self._client, seat, result)
             late_ttft, late_tpot = late_by(slo, seen)
             now = time.monotonic()
             self._meters.lately.judged(now, self._client.slo_class, result, late_ttft=late_ttft, late_tpot=late_tpot)
-            told |= {"targets": dict(slo.targets()), "late": seat.late, "degraded": seat.degraded, "result": result}
-        self._story.promised = told
+        self._story.judged = Judged(
+            (seat.ttft_ms, seat.tpot_ms), seen, slo, result, late=seat.late, degraded=seat.degraded
+        )
 
     # -- in a trace --
 
@@ -303,10 +304,6 @@ _SETTINGS: Final = {
     "gen_ai.request.top_p": "top_p",
     "gen_ai.request.seed": "seed",
 }
-
-
-def _foretold(seat: Seat) -> dict[str, float]:
-    return {"ttft_ms": round(seat.ttft_ms, 3), "tpot_ms": round(seat.tpot_ms, 3)}
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:

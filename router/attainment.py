@@ -6,29 +6,27 @@ Requests that were shed have an outcome of their own: counted as cancelled they 
 from __future__ import annotations
 
 from collections import deque
-from functools import lru_cache
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from cluster.spec import SloClass
 from router.clients import Client
 from router.desk import Seat
-from router.histograms import Histograms
+from router.histograms import Counts, Histograms
 from router.promises import COUNTED, MET, Seen
 
 LAST: Final = 1000
 """Requests of a class of which the gauge of attainment tells: enough for two digits, few enough to follow a change."""
 
-LABELS_MAX: Final = 1024
-
-_RATIOS: Final = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
+_RATIOS: Final[tuple[float, ...]] = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
 
 
 class Attainment:
     """Counters and gauges of one router process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._results = Counter(
+        self._results = Counts(
             "baton_slo_requests",
             "Requests of a class that ended: met, missed, shed; and those that do not count: left (the client went "
             "away in time), refused (by the engine), unknown (one piece, nobody saw its first token).",
@@ -75,31 +73,34 @@ class Attainment:
         self._last: dict[str, deque[bool]] = {}
         self._met: dict[str, int] = {}
         """How many of them met every target."""
-        self._share_of = lru_cache(LABELS_MAX)(self._share.labels)
-        self._result = lru_cache(LABELS_MAX)(self._results.labels)
-        """The library takes as long to find a counter by its labels as for all else that is done with it."""
 
     def ended(self, client: Client, seat: Seat, result: str) -> None:
         """A request of a class is over."""
         if client.slo is None:
             return
         name = client.slo_class
-        if name not in self._last:  # a class that has met nothing yet must not lack the counter that says so
-            self._last[name] = deque(maxlen=LAST)
-            self._met[name] = 0
-            for each in COUNTED:
-                self._results.labels(name, client.tenant, each)
-            self._target.labels(name).set(client.slo.attainment)
-        self._result(name, client.tenant, result).inc()
+        if name not in self._last:
+            self._first(client, client.slo)
+        self._results.add((name, client.tenant, result))
         if seat.late:
             self._late.labels(name, client.tenant).inc()
         if seat.degraded:
             self._degraded.labels(name, client.tenant).inc()
         if result in COUNTED:
             last = self._last[name]
+            if not last:  # of a class of which nothing has counted yet there is no share
+                self._share.labels(name).set_function(lambda: self._met[name] / len(self._last[name]))
             self._met[name] += (result == MET) - (last[0] if len(last) == LAST else 0)
             last.append(result == MET)
-            self._share_of(name).set(self._met[name] / len(last))
+
+    def _first(self, client: Client, slo: SloClass) -> None:
+        """A class ends its first request."""
+        name = client.slo_class
+        self._last[name] = deque(maxlen=LAST)
+        self._met[name] = 0
+        for each in COUNTED:  # a class that has met nothing yet must not lack the counter that says so
+            self._results.add((name, client.tenant, each), 0)
+        self._target.labels(name).set(slo.attainment)
 
     def compare(self, seat: Seat, seen: Seen) -> None:
         """What was foretold beside what came."""

@@ -265,6 +265,7 @@ class Book:
         self.prompts[row] += 1
         self.backlog[row] += ms
         self._ends(row)
+        self._outlive(row, now)
         self.stalled[row] += stall_ms
         self._rebase(now)
         self.recent[row] += stall_ms * (0.001 / DUTY_S) / self.faded(now)
@@ -314,11 +315,12 @@ class Book:
 
     def answer_placed(self, booking: Booking, row: int, now: float) -> None:
         """Its answer is promised a place there."""
-        self.answer_over(booking)
+        self.answer_over(booking, now)
         at = self._rows[row]
         booking.decode_row, booking.decode_life = row, at.life
         booking.context = booking.prompt_tokens + booking.mean_tokens / 2
         booking.opened_s = -1.0
+        self._outlive(row, now)
         self._count(booking, row, 1)
         if math.isfinite(booking.tpot_ms):
             at.targets[booking.tpot_ms] = at.targets.get(booking.tpot_ms, 0) + 1
@@ -340,7 +342,7 @@ class Book:
         if not math.isfinite(booking.tpot_ms):
             return
         at, stalled = self._rows[row], self.stalled.item(row)
-        self._outlive(row, now)  # where nobody asks, too, what has passed is let go
+        self._outlive(row, now)
         self._unlimit(booking)
         lengths = (booking.short_tokens, booking.middle_tokens)
         booking.limits = tuple(Limit(*each, stalled) for each in zip(at.limits, lengths, strict=True))
@@ -368,17 +370,20 @@ class Book:
     def _outlive(self, row: int, now: float) -> None:
         """Answers that have become longer than what a limit is for have one for twice the length. What they were kept
         waiting is spread over all of their tokens: most that pass a limit have long passed its length, too.
+
+        Done before anything changes that this depends on (the row's step, its clock), and each at its own time: so what
+        is read does not depend on who has read before, and choices may ask as little as they need.
         """
         outlived, progress = self._rows[row].outlived, self._progress(row, now)
         while outlived and outlived[0][0] <= progress:
-            _, _, limit, booking = heappop(outlived)
+            when, _, limit, booking = heappop(outlived)
             if limit.over:
                 continue
             del limit.among[bisect_left(limit.among, limit.until_ms)]
             more = limit.tokens
             limit.tokens *= 2
             self._limit_to(limit, booking, row)
-            self._expect_longer(limit, booking, row, progress, more)
+            self._expect_longer(limit, booking, row, when, more)
 
     @staticmethod
     def _unlimit(booking: Booking) -> None:
@@ -387,8 +392,8 @@ class Book:
             limit.over = True
         booking.limits = ()
 
-    def answer_over(self, booking: Booking, now: float | None = None, tokens: int = 0) -> None:
-        """Its answer has ended after so many tokens, or will not come from there (`now` None)."""
+    def answer_over(self, booking: Booking, now: float, tokens: int = 0) -> None:
+        """Its answer has ended after so many tokens; or will not come from there, or nobody has counted them (0)."""
         row = booking.decode_row
         if row < 0:
             return
@@ -396,7 +401,8 @@ class Book:
         at = self._rows[row]
         if at.life != booking.decode_life:
             return
-        if now is not None and tokens > 2 and booking.opened_s >= 0:
+        self._outlive(row, now)
+        if tokens > 2 and booking.opened_s >= 0:
             self._learn(booking, row, now, tokens)
         self._count(booking, row, -1)
         if booking.tpot_ms in at.targets:

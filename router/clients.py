@@ -56,8 +56,8 @@ class Clients:
         self._tenants: Final = tenants
         self._keys: Final = keys
         self._digests: dict[str, tuple[str, ...]] = {}
-        self._plain: Final[dict[str, Client]] = {}
-        """By tenant: requests of no class."""
+        self._known: Final[dict[tuple[str, str], Client]] = {}
+        """By tenant and class; without classes the latter is empty."""
         self._read_at = -1.0
         self._open: Final[Counter[str]] = Counter()
         """Requests under way, by tenant."""
@@ -124,17 +124,13 @@ class Clients:
             ApiError: 400 for a class that there is not, 403 for one that is not this tenant's.
         """
         if not self._classes:
-            found = self._plain.get(tenant)
-            if found is None:
-                found = self._plain[tenant] = Client(tenant)
-            return found
+            return self._of(tenant, "")
         named = headers.get(CLASS_HEADER)
         if named is None:
-            usual = self._usual(tenant)
-            return Client(tenant, usual, self._classes.get(usual))
+            return self._of(tenant, self._usual(tenant))
         allowed = self._allowed(tenant)
         if named in allowed:
-            return Client(tenant, named, self._classes[named])
+            return self._of(tenant, named)
         yours = ", ".join(f"`{name}`" for name in allowed)
         if named in self._classes:
             message = f"The class `{named}` is not for this key. It may use: {yours}."
@@ -142,6 +138,12 @@ class Clients:
         raise bad_request(
             f"`{CLASS_HEADER}` is `{named[:80]}`: there is no such class. Use one of {yours}.", CLASS_HEADER
         )
+
+    def _of(self, tenant: str, slo_class: str) -> Client:
+        found = self._known.get((tenant, slo_class))
+        if found is None:
+            found = self._known[tenant, slo_class] = Client(tenant, slo_class, self._classes.get(slo_class))
+        return found
 
     def _allowed(self, tenant: str) -> tuple[str, ...]:
         said = self._tenants.get(tenant)

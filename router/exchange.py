@@ -24,7 +24,7 @@ from router import journey as j
 from router.account import Account
 from router.body import closing, opened
 from router.clients import Client
-from router.desk import Seat
+from router.desk import Calls, Seat
 from router.exact import has_room
 from router.http.headers import Headers, lines
 from router.http.outlet import Outlet
@@ -278,6 +278,11 @@ class Exchange:
             self._leave_line()
             self.feed(j.FleetChanged())
 
+    def _call(self, whom: Calls) -> None:
+        """To be asked again, where there is anybody; most often there is not."""
+        if whom or self._router.desk.wakeup_s is not None:
+            self._router.call(whom)
+
     def _leave_line(self) -> None:
         if self._in_line:
             self._in_line = False
@@ -293,7 +298,7 @@ class Exchange:
         for leg in list(self._legs.values()):
             leg.cut()
         self._close_decode()
-        self._router.call(self._router.desk.finish(self._seat, time.monotonic()))
+        self._call(self._router.desk.finish(self._seat, time.monotonic()))
         self._forget()
         outlet = self.reply.outlet
         if outlet.begun:
@@ -328,7 +333,7 @@ class Exchange:
     # -- small effects --
 
     def _await_fleet(self, _: j.AwaitFleet) -> None:
-        self._router.call(self._router.desk.found_none(self._seat))
+        self._call(self._router.desk.found_none(self._seat))
 
     def _begin_cancel(self, effect: j.CancelPrefill) -> None:
         self._router.spawn(self._releases().cancel_prefill(effect.instance), f"abort-{self._request.id}")
@@ -384,7 +389,7 @@ class Exchange:
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
         chosen, called = self._router.desk.choose(self._seat, effect, time.monotonic())
-        self._router.call(called)
+        self._call(called)
         if effect.second and chosen.prefill is None:  # all stays as it is
             return chosen
         if effect.excluded:
@@ -597,7 +602,7 @@ class Exchange:
 
     def _presume_over(self) -> None:
         self._router.desk.prompt_over(self._seat, time.monotonic(), done=False)
-        self._router.call(self._router.desk.room())
+        self._call(self._router.desk.room())
 
     def _presume_no_more(self) -> None:
         if self._presumed is not None:
@@ -661,7 +666,7 @@ class Exchange:
         self._presume_no_more()
         if self.streams or self._seat.wanted.prefill_only:  # else all of the answer is here, and says no time
             self._router.desk.opened(self._seat, time.monotonic())
-            self._router.call(self._router.desk.room())
+            self._call(self._router.desk.room())
         self._account.opened(spoken=self.reply.first_out)
         return j.Opened()
 
@@ -675,7 +680,7 @@ class Exchange:
 
     def _occupy(self, instance: InstanceId | None) -> None:
         """Count our answering leg at this instance, and nowhere else."""
-        self._router.call(self._router.desk.occupy(self._seat, instance))
+        self._call(self._router.desk.occupy(self._seat, instance))
 
     def _relay(self, _: j.Relay) -> j.Event | None:
         if not self._relayed and self._seed is None:
@@ -738,7 +743,7 @@ class Exchange:
         now = time.monotonic()
         router = self._router
         said = self._engine_said(here)
-        router.call(router.desk.finish(self._seat, now, here, cut_off=cut_off, engine_ms=said))
+        self._call(router.desk.finish(self._seat, now, here, cut_off=cut_off, engine_ms=said))
         self._forget()
         outcome = SHED if self._shed else outcome
         router.meters.ended(self._request.path, self._way, outcome, now - self._request.arrived)

@@ -159,4 +159,4 @@ class Foresight:
         booking, expected.booking, expected.sent = expected.booking, None, []
         if booking is not None:
             self._fleet.book.prompt_over(booking, now, done=False)
-            self._fleet.book.answer_over(booking)
+            self._fleet.book.answer_over(booking, now)

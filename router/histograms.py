@@ -107,9 +107,9 @@ class Counts(Collector):
         self._counts: Final[dict[tuple[str, ...], int]] = {}
         registry.register(self)
 
-    def add(self, labels: tuple[str, ...]) -> None:
-        """One more."""
-        self._counts[labels] = self._counts.get(labels, 0) + 1
+    def add(self, labels: tuple[str, ...], more: int = 1) -> None:
+        """So many more. None: they are told from now on."""
+        self._counts[labels] = self._counts.get(labels, 0) + more
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         """What Prometheus reads."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from cluster.request import Request
 from router.clients import Client
+from router.promises import Judged
 from router.sums import Timing
 from router.timing import Timeline
 from router.ways import Verdict
@@ -28,7 +29,7 @@ BYTES_MAX = 16 << 20
 
 _STORY_BYTES = 1200
 _TURN_BYTES = 300
-_SLO_BYTES = 1100
+_SLO_BYTES = 500
 """As measured with `tracemalloc` on CPython 3.11, texts apart."""
 
 
@@ -45,8 +46,8 @@ class Story:
         "_texts",
         "_turns",
         "client",
+        "judged",
         "outcome",
-        "promised",
         "request_id",
         "seed",
         "timeline",
@@ -56,8 +57,8 @@ class Story:
 
     def __init__(self, request: Request, verdict: Verdict, client: Client = NOBODY) -> None:
         self.client: Final = client
-        self.promised: dict[str, Any] = {}
-        """Its class's targets, what was foretold and what came; empty where there are no classes."""
+        self.judged: Judged | None = None
+        """Its class's targets, what was foretold and what came; None where nothing was."""
         self.request_id: Final = request.id
         self.verdict: Final = verdict
         self.timeline: Final = Timeline(request.arrived, stream=request.stream)
@@ -84,7 +85,7 @@ class Story:
     def bytes(self) -> int:
         """What it takes, about."""
         texts = min(self._texts, TURNS_MAX * TEXT_MAX)
-        return _STORY_BYTES + bool(self.promised) * _SLO_BYTES + _TURN_BYTES * len(self._turns) + texts
+        return _STORY_BYTES + (self.judged is not None) * _SLO_BYTES + _TURN_BYTES * len(self._turns) + texts
 
     def timing(self, now: float) -> Timing:
         """Where its time went, or has gone until now."""
@@ -121,7 +122,7 @@ class Story:
             "state": self.outcome or "open",
             **self.told,
             **self._whose(),
-            **({"slo": self.promised} if self.promised else {}),
+            **({} if self.judged is None else {"slo": self.judged.as_json()}),
             "verdict": {"way": verdict.way.value, "because": verdict.because, "resumable": verdict.resumable},
             "seed": {"given": self.timeline.seeded, "because": "" if self.timeline.seeded else self._no_seed()},
             "turns": turns,

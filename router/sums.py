@@ -6,7 +6,7 @@ They stand apart since compiled modules can have no such classes (docs/compiled.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,17 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
 
 
+class Totals(NamedTuple):
+    """Of one request, in seconds from its arrival; None: it did not come, or nobody saw it."""
+
+    ttft_s: float | None
+    tt2t_s: float | None
+    """From the first token to the second."""
+    first_made_s: float | None
+    total_s: float
+    """To its answer's end, or until now."""
+
+
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Where one request's time went."""
 
@@ -52,6 +63,12 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Arrival to when the first token was there for us to give, whoever got it: what seeding makes of TTFT."""
     total_s: float
     """Arrival to the last byte's way out."""
+
+    @property
+    def totals(self) -> Totals:
+        """Without parts."""
+        ttft_s, tt2t_s = (None if each is None else each.total_s for each in (self.ttft, self.tt2t))
+        return Totals(ttft_s, tt2t_s, self.first_made_s, self.total_s)
 
     def as_json(self) -> dict[str, Any]:
         """Milliseconds; sums that there are not, are left out."""

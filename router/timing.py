@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from router.sums import Sum, Timing, Told
+from router.sums import Sum, Timing, Told, Totals
 
 
 class Stage:
@@ -213,6 +213,17 @@ class Timeline:
             answer=whole,
             first_made_s=self._first_made(since),
             total_s=ended - self.arrived,
+        )
+
+    def totals(self, now: float) -> Totals:
+        """What `read` says in total, for a fraction of its work."""
+        ended = now if self._ended is None else self._ended
+        since, first, second = [*self._since, ended], self._first, self._second
+        return Totals(
+            None if first is None else since[first] - since[0],
+            None if first is None or second is None else since[second] - since[first],
+            self._first_made(since),
+            ended - self.arrived,
         )
 
     def _sum(self, begin: int, end: int, since: Sequence[float]) -> Sum:

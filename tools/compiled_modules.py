@@ -4,6 +4,7 @@ from __future__ import annotations
 
 MODULES = (
     "cluster.ids",
+    "cluster.keys",
     "cluster.wire",
     "costs.bounds",
     "costs.correction",
@@ -45,6 +46,7 @@ MODULES = (
     "router.account",
     "router.admission",
     "router.aliases",
+    "router.attainment",
     "router.body",
     "router.book",
     "router.chunks",

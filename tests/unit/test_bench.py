@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from bench import engine, published, sender
+from bench import engine, published, router_field, sender
 from bench import router_tables as router
 from bench.router_cells import Cell, Measured
 
@@ -41,6 +43,35 @@ def test_targets_are_met_or_not() -> None:
     _, _, without = router.cost_tables({(REQUESTS, "baton"): [measured(0.4)]}, ["baton"])
     assert [each["met"] for each in without.values()] == [False]
     assert published.target(0.9, 1.0, at_most=False) == {"value": 0.9, "target": 1.0, "met": False}
+
+
+def test_open_streams_take_what_the_process_grew_by_at_most() -> None:
+    streams = Cell(kind="streams", connections=2000)
+    rounds = [measured(0.1), measured(0.1), measured(0.1)]
+    rounds[0].grown_mb, rounds[1].grown_mb = 100.0, 20.0
+    table, figures, targets = router.memory_table({(streams, "baton"): rounds, (REQUESTS, "baton"): []}, ["baton", "x"])
+    assert table.rows == [["2,000", "baton", "50.0"]]
+    assert figures == {streams.name: {"baton": 50.0, "x": None}}
+    assert targets == {"KB per open stream, 2,000 open": {"value": 50.0, "target": 64, "met": True}}
+
+
+def test_the_largest_is_seen_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_field, "LOOK_S", 0.001)
+    sizes, seen = iter([10.0, 11.0, 35.0, 12.0]), threading.Event()
+
+    class Process:
+        def memory_mb(self) -> float:
+            size = next(sizes, None)
+            if size is None:
+                seen.set()
+            return size or 12.0
+
+    with router_field.largest(cast("Any", Process())) as grown:
+        assert seen.wait(10)
+    assert grown() == 25.0
+    with router_field.largest(None) as nobody:
+        pass
+    assert nobody() is None
 
 
 def test_page_takes_the_tables_between_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

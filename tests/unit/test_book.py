@@ -82,7 +82,7 @@ def test_answers_are_counted_with_what_they_will_need() -> None:
     here.holds(0, 9000)
     assert here.kv_free[0] == pytest.approx(9000 - needed)
     for each in many:
-        here.answer_over(each)
+        here.answer_over(each, 0.0)
     assert here.answers == here.decoding[0] == here.kv_mean[0] == here.beside[0] == 0
     assert here.step[0] == pytest.approx(here.speeds.decode_ms(0, 0, 0))
     assert here.kv_free[0] == math.inf, "one always fits"
@@ -94,9 +94,9 @@ def test_the_strictest_target_is_the_least_of_those_there() -> None:
     here.answer_placed(loose, 0, 0.0)
     here.answer_placed(strict, 0, 0.0)
     assert here.strictest[0] == 20.0
-    here.answer_over(strict)
+    here.answer_over(strict, 0.0)
     assert here.strictest[0] == 80.0
-    here.answer_over(loose)
+    here.answer_over(loose, 0.0)
     assert here.strictest[0] == math.inf
 
 

@@ -78,5 +78,5 @@ def test_times_are_the_clients() -> None:
     timeline.first(10.5, Stage.STEP)
     timeline.second(10.6)
     timeline.end(12.5)
-    found = seen_in(timeline.read(99.0), 21, streamed=True)
+    found = seen_in(timeline.totals(99.0), 21, streamed=True)
     assert (found.ttft_ms, found.tt2t_ms, found.tpot_ms, found.e2e_ms) == pytest.approx((500, 100, 100, 2500))
