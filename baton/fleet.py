@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-import signal
 import sys
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from baton.local import Event, Program, baton_words, is_free
 from baton.output import announce_ready, emit
 from baton.plan import LOOPBACK, Planned
 from baton.registry_child import RegistryElsewhere
+from baton.signals import stopping_signals
 from baton.state import Running, log_folder, save
 from cluster.errors import BatonError
 from kvtransfer.door import introduce_each_other
@@ -125,10 +125,7 @@ class Fleet:
 
     async def run(self) -> int:
         """Until stopped; the exit code."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._interrupted)
-        with self.board:
+        with stopping_signals(self._interrupted), self.board:
             self._fill_board()
             async with asyncio.TaskGroup() as group:
                 if self.registry_program:

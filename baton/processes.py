@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
+from baton.signals import STOPPING, ignore_stopping_signals
 from cluster.errors import UsageError
 
 logger = logging.getLogger("baton.router")
@@ -33,7 +34,7 @@ RESTARTS_WITHIN_S = 600.0
 ENDS_S = 5.0
 """What a process may take to end beyond what it says itself: then it is killed."""
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+SIGNALS: Final = (*STOPPING, signal.SIGCHLD)
 
 Serve = Callable[[int, int, Callable[[str, str], None]], None]
 """Serves until SIGTERM, SIGINT, or its standard input ends. Given its number, the port, and whom to tell endpoint and
@@ -88,19 +89,20 @@ class Processes:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Signals wake the loop; what was set before is set again."""
+        """Signals wake the loop; once there is nothing to stop any more, they are ignored."""
         self._wakeup = os.pipe()
         for end in self._wakeup:
             os.set_blocking(end, False)
         self._selector.register(self._wakeup[0], selectors.EVENT_READ)
-        before = {number: signal.signal(number, _heard) for number in SIGNALS}
+        for number in SIGNALS:
+            signal.signal(number, _heard)
         fd = signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         try:
             yield
         finally:
+            ignore_stopping_signals()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.set_wakeup_fd(fd)
-            for number, handler in before.items():
-                signal.signal(number, handler)
             self._selector.close()
 
     def _turn(self) -> None:

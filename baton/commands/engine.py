@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import os
 import secrets
-import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command
 from baton.output import announce_ready, emit, say
 from baton.registry import add_registry_arguments, open_registry
+from baton.signals import stopping_signals
 from baton.state import state_folder
 from baton.ticket_keys import add_ticket_keys_argument, check_instance_keys, has_identity, named_file, open_identity
 from cluster.errors import EngineFailed, UsageError
@@ -164,16 +164,14 @@ class _Instance:
         self.agent.engine_changed(change)
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.agent.ask_leave)
-        if self.args.lifeline:
-            watch_lifeline(self.agent.ask_stop)
-        try:
-            return await self.agent.run()
-        except EngineFailed as failure:
-            self._show_failure(failure)
-            return 1
+        with stopping_signals(self.agent.ask_leave):
+            if self.args.lifeline:
+                watch_lifeline(self.agent.ask_stop)
+            try:
+                return await self.agent.run()
+            except EngineFailed as failure:
+                self._show_failure(failure)
+                return 1
 
     def tell(self, change: Change) -> None:
         """One change of the engine, for programs on stdout or for people on stderr."""

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 
 from baton.lifeline import watch_lifeline
 from baton.mock_settings import settings_of
 from baton.output import announce_ready
+from baton.signals import stopping_signals
 from cluster.errors import ApiError, UsageError
 from cluster.telemetry import configure_logging
 from engine.mock.fleet import MockFleet
@@ -79,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(args: argparse.Namespace, settings: list[Settings]) -> int:
-    loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     fleet = MockFleet(settings, host=args.host, port=args.port, drain_s=args.drain_s)
 
@@ -92,16 +91,15 @@ async def _serve(args: argparse.Namespace, settings: list[Settings]) -> int:
         fleet.hurry()
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end)
-    if args.lifeline:
-        watch_lifeline(end_now)
-    async with fleet:
-        _set_faults(fleet, args.fault)
-        for name, instance in fleet.instances.items():
-            more = {"instance": name, "role": instance.settings.role, "model": instance.settings.model}
-            announce_ready(name, instance.url, as_json=args.json, **more)
-        await stop.wait()
+    with stopping_signals(end):
+        if args.lifeline:
+            watch_lifeline(end_now)
+        async with fleet:
+            _set_faults(fleet, args.fault)
+            for name, instance in fleet.instances.items():
+                more = {"instance": name, "role": instance.settings.role, "model": instance.settings.model}
+                announce_ready(name, instance.url, as_json=args.json, **more)
+            await stop.wait()
     return 0
 
 

@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import gc
 import os
-import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -34,6 +33,7 @@ from baton.makes import makes_of
 from baton.output import announce_ready
 from baton.processes import Processes
 from baton.registry import add_registry_arguments, open_registry
+from baton.signals import stopping_signals
 from baton.tenant_keys import open_keys, open_tenant_keys
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
 from cluster.errors import UsageError
@@ -318,9 +318,7 @@ async def _serve(
     config: RouterConfig, registry: Registry | None, announce: Callable[[str, str], None], *, lifeline: bool
 ) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    if lifeline:
-        watch_lifeline(stop.set)
-    await serve(config, announce, stop, registry)
+    with stopping_signals(stop.set):
+        if lifeline:
+            watch_lifeline(stop.set)
+        await serve(config, announce, stop, registry)

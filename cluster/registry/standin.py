@@ -36,6 +36,8 @@ PUSH_EVERY_S = 0.05
 """How late a published message may be written out. fakeredis looks 100 times a second for every idle connection; that
 much of two cores is better spent on engines, and a nudge may be this late."""
 
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
 NOBODY = "nobody-yet"
 """Who a client is until it gave the password."""
 
@@ -63,6 +65,8 @@ def main(argv: list[str] | None = None) -> int:
     sys.stdout.write(json.dumps({"event": "ready", "host": host, "port": port}) + "\n")
     sys.stdout.flush()
     _wait_for_end(wakeups, lifeline=args.lifeline)
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not make an orderly end a killed process
     return 0
 
 
@@ -153,7 +157,7 @@ def _listen_to_signals() -> int:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         signal.signal(number, lambda *_: None)
     return reader
 

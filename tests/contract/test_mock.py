@@ -99,6 +99,26 @@ def test_sigterm_lets_answers_end() -> None:
     assert len(events) == 40
 
 
+SERVERS = {
+    "mock": ("-m", "baton", "mock", "--port", "0", "--instances", "both=1", *QUICK),
+    "router": ("-m", "baton", "router", "--port", "0", "--admin-port", "0", "--both-url", "http://127.0.0.1:9"),
+    "registry's stand-in": ("-P", "-m", "cluster.registry.standin"),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("words", SERVERS.values(), ids=SERVERS)
+def test_however_often_it_is_told_to_end_it_ends_in_order(words: tuple[str, ...], number: signal.Signals) -> None:
+    """The last ones arrive when event loop and interpreter are closing, where a signal's default is to kill."""
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    with process.stdout as lines:
+        assert "ready" in lines.readline()
+        while process.poll() is None:
+            process.send_signal(number)
+        assert process.returncode == 0
+
+
 @pytest.fixture(scope="module")
 def mocks() -> Any:
     with Mocks.start("--instances", "prefill=1,decode=1", *QUICK, "--output-tokens", "8-20") as running:

@@ -1,0 +1,39 @@
+"""SIGINT and SIGTERM of a server: they ask it to stop, and cannot turn an orderly end into a killed process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from typing import Final
+
+STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def stopping_signals(ask: Callable[[], None]) -> Iterator[None]:
+    """Within, each of the two calls `ask` in the running loop; after it they are ignored.
+
+    After it a process only ends, and how its work has ended is known: `ask` may have been called twice, and a third
+    signal would make the exit code 143 of what lost nothing. (A closing loop of asyncio sets both to their defaults,
+    for as long as the interpreter needs for its end; a closing uvloop leaves them alone.) To be entered on the main
+    thread; nothing may be started after it.
+    """
+    loop = asyncio.get_running_loop()
+    for number in STOPPING:
+        loop.add_signal_handler(number, ask)
+    try:
+        yield
+    finally:
+        ignore_stopping_signals()
+        if isinstance(loop, asyncio.SelectorEventLoop):  # its close() would undo it
+            for number in STOPPING:
+                loop.remove_signal_handler(number)
+            ignore_stopping_signals()
+
+
+def ignore_stopping_signals() -> None:
+    """From here on the process only ends."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
