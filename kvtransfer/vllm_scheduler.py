@@ -25,6 +25,7 @@ from kvtransfer.asks import Ask, Forget, Introduce, Metadata, Payload, Release, 
 from kvtransfer.door import Door
 from kvtransfer.fields import name_in, pull_in, sane
 from kvtransfer.holds import Holds
+from kvtransfer.rests import Rest
 from kvtransfer.slots import FIELD, Slot, Slots, slot_in
 from kvtransfer.span import pull_span
 from kvtransfer.trust import Trust
@@ -38,17 +39,6 @@ PEERS_MAX = 4096
 
 MEETING_S = 15.0
 """So long an engine without requests steps for a handshake to end."""
-
-HOLD_STEP_S = 0.02
-"""An engine that only holds blocks steps this often, to see whether somebody has read them; vLLM alone steps every
-millisecond. Whatever arrives ends the pause at once."""
-
-HOLD_QUIET_S = 1.0
-"""After so long without news..."""
-
-HOLD_STEP_LONG_S = 5.0
-"""... it steps this often: blocks that are read late are free late, where nobody asks for any. (After each step vLLM's
-workers spin for a second, so that steps in quick succession cost a fifth of a core.)"""
 
 
 class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
@@ -79,8 +69,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Legs whose blocks are to be vouched for; None: digests are off."""
         self._releases: list[str] = []
         self._counts: Counter[str] = Counter()
-        self._active = 0.0
-        """When there was last more to do than to hold."""
+        self._rests = Rest()
         self._core = _engine_core()
         if self._core is None:
             logger.warning("The engine's core was not found: what comes to an idle engine waits for its next request.")
@@ -339,12 +328,12 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             or core.scheduler.has_unfinished_requests()
             or not core.is_running()
         ):
-            self._active = now
+            self._rests.news(now)
             return
         arrived = core.input_queue
         with arrived.not_empty:
             if not arrived.queue:
-                arrived.not_empty.wait(HOLD_STEP_S if now - self._active < HOLD_QUIET_S else HOLD_STEP_LONG_S)
+                arrived.not_empty.wait(self._rests.pause_s(now))
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers report: holds that have ended, pulls that have ended, and what they counted."""
@@ -361,6 +350,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             engine = self._pulling.pop(request, "")
             if request in self._ended:
                 self._trust.ended(engine, self._ended.pop(request), time.monotonic())
+        if connector_output.finished_sending:
+            self._rests.news(time.monotonic())
         for request in connector_output.finished_sending or ():
             # Its slot was cleared by every rank before this was reported, and its blocks are freed after this.
             self._end(request)

@@ -19,6 +19,7 @@ from kvtransfer.holds import REMEMBER_S, REMEMBERED_MAX, Holds
 from kvtransfer.notes import Beat, Read, with_proof
 from kvtransfer.notes import parse as parse_note
 from kvtransfer.pulls import Landings, Outcome, Pulls, Source, try_to_read
+from kvtransfer.rests import LONG_S, QUIET_S, STEP_S, Rest
 from kvtransfer.slots import CLEAR, FIELD, SLOT_BYTES, SLOTS_MAX, Slot, Slots, mark_of, slot_in
 
 KEY = b"k" * 32
@@ -506,3 +507,28 @@ def test_too_many_at_once_wait_for_a_place() -> None:
     assert p.step() == 2 and len(wire.posted) == 1
     assert p.step() == 0 and len(wire.posted) == 2
     assert all(told is not None and told.good for told in (p.take("r1"), p.take("r2")))
+
+
+# --- how often an engine that only holds looks ---
+
+
+def test_a_hold_that_ends_is_news() -> None:
+    """Sixty holds that are read one after the other for seconds: each is seen at once, the last one as well."""
+    rest, now = Rest(), 100.0
+    rest.news(now)
+    for _ in range(60):
+        now += 0.1
+        rest.news(now)
+    assert rest.pause_s(now + 0.9 * QUIET_S) == STEP_S
+
+
+@pytest.mark.parametrize("held_s", [0.5, 1.5, 4.0, 9.0, 60.0])
+def test_blocks_are_free_late_by_half_of_the_time_they_were_held_at_most(held_s: float) -> None:
+    rest = Rest()
+    rest.news(100.0)
+    read_at, now, looks = 100.0 + held_s, 100.0, 0
+    while now < read_at:
+        now += rest.pause_s(now)
+        looks += 1
+    assert now - read_at <= min(LONG_S, max(STEP_S, held_s / 2)) + 1e-9
+    assert looks <= QUIET_S / STEP_S + 10 + held_s / LONG_S
