@@ -20,9 +20,10 @@ from router.desk import Seat
 from router.exact import CHAT
 from router.intake import answer_tokens
 from router.journey import Choose, Chosen, Lost, Refused
+from router.judged import Judged, Seen, foretold_json
 from router.memory import NOBODY, Memory, Story
 from router.meters import Meters
-from router.promises import Judged, Seen, foretold_json, judge, late_by, seen_in
+from router.promises import judge, late_by, seen_in
 from router.sums import Told
 from router.timing import EngineTimes, Stage, engine_times, told_at_end, told_in
 from router.ways import Verdict
@@ -269,7 +270,12 @@ class Account:
             now = time.monotonic()
             self._meters.lately.judged(now, self._client.slo_class, result, late_ttft=late_ttft, late_tpot=late_tpot)
         self._story.judged = Judged(
-            (seat.ttft_ms, seat.tpot_ms), seen, slo, result, late=seat.late, degraded=seat.degraded
+            foretold_ms=(seat.ttft_ms, seat.tpot_ms),
+            seen=seen,
+            slo=slo,
+            result=result,
+            late=seat.late,
+            degraded=seat.degraded,
         )
 
     # -- in a trace --

@@ -14,7 +14,8 @@ from cluster.spec import SloClass
 from router.clients import Client
 from router.desk import Seat
 from router.histograms import Counts, Histograms
-from router.promises import COUNTED, MET, Seen
+from router.judged import Seen
+from router.promises import COUNTED, MET
 
 LAST: Final = 1000
 """Requests of a class of which the gauge of attainment tells: enough for two digits, few enough to follow a change."""

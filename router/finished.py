@@ -88,7 +88,7 @@ class Finished:
     def _count_one(self, now: float, timeline: Timeline, tokens: int | None) -> None:
         timing = timeline.read(now)
         self._times.observe(timing)
-        seen = seen_in(timing.totals, tokens, streamed=timing.answer is None)
+        seen = seen_in(timeline.totals(now), tokens, streamed=timing.answer is None)
         self._lately.served(
             now,
             () if timing.ttft is None else (timing.ttft.total_s,),

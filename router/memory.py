@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cluster.request import Request
 from router.clients import Client
-from router.promises import Judged
+from router.judged import Judged
 from router.sums import Timing
 from router.timing import Timeline
 from router.ways import Verdict

@@ -8,9 +8,10 @@ that was served on its class's second promise (`degrade`) has missed the first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from cluster.spec import SloClass, WhenMissed
+from router.judged import Seen
 from router.records import NO_PROMISE, Promise
 from router.sums import Totals
 
@@ -48,76 +49,6 @@ def _promise(classes: Mapping[str, SloClass], name: str, above: frozenset[str]) 
 def promise_of(promises: Mapping[str, Promise], slo_class: str) -> Promise:
     """Of one request."""
     return promises.get(slo_class, NO_PROMISE)
-
-
-class Seen:
-    """What a client saw, in milliseconds; None: it did not come, or nobody saw it."""
-
-    __slots__ = ("e2e_ms", "streamed", "tokens", "tpot_ms", "tt2t_ms", "ttft_ms")
-
-    def __init__(
-        self,
-        *,
-        ttft_ms: float | None,
-        tt2t_ms: float | None,
-        tpot_ms: float | None,
-        e2e_ms: float,
-        tokens: int | None,
-        streamed: bool,
-    ) -> None:
-        """`e2e_ms`: until the answer's end, or until now."""
-        self.ttft_ms: Final = ttft_ms
-        self.tt2t_ms: Final = tt2t_ms
-        self.tpot_ms: Final = tpot_ms
-        self.e2e_ms: Final = e2e_ms
-        self.tokens: Final = tokens
-        self.streamed: Final = streamed
-
-    def as_json(self) -> dict[str, float | None]:
-        """Rounded to microseconds."""
-        named = {"ttft_ms": self.ttft_ms, "tt2t_ms": self.tt2t_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
-        return {name: None if value is None else round(value, 3) for name, value in named.items()}
-
-
-class Judged:
-    """What was foretold of a request and promised to it, beside what came."""
-
-    __slots__ = ("_degraded", "_foretold_ms", "_late", "_result", "_seen", "_slo")
-
-    def __init__(
-        self,
-        foretold_ms: tuple[float, float],
-        seen: Seen,
-        slo: SloClass | None,
-        result: str,
-        *,
-        late: bool,
-        degraded: bool,
-    ) -> None:
-        """`foretold_ms`: TTFT and TPOT. Without a class (`slo`) nothing was promised, and the rest means nothing."""
-        self._foretold_ms: Final = foretold_ms
-        self._seen: Final = seen
-        self._slo: Final = slo
-        self._result: Final = result
-        self._late: Final = late
-        self._degraded: Final = degraded
-
-    def as_json(self) -> dict[str, Any]:
-        """For `/explain`: put into words when somebody asks, which is of few requests."""
-        told: dict[str, Any] = {
-            "foretold": foretold_json(*self._foretold_ms),
-            "seen": self._seen.as_json(),
-            "tokens": self._seen.tokens,
-        }
-        if self._slo is None:
-            return told
-        targets = dict(self._slo.targets())
-        return told | {"targets": targets, "late": self._late, "degraded": self._degraded, "result": self._result}
-
-
-def foretold_json(ttft_ms: float, tpot_ms: float) -> dict[str, float]:
-    """Rounded to microseconds."""
-    return {"ttft_ms": round(ttft_ms, 3), "tpot_ms": round(tpot_ms, 3)}
 
 
 def seen_in(times: Totals, tokens: int | None, *, streamed: bool) -> Seen:

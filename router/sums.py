@@ -64,12 +64,6 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
     """Arrival to the last byte's way out."""
 
-    @property
-    def totals(self) -> Totals:
-        """Without parts."""
-        ttft_s, tt2t_s = (None if each is None else each.total_s for each in (self.ttft, self.tt2t))
-        return Totals(ttft_s, tt2t_s, self.first_made_s, self.total_s)
-
     def as_json(self) -> dict[str, Any]:
         """Milliseconds; sums that there are not, are left out."""
         sums = {"ttft": self.ttft, "tt2t": self.tt2t, "answer": self.answer}

@@ -9,6 +9,7 @@ instance's latency takes their place. `router.policy.workload` says which parts 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -51,7 +52,7 @@ Priced = list[tuple[float, int]]
 """Rows and what they cost, the cheapest first; of equal ones the lower row."""
 
 
-class Prices:
+class Prices(ABC):
     """Everything that one choice compares; what it costs at a row.
 
     Worked out for all rows at once, and not before somebody asks, in one of two ways that give the same numbers to the
@@ -88,33 +89,33 @@ class Prices:
 
     # --- at one row ---------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def prompt_at(self, row: int) -> float:
         """Milliseconds of its prompt with what decodes beside it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stall_at(self, row: int) -> float:
         """Milliseconds that answers there would wait for its prompt."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ttft_at(self, row: int) -> float:
         """Milliseconds until its first token, from its arrival."""
-        raise NotImplementedError
 
+    @abstractmethod
     def longer_at(self, row: int) -> float:
         """Milliseconds by which its answer makes a step there longer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def used_at(self, row: int) -> float:
         """Of `tpot_unit`, its TPOT there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open_at(self, row: int) -> bool:
         """Whether its prompt would be computed at once, or nearly so."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answers_at(self, row: int) -> bool:
         """Whether there is room for its answer: a place, memory, and every target kept."""
-        raise NotImplementedError
 
     def tpot_at(self, row: int) -> float:
         """Milliseconds."""
@@ -134,37 +135,37 @@ class Prices:
 
     # --- of some rows -------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def prefill_at(self, row: int) -> float:
         """What it costs to compute its prompt there, without what exactly it does to the targets of those who decode
         there (`harm`).
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def decode_at(self, row: int) -> float:
         """What its answer costs there: its own time, and what its part of each step takes from the others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def best_wholes(self, rows: Ints, count: int) -> tuple[Priced, Priced]:
         """The cheapest for both legs of those that have room for its answer: that can begin now, and that cannot."""
-        raise NotImplementedError
 
+    @abstractmethod
     def best_prefills(self, rows: Ints, count: int) -> Priced:
         """The cheapest for its prompt of those that have a place; and where none of these can begin now, the cheapest
         that can.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def best_decodes(self, rows: Ints, count: int) -> Priced:
         """The cheapest for its answer of those that have room for it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def least_prompt_ms(self, rows: Ints) -> float:
         """Of its prompt, at the quickest of these; one at least."""
-        raise NotImplementedError
 
+    @abstractmethod
     def least_alone_ms(self, rows: Ints) -> float:
         """Until its first token with nobody before it, at the quickest of these; one at least."""
-        raise NotImplementedError
 
     # --- what one does to others --------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ def test_as_one_by_one(count: int) -> None:
         finished.add(1000.0, line, tokens)
         timing = line.read(1000.0)
         single.observe(timing)
-        tpot_ms = seen_in(timing.totals, tokens, streamed=stream).tpot_ms
+        tpot_ms = seen_in(line.totals(1000.0), tokens, streamed=stream).tpot_ms
         sums = [[] if each is None else [each.total_s] for each in (timing.ttft, timing.tt2t)]
         lone.served(1000.0, *sums, [] if tpot_ms is None else [tpot_ms / 1000])
     assert dict(samples(ours)) == pytest.approx(dict(samples(theirs)), rel=1e-9, abs=1e-12)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cluster.spec import SloClass, WhenMissed
-from router.promises import Seen, judge, promises_of, seen_in
+from router.judged import Seen
+from router.promises import judge, promises_of, seen_in
 from router.records import Promise
 from router.timing import Stage, Timeline
 
