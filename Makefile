@@ -98,8 +98,8 @@ fuzz-api: setup ## what docs/openapi.json allows and does not, sent to a router 
 	@$(BIN)/python -m bench.rivals fuzz >/dev/null
 	@$(BIN)/python -m pytest -m long tests/contract/test_fuzz_api.py $(ARGS)
 
-bench-breakeven: setup ## always, never or sometimes hand off; what single decisions cost; needs BATON_DATA (ARGS=--publish)
-	@$(BIN)/python -m bench.breakeven $(ARGS)
+bench-breakeven: compile ## always, never or sometimes hand off; what single decisions cost; needs BATON_DATA (ARGS=--publish)
+	@BATON_COMPILED=1 $(BIN)/python -m bench.breakeven $(ARGS)
 
 soak: setup ## 30 minutes at 70 % load, mock instances coming and going: memory, holds, counters (ARGS="--minutes 5")
 	@$(BIN)/python -m bench.soak $(ARGS)

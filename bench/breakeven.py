@@ -1,6 +1,6 @@
 """Whether to hand off at all: always, never and Baton's own choice on the same traces, and single choices both ways.
 
-    BATON_DATA=/path/to/data make bench-breakeven             under 15 minutes on two cores
+    BATON_DATA=/path/to/data make bench-breakeven             a quarter of an hour on two cores
     make bench-breakeven ARGS="--only mixed"                  traces, regret or mixed
     make bench-breakeven ARGS=--publish                       writes docs/
 
@@ -8,7 +8,8 @@ Traces, targets (5 ×) and GPUs are those of `bench.policy_grid`, fleet A, as tw
 on average, and with every instance doing both (2,048 tokens a step). The rate is nine tenths of what Baton's own choice
 serves there, found on the first 2,500 requests.
 
-    traces   5,000 requests three ways: attainment, and latency per token of the answer
+    traces   whole, three ways (of ServeGen, which has no end, 10,000 requests): attainment with the interval that ten
+             stretches of the run give, and latency per token of the answer
     regret   500 sampled requests: the trace is replayed from 200 requests before (ServeGen: 800, its answers are long)
              to 100 after, with that one request handed over and not handed over, all else the same. Regret: by how much
              the sum of latencies per token, its own and all later ones, is above that of the better way
@@ -52,7 +53,10 @@ FACTOR: Final = 5
 FLEET: Final = grid.FLEETS[0]
 FLEETS: Final = ("two pools", "all do both")
 BUDGET: Final = 2048
-REQUESTS: Final = 5000
+REQUESTS: Final = {"ServeGen R1": 10_000}
+WHOLE: Final = 100_000
+"""More than any other trace has."""
+
 RATE_REQUESTS: Final = 2500
 RATE_TOLERANCE: Final = 0.15
 LOAD: Final = 0.9
@@ -88,7 +92,7 @@ class Ground:
         cell = grid.Cell(trace, FACTOR, FLEET)
         self.name, self.fleet = name, fleet
         self.targets = cell.targets
-        self.load = load(data, replace(trace, requests=REQUESTS), grid.TUNING_WINDOW)
+        self.load = load(data, replace(trace, requests=REQUESTS.get(name, WHOLE)), grid.TUNING_WINDOW)
         self.shelf = shelf_of()
         case = Case(
             name=name,
@@ -224,13 +228,19 @@ def one(job: Job, data: Path) -> list[dict[str, Any]]:
 # --- what it comes to -------------------------------------------------------------------------------------------------
 
 
-def worse_by(modes: dict[str, Any]) -> tuple[float, float]:
-    """How much worse auto is than the better of the others: attainment lost as a share of it, latency added."""
-    others = [modes["always"], modes["never"]]
-    attained = max(each["attainment"] for each in others)
+def worse_by(modes: dict[str, Any]) -> tuple[float, float, float]:
+    """How much worse auto is than the better of the others: attainment lost as a share of it and half of its interval,
+    latency added.
+    """
+    auto, others = modes["auto"], [modes["always"], modes["never"]]
+    better = max(others, key=lambda each: float(each["attainment"]))
     latency = min(each["latency_ms"] for each in others)
-    lost = 1 - modes["auto"]["attainment"] / attained if attained else 0.0
-    return lost, modes["auto"]["latency_ms"] / latency - 1
+    attained = better["attainment"]
+    if not attained:
+        return 0.0, 0.0, auto["latency_ms"] / latency - 1
+    pairs = zip(better["stretches"], auto["stretches"], strict=True)
+    _, half = interval([(theirs - ours) / attained for theirs, ours in pairs])
+    return 1 - auto["attainment"] / attained, half, auto["latency_ms"] / latency - 1
 
 
 def summed(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -260,7 +270,7 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if traces:
         worse = [worse_by(row["modes"]) for row in traces]
         found["traces"] = traces
-        found["worst_attainment"], found["worst_latency"] = (max(each[at] for each in worse) for at in (0, 1))
+        found["worst_attainment"], found["worst_latency"] = (max(each[at] for each in worse) for at in (0, 2))
     if decisions:
         found["regret"] = [
             {**{key: row[key] for key in ("trace", "fleet", "rate")}, **summed(row["decisions"])} for row in decisions
@@ -301,9 +311,15 @@ def _traces(found: dict[str, Any]) -> Table:
     def cells(row: dict[str, Any]) -> list[str]:
         modes = row["modes"]
         said = [f"{modes[name]['attainment']:.1%}, {modes[name]['latency_ms']:.1f}" for name in MODES]
-        lost, added = worse_by(modes)
+        lost, half, added = worse_by(modes)
         share = f"{modes['auto']['handed_over']:.0%}"
-        return [f"{row['trace']}, {row['system']}", f"{row['rate']:.1f}", *said, share, f"{lost:+.1%}, {added:+.1%}"]
+        return [
+            f"{row['trace']}, {row['system']}",
+            f"{row['rate']:.1f}",
+            *said,
+            share,
+            f"{lost:+.1%} ± {half:.1%}, {added:+.1%}",
+        ]
 
     columns = ("trace, fleet", "req/s", *MODES, "auto hands over", "auto worse than the better by")
     title = "Whole traces: attainment, and latency per token of the answer in ms"

@@ -46,6 +46,11 @@ pools serve less than none, and the price of one request does not show it (docs/
 
 def workload(fleet: Fleet, wanted: Wanted) -> Chosen:
     """The cheapest pair, or the cheapest single instance; or none, where the cheapest is worth waiting for."""
+    return weighed(fleet, wanted, HYSTERESIS, ALIKE)
+
+
+def weighed(fleet: Fleet, wanted: Wanted, hysteresis: float, alike: float) -> Chosen:
+    """The same with another weight on pairs: a pair's price counts for one plus this part of it. Both above -1."""
     found = ready(fleet, wanted)
     if not len(found.any):
         return Chosen(None, None, "no ready instance serves this model")
@@ -53,8 +58,20 @@ def workload(fleet: Fleet, wanted: Wanted) -> Chosen:
     options = _wholes(prices, _able(found, wanted))
     if wanted.hand_over:
         begin = [each.ranked for each in options if each.open]
-        options += _pairs(fleet, prices, found.prefills, found.decodes, min(begin, default=math.inf))
+        ways = _Ways(fleet, prices, 1 + hysteresis, 1 + alike)
+        options += _pairs(ways, found.prefills, found.decodes, min(begin, default=math.inf))
     return _cheapest(fleet, prices, options)
+
+
+class _Ways(NamedTuple):
+    """What pairs are compared by."""
+
+    fleet: Fleet
+    prices: Prices
+    dearer: float
+    """So many times its price is a pair's rank..."""
+    dearer_alike: float
+    """... and that of one whose two could do each other's part."""
 
 
 class _Option(NamedTuple):
@@ -104,10 +121,11 @@ def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
     )
 
 
-def _pairs(fleet: Fleet, prices: Prices, prefills: Ints, decodes: Ints, below: float) -> list[_Option]:
+def _pairs(ways: _Ways, prefills: Ints, decodes: Ints, below: float) -> list[_Option]:
     """The best pair of all, and the best that can begin now, if they rank below that. Harm and handoff only add to a
     price: what ranks no better without them is not looked at. Nor is a pair of which D pulls nothing from P.
     """
+    fleet, prices = ways.fleet, ways.prices
     firsts = prices.best_prefills(prefills, K)
     seconds = [
         _Second(more, row, _kind(fleet, fleet.columns.prefills, row, -1))
@@ -119,7 +137,7 @@ def _pairs(fleet: Fleet, prices: Prices, prefills: Ints, decodes: Ints, below: f
     for price, first in firsts:
         begins = prices.open_at(first)
         best = bests.get(begins)
-        found = _best_second(fleet, prices, (price, first), seconds, below if best is None else best.ranked)
+        found = _best_second(ways, (price, first), seconds, below if best is None else best.ranked)
         if found is not None:
             bests[begins] = found
     return [bests[begins] for begins in (True, False) if begins in bests]
@@ -139,16 +157,14 @@ def _kind(fleet: Fleet, does: Bools, row: int, otherwise: int) -> int:
     return fleet.book.speeds.kind(row) if does.item(row) else otherwise
 
 
-def _best_second(
-    fleet: Fleet, prices: Prices, priced: tuple[float, int], seconds: list[_Second], below: float
-) -> _Option | None:
+def _best_second(ways: _Ways, priced: tuple[float, int], seconds: list[_Second], below: float) -> _Option | None:
     """The best pair with this P that ranks below that, if there is one. Two of one make are `ALIKE` where either does
     the other's leg as well.
     """
-    found, harm, (price, first) = None, -1.0, priced
+    fleet, prices, found, harm, (price, first) = ways.fleet, ways.prices, None, -1.0, priced
     kind = _kind(fleet, fleet.columns.decodes, first, -2)
     for more, second, other in seconds:
-        dearer = 1 + (ALIKE if other == kind else HYSTERESIS)
+        dearer = ways.dearer_alike if other == kind else ways.dearer
         if (price + more) * dearer >= below or first == second or (fleet.shunning and fleet.apart(first, second)):
             continue
         if harm < 0:

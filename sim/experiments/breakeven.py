@@ -5,10 +5,9 @@ The modes are thin policies around `router.policy.workload`: they restrict what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from msgspec import structs
@@ -17,41 +16,30 @@ from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.journey import Chosen
 from router.policy import Policy
-from router.policy.workload import workload
+from router.policy.workload import weighed, workload
 from router.records import Wanted
 from router.view import Fleet
-from sim.experiments.goodput import attainment
+from sim.experiments.goodput import steady
 from sim.experiments.systems import Shelf, System, simulate
 from sim.kernel import NS
 from sim.result import Result
 
-_RULES: Final[dict[str, Any]] = getattr(workload, "__globals__", {})
 _PAIRS, _SINGLES = -0.999999, 1e9
 """In place of `HYSTERESIS` and `ALIKE`: every pair is cheaper than any single instance, or dearer; each kind keeps its
 order."""
 
+STRETCHES: Final = 10
+"""Of a run, as samples for an interval: much longer than a queue lives."""
+
 PATIENCE_S: Final = 300.0
 """Nobody expires: a latency is wanted of every request."""
-
-
-@contextmanager
-def _preferring(hysteresis: float) -> Iterator[None]:
-    if not _RULES:
-        raise RuntimeError("what is compiled keeps its constants: set BATON_COMPILED=0 to exchange them")
-    kept = {name: _RULES[name] for name in ("HYSTERESIS", "ALIKE")}
-    _RULES.update(dict.fromkeys(kept, hysteresis))
-    try:
-        yield
-    finally:
-        _RULES.update(kept)
 
 
 def always(fleet: Fleet, wanted: Wanted) -> Chosen:
     """The best pair; where a single instance is all there is room for now, wait. What cannot be handed over is not."""
     if not wanted.hand_over or wanted.prefill_only:
         return workload(fleet, wanted)
-    with _preferring(_PAIRS):
-        chosen = workload(fleet, wanted)
+    chosen = weighed(fleet, wanted, _PAIRS, _PAIRS)
     if chosen.decode is not None and chosen.prefill is None:
         return Chosen(None, None, "no pair has room", wait=True)
     return chosen
@@ -59,8 +47,7 @@ def always(fleet: Fleet, wanted: Wanted) -> Chosen:
 
 def locally(fleet: Fleet, wanted: Wanted) -> Chosen:
     """The best single instance of those the policy itself may take: no prefill instance."""
-    with _preferring(_SINGLES):
-        chosen = workload(fleet, wanted)
+    chosen = weighed(fleet, wanted, _SINGLES, _SINGLES)
     if chosen.prefill is not None:
         return Chosen(None, None, "no single instance has room", wait=True)
     return chosen
@@ -84,6 +71,8 @@ class Outcome:
     """What came of a run."""
 
     attainment: float
+    stretches: list[float]
+    """The same of `STRETCHES` parts of it, one after the other."""
     latency_ms: float
     """Mean of requests' whole latencies per token of their answers."""
     handed_over: float
@@ -93,8 +82,10 @@ class Outcome:
 def outcome(result: Result, targets: Targets) -> Outcome:
     """Of a whole run; attainment as everywhere, of its middle."""
     latency = normalised_ms(result)
+    met = result.met(targets)[steady(result)]
     return Outcome(
-        attainment=attainment(result, targets),
+        attainment=float(met.mean()),
+        stretches=[float(each.mean()) for each in np.array_split(met, STRETCHES)],
         latency_ms=float(np.nanmean(latency)),
         handed_over=float((result.columns["flags"] & 1).astype(bool).mean()),
     )

@@ -16,8 +16,6 @@ from sim.experiments.systems import Pool, Shelf, System, simulate
 from sim.kernel import NS
 from sim.result import Result
 
-pytestmark = pytest.mark.interpreted
-
 MODEL = "meta-llama/Llama-3.1-8B"
 TARGETS = Targets(400, None, 30, None)
 FLEETS = {

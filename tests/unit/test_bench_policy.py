@@ -166,11 +166,14 @@ def test_finished_cells_are_kept_by_their_sources(tmp_path: Path, monkeypatch: p
 
 
 def test_auto_is_compared_with_the_better_of_always_and_never() -> None:
-    def mode(attained: float, latency_ms: float) -> dict[str, float]:
-        return {"attainment": attained, "latency_ms": latency_ms}
+    def mode(attained: float, latency_ms: float, spread: float = 0.0) -> dict[str, Any]:
+        stretches = [attained - spread, attained + spread] * 5
+        return {"attainment": attained, "stretches": stretches, "latency_ms": latency_ms}
 
-    lost, added = breakeven.worse_by({"always": mode(0.8, 20), "never": mode(0.9, 30), "auto": mode(0.855, 22)})
+    modes = {"always": mode(0.8, 20), "never": mode(0.9, 30), "auto": mode(0.855, 22, spread=0.09)}
+    lost, half, added = breakeven.worse_by(modes)
     assert lost == pytest.approx(0.05)
+    assert half == pytest.approx(2.262 * 0.1 / 3)  # ten samples, 0.1 of 0.9 to either side: Student's t for nine
     assert added == pytest.approx(0.1)
 
 
@@ -198,7 +201,7 @@ def test_the_jobs_take_500_decisions_and_every_trace_on_both_fleets() -> None:
 
 
 def test_what_break_even_tells_of_its_parts() -> None:
-    mode = {"attainment": 0.9, "latency_ms": 20.0, "handed_over": 0.5}
+    mode = {"attainment": 0.9, "stretches": [0.9] * 10, "latency_ms": 20.0, "handed_over": 0.5}
     named = {"trace": "t", "fleet": "f", "system": "4P H100 + 4D H100", "rate": 10.0, "cpu_s": 1.0}
     auto = {**mode, "latency_ms": 21.0}
     one = Regret(auto=True, latency_ms=(110.0, 100.0), missed=(3, 1))
