@@ -60,3 +60,8 @@ class Instance:
     """How often this instance's engine has been started; 0 when unknown (an engine we did not start)."""
     pins: bool = False
     """Whether its engine can be told its answer's first token (`engine.vllm.pin`)."""
+    weights: str = ""
+    """Which weights it serves, told apart by equality only: KV is worth nothing under others. Empty: nobody says, and
+    it is taken to have what any other one has."""
+    node: str = ""
+    """Which machine it is on, told apart by equality only; empty: nobody says."""

@@ -59,6 +59,10 @@ class Columns:
     """Legs of those that its agent has granted to this router; `NO_GRANT` where it grants none by name."""
     order: Ints
     """Rank of the instance's id among all ids: the last tie-break."""
+    weights: Ints
+    """Number of the weights that it serves (`number`); 0: it does not say."""
+    node: Ints
+    """The same of the machine it is on."""
     ready: Bools
     prefills: Bools
     decodes: Bools
@@ -73,6 +77,8 @@ class Columns:
         "credits": np.int64,
         "grants": np.int64,
         "order": np.int64,
+        "weights": np.int64,
+        "node": np.int64,
         "ready": np.bool_,
         "prefills": np.bool_,
         "decodes": np.bool_,
@@ -86,6 +92,11 @@ class Columns:
         """Rows from here on nobody has ever had: those given back are given again first."""
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
         self._limits: dict[int, Ints] = {}
+        self._numbers: Final[dict[str, int]] = {"": 0}
+
+    def number(self, name: str) -> int:
+        """Of a name that is told apart by equality only; 0 is no name."""
+        return self._numbers.setdefault(name, len(self._numbers))
 
     def take(self) -> int:
         """A free row, all zero."""

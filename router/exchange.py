@@ -72,6 +72,7 @@ class Exchange:
         "_journey",
         "_legs",
         "_looked_at",
+        "_made_by",
         "_onward",
         "_open",
         "_over",
@@ -178,6 +179,8 @@ class Exchange:
         self._seed: Seed | None = None
         self._way = "whole"
         self._relayed = False
+        self._made_by = ""
+        """The weights of whoever made what the client already has."""
         self._pending: deque[j.Effect] = deque()
         self._legs: dict[InstanceId, PrefillLeg] = {}
         """Prefill legs that are waited for, oldest first."""
@@ -388,6 +391,8 @@ class Exchange:
     # -- choosing --
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
+        if self._made_by and effect.excluded:
+            self._seat.wanted = msgspec.structs.replace(self._seat.wanted, weights=self._made_by)
         chosen, called = self._router.desk.choose(self._seat, effect, time.monotonic())
         self._call(called)
         if effect.second and chosen.prefill is None:  # all stays as it is
@@ -401,6 +406,11 @@ class Exchange:
         if expected.booking is not None:
             self._sent, self._cached_tokens = tuple(expected.sent), expected.booking.cached_tokens
         return chosen
+
+    def _spoken_by(self, leg: PrefillLeg | AnswerLeg | None) -> None:
+        """The client has text of this leg's engine: from here on only its like goes on."""
+        if leg is not None and self._router.view.knows(leg.instance):
+            self._made_by = self._router.view.get(leg.instance).instance.weights
 
     # -- the prefill leg --
 
@@ -525,6 +535,7 @@ class Exchange:
             self._account.not_seeded(seed)
             return None
         self._seed = seed
+        self._spoken_by(self._producer)
         return seed.token
 
     def _has_room(self, answer: dict[str, Any]) -> bool:
@@ -691,6 +702,7 @@ class Exchange:
             return j.Ended()
         leg = self._answer
         assert leg is not None
+        self._spoken_by(leg)
         leg.relays = True
         if leg.http is not None and self._verdict.resumable:
             leg.http.limit_silence(self._router.config.stall_s * j.TURN)

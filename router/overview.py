@@ -86,6 +86,8 @@ class Overview:
                     "detail": seen.aside,
                     "models": list(seen.models),
                     "epoch": seen.instance.epoch,
+                    "weights": seen.instance.weights,
+                    "node": seen.instance.node,
                     "legs": seen.inflight,
                     "credits": seen.credits,
                     "running": load.running,

@@ -1,9 +1,10 @@
 """Whether two instances really hand over to each other: which pairs are to be proven, and what two answers prove. Pure.
 
-A pair may shake hands, move bytes and confirm holds, and still be wrong: other weights under the same name, a layout
-that one of them reads otherwise, a connector that pulls nothing and says nothing. So each pair is given a prompt that
-nobody has seen, under a salt that no cache knows: P computes it and D goes on from P's blocks; then D answers the same
-prompt alone, under another salt. (A prompt that was used before would be found in D's own cache, and prove nothing.)
+A pair may shake hands, move bytes and confirm holds, and still be wrong: other weights under the same name that nobody
+has told apart, a layout that one of them reads otherwise, a connector that pulls nothing and says nothing. So each pair
+is given a prompt that nobody has seen, under a salt that no cache knows: P computes it and D goes on from P's blocks;
+then D answers the same prompt alone, under another salt. (A prompt that was used before would be found in D's own
+cache, and prove nothing.)
 
 Greedy tokens have to be the same, and D has to say that it had tokens from elsewhere. Where they differ once, both are
 asked for logprobs: a tie that another batch decides otherwise is no fault (`TIE`). A pair that fails hands nothing over
@@ -174,7 +175,7 @@ class Proofs:
         return None
 
     def _wants(self, fleet: Fleet, prefill: InstanceView, decode: InstanceView, now: float) -> bool:
-        if prefill.id == decode.id or prefill.id in decode.shuns:
+        if prefill.id == decode.id or prefill.id in decode.shuns or fleet.strangers(prefill.row, decode.row):
             return False
         record = self._records.get(_pair(prefill, decode))
         return record is None or (not record.good and now >= record.until)

@@ -66,6 +66,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     prefill_only: bool = False
     """The whole answer is one token: a prefill instance's work."""
     excluded: frozenset[InstanceId] = frozenset()
+    weights: str = ""
+    """Of whoever made what its client already has: only the same goes on from there. Empty: any."""
     routers: int = 1
     """Routers that share the instances' credits."""
     prompt_tokens: int = 0
@@ -94,4 +96,4 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kind(self) -> Hashable:
         """Two requests of one kind are told the same: where one finds no place, the other finds none either."""
-        return (self.model, self.hand_over, self.prefill_only, self.excluded)
+        return (self.model, self.hand_over, self.prefill_only, self.excluded, self.weights)

@@ -60,6 +60,8 @@ class Make:
     """Of one token; 0: handing over is taken to cost nothing."""
     kv_gb_s: float = 0.0
     """At which an instance sends or takes KV."""
+    kv_near_gb_s: float = 0.0
+    """The same between two on one machine; 0: as between any two."""
     off_max: float = OFF_KNOWN
 
     def prompt_ms(self, new_tokens: float, cached_tokens: float = 0.0) -> float:
@@ -99,6 +101,7 @@ def make_of(costs: Costs, *, capacity_tokens: int = 0, budget_tokens: int = 0) -
         budget_tokens=budget_tokens or UNKNOWN.budget_tokens,
         kv_bytes=costs.kv_bytes_per_token,
         kv_gb_s=costs.gpu.nic_gb_s * costs.shape.tp,
+        kv_near_gb_s=costs.gpu.link_gb_s * costs.shape.tp,
     )
 
 
@@ -215,10 +218,11 @@ class Speeds:
         added = make.decode.request_ms * batch + make.decode.context_ms * make.beside * context_tokens
         return added * float(self.decode_factor[row])
 
-    def handoff_ms(self, tokens: float, source: int, target: int) -> float:
-        """Moving a prompt's KV from one to the other, at the slower one's rate."""
+    def handoff_ms(self, tokens: float, source: int, target: int, *, near: bool = False) -> float:
+        """Moving a prompt's KV from one to the other, at the slower one's rate. `near`: they are on one machine."""
         one, other = self.make(source), self.make(target)
-        rate = min(one.kv_gb_s, other.kv_gb_s)
+        rate = min(one.kv_near_gb_s, other.kv_near_gb_s) if near else 0.0
+        rate = rate or min(one.kv_gb_s, other.kv_gb_s)
         return one.kv_bytes * tokens / rate * 1e-6 if rate > 0 else 0.0
 
     # --- learning -----------------------------------------------------------------------------------------------------

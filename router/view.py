@@ -78,6 +78,8 @@ class InstanceView:
         """The same incarnation, perhaps in another role."""
         self.instance, columns = instance, self._columns
         columns.prefills[self.row], columns.decodes[self.row] = instance.role.prefills, instance.role.decodes
+        columns.weights[self.row] = columns.number(instance.weights)
+        columns.node[self.row] = columns.number(instance.node)
         columns.changed()
 
     def forget(self) -> None:
@@ -258,6 +260,8 @@ class Fleet(Sequence[InstanceView]):
         self._ready: dict[str | None, Ready] = {}
         self._version = -1
         self._ranked = False
+        self._weights: tuple[int, ...] = ()
+        """Numbers of all weights that somebody says are served."""
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -296,6 +300,8 @@ class Fleet(Sequence[InstanceView]):
             return
         self._ready.clear()
         self._version = self.columns.version
+        named = {self.columns.weights.item(row) for row in self._rows} - {0}
+        self._weights = tuple(sorted(named))
         if not self._ranked:
             self._ranked = True
             for rank, name in enumerate(sorted(self.by_id)):
@@ -344,9 +350,39 @@ class Fleet(Sequence[InstanceView]):
         else:
             self.shunning.pop(view.row, None)
 
+    @property
+    def parted(self) -> bool:
+        """Whether there are pairs that hand nothing over."""
+        self._refresh()
+        return bool(self.shunning) or len(self._weights) > 1
+
     def apart(self, prefill: int, decode: int) -> bool:
-        """Whether nothing is to be handed over between these rows for now."""
-        return decode in self.shunning and self._rows[prefill].id in self.shunning[decode]
+        """Whether nothing is to be handed over between these rows: ever, as their weights differ, or for now."""
+        if decode in self.shunning and self._rows[prefill].id in self.shunning[decode]:
+            return True
+        return self.strangers(prefill, decode)
+
+    def strangers(self, prefill: int, decode: int) -> bool:
+        """Whether these rows are known to serve other weights."""
+        weights = self.columns.weights.item(prefill)
+        return weights != 0 and self.columns.weights.item(decode) not in (weights, 0)
+
+    def kinships(self, found: Ready) -> list[tuple[Ints, Ints]]:
+        """Who may prefill, and who may decode, of each kind of weights: where a model is being replaced there are two.
+        Those that do not say are of every kind.
+        """
+        self._refresh()
+        if len(self._weights) < 2:
+            return [(found.prefills, found.decodes)]
+        of = self.columns.weights
+        kinds = [(of[found.prefills], of[found.decodes], name) for name in self._weights]
+        each = [((p == name) | (p == 0), (d == name) | (d == 0)) for p, d, name in kinds]
+        return [(found.prefills[p], found.decodes[d]) for p, d in each if p.any() and d.any()]
+
+    def near(self, prefill: int, decode: int) -> bool:
+        """Whether both are known to be on one machine."""
+        node = self.columns.node.item(prefill)
+        return node != 0 and node == self.columns.node.item(decode)
 
     def remove(self, instance: InstanceId) -> None:
         """It has left."""

@@ -17,6 +17,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from baton.lifeline import watch_lifeline
@@ -33,6 +34,7 @@ from cluster.telemetry import configure_logging
 from costs.memory import seqs_default
 from decode.rules import DecodeRules
 from engine.agent.agent import Agent, AgentConfig
+from engine.agent.node import this_node
 from engine.agent.rules import Rules
 from engine.vllm.child import Change, EngineProcess, rules_for
 from engine.vllm.hardware import find_hardware
@@ -41,6 +43,7 @@ from engine.vllm.placement import Gpu
 from engine.vllm.spec import Connector, Device, EngineSpec, value_of
 from engine.vllm.supervise import START_MAX_S, State
 from engine.vllm.transfer import ASKED, connector_for
+from engine.vllm.weights import weights_of
 from kvtransfer.door import PATH_BYTES_MAX
 from prefill.rules import PrefillRules
 
@@ -69,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu", metavar="LIST", help="GPUs to use, such as 0,1 (default: all visible ones)")
     add("--gpu-memory-share", type=float, metavar="S", help="part of each GPU's memory, 0 to 1 (default: vLLM's)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
+    add("--weights", metavar="NAME", help="KV goes only where it is the same (default: a digest of the model's files)")
+    add("--node", metavar="NAME", help="machines told apart for what a handoff takes (default: the kernel's boot id)")
     add("--no-pinning", dest="pinning", action="store_false", help="load no logits processor of ours into vLLM")
     add(
         "--transfer",
@@ -122,6 +127,12 @@ def run(args: argparse.Namespace) -> int:
     return asyncio.run(_Instance(spec, log_path, args).run())
 
 
+def _weights(named: str | None, spec: EngineSpec) -> str:
+    if named is not None:
+        return named
+    return weights_of(spec.model, value_of(spec.extra_args, "--revision"), {**os.environ, **spec.extra_env})
+
+
 def agent_rules(spec: EngineSpec) -> dict[Role, Rules]:
     """What an agent goes by in each role; in role both as in decode: what it holds longest are streams."""
     decode = DecodeRules(streams_max=spec.seqs_max)
@@ -153,7 +164,13 @@ class _Instance:
         rules = rules_for(spec, start_max_s=args.start_timeout)
         argv = mock_command(spec) if args.engine == "mock" else None
         self.process = EngineProcess(spec, log_path, on_change=self._pass_on, rules=rules, argv=argv)
-        config = AgentConfig(host=args.agent_host or spec.host, port=args.agent_port, drain_s=args.drain_s)
+        config = AgentConfig(
+            host=args.agent_host or spec.host,
+            port=args.agent_port,
+            drain_s=args.drain_s,
+            weights=partial(_weights, args.weights, spec),
+            node=this_node() if args.node is None else args.node,
+        )
         rules_by_role = agent_rules(spec)
         flips = rules_by_role if spec.flips else None
         identity = open_identity(None if spec.ticket_keys_file is None else Path(spec.ticket_keys_file), spec.instance)

@@ -137,6 +137,10 @@ class Heartbeat:
     """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`kvtransfer.trust`)."""
     revision: _Text = ""
     """What started it: a digest of its pool's specification, or a version; told apart by equality only."""
+    weights: _Text = ""
+    """Which weights it serves (`engine.agent.weights`), and..."""
+    node: _Text = ""
+    """... on which machine (`engine.agent.node`): told apart by equality only; empty: it does not say."""
     pins: bool = False
     """Whether the engine can be told its answer's first token."""
     shape: dict[str, int] = field(default_factory=dict)
@@ -157,7 +161,15 @@ class Heartbeat:
     @property
     def instance(self) -> Instance:
         """The instance as the rest of the fleet addresses it."""
-        return Instance(id=self.id, role=self.role, url=self.url, epoch=self.epoch, pins=self.pins)
+        return Instance(
+            id=self.id,
+            role=self.role,
+            url=self.url,
+            epoch=self.epoch,
+            pins=self.pins,
+            weights=self.weights,
+            node=self.node,
+        )
 
     @property
     def who(self) -> str:
@@ -199,7 +211,13 @@ def _checked(beat: Heartbeat) -> tuple[Heartbeat | None, str]:
         return None, "its load has values that no engine reports"
     if any(not 1 <= ranks <= 65536 for ranks in beat.shape.values()):
         return None, "its shape has a number of ranks below 1 or above 65536"
-    texts = [("where", beat.where), ("detail", beat.detail), ("revision", beat.revision)]
+    texts = [
+        ("where", beat.where),
+        ("detail", beat.detail),
+        ("revision", beat.revision),
+        ("weights", beat.weights),
+        ("node", beat.node),
+    ]
     said = [("demand", text) for each in beat.demand for text in (each.model, *each.tenants)]
     said += [("quarantined", because) for _, _, because, _ in beat.quarantined.values()]
     for name, text in [*texts, *said, *(("models", model) for model in beat.model_names)]:
@@ -466,7 +484,7 @@ def _differs(old: Heartbeat, new: Heartbeat) -> str:
         parts.append(f"its engine was started anew, epoch {old.epoch} → {new.epoch}")
     if new.state is not old.state:
         parts.append(f"{old.state.value} → {new.state.value}" + (f" ({new.detail})" if new.detail else ""))
-    for name in ("role", "url", "agent_url", "revision"):
+    for name in ("role", "url", "agent_url", "revision", "weights", "node"):
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
             parts.append(f"{name} {before or 'none'} → {after or 'none'}")

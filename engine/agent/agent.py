@@ -68,6 +68,10 @@ class AgentConfig:
     drain_s: float = 30.0
     """How long a drain by SIGTERM may take."""
     revision: str = ""
+    weights: Callable[[], str] = str
+    """Names what the engine serves (`engine.vllm.weights`); may read files. Empty: it cannot be told."""
+    node: str = ""
+    """Names the machine (`engine.agent.node`)."""
 
 
 class Agent:
@@ -98,6 +102,7 @@ class Agent:
         self._epoch = 0
         self._routers = None if registry is None else Membership(registry.ttl_s)
         self._models: tuple[dict[str, Any], ...] = ()
+        self._weights = ""
         self._nudge = asyncio.Event()
         self._look = asyncio.Event()
         self._code: asyncio.Future[int] | None = None
@@ -225,6 +230,8 @@ class Agent:
             "agent": self.url,
             "pid": os.getpid(),
             "models": [entry.get("id") for entry in self._models],
+            "weights": self._weights,
+            "node": self.config.node,
             "credits": machine.credits,
             "grants": {name: router.granted[-1][1] for name, router in machine.shared.routers.items()},
             "load": {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage},
@@ -302,12 +309,17 @@ class Agent:
         if change.epoch == self._local_epoch:
             return
         first, self._local_epoch = self._local_epoch == 0, change.epoch
+        await self._name_weights()
         if first and self._epoch > 0:
             return  # drawn with the name
         above, self._epoch = self._epoch, self._epoch + 1
         if self.registry is not None:
             with contextlib.suppress(RegistryDown):
                 self._epoch = await self.registry.next_epoch(self.spec.instance, above)
+
+    async def _name_weights(self) -> None:
+        """At every start of the engine: its files may be others by then."""
+        self._weights = await asyncio.to_thread(self.config.weights)
 
     async def _meet_peers(self) -> None:
         """Before it takes work, so that no request waits for a handshake: as many as are enough, for a while."""
@@ -324,6 +336,8 @@ class Agent:
         )
 
     async def _learn_models(self) -> None:
+        if not self._weights:
+            await self._name_weights()  # it may have downloaded them
         async with self._probe() as probe:
             with contextlib.suppress(Unwell):
                 self._hear_models(await probe.models())
@@ -374,6 +388,8 @@ class Agent:
             grants=machine.grants((epoch, self._seq)),
             shuns=self._shuns(),
             revision=self.config.revision,
+            weights=self._weights,
+            node=self.config.node,
             pins=self.spec.pins,
             sent_at=time.time(),  # noqa: TID251 - only said to others, nothing is decided by it
         )

@@ -15,11 +15,15 @@ _EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 
 def ready(fleet: Fleet, wanted: Wanted) -> Ready:
-    """Rows of ready instances that serve the model and have not failed this request."""
+    """Rows of ready instances that serve the model, with the weights it needs, and have not failed this request."""
     found = fleet.ready(wanted.model)
-    if not wanted.excluded:
+    if not wanted.excluded and not wanted.weights:
         return found
-    out = np.array([fleet.by_id[name].row for name in wanted.excluded if name in fleet.by_id], dtype=np.int64)
+    named = [fleet.by_id[name].row for name in wanted.excluded if name in fleet.by_id]
+    if wanted.weights:
+        weights, own = fleet.columns.weights, fleet.columns.number(wanted.weights)
+        named += [row for row in found.any.tolist() if weights.item(row) not in (0, own)]
+    out = np.array(named, dtype=np.int64)
     return Ready(
         any=_without(found.any, out),
         prefills=_without(found.prefills, out),

@@ -50,7 +50,7 @@ def _splits(prefills: Ints, decodes: Ints) -> bool:
 
 def _takers(fleet: Fleet, prefills: Ints, decodes: Ints) -> Ints:
     """Those of the decode instances that pull from one of these, at least: nearly always all of them."""
-    if not fleet.shunning:
+    if not fleet.parted:
         return decodes
     return decodes[[any(not fleet.apart(p, d) for p in prefills.tolist() if p != d) for d in decodes.tolist()]]
 
@@ -63,7 +63,7 @@ def _least_pair(fleet: Fleet, prefills: Ints, decodes: Ints) -> tuple[InstanceVi
     assert decode is not None
     if decode.role.prefills:
         prefills = prefills[prefills != decode.row]
-    if decode.row in fleet.shunning:
+    if fleet.parted:
         prefills = prefills[[not fleet.apart(row, decode.row) for row in prefills.tolist()]]
     prefill = _least(fleet, prefills)
     assert prefill is not None

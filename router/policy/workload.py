@@ -58,8 +58,11 @@ def weighed(fleet: Fleet, wanted: Wanted, hysteresis: float, alike: float) -> Ch
     options = _wholes(prices, _able(found, wanted))
     if wanted.hand_over:
         begin = [each.ranked for each in options if each.open]
-        ways = _Ways(fleet, prices, 1 + hysteresis, 1 + alike)
-        options += _pairs(ways, found.prefills, found.decodes, min(begin, default=math.inf))
+        ways = _Ways(fleet, prices, 1 + hysteresis, 1 + alike, fleet.parted)
+        bests: dict[bool, _Option] = {}
+        for prefills, decodes in fleet.kinships(found):
+            _pair_up(ways, prefills, decodes, min(begin, default=math.inf), bests)
+        options += [bests[begins] for begins in (True, False) if begins in bests]
     return _cheapest(fleet, prices, options)
 
 
@@ -72,6 +75,8 @@ class _Ways(NamedTuple):
     """So many times its price is a pair's rank..."""
     dearer_alike: float
     """... and that of one whose two could do each other's part."""
+    parted: bool
+    """There are pairs that hand nothing over."""
 
 
 class _Option(NamedTuple):
@@ -121,9 +126,10 @@ def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
     )
 
 
-def _pairs(ways: _Ways, prefills: Ints, decodes: Ints, below: float) -> list[_Option]:
-    """The best pair of all, and the best that can begin now, if they rank below that. Harm and handoff only add to a
-    price: what ranks no better without them is not looked at. Nor is a pair of which D pulls nothing from P.
+def _pair_up(ways: _Ways, prefills: Ints, decodes: Ints, below: float, bests: dict[bool, _Option]) -> None:
+    """The best pair that can begin now, and the best that cannot, if they rank below that and what there is already.
+    Harm and handoff only add to a price: what ranks no better without them is not looked at. Nor is a pair of which D
+    pulls nothing from P.
     """
     fleet, prices = ways.fleet, ways.prices
     firsts = prices.best_prefills(prefills, K)
@@ -131,16 +137,14 @@ def _pairs(ways: _Ways, prefills: Ints, decodes: Ints, below: float) -> list[_Op
         _Second(more, row, _kind(fleet, fleet.columns.prefills, row, -1))
         for more, row in prices.best_decodes(decodes, K)
     ]
-    if not firsts or not seconds:
-        return []
-    bests: dict[bool, _Option] = {}
+    if not seconds:
+        return
     for price, first in firsts:
         begins = prices.open_at(first)
         best = bests.get(begins)
         found = _best_second(ways, (price, first), seconds, below if best is None else best.ranked)
         if found is not None:
             bests[begins] = found
-    return [bests[begins] for begins in (True, False) if begins in bests]
 
 
 class _Second(NamedTuple):
@@ -165,13 +169,13 @@ def _best_second(ways: _Ways, priced: tuple[float, int], seconds: list[_Second],
     kind = _kind(fleet, fleet.columns.decodes, first, -2)
     for more, second, other in seconds:
         dearer = ways.dearer_alike if other == kind else ways.dearer
-        if (price + more) * dearer >= below or first == second or (fleet.shunning and fleet.apart(first, second)):
+        if (price + more) * dearer >= below or first == second or (ways.parted and fleet.apart(first, second)):
             continue
         if harm < 0:
             harm = prices.harm(first)
         whole = price + harm + more
         if whole * dearer < below:
-            whole += prices.handoff(first, second)
+            whole += prices.handoff(first, second) + prices.hold(first, second)
             if whole * dearer < below:
                 below = whole * dearer
                 found = _Option(whole, below, first, second, prices.open_at(first))

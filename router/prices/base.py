@@ -32,6 +32,10 @@ the leg comes, the one after which the blocks are there (steps are decided ahead
 token once more (seen on the twin: 24.7 ms where a step takes 7.2).
 """
 
+HOLDS_FREE: Final = 0.5
+"""Up to this part of P's memory in use, what is held there is in nobody's way: new prompts find room. Chosen, not
+measured."""
+
 OUTPUT_UNKNOWN: Final = 200.0
 """Tokens of an answer where nobody predicts: `router.lengths.PRIOR_P50`."""
 
@@ -79,8 +83,8 @@ class Prices(ABC):
             fleet.prefixes.match(wanted.prefix) if fleet.prefixes is not None and wanted.prefix else None
         )
         self._usual_ms = -1.0
-        self._moving: Final[dict[tuple[int, int], float]] = {}
-        self._paused: Final[dict[tuple[int, int], float]] = {}
+        self._moving: Final[dict[tuple[int, int, bool], float]] = {}
+        self._paused: Final[dict[tuple[int, int, bool], float]] = {}
 
     def _step_alone_ms(self) -> float:
         """An idle instance's step with nothing but this answer, on the fastest make there is."""
@@ -176,12 +180,27 @@ class Prices(ABC):
         return MISS * self.fleet.book.harmed(row, self.stall_at(row), self.wanted.now)
 
     def handoff(self, prefill: int, decode: int) -> float:
-        """A pause between the first and the second token. The same for all P of a make, where D computes no prompts."""
+        """A pause between the first and the second token. The same for all P of a make, where D computes no prompts and
+        they are on its machine, or none of them is.
+        """
+        near = self.fleet.near(prefill, decode)
         kind = prefill if self.fleet.columns.prefills.item(decode) else -1 - self.fleet.book.speeds.kind(prefill)
-        price = self._paused.get((decode, kind))
+        price = self._paused.get((decode, kind, near))
         if price is None:
-            price = self._paused[decode, kind] = self._pause(decode, self.pause_ms(prefill, decode))
+            price = self._paused[decode, kind, near] = self._pause(decode, self.pause_ms(prefill, decode))
         return price
+
+    def hold(self, prefill: int, decode: int) -> float:
+        """What keeping its blocks for D costs P: blocks × seconds, as the part of P's memory that they are, times the
+        pause. So much of P's time is lost to those who wait there and to the next one, if memory is what they wait for.
+        """
+        used = self.fleet.columns.kv_usage.item(prefill)
+        if used <= HOLDS_FREE:
+            return 0.0
+        part = min(1.0, self.tokens / max(1.0, self.fleet.book.speeds.capacity.item(prefill)))
+        delayed = 1.0 + self.fleet.columns.waiting.item(prefill)
+        lost_ms = (used - HOLDS_FREE) / (1.0 - HOLDS_FREE) * part * self.pause_ms(prefill, decode)
+        return delayed * lost_ms / self.ttft_unit
 
     def pause_ms(self, prefill: int, decode: int) -> float:
         """How long a client waits between the first and the second token beside a step.
@@ -189,11 +208,12 @@ class Prices(ABC):
         Where D computes prompts as well, an answer that comes there waits for those before it: a prompt that runs takes
         what there is of each step's token budget, and only what is left goes to those who wait (vLLM's scheduler).
         """
-        speeds = self.fleet.book.speeds
-        kinds = (speeds.kind(prefill), speeds.kind(decode))
+        speeds, near = self.fleet.book.speeds, self.fleet.near(prefill, decode)
+        kinds = (speeds.kind(prefill), speeds.kind(decode), near)
         moving_ms = self._moving.get(kinds)
         if moving_ms is None:
-            moving_ms = self._moving[kinds] = speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode)
+            moving_ms = speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode, near=near)
+            self._moving[kinds] = moving_ms
         pause_ms = PULL_MS + PULL_STEPS * self.step_at(decode) + moving_ms
         return pause_ms + self._queued_ms(prefill, decode, pause_ms)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,7 +91,13 @@ class Starter:
         self.registry = MemoryRegistry(clock=time.monotonic, ttl_s=0.4)
 
     async def start(
-        self, name: str = "i", role: Role = Role.DECODE, *, drain_s: float = 5.0, flips: bool = False
+        self,
+        name: str = "i",
+        role: Role = Role.DECODE,
+        *,
+        drain_s: float = 5.0,
+        flips: bool = False,
+        weights: Callable[[], str] = str,
     ) -> Stage:
         engine = await self.stack.enter_async_context(FakeEngine(name))
         port = int(engine.url.rpartition(":")[2])
@@ -105,7 +111,7 @@ class Starter:
         agent = Agent(
             cast("EngineProcess", puppet),
             rules,
-            AgentConfig(drain_s=drain_s),
+            AgentConfig(drain_s=drain_s, weights=weights, node="here"),
             self.registry,
             lambda _: None,
             said.append,
@@ -175,6 +181,17 @@ async def test_the_fleet_hears_of_adapters_that_come_and_go(starter: Starter, mo
             while (beat := await stage.sees(State.READY)).model_names != ("fake", *adapters):
                 await asyncio.sleep(0.01)
         assert beat.models[0]["id"] == "fake"
+
+
+async def test_what_it_serves_is_named_at_every_start_of_its_engine(starter: Starter) -> None:
+    names = iter(["old", "", "new"])
+    stage = await starter.start(weights=lambda: next(names))
+    assert (await until_ready(stage)).weights == "old"
+    stage.puppet.becomes(Process.STARTING, 2)
+    await stage.sees(State.STARTING)
+    stage.puppet.becomes(Process.READY, 2)
+    beat = await stage.sees(State.READY)
+    assert (beat.weights, beat.node, beat.instance.weights) == ("new", "here", "new"), "asked again once it was there"
 
 
 async def test_every_start_has_an_epoch_of_its_own(starter: Starter) -> None:

@@ -10,7 +10,7 @@ import gc
 import json
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +106,13 @@ async def start() -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def starter(
-            *, prefill: int = 1, decode: int = 1, mock: dict[str, Any] | None = None, pins: bool = False, **router: Any
+            *,
+            prefill: int = 1,
+            decode: int = 1,
+            mock: dict[str, Any] | None = None,
+            pins: bool = False,
+            weights: Mapping[str, str] | None = None,
+            **router: Any,
         ) -> Mocked:
             counts = {Role.PREFILL: prefill, Role.DECODE: decode}
             settings = [
@@ -116,7 +122,13 @@ async def start() -> AsyncIterator[Start]:
             ]
             mocks = await stack.enter_async_context(MockFleet(settings))
             instances = tuple(
-                Instance(id=InstanceId(name), role=each.settings.role, url=each.url, pins=pins)
+                Instance(
+                    id=InstanceId(name),
+                    role=each.settings.role,
+                    url=each.url,
+                    pins=pins,
+                    weights=(weights or {}).get(name, ""),
+                )
                 for name, each in mocks.instances.items()
             )
             config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **router)
@@ -499,6 +511,38 @@ async def test_usage_of_a_resumed_stream_tells_what_the_first_p_had_cached(start
     assert fault["struck"] == 1, "it was resumed"
     prefilled = fleet.mocks.instances["prefill-0"].metrics.ended
     assert prefilled["length"] == 2, "by way of the same P, which had it all by then"
+    await fleet.settled()
+
+
+# -- other weights --
+
+
+@pytest.mark.parametrize("policy", ["least_load", "workload"])
+async def test_nothing_is_handed_over_between_other_weights(start: Start, policy: str) -> None:
+    """A model is being replaced: the new one's P is there, its D is not."""
+    weights = {"prefill-0": "new", "prefill-1": "old", "decode-0": "old"}
+    fleet = await start(prefill=2, weights=weights, policy=policy)
+    for number in range(6):
+        body = fleet.body(prompt=f"{number} {STORY}")
+        assert _text((await fleet.ask(body))[1]) == await fleet.right(body)
+    ended = {name: each.metrics.ended["length"] for name, each in fleet.mocks.instances.items()}
+    assert ended["prefill-0"] == 0 < ended["decode-0"]
+    await fleet.settled()
+
+
+@pytest.mark.parametrize("pins", [False, True], ids=["D speaks first", "seeded"])
+@pytest.mark.parametrize("other", ["old", "new"])
+async def test_a_stream_goes_on_only_under_its_own_weights(start: Start, other: str, pins: bool) -> None:
+    fleet = await start(decode=2, pins=pins, weights={"prefill-0": "old", "decode-0": "old", "decode-1": other})
+    await fleet.set_fault("decode-0", "break", after_tokens=5, times=1)
+    body = fleet.body(temperature=0)
+    expected = await fleet.right(body)
+    _, text, _ = await fleet.stream(body)
+    (fault,) = fleet.mocks.instances["decode-0"].faults.as_json()["faults"]
+    assert fault["struck"] == 1
+    assert text == expected
+    answered = {name for name, each in fleet.mocks.instances.items() if each.metrics.ended["length"]}
+    assert ("decode-1" in answered) == (other == "old"), "prefill-0 can do it, too"
     await fleet.settled()
 
 

@@ -84,7 +84,9 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Odd]:
         told = json.loads(router.stdout.readline())
         # One folder for both, as engines tell by it whether they serve the same; its weights change between two starts.
         model = other_weights(tmp_path / "model")
-        shared = (str(model), "--served-model-name", MODEL, "--transfer", request.param)
+        # Their agents would tell them apart by those.
+        same = ("--weights", "said to be the same")
+        shared = (str(model), "--served-model-name", MODEL, "--transfer", request.param, *same)
         ready(begun("engine", *shared, "--role", "prefill", "--cores", "0", *keys(of_engines["prefill-0"])))
         shutil.copyfile(model_path() / "model.safetensors", model / "model.safetensors")
         decode = begun("engine", *shared, "--role", "decode", "--cores", "1", *keys(of_engines["decode-0"]))

@@ -39,7 +39,15 @@ def make(scale: float) -> Make:
         context_ms=5e-5,
         request_ms=0.02,
     )
-    return Make(prefill=cost, decode=cost, first_ms=5.0, capacity_tokens=60_000, kv_bytes=1e5, kv_gb_s=20.0 / scale)
+    return Make(
+        prefill=cost,
+        decode=cost,
+        first_ms=5.0,
+        capacity_tokens=60_000,
+        kv_bytes=1e5,
+        kv_gb_s=20.0 / scale,
+        kv_near_gb_s=150.0 / scale,
+    )
 
 
 MAKES = (make(1.0), make(1.7), None)
@@ -64,10 +72,18 @@ class Scene:
         self.foresight = Foresight(self.fleet)
         roles = rng.choice([(Role.BOTH,), (Role.PREFILL, Role.DECODE), tuple(Role)])
         names = [InstanceId(f"i{number}") for number in range(rng.choice(SIZES))]
+        weights = rng.choice([("",), ("a",), ("", "a"), ("a", "b"), ("", "a", "b")])
+        nodes = rng.choice([("",), ("x", "y"), ("", "x", "y", "z")])
         for number, name in enumerate(names):
             makes[name] = rng.choice(kinds)
-            self.view.add(Instance(id=name, role=roles[number % len(roles)], url="u"))
-            self.view.seen(name, ({"id": "m"},), Load(kv_tokens=rng.choice([0, 0, 30_000])))
+            where = {"weights": rng.choice(weights), "node": rng.choice(nodes)}
+            self.view.add(Instance(id=name, role=roles[number % len(roles)], url="u", **where))
+            full = rng.choice([0.0, 0.4, rng.random()])
+            self.view.seen(
+                name,
+                ({"id": "m"},),
+                Load(kv_tokens=rng.choice([0, 0, 30_000]), kv_usage=full, waiting=rng.choice([0, 3])),
+            )
             self.view.get(name).credits = rng.choice([None, 3, 40])
         self.placed: list[tuple[Expected, Wanted]] = []
         for _ in range(rng.choice([0, 1, 4, 30]) * len(names)):
@@ -140,8 +156,21 @@ def test_prices_and_choices_are_those_of_the_written_out_formulas(seed: int) -> 
             assert found == close((one.ttft, one.tpot, one.prompt, one.stall))
             found = (prices.prefill_at(row), prices.decode_at(row), prices.harm(row))
             assert found == close((one.prefill, one.decode, one.harm))
+        _same_between(scene, plain)
         _both_ways(scene.fleet, wanted)
         _same_choice(scene.fleet, wanted)
+
+
+def _same_between(scene: Scene, plain: Plain) -> None:
+    """What lies between two."""
+    fleet, found = scene.fleet, scene.fleet.ready("m")
+    prices = prices_of(fleet, plain.wanted)
+    pairs = [(p, d) for p in found.prefills.tolist() for d in found.decodes.tolist() if p != d]
+    for p, d in scene.rng.sample(pairs, min(20, len(pairs))):
+        told, wanted = (prices.handoff(p, d), prices.hold(p, d)), (plain.handoff(p, d), plain.hold(p, d))
+        assert told == pytest.approx(wanted, rel=1e-6, abs=1e-6)  # milliseconds of a clock at 1e6 s have no more digits
+        one, other = plain.name(p), plain.name(d)
+        assert fleet.apart(p, d) == (one != other and "" not in (one, other))
 
 
 def _both_ways(fleet: Fleet, wanted: Wanted) -> None:
@@ -193,4 +222,4 @@ def cost(fleet: Fleet, wanted: Wanted, prefill: int | None, decode: int) -> floa
     plain = Plain(fleet, wanted)
     first = plain.rows[decode if prefill is None else prefill]
     price = first.prefill + first.harm + (0.0 if wanted.prefill_only else plain.rows[decode].decode)
-    return price + (0.0 if prefill is None else plain.handoff(prefill, decode))
+    return price + (0.0 if prefill is None else plain.handoff(prefill, decode) + plain.hold(prefill, decode))

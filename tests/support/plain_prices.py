@@ -13,7 +13,7 @@ from router.admission import AHEAD_MS, LATE_LANES, MARGIN
 from router.book import SPREAD
 from router.policy.candidates import ready
 from router.policy.workload import ALIKE, HYSTERESIS, WAITING, K
-from router.prices.base import LOOSE, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, SHARES
+from router.prices.base import HOLDS_FREE, LOOSE, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, SHARES
 from router.prices.budget import BARRIER_MAX, MISS, RAMP
 from router.records import Wanted
 from router.speeds import Make
@@ -149,7 +149,9 @@ class Plain:
     def pause(self, first: int, second: int) -> float:
         row, fleet = self.rows[second], self.fleet
         pause = PULL_MS + PULL_STEPS * row.step
-        pause += self.speeds.handoff_ms(self.wanted.prompt_tokens, first, second)
+        one, other = (self.fleet.at(at).instance.node for at in (first, second))
+        near = one == other and one != ""
+        pause += self.speeds.handoff_ms(self.wanted.prompt_tokens, first, second, near=near)
         if not fleet.columns.prefills[second]:
             return pause
         now_ms = self.wanted.now * 1000.0
@@ -174,6 +176,21 @@ class Plain:
             slow = [self.shorter(1 + pause / target / (each - used)) for each in reaches if each > used]
             price += MISS * sum(slow) / len(reaches)
         return price
+
+    def name(self, row: int) -> str:
+        return self.fleet.at(row).instance.weights
+
+    def kinds(self) -> list[set[str]]:
+        names = {self.name(view.row) for view in self.fleet}
+        return [{name, ""} for name in sorted(names - {""})] or [{""}]
+
+    def hold(self, first: int, second: int) -> float:
+        columns = self.fleet.columns
+        over = (columns.kv_usage[first] - HOLDS_FREE) / (1 - HOLDS_FREE)
+        if over <= 0:
+            return 0.0
+        part = min(1.0, self.tokens / self.speeds.capacity[first])
+        return float((1 + columns.waiting[first]) * over * part * self.pause(first, second) / self.ttft_unit)
 
     def dearer(self, first: int, second: int) -> float:
         columns = self.fleet.columns
@@ -201,9 +218,14 @@ def choose(fleet: Fleet, wanted: Wanted) -> Said:
     able = found.any if wanted.prefill_only or not wanted.hand_over or not len(found.decodes) else found.decodes
     options = _wholes(plain, [row for row in able.tolist() if plain.rows[row].answers])
     if wanted.hand_over:
-        firsts = [row for row in found.prefills.tolist() if plain.rows[row].place]
-        seconds = [row for row in found.decodes.tolist() if plain.rows[row].answers]
-        options += _pairs(plain, firsts, seconds)
+        pairs: list[_Option] = []
+        for names in plain.kinds():
+            firsts = [row for row in found.prefills.tolist() if plain.rows[row].place and plain.name(row) in names]
+            seconds = [row for row in found.decodes.tolist() if plain.rows[row].answers and plain.name(row) in names]
+            pairs += _pairs(plain, firsts, seconds)
+        for begins in (True, False):
+            some = [each for each in pairs if each[4] == begins]
+            options += [min(some, key=lambda each: each[0])] if some else []
     best = min(options, key=lambda each: each[0], default=None)
     can = [each for each in options if each[4]]
     if best is None or not can:
@@ -256,4 +278,4 @@ def _pairs(plain: Plain, prefills: list[int], decodes: list[int]) -> list[_Optio
 
 def _pair(plain: Plain, first: int, second: int) -> float:
     p, d = plain.rows[first], plain.rows[second]
-    return p.prefill + p.harm + d.decode + plain.handoff(first, second)
+    return p.prefill + p.harm + d.decode + plain.handoff(first, second) + plain.hold(first, second)

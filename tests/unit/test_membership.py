@@ -260,6 +260,8 @@ WHOLE = beat(
     credits=8,
     holds=1,
     revision="4f2a",
+    weights="org/tiny@77b0",
+    node="9c",
     shape={"tp": 2, "dp": 1},
     sent_at=1.7e9,
 )

@@ -57,6 +57,14 @@ def test_whom_one_has_not_met_is_proven_later() -> None:
     assert all_due(proofs, view) == [(P0, D0)]
 
 
+def test_who_serves_other_weights_is_not_asked() -> None:
+    view = View()
+    for name, role, weights in (("p0", Role.PREFILL, "old"), ("p1", Role.PREFILL, ""), ("d0", Role.DECODE, "new")):
+        view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}", epoch=1, weights=weights))
+        view.seen(InstanceId(name), ({"id": "m"},), Load())
+    assert all_due(Proofs(), view) == [(P1, D0)]
+
+
 def test_of_many_some_are_enough() -> None:
     proofs, view = Proofs(), fleet(EACH + 9, 1)
     assert len(all_due(proofs, view)) == EACH

@@ -12,7 +12,7 @@ from costs.hardware import gpu_named
 from router.admission import AHEAD_MS, Gate, Line
 from router.foresight import Expected, Foresight
 from router.journey import Chosen
-from router.policy.workload import workload
+from router.policy.workload import K, workload
 from router.prefixes import Prefixes
 from router.prices.ask import prices_of
 from router.records import Wanted
@@ -26,8 +26,15 @@ MAKES = {
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
 
 
-def view(*roles: Role, gpus: Sequence[str] = (), gate: bool = False, credits_each: int | None = None) -> View:
-    """Instances p0, d1, …, in this order."""
+def view(
+    *roles: Role,
+    gpus: Sequence[str] = (),
+    gate: bool = False,
+    credits_each: int | None = None,
+    weights: str = "",
+    nodes: str = "",
+) -> View:
+    """Instances p0, d1, …, in this order; `weights` and `nodes`: a letter of each, where they are told."""
     kinds = dict(enumerate(gpus))
 
     def make(instance: Instance) -> Make:
@@ -36,7 +43,8 @@ def view(*roles: Role, gpus: Sequence[str] = (), gate: bool = False, credits_eac
     made = View(make)
     for at, role in enumerate(roles):
         name = InstanceId(f"{role.value[0]}{at}")
-        made.add(Instance(id=name, role=role, url=f"http://{name}"))
+        told = {"weights": weights[at : at + 1], "node": nodes[at : at + 1]}
+        made.add(Instance(id=name, role=role, url=f"http://{name}", **told))
         made.seen(name, ({"id": "m"},), Load())
         made.get(name).credits = credits_each
     if gate:
@@ -206,3 +214,66 @@ def test_nothing_is_handed_over_where_nothing_is_pulled() -> None:
     assert other.prefill == "p0" and other.decode not in (None, first.decode)
     here.all().shuns(here.get(InstanceId(other.decode or "")), (InstanceId("p0"),))
     assert workload(here.all(), long).prefill is None
+
+
+def crowded(here: View, *decodes: str, by: str) -> None:
+    for decode in decodes:
+        for _ in range(30):
+            place(here, asks(ttft_ms=500.0, tpot_ms=12.0), decode, by)
+
+
+LONG = {"prompt_tokens": 6000, "ttft_ms": 500.0, "tpot_ms": 12.0}
+
+
+def test_a_model_that_is_being_replaced_is_handed_over_within_the_old_and_within_the_new() -> None:
+    """Even where the best four to prefill and the best four to decode have nothing in common."""
+    here = view(*[P] * 6, *[D] * 6, weights="ooooon" + "nnnnno")
+    crowded(here, *(f"d{number}" for number in range(6, 12)), by="p0")
+    crowded(here, *["d11"] * 8, by="p0")
+    for number in range(5):
+        assert here.all().apart(number, 6) and not here.all().apart(number, 11)
+    here.all().book.prompt_placed(place(here, asks(), "d11", "p0").booking, 5, 20.0, 20.0, 0.0)  # type: ignore[arg-type]
+    prices = prices_of(here.all(), asks(**LONG))
+    found = here.all().ready("m")
+    best = [{row for _, row in prices.best_prefills(found.prefills, K)}]
+    best += [{row for _, row in prices.best_decodes(found.decodes, K)}]
+    assert 5 not in best[0] and 11 not in best[1], "none of the best goes with any other of the best"
+    chosen = workload(here.all(), asks(**LONG))
+    assert (chosen.prefill, chosen.decode) in {("p5", f"d{number}") for number in range(6, 11)}
+
+
+def test_who_does_not_say_what_it_serves_hands_over_to_anybody() -> None:
+    here = view(P, D, weights="o")
+    crowded(here, "d1", by="p0")
+    assert workload(here.all(), asks(**LONG)).prefill == "p0"
+    here = view(P, D, weights="on")
+    crowded(here, "d1", by="p0")
+    assert workload(here.all(), asks(**LONG)).prefill is None
+
+
+def test_what_somebody_has_read_goes_on_only_under_the_same_weights() -> None:
+    here = view(P, D, D, weights="oon")
+    crowded(here, "d1", by="p0")
+    assert workload(here.all(), asks(prompt_tokens=10)).decode == "d2"
+    assert workload(here.all(), asks(prompt_tokens=10, weights="o")).decode == "d1"
+    chosen = workload(here.all(), asks(prompt_tokens=10, weights="n", excluded=frozenset({InstanceId("d2")})))
+    assert (chosen.prefill, chosen.decode, chosen.wait) == (None, None, False)
+
+
+def test_of_two_alike_the_near_one_decodes() -> None:
+    for nodes, decode in (("xyx", "d2"), ("xxy", "d1"), ("xyz", "d1"), ("  ", "d1")):
+        here = view(P, D, D, nodes=nodes)
+        crowded(here, "d1", "d2", by="p0")
+        assert workload(here.all(), asks(**LONG)).decode == decode, nodes
+
+
+def test_a_full_p_pays_for_what_it_holds() -> None:
+    here = view(P, P, D)
+    crowded(here, "d2", by="p1")
+    assert workload(here.all(), asks(**LONG)).prefill == "p0"
+    here.seen(InstanceId("p0"), None, Load(kv_usage=0.95, waiting=60))
+    assert workload(here.all(), asks(**LONG)).prefill == "p1"
+    prices = prices_of(here.all(), asks(now=1.0, **LONG))
+    assert prices.hold(0, 2) > 0 == prices.hold(1, 2)
+    here.seen(InstanceId("p0"), None, Load(kv_usage=0.5, waiting=8))
+    assert prices_of(here.all(), asks(now=2.0, **LONG)).hold(0, 2) == 0
