@@ -82,8 +82,17 @@ def body(path: str, length: int, row: dict[str, Any]) -> dict[str, Any]:
     return {**asked, "max_tokens": 14, "temperature": 0, **row}
 
 
-@pytest.mark.parametrize("length", [pytest.param(31, marks=pytest.mark.long), 128, 300])
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    ("path", "length"),
+    [
+        (COMPLETIONS, 128),
+        (COMPLETIONS, 300),
+        (CHAT, 300),
+        pytest.param(CHAT, 128, marks=pytest.mark.long),
+        pytest.param(COMPLETIONS, 31, marks=pytest.mark.long),
+        pytest.param(CHAT, 31, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("row", [*SEEDED, *PLAIN])
 def test_every_row_reads_as_one_engines_answer(cluster: Cluster, path: str, row: str, length: int) -> None:
     asked = {"model": cluster.model, **body(path, length, SEEDED.get(row) or PLAIN.get(row) or {})}
