@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 
 from router.columns import Bools, Floats, grow
+from router.pulls import Pull, Pulls
 from router.speeds import UNKNOWN, Make, Speeds
 
 DUTY_S: Final = 5.0
@@ -78,7 +79,7 @@ class Booking:
     __slots__ = (
         "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "limits", "mean_tokens",
         "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms", "prefill_row",
-        "prompt_tokens", "sent_s", "short_tokens", "tpot_ms", "variance",
+        "prompt_tokens", "pull", "sent_s", "short_tokens", "tpot_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +117,8 @@ class Booking:
         self.context = 0.0
         self.pause_ms = 0.0
         """Between its first and its second token, where it is handed over."""
+        self.pull: Pull | None = None
+        """The same for who keeps account of pulls; None where D's prompts are in its way as well."""
         self.opened_s = -1.0
         """When its answer's first token was here."""
         self.limits: tuple[Limit, ...] = ()
@@ -137,6 +140,7 @@ class _Row:
     """When answers will have become longer than what a limit is for (`Book._progress`), the soonest first; and a number
     that tells equals apart."""
     targets: dict[float, int] = field(default_factory=dict)
+    pulls: Pulls = field(default_factory=Pulls)
 
 
 class Book:
@@ -287,6 +291,8 @@ class Book:
         if done:
             self._time_prompt(row, booking, now)
             self.since[row] = now
+            if booking.pull is not None and booking.decode_row >= 0:
+                self._rows[booking.decode_row].pulls.begin(booking.pull, now)
         self._ends(row)
 
     def _time_prompt(self, row: int, booking: Booking, now: float) -> None:
@@ -299,6 +305,10 @@ class Book:
             self.speeds.prompt_took(row, at.plain_ms, at.observed_ms)
         at.plain_ms = booking.plain_ms
         at.observed_ms = (now - max(float(self.since[row]), booking.sent_s)) * 1000.0
+
+    def pulls(self, row: int) -> Pulls:
+        """What it pulls."""
+        return self._rows[row].pulls
 
     def told(self, booking: Booking, now: float, prompt_ms: float, token_ms: float) -> None:
         """An engine says how long it took for the prompt, and for each token after the first; 0: it does not.
@@ -333,6 +343,8 @@ class Book:
         row = booking.decode_row
         if row < 0 or self._rows[row].life != booking.decode_life or booking.opened_s >= 0:
             return
+        if booking.pull is not None:
+            self._rows[row].pulls.end(booking.pull, now, done=True)
         booking.opened_s = now
         booking.began_tpot_ms = self._tpot_ms(row, now)
         self._limit(booking, row, now)
@@ -399,6 +411,8 @@ class Book:
             return
         booking.decode_row = -1
         at = self._rows[row]
+        if booking.pull is not None:
+            at.pulls.end(booking.pull, now, done=False)
         if at.life != booking.decode_life:
             return
         self._outlive(row, now)

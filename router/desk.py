@@ -18,7 +18,9 @@ from msgspec.structs import replace
 from cluster.ids import InstanceId
 from router.admission import AHEAD_MS, PROMPTLY, Gate, Line
 from router.foresight import Expected, Foresight
+from router.handoff_guard import Bet, HandoffGuard
 from router.journey import Choose, Chosen, Lost
+from router.policy.workload import gains
 from router.prices.ask import prices_of
 from router.records import NO_PROMISE, Promise, Wanted
 from router.view import Fleet, View
@@ -33,6 +35,9 @@ SECOND_LEGS_SAVED = 10.0
 HANDSHAKE_S = 0.5
 """What a first handshake between two engines takes, with room (0.1 to 0.3 s on loopback)."""
 
+LOSES = "handing over loses for its class, so it was not offered"
+"""What such a choice says."""
+
 Calls = tuple[object, ...]
 
 
@@ -40,8 +45,8 @@ class Seat:
     """One request at the desk."""
 
     __slots__ = (
-        "ahead", "decode", "degraded", "ended", "entered", "expected", "lane", "late", "prefill", "promise", "tpot_ms",
-        "ttft_ms", "wanted",
+        "ahead", "bet", "decode", "degraded", "ended", "entered", "expected", "lane", "late", "prefill", "promise",
+        "tpot_ms", "ttft_ms", "wanted", "whole",
     )  # fmt: skip
 
     def __init__(self, wanted: Wanted, promise: Promise = NO_PROMISE) -> None:
@@ -66,6 +71,10 @@ class Seat:
         """The same of each token after it."""
         self.degraded = False
         """It has its class's second promise."""
+        self.whole: bool | None = None
+        """The guard has it served whole; None: it has not been asked."""
+        self.bet: Bet | None = None
+        """What was told of it when it was first placed, until its answer begins."""
         self.entered: tuple[int, Wanted] | None = None
         """Its number in a decision log, and what it wants by that (`router.logged`)."""
 
@@ -87,11 +96,13 @@ class Desk:
             view: its fleet.
             policy: who chooses.
             admission: keep promises by order, and by letting nobody in who would break them (`router.admission`).
-            foresees: keep what is expected of requests for the policy; an admission has it kept in any case.
+            foresees: keep what is expected of requests for the policy; an admission has it kept in any case. Whoever
+                chooses by it is guarded: while handing over loses, it is not offered.
         """
         self.view: Final = view
         self.policy: Final = policy
         self.foresight: Final = Foresight(view.all()) if foresees or admission else None
+        self.guard: Final = HandoffGuard() if foresees else None
         self.line: Final = Line()
         self.gate: Final = Gate(self.line) if admission else None
         view.all().gate = self.gate
@@ -139,6 +150,8 @@ class Desk:
         calls += self.line.leave(seat, placed=chosen.decode is not None)
         if chosen.decode is not None:
             self._take_place(seat, wanted, chosen)
+            if seat.whole:
+                chosen = replace(chosen, because=f"{chosen.because}; {LOSES}")
         return chosen, calls + self.occupy(seat, chosen.decode)
 
     def pick(self, wanted: Wanted) -> Chosen:
@@ -156,7 +169,7 @@ class Desk:
         promise = seat.promise
         return replace(
             seat.wanted,
-            hand_over=effect.hand_over,
+            hand_over=effect.hand_over and not self._whole(seat, effect, now),
             excluded=effect.excluded,
             routers=self.view.routers,
             ttft_ms=promise.ttft_ms,
@@ -164,6 +177,12 @@ class Desk:
             late=seat.late,
             now=now,
         )
+
+    def _whole(self, seat: Seat, effect: Choose, now: float) -> bool:
+        """Whether it is served whole although it could be handed over."""
+        if seat.whole is None and self.guard is not None and effect.hand_over and not seat.wanted.prefill_only:
+            seat.whole = not self.guard.allows(seat.wanted.slo_class, now)
+        return bool(seat.whole)
 
     def _judged(self, seat: Seat, wanted: Wanted) -> Wanted:
         """Whether it can still have its first token in time, on the best instance and with nobody before it."""
@@ -221,6 +240,10 @@ class Desk:
         assert chosen.decode is not None
         row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
         seat.ttft_ms, seat.tpot_ms = prices.ttft_at(row), prices.tpot_at(answer_row)
+        if self.guard is not None and seat.bet is None and wanted.arrived and not wanted.prefill_only:
+            wonders = row != answer_row and self.guard.wonders(wanted.slo_class)
+            seat.bet = Bet(prices, row, answer_row, gains(prices, row, answer_row) if wonders else None)
+            self.guard.placed(seat.bet)
         if self.gate is None:
             return
         prompt_ms = prices.prompt_at(row)
@@ -242,6 +265,8 @@ class Desk:
         if self.foresight is not None:
             self.foresight.prompt_over(seat.expected, seat.wanted, now, done=done, cached_tokens=cached_tokens)
         self._leave_lane(seat)
+        if seat.bet is not None and done:
+            seat.bet.computed_s = now
 
     def opened(self, seat: Seat, now: float) -> None:
         """The first token of its answer has come from where it is decoded."""
@@ -249,6 +274,13 @@ class Desk:
         if self.foresight is not None:
             self.foresight.opened(seat.expected, seat.wanted, now)
         self._leave_lane(seat)
+        self._came(seat, now)
+
+    def _came(self, seat: Seat, now: float) -> None:
+        """Its answer has begun."""
+        if self.guard is not None and seat.bet is not None:
+            self.guard.came(seat.bet, now)
+        seat.bet = None
 
     def finish(
         self,
@@ -268,6 +300,11 @@ class Desk:
         if self.foresight is not None:
             self.foresight.ended(seat.expected, seat.wanted, now, tokens, cut_off=cut_off, engine_ms=engine_ms)
         self._leave_lane(seat)
+        if self.guard is not None and seat.bet is not None:  # nobody saw it begin: it is in one piece, or has not
+            if tokens and not cut_off:
+                self.guard.came(seat.bet, seat.bet.began_s(now, tokens))
+            self.guard.gone(seat.bet)
+            seat.bet = None
         return self.occupy(seat, None) + self.line.leave(seat, placed=False)
 
     def _leave_place(self, seat: Seat, now: float) -> Calls:

@@ -19,6 +19,7 @@ GAUGES: Final = {
     "baton_instance_up": _LARGEST,  # somebody reaches it
     "baton_instance_quarantined": _LARGEST,
     "baton_pair_apart": _LARGEST,  # some of them hand nothing over there
+    "baton_handoffs_off": _LARGEST,  # in some of them
     "baton_leg_ready": _LARGEST,
     "baton_slo_attainment": _LEAST,  # of shares nothing can be summed: baton_slo_requests_total can
     "baton_slo_attainment_target": _LARGEST,

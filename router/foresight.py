@@ -18,6 +18,7 @@ from router.journey import Chosen
 from router.lengths import Features, Lengths, Predictor
 from router.prices.ask import prices_of
 from router.prices.base import MIDDLE, OUTPUT_UNKNOWN, SHARES, SHORT, Prices
+from router.pulls import Pull
 from router.records import Sent, Wanted
 from router.view import Fleet
 
@@ -99,6 +100,14 @@ class Foresight:
         book.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
+            if not fleet.columns.prefills.item(answer_row):
+                booking.pull = Pull(
+                    told_ms=prices.told_ms(prompt_row, answer_row),
+                    moving_ms=prices.moving_ms(prompt_row, answer_row),
+                    unmoved_ms=prices.unmoved_ms(answer_row),
+                    pause_ms=booking.pause_ms,
+                    near=fleet.near(prompt_row, answer_row),
+                )
         if not wanted.prefill_only:
             book.answer_placed(booking, answer_row, wanted.now)
         if fleet.prefixes is not None and wanted.prefix:

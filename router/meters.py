@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from cluster.ids import InstanceId
 from router.attainment import Attainment
 from router.finished import Finished
+from router.handoff_guard import HandoffGuard
 from router.histograms import Counts, Histograms, Times
 from router.lately import Lately
 from router.pairs import Pairs
@@ -80,6 +81,8 @@ class Meters:
         )
         self.pairs = Pairs()
         self.registry.register(_PairFailures(self.pairs))
+        self.handoffs_off = _HandoffsOff()
+        self.registry.register(self.handoffs_off)
         self._fleet = _FleetGauges(self.registry)
 
     def leg(self, leg: str, seconds: float) -> None:
@@ -128,6 +131,21 @@ class _PairFailures(Collector):
         for pair in self._pairs:
             if pair.failed:
                 family.add_metric((pair.prefill, pair.decode), pair.failed)
+        yield family
+
+
+class _HandoffsOff(Collector):
+    """From the guard of a router's desk."""
+
+    def __init__(self) -> None:
+        self.guard: HandoffGuard | None = None
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """What Prometheus reads."""
+        told = "1 while requests of this class are served whole, since handing them over has lost."
+        family = GaugeMetricFamily("baton_handoffs_off", told, labels=("slo_class",))
+        for name, off in ({} if self.guard is None else self.guard.off()).items():
+            family.add_metric((name,), off)
         yield family
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
@@ -34,6 +35,8 @@ from router.siblings import FROM, Answered, Siblings, TooLong, whole_body
 
 if TYPE_CHECKING:
     from router.server import Router
+
+logger = logging.getLogger("baton.router")
 
 PAGE_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -71,6 +74,8 @@ class Operators:
             router.desk, router.memory, router.meters.lately, router.meters.pairs, router.config.classes
         )
         self._agents: aiohttp.ClientSession | None = None
+        self._off: set[str] = set()
+        """Classes that hand nothing over, as far as it was logged."""
         if watch is not None:
             watch.on_quarantine = self._set_aside
 
@@ -78,7 +83,17 @@ class Operators:
         """Once a second, for the page."""
         while True:
             self._overview.look(time.monotonic(), self._router.meters.times.parts_of_ttft())
+            self._say_what_is_off()
             await asyncio.sleep(LOOK_S)
+
+    def _say_what_is_off(self) -> None:
+        guard = self._router.desk.guard
+        found = set() if guard is None else {name for name, off in guard.off().items() if off}
+        for name in found - self._off:
+            logger.warning("requests of class %r are served whole from now on: handing them over loses", name)
+        for name in self._off - found:
+            logger.info("requests of class %r are handed over again", name)
+        self._off = found
 
     async def close(self) -> None:
         """Close connections."""

@@ -77,6 +77,7 @@ class Router:
         self.memory = Memory(config.explain_last)
         self.tracing = tracing("baton-router")
         self.desk = desk_of(log, self.view, policy, admission=bool(config.classes), foresees=policy in FORESEEING)
+        self.meters.handoffs_off.guard = self.desk.guard
         self.clients = Clients(config.classes, config.tenants, config.tenant_keys)
         self.promises = promises_of(config.classes)
         self.desk.shares = self.clients.shares

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from costs.cost import Costs
 from costs.step import StepCost
 from router.columns import Floats, Ints, grow
+from router.fitted import Fitted
 
 OFF_KNOWN, OFF_UNKNOWN = 2.0, 200.0
 """How far legs may move a prediction either way: where there are costs, and where there are none (from a tiny model on
@@ -29,12 +30,6 @@ CLIP = math.log(3.0)
 FEW = 4
 SURE = 20
 """Prompts after which speeds that nobody had told are believed."""
-
-LINE_RATE = 0.01
-"""Prompts differ in size: a hundred of them say how time grows with it."""
-PRIOR_SPREAD, PRIOR_COUNT = 0.5, 10.0
-"""The costs count as so many prompts whose sizes scatter by this part."""
-
 
 _COLUMNS: Final = (
     "make_of_row", "prefill_factor", "decode_factor", "request", "context", "first", "overhead", "lead", "capacity",
@@ -129,7 +124,7 @@ class Speeds:
         """Both."""
         self.capacity: Floats = np.zeros(0)
         self._steps_seen: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._prompts: Final[list[_Line]] = []
+        self._prompts: Final[list[Fitted]] = []
 
     def reach(self, rows: int) -> None:
         """Have as many rows as the fleet's columns."""
@@ -138,7 +133,7 @@ class Speeds:
         if more <= 0:
             return
         grow(self, _COLUMNS, rows)
-        self._prompts.extend(_Line() for _ in range(more))
+        self._prompts.extend(Fitted() for _ in range(more))
         for row in range(former, rows):
             self.know(row, UNKNOWN)
 
@@ -151,7 +146,7 @@ class Speeds:
         self._alike, self._unknown = None, True  # until somebody looks
         self.prefill_factor[row] = self.decode_factor[row] = 1.0
         self._steps_seen[row] = self.overhead[row] = 0
-        self._prompts[row] = _Line()
+        self._prompts[row] = Fitted()
         self.first[row], self.capacity[row] = make.first_ms, make.capacity_tokens
         self.lead[row] = make.first_ms
         self._slopes(row)
@@ -255,34 +250,3 @@ class Speeds:
 def _of_prompt(make: Make, tokens: int, cached_tokens: int) -> tuple[float, float, float]:
     ms, steps = make.prompt_ms(tokens - cached_tokens, cached_tokens), make.steps(tokens)
     return ms, max(0.0, ms - steps * make.decode.decode_ms), steps
-
-
-@dataclass(slots=True)
-class _Line:
-    """observed = rest + slope · plain, by least squares with forgetting. Drawn to slope 1 while sizes are alike."""
-
-    count: float = 0.0
-    plain: float = 0.0
-    observed: float = 0.0
-    variance: float = 0.0
-    both: float = 0.0
-
-    def add(self, plain: float, observed: float) -> None:
-        """One more."""
-        self.count += 1
-        part = max(1.0 / self.count, LINE_RATE)
-        apart, other = plain - self.plain, observed - self.observed
-        self.plain += part * apart
-        self.observed += part * other
-        self.variance += part * ((1 - part) * apart * apart - self.variance)
-        self.both += part * ((1 - part) * apart * other - self.both)
-
-    def fit(self) -> tuple[float, float]:
-        """Slope and rest; the rest is not negative."""
-        drawn = (PRIOR_SPREAD * self.plain) ** 2 * PRIOR_COUNT / self.count
-        slope = (self.both + drawn) / (self.variance + drawn) if self.variance + drawn > 0 else 1.0
-        slope = max(slope, 0.0)
-        rest = self.observed - slope * self.plain
-        if rest < 0 and self.plain > 0:
-            slope, rest = self.observed / self.plain, 0.0
-        return slope, rest

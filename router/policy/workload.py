@@ -66,6 +66,16 @@ def weighed(fleet: Fleet, wanted: Wanted, hysteresis: float, alike: float) -> Ch
     return _cheapest(fleet, prices, options)
 
 
+def gains(prices: Prices, prefill: int, decode: int) -> float:
+    """By how much these two are told to be cheaper than the best single instance, whatever the roles: one that computes
+    prompts would answer as well if nobody handed over. Infinite where no single instance has room.
+    """
+    wholes = _wholes(prices, ready(prices.fleet, prices.wanted).any)
+    pair = prices.prefill_at(prefill) + prices.harm(prefill) + prices.decode_at(decode)
+    pair += prices.handoff_told(prefill, decode) + prices.hold(prefill, decode)
+    return min((each.price for each in wholes), default=math.inf) - pair
+
+
 class _Ways(NamedTuple):
     """What pairs are compared by."""
 

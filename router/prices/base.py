@@ -83,7 +83,7 @@ class Prices(ABC):
             fleet.prefixes.match(wanted.prefix) if fleet.prefixes is not None and wanted.prefix else None
         )
         self._usual_ms = -1.0
-        self._moving: Final[dict[tuple[int, int, bool], float]] = {}
+        self._told: Final[dict[tuple[int, int, bool], float]] = {}
         self._paused: Final[dict[tuple[int, int, bool], float]] = {}
 
     def _step_alone_ms(self) -> float:
@@ -181,10 +181,11 @@ class Prices(ABC):
 
     def handoff(self, prefill: int, decode: int) -> float:
         """A pause between the first and the second token. The same for all P of a make, where D computes no prompts and
-        they are on its machine, or none of them is.
+        pulls nothing now, and they are on its machine, or none of them is.
         """
-        near = self.fleet.near(prefill, decode)
-        kind = prefill if self.fleet.columns.prefills.item(decode) else -1 - self.fleet.book.speeds.kind(prefill)
+        near, speeds = self.fleet.near(prefill, decode), self.fleet.book.speeds
+        busy = self.fleet.columns.prefills.item(decode) or self.fleet.book.pulls(decode).moving_ms
+        kind = prefill if busy else -1 - speeds.kind(prefill)
         price = self._paused.get((decode, kind, near))
         if price is None:
             price = self._paused[decode, kind, near] = self._pause(decode, self.pause_ms(prefill, decode))
@@ -208,14 +209,44 @@ class Prices(ABC):
         Where D computes prompts as well, an answer that comes there waits for those before it: a prompt that runs takes
         what there is of each step's token budget, and only what is left goes to those who wait (vLLM's scheduler).
         """
+        pulls = self.fleet.book.pulls(decode)
+        pause_ms = self.unmoved_ms(decode) + self.moving_ms(prefill, decode)
+        if pulls.moving_ms:
+            pause_ms += max(0.0, pulls.ends_ms(self.wanted.now) - self._comes_ms(prefill) - self.unmoved_ms(decode))
+        return pause_ms + self._queued_ms(prefill, decode, pause_ms)
+
+    def unmoved_ms(self, decode: int) -> float:
+        """The same with a network that takes no time, and nothing before it on D."""
+        return PULL_MS + PULL_STEPS * self.step_at(decode)
+
+    def told_pause_ms(self, prefill: int, decode: int) -> float:
+        """The same by the costs alone, whatever pulls have taken."""
+        if self.fleet.columns.prefills.item(decode):  # what it waits for there is prompts
+            return self.pause_ms(prefill, decode)
+        return self.unmoved_ms(decode) + self.told_ms(prefill, decode)
+
+    def handoff_told(self, prefill: int, decode: int) -> float:
+        """What such a pause costs."""
+        return self._pause(decode, self.told_pause_ms(prefill, decode))
+
+    def moving_ms(self, prefill: int, decode: int) -> float:
+        """What moving its KV takes, by what D's pulls have taken."""
+        near = self.fleet.near(prefill, decode)
+        pulls, now = self.fleet.book.pulls(decode), self.wanted.now
+        return pulls.expects_ms(self.told_ms(prefill, decode), now, near=near) * pulls.slower(now)
+
+    def told_ms(self, prefill: int, decode: int) -> float:
+        """And by the costs alone."""
         speeds, near = self.fleet.book.speeds, self.fleet.near(prefill, decode)
         kinds = (speeds.kind(prefill), speeds.kind(decode), near)
-        moving_ms = self._moving.get(kinds)
-        if moving_ms is None:
-            moving_ms = speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode, near=near)
-            self._moving[kinds] = moving_ms
-        pause_ms = PULL_MS + PULL_STEPS * self.step_at(decode) + moving_ms
-        return pause_ms + self._queued_ms(prefill, decode, pause_ms)
+        told_ms = self._told.get(kinds)
+        if told_ms is None:
+            told_ms = self._told[kinds] = speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode, near=near)
+        return told_ms
+
+    def _comes_ms(self, prefill: int) -> float:
+        """When its prompt is computed there."""
+        return self.wanted.now * 1000.0 + self.ttft_at(prefill) - self.waited_ms
 
     def _queued_ms(self, prefill: int, decode: int, pause_ms: float) -> float:
         """What is left of D's prompts when the answer comes there; or, as others may have come until then, what all who
@@ -223,9 +254,8 @@ class Prices(ABC):
         """
         if not self.fleet.columns.prefills.item(decode):
             return 0.0
-        ends_ms = self.fleet.book.ends.item(decode) - self.wanted.now * 1000.0
-        comes_ms = self.ttft_at(prefill) - self.waited_ms + pause_ms
-        return max(ends_ms - comes_ms, self._usual_queue_ms())
+        left_ms = self.fleet.book.ends.item(decode) - self._comes_ms(prefill) - pause_ms
+        return max(left_ms, self._usual_queue_ms())
 
     def _usual_queue_ms(self) -> float:
         """Until the prompts are done that an instance of role both has now, on average."""

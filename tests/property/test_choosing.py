@@ -101,6 +101,8 @@ class Scene:
             self.fleet.gate.took(self.view.get(prefill).row)
         self.placed.append((expected, wanted))
         if rng.random() < 0.8:
+            self.foresight.prompt_over(*rng.choice(self.placed), self.now, done=True)
+        if rng.random() < 0.8:
             self.foresight.opened(*rng.choice(self.placed), self.now)
         if rng.random() < 0.3:
             self.foresight.ended(*rng.choice(self.placed), self.now, rng.randrange(200))

@@ -15,6 +15,7 @@ from router.policy.candidates import ready
 from router.policy.workload import ALIKE, HYSTERESIS, WAITING, K
 from router.prices.base import HOLDS_FREE, LOOSE, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, SHARES
 from router.prices.budget import BARRIER_MAX, MISS, RAMP
+from router.pulls import FADES_S, LEAST_MS
 from router.records import Wanted
 from router.speeds import Make
 from router.view import Fleet
@@ -151,9 +152,10 @@ class Plain:
         pause = PULL_MS + PULL_STEPS * row.step
         one, other = (self.fleet.at(at).instance.node for at in (first, second))
         near = one == other and one != ""
-        pause += self.speeds.handoff_ms(self.wanted.prompt_tokens, first, second, near=near)
+        told = self.speeds.handoff_ms(self.wanted.prompt_tokens, first, second, near=near)
         if not fleet.columns.prefills[second]:
-            return pause
+            return pause + self._pulled(first, second, told, pause, near=near)
+        pause += told
         now_ms = self.wanted.now * 1000.0
         comes_ms = now_ms + self.rows[first].ttft - self.waited + pause
         both = [
@@ -161,6 +163,25 @@ class Plain:
         ]
         usual = sum(max(0.0, self.book.ends[at] - now_ms) for at in both) / len(both)
         return pause + max(usual, self.book.ends[second] - comes_ms)
+
+    def _pulled(self, first: int, second: int, told: float, pause: float, *, near: bool) -> float:
+        """Moving it, and what D pulls before it."""
+        pulls, now = self.book.pulls(second), self.wanted.now
+        network = pulls._near if near else pulls._far
+        moving = told
+        if network._line.count:
+            held = math.exp(-(now - network._last_s) / FADES_S)
+            moving = (1 - held) * told + held * (network._rest_ms + network._slope * told)
+        if not pulls._under_way:
+            return moving
+        oldest, every = next(iter(pulls._under_way)), [each.moving_ms for each in pulls._under_way]
+        since = max(pulls.since_s, oldest.computed_s + oldest.unmoved_ms / 1000)
+        moved = max(LEAST_MS, min(sum(every), len(every) * oldest.moving_ms))
+        slower = max(1.0, (now - since) * 1000 / moved)
+        ends = pulls.since_s * 1000 + slower * sum(every)
+        comes = now * 1000 + self.rows[first].ttft - self.waited
+        before = ends - comes - pause if sum(every) else 0.0
+        return moving * slower + max(0.0, before)
 
     def shorter(self, than: float) -> float:
         lengths = [min(2.0, self.lengths[0]), *self.lengths, 2 * self.lengths[-1]]

@@ -1,0 +1,45 @@
+"""A straight line through what was seen, forgetting: how long work takes, by how long it was told to take. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+PRIOR_SPREAD, PRIOR_COUNT = 0.5, 10.0
+"""What was told counts as so many observations whose sizes scatter by this part."""
+
+LINE_RATE: Final = 0.01
+"""Work differs in size: a hundred observations say how time grows with it."""
+
+
+@dataclass(slots=True)
+class Fitted:
+    """observed = rest + slope · plain, by least squares with forgetting. Drawn to slope 1 while sizes are alike."""
+
+    rate: float = LINE_RATE
+    """Weight of one more, once there are as many as its inverse."""
+    count: float = 0.0
+    plain: float = 0.0
+    observed: float = 0.0
+    variance: float = 0.0
+    both: float = 0.0
+
+    def add(self, plain: float, observed: float) -> None:
+        """One more."""
+        self.count += 1
+        part = max(1.0 / self.count, self.rate)
+        apart, other = plain - self.plain, observed - self.observed
+        self.plain += part * apart
+        self.observed += part * other
+        self.variance += part * ((1 - part) * apart * apart - self.variance)
+        self.both += part * ((1 - part) * apart * other - self.both)
+
+    def fit(self) -> tuple[float, float]:
+        """Slope and rest; the rest is not negative."""
+        drawn = (PRIOR_SPREAD * self.plain) ** 2 * PRIOR_COUNT / self.count
+        slope = (self.both + drawn) / (self.variance + drawn) if self.variance + drawn > 0 else 1.0
+        slope = max(slope, 0.0)
+        rest = self.observed - slope * self.plain
+        if rest < 0 and self.plain > 0:
+            slope, rest = self.observed / self.plain, 0.0
+        return slope, rest

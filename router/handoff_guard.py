@@ -1,0 +1,243 @@
+"""Whether handing over loses, by class of requests; while it does, requests of that class are served whole. Pure.
+
+Prices compare one request's ways with each other, on what is foretold. Two things they cannot see: that a network, or
+the instances at its ends, are not what was told; and that those who compute prompts could as well answer them, if
+nobody handed over. So what came is compared with what was told:
+
+1. Whether handed-over requests came later than told, in prices (`router.prices.budget`), by more than those served
+   whole did: what slows the whole fleet slows both alike.
+2. Where they did: whether each, as it came, was dearer than it would have been whole on the best instance there was,
+   whatever that one's role is.
+
+Handing over is turned off once both are sure (`SIGMAS`). While it is off one of `TRIES` is handed over still, where the
+policy wants it; once `FEW` of these have come as told, or no dearer than whole, it is turned on again. A network that
+is slow under load alone is quick as soon as nobody uses it: each time that it has to be turned off again, twice as many
+have to be tried first.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from router.prices.base import Prices
+from router.prices.budget import OWN, OWN_MISSED
+
+FEW: Final = 30
+"""Requests that say something: their mean's error can be told from their own scatter."""
+
+SIGMAS: Final = 3.0
+"""Standard errors of the mean: once in 700 where nothing is wrong, and it is looked at once for `FEW` requests."""
+
+KEPT: Final = 240
+"""Requests that are remembered: beyond that the older ones count half."""
+
+TRIES: Final = 20
+"""Of so many one is handed over while it is off."""
+
+TRIED_MOST: Final = 32 * FEW
+"""More than so many need not be tried."""
+
+FORGIVEN: Final = 40 * FEW
+"""After so many handed over in peace, the next failure is a first one."""
+
+WORST: Final = 60.0
+"""No request counts for more: two missed targets."""
+
+
+OVERDUE_S: Final = 2.0
+"""An answer that should have begun so long ago counts as if it began now: where a network has choked, none begins."""
+
+
+class Bet:
+    """What was told of one request when it was placed for the first time."""
+
+    __slots__ = (
+        "_first", "_gains", "_pause_ms", "_per_tpot", "_per_ttft", "_second", "_tokens", "_tpot_ms", "_ttft_ms",
+        "_used", "arrived", "computed_s", "due_s", "handed", "slo_class",
+    )  # fmt: skip
+
+    def __init__(self, prices: Prices, prefill: int, decode: int, gains: float | None = None) -> None:
+        """Placed on these rows, equal for a single instance. `gains`: how much cheaper they were told to be than any
+        single instance, where somebody has asked.
+        """
+        self.handed: Final = prefill != decode
+        self.arrived: Final = prices.wanted.arrived
+        self.computed_s = -1.0
+        """When its prompt was."""
+        self.slo_class: Final = prices.wanted.slo_class
+        self._gains: Final = gains
+        self._ttft_ms: Final = prices.ttft_at(prefill)
+        self._tpot_ms: Final = prices.tpot_at(decode)
+        self._used: Final = prices.used_at(decode)
+        self._per_ttft: Final = 1.0 / prices.ttft_unit
+        self._per_tpot: Final = 1.0 / prices.tpot_unit
+        self._first: Final = OWN_MISSED if prices.ttft_ms else OWN
+        self._second: Final = OWN_MISSED if prices.tpot_ms else OWN
+        self._tokens: Final = prices.middle - 1.0
+        self._pause_ms = 0.0
+        if self.handed:
+            self._pause_ms = prices.told_pause_ms(prefill, decode)
+        self.due_s: Final = self.arrived + (self._ttft_ms + self._pause_ms) / 1000.0 + OVERDUE_S
+        """When it is overdue."""
+
+    def _price(self, ttft_ms: float, pause_ms: float) -> float:
+        """Of a first token after so long and, after a pause, an answer in the middle."""
+        used = self._used + pause_ms * self._per_tpot / self._tokens
+        return self._first.of(ttft_ms * self._per_ttft) + self._second.of(used)
+
+    def dearer(self, began_s: float) -> float:
+        """By how much it came dearer than told, where its answer began then."""
+        computed_s = self.computed_s if self.handed and self.computed_s >= 0.0 else began_s
+        ttft_ms, pause_ms = (computed_s - self.arrived) * 1000.0, (began_s - computed_s) * 1000.0
+        found = self._price(max(0.0, ttft_ms), max(0.0, pause_ms)) - self._price(self._ttft_ms, self._pause_ms)
+        return min(WORST, max(-WORST, found))
+
+    def lost(self, dearer: float) -> float | None:
+        """By how much it was dearer than it would have been whole, where that was asked."""
+        return None if self._gains is None else max(-WORST, dearer - self._gains)
+
+    def began_s(self, ended_s: float, tokens: int) -> float:
+        """When an answer in one piece of so many tokens probably began."""
+        return max(self.arrived, self.computed_s, ended_s - max(0, tokens - 1) * self._tpot_ms / 1000.0)
+
+
+class _Mean:
+    """Of what came of the last requests of one kind."""
+
+    __slots__ = ("_squares", "count", "value")
+
+    def __init__(self) -> None:
+        self.count = self.value = self._squares = 0.0
+
+    def add(self, value: float) -> None:
+        """One more."""
+        if self.count >= KEPT:
+            self.count /= 2
+            self._squares /= 2
+        self.count += 1.0
+        apart = value - self.value
+        self.value += apart / self.count
+        self._squares += apart * (value - self.value)
+
+    @property
+    def error(self) -> float:
+        """Of the mean, squared."""
+        return self._squares / (self.count - 1.0) / self.count if self.count > 1.0 else math.inf
+
+    def above(self, other: _Mean) -> bool:
+        """Surely."""
+        return self.value - other.value > SIGMAS * math.sqrt(self.error + other.error)
+
+
+_NOTHING: Final = _Mean()
+_NOTHING.add(0.0)
+_NOTHING.add(0.0)
+"""Surely zero."""
+
+
+class _Class:
+    """One class of requests."""
+
+    __slots__ = ("handed", "lost", "off", "peace", "tried", "tries", "turn", "whole")
+
+    def __init__(self) -> None:
+        self.handed = _Mean()
+        """By how much those came dearer than told."""
+        self.whole = _Mean()
+        self.lost = _Mean()
+        """By how much those handed over were dearer than whole."""
+        self.off = False
+        self.turn = 0
+        """Counts those that could be handed over while it is off."""
+        self.tries = FEW
+        """So many have to be tried before it is turned on again."""
+        self.tried = 0
+        """So many have been."""
+        self.peace = 0
+        """Handed over since it was."""
+
+    @property
+    def later(self) -> bool:
+        """Those handed over come later than told, and it is not the fleet."""
+        if self.handed.count < FEW:
+            return False
+        return self.handed.above(_NOTHING) and (self.whole.count < FEW or self.handed.above(self.whole))
+
+    def came(self, bet: Bet, dearer: float) -> None:
+        """One has begun to be answered."""
+        if not bet.handed:
+            self.whole.add(dearer)
+            return
+        self.handed.add(dearer)
+        lost = bet.lost(dearer)
+        if lost is not None:
+            self.lost.add(lost)
+        if self.off:
+            self._try_again()
+        else:
+            self._look()
+
+    def _look(self) -> None:
+        """Should it be turned off?"""
+        self.peace += 1
+        if self.peace >= FORGIVEN:
+            self.tries = FEW
+        if not self.later:
+            self.lost = _Mean()
+        elif self.lost.count >= FEW and self.lost.above(_NOTHING):
+            self.off, self.turn, self.tried, self.handed, self.lost = True, 0, 0, _Mean(), _Mean()
+
+    def _try_again(self) -> None:
+        """Should it be turned on?"""
+        self.tried += 1
+        if self.tried < self.tries:
+            return
+        if not self.later or self.lost.value <= 0.0:
+            self.off, self.peace, self.tries = False, 0, min(TRIED_MOST, 2 * self.tries)
+        self.tried, self.handed, self.lost = 0, _Mean(), _Mean()
+
+
+class HandoffGuard:
+    """Of one router."""
+
+    def __init__(self) -> None:
+        self._classes: Final[dict[str, _Class]] = {}
+        self._open: Final[dict[Bet, None]] = {}
+        """Those whose answers have not begun, the first to be placed first."""
+
+    def allows(self, slo_class: str, now: float) -> bool:
+        """Whether one more request of this class may be handed over."""
+        while self._open and (first := next(iter(self._open))).due_s < now:
+            self.came(first, now)
+        one = self._classes.get(slo_class)
+        if one is None or not one.off:
+            return True
+        one.turn += 1
+        return one.turn % TRIES == 0
+
+    def wonders(self, slo_class: str) -> bool:
+        """Whether it wants to know what a pair gains: it costs some time to find out."""
+        one = self._classes.get(slo_class)
+        return one is not None and (one.off or one.later)
+
+    def placed(self, bet: Bet) -> None:
+        """A request has been."""
+        self._open[bet] = None
+
+    def gone(self, bet: Bet) -> None:
+        """Its answer will not begin, for no fault of ours."""
+        self._open.pop(bet, None)
+
+    def came(self, bet: Bet, began_s: float) -> None:
+        """Its answer has begun, if that was not taken to have happened before."""
+        if self._open.pop(bet, self) is self:
+            return
+        one = self._classes.get(bet.slo_class)
+        if one is None:
+            one = self._classes[bet.slo_class] = _Class()
+        one.came(bet, bet.dearer(began_s))
+
+    def off(self) -> dict[str, bool]:
+        """By class that it has seen: whether it is served whole now."""
+        return {name: one.off for name, one in self._classes.items()}

@@ -1,0 +1,221 @@
+"""The guard: handing over is turned off where it surely loses, for the class that it loses for, and not for ever."""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from router.handoff_guard import FEW, FORGIVEN, OVERDUE_S, TRIED_MOST, TRIES, WORST, Bet, HandoffGuard
+from router.prices.budget import MISS, OWN
+
+TTFT_MS, TPOT_MS, PAUSE_MS = 100.0, 10.0, 30.0
+UNIT_TTFT, UNIT_TPOT, MIDDLE = 400.0, 40.0, 101.0
+TOLD_S = (TTFT_MS + PAUSE_MS) / 1000
+
+
+def prices(slo_class: str = "", *, promised: bool = False, arrived: float = 10.0) -> Any:
+    """What a choice has told."""
+    return SimpleNamespace(
+        wanted=SimpleNamespace(arrived=arrived, slo_class=slo_class),
+        ttft_at=lambda _row: TTFT_MS,
+        tpot_at=lambda _row: TPOT_MS,
+        used_at=lambda _row: TPOT_MS / UNIT_TPOT,
+        ttft_unit=UNIT_TTFT,
+        tpot_unit=UNIT_TPOT,
+        ttft_ms=UNIT_TTFT if promised else 0.0,
+        tpot_ms=UNIT_TPOT if promised else 0.0,
+        middle=MIDDLE,
+        told_pause_ms=lambda _prefill, _decode: PAUSE_MS,
+    )
+
+
+def bet(*, pair: bool = True, gains: float | None = None, **given: Any) -> Bet:
+    return Bet(prices(**given), 0, 1 if pair else 0, gains)
+
+
+class Life:
+    """Requests one after the other, by chance."""
+
+    def __init__(self) -> None:
+        self.guard = HandoffGuard()
+        self.rng = Random(1)
+        self.now = 10.0
+
+    def request(self, *, pair: bool, pause_ms: float, gains: float, late_ms: float = 0.0, slo_class: str = "") -> bool:
+        """One more, and whether it was handed over: only where the guard allows it."""
+        self.now += 0.01
+        allowed = self.guard.allows(slo_class, self.now)
+        handed = pair and allowed
+        wonders = handed and self.guard.wonders(slo_class)
+        each = bet(pair=handed, gains=gains if wonders else None, slo_class=slo_class, arrived=self.now)
+        self.guard.placed(each)
+        first_s = self.now + (TTFT_MS + late_ms + self.rng.uniform(-20, 20)) / 1000
+        if handed:
+            each.computed_s = first_s
+            first_s += pause_ms * self.rng.uniform(0.7, 1.3) / 1000
+        self.guard.came(each, first_s)
+        return handed
+
+    def many(self, count: int, **given: Any) -> float:
+        """Requests, every third of which is one that the policy serves whole; how many of the others were handed over."""
+        handed = [self.request(pair=at % 3 > 0, **given) for at in range(count)]
+        return sum(handed) / (count * 2 / 3)
+
+
+# --- what one request says --------------------------------------------------------------------------------------------
+
+
+def test_as_told_is_neither_dearer_nor_cheaper() -> None:
+    each = bet()
+    each.computed_s = 10.0 + TTFT_MS / 1000
+    assert each.dearer(10.0 + TOLD_S) == pytest.approx(0.0, abs=1e-9)
+    whole = bet(pair=False)
+    assert whole.dearer(10.0 + TTFT_MS / 1000) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_longer_pause_is_spread_over_an_answer_in_the_middle() -> None:
+    each = bet()
+    each.computed_s = 10.0 + TTFT_MS / 1000
+    found = each.dearer(10.0 + TOLD_S + 0.5)
+    used = [(TPOT_MS + (PAUSE_MS + more) / (MIDDLE - 1)) / UNIT_TPOT for more in (0.0, 500.0)]
+    assert found == pytest.approx(OWN.of(used[1]) - OWN.of(used[0]))
+
+
+def test_a_target_that_is_missed_counts_as_in_prices() -> None:
+    each = bet(promised=True)
+    each.computed_s = 10.0 + TTFT_MS / 1000
+    assert MISS < each.dearer(10.0 + TOLD_S + 10.0) <= WORST
+    late = bet(pair=False, promised=True)
+    assert MISS < late.dearer(11.0) <= WORST
+
+
+def test_one_in_one_piece_began_its_answer_before() -> None:
+    each = bet()
+    each.computed_s = 10.2
+    assert each.began_s(15.0, 101) == pytest.approx(15.0 - 100 * TPOT_MS / 1000)
+    assert each.began_s(10.5, 101) == 10.2, "not before its prompt was computed"
+
+
+# --- turning it off ---------------------------------------------------------------------------------------------------
+
+
+def test_as_told_it_stays_on_even_where_a_pair_gains_nothing() -> None:
+    life = Life()
+    assert life.many(6000, pause_ms=PAUSE_MS, gains=-1.0) == 1.0
+
+
+def test_later_than_told_and_still_worth_it_stays_on() -> None:
+    life = Life()
+    assert life.many(3000, pause_ms=10 * PAUSE_MS, gains=0.5) == 1.0
+    assert life.guard.wonders(""), "it looks what it gains"
+
+
+def test_later_than_told_by_more_than_it_gains_is_turned_off() -> None:
+    life = Life()
+    life.many(300, pause_ms=10 * PAUSE_MS, gains=0.001)
+    assert life.guard.off() == {"": True}
+    assert life.many(600, pause_ms=10 * PAUSE_MS, gains=0.001) == pytest.approx(1 / TRIES, abs=0.02)
+
+
+def test_a_slow_fleet_is_not_the_handoffs_fault() -> None:
+    """All of it is late; those handed over no more than others."""
+    life = Life()
+    assert life.many(3000, pause_ms=PAUSE_MS, gains=-1.0, late_ms=250.0) == 1.0
+
+
+def test_where_nothing_is_served_whole_lateness_counts_as_it_is() -> None:
+    life = Life()
+    for _ in range(200):
+        life.request(pair=True, pause_ms=20 * PAUSE_MS, gains=0.0)
+    assert life.guard.off() == {"": True}
+
+
+def test_classes_do_not_answer_for_each_other() -> None:
+    life = Life()
+    for _ in range(300):
+        life.request(pair=True, pause_ms=20 * PAUSE_MS, gains=0.0, slo_class="long")
+        life.request(pair=True, pause_ms=PAUSE_MS, gains=0.0, slo_class="short")
+    assert life.guard.off() == {"long": True, "short": False}
+    assert life.guard.allows("short", life.now)
+    assert life.guard.allows("never seen", life.now)
+
+
+def test_what_never_begins_is_found_out_as_well() -> None:
+    guard, handed = HandoffGuard(), 0
+    for at in range(2000):
+        now = 10.0 + at * 0.01
+        if guard.allows("", now):
+            handed += 1
+            guard.placed(bet(gains=0.0 if guard.wonders("") else None, arrived=now))
+    assert guard.off() == {"": True}
+    assert handed < 2 * (OVERDUE_S + TOLD_S) / 0.01 + 2 * FEW + 2000 / TRIES
+
+
+def test_who_left_says_nothing() -> None:
+    guard = HandoffGuard()
+    for at in range(200):
+        each = bet(arrived=10.0 + at)
+        guard.placed(each)
+        guard.gone(each)
+        guard.allows("", 10.0 + at)
+    assert guard.off() == {}
+
+
+def test_one_that_was_overdue_counts_once() -> None:
+    guard, each = HandoffGuard(), bet(gains=0.0)
+    guard.placed(each)
+    guard.allows("", each.due_s + 1)
+    guard.came(each, each.due_s + 5)
+    assert guard._classes[""].handed.count == 1
+
+
+# --- and on again -----------------------------------------------------------------------------------------------------
+
+
+def off(life: Life) -> None:
+    while not life.guard.off().get("", False):
+        life.request(pair=True, pause_ms=20 * PAUSE_MS, gains=0.0)
+
+
+def test_it_is_turned_on_again_when_the_network_is_well() -> None:
+    life = Life()
+    off(life)
+    life.many(FEW * TRIES * 2, pause_ms=PAUSE_MS, gains=-1.0)
+    assert life.guard.off() == {"": False}
+
+
+def test_or_when_it_gains_more_than_it_costs() -> None:
+    life = Life()
+    off(life)
+    life.many(FEW * TRIES * 2, pause_ms=20 * PAUSE_MS, gains=2.0)
+    assert life.guard.off() == {"": False}
+
+
+def test_it_stays_off_while_tries_still_lose() -> None:
+    life = Life()
+    off(life)
+    life.many(FEW * TRIES * 10, pause_ms=20 * PAUSE_MS, gains=0.0)
+    assert life.guard.off() == {"": True}
+
+
+def tried(life: Life) -> int:
+    """How many were handed over until it was on again."""
+    handed = 0
+    while life.guard.off()[""]:
+        handed += life.request(pair=True, pause_ms=PAUSE_MS, gains=0.0)
+    return handed
+
+
+def test_each_failure_is_followed_by_twice_the_tries_until_there_is_peace() -> None:
+    life, needed = Life(), []
+    for _ in range(7):
+        off(life)
+        needed.append(tried(life))
+    assert needed == [min(TRIED_MOST, FEW << at) for at in range(7)]
+    for _ in range(FORGIVEN):
+        life.request(pair=True, pause_ms=PAUSE_MS, gains=0.0)
+    off(life)
+    assert tried(life) == FEW

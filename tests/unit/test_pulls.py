@@ -1,0 +1,127 @@
+"""What one instance pulls: a network is found out for what it is, also while nothing comes over it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from router.pulls import CLIP, CLIP_MS, FADES_S, Pull, Pulls
+
+UNMOVED_MS = 20.0
+
+
+def pull(here: Pulls, told_ms: float, now: float, *, near: bool = False) -> Pull:
+    moving_ms = here.expects_ms(told_ms, now, near=near)
+    return Pull(told_ms=told_ms, moving_ms=moving_ms, unmoved_ms=UNMOVED_MS, pause_ms=UNMOVED_MS + moving_ms, near=near)
+
+
+def one_by_one(here: Pulls, times_ms: list[tuple[float, float]], *, near: bool = False, now: float = 100.0) -> float:
+    """Pulls that were told to take so long, and took so long; told when the last one ended."""
+    for told_ms, took_ms in times_ms:
+        each = pull(here, told_ms, now, near=near)
+        here.begin(each, now)
+        now += (UNMOVED_MS + took_ms) / 1000
+        here.end(each, now, done=True)
+        now += 1.0
+    return now
+
+
+def test_without_a_pull_the_costs_are_believed() -> None:
+    here = Pulls()
+    assert here.expects_ms(7.0, 5.0, near=False) == 7.0
+    assert (here.slower(5.0), here.ends_ms(5.0)) == (1.0, -math.inf)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 10.0])
+def test_a_network_that_is_not_what_was_told_is_found_out(factor: float) -> None:
+    here = Pulls()
+    sizes = [2.0, 9.0, 4.0, 20.0, 6.0] * 12
+    now = one_by_one(here, [(told, factor * told) for told in sizes])
+    for told in (3.0, 15.0):
+        assert here.expects_ms(told, now, near=False) == pytest.approx(factor * told, rel=0.15, abs=0.5)
+
+
+def test_three_pulls_say_a_good_deal() -> None:
+    here = Pulls()
+    now = one_by_one(here, [(5.0, 50.0)] * 3)
+    assert here.expects_ms(5.0, now, near=False) == pytest.approx(50.0, rel=0.1)
+
+
+def test_what_was_learned_fades_while_nobody_pulls() -> None:
+    here = Pulls()
+    now = one_by_one(here, [(5.0, 50.0)] * 20) - 1.0
+    assert here.expects_ms(5.0, now + FADES_S, near=False) == pytest.approx(5.0 + 45.0 / math.e, rel=0.05)
+    assert here.expects_ms(5.0, now + 20 * FADES_S, near=False) == pytest.approx(5.0, abs=0.01)
+
+
+def test_the_same_machine_is_another_network() -> None:
+    here = Pulls()
+    now = one_by_one(here, [(5.0, 50.0)] * 20)
+    assert here.expects_ms(5.0, now, near=True) == 5.0
+    now = one_by_one(here, [(5.0, 1.0)] * 20, near=True, now=now)
+    assert here.expects_ms(5.0, now, near=True) < 2.0
+    assert here.expects_ms(5.0, now, near=False) > 40.0
+
+
+def test_an_engine_that_stood_still_for_half_a_minute_says_little() -> None:
+    here = Pulls()
+    now = one_by_one(here, [(5.0, 5.0)] * 100)
+    now = one_by_one(here, [(5.0, 30_000.0), (5.0, 5.0)], now=now)
+    assert max(CLIP_MS, CLIP * 25.0) == CLIP_MS
+    assert here.expects_ms(5.0, now, near=False) < 5.0 + 0.04 * CLIP_MS
+
+
+def test_pulls_that_share_a_network_are_not_taken_for_slow_ones() -> None:
+    """Four at once end together, each after the time of all."""
+    here, now = Pulls(), 100.0
+    for _ in range(50):
+        some = [pull(here, told, now) for told in (4.0, 4.0, 10.0, 6.0)]
+        for each in some:
+            here.begin(each, now)
+        now += (UNMOVED_MS + 24.0) / 1000
+        for each in some:
+            here.end(each, now, done=True)
+        now += 1.0
+    assert here.expects_ms(24.0, now, near=False) == pytest.approx(24.0, rel=0.05)
+    assert here.expects_ms(12.0, now, near=False) == pytest.approx(12.0, rel=0.2)
+
+
+def test_those_before_it_are_waited_for() -> None:
+    here = Pulls()
+    first, second = pull(here, 30.0, 1.0), pull(here, 50.0, 1.0)
+    here.begin(first, 1.0)
+    here.begin(second, 1.0)
+    assert here.ends_ms(1.01) == pytest.approx(1000.0 + UNMOVED_MS + 80.0)
+    here.end(first, 1.05, done=True)
+    assert here.ends_ms(1.06) == pytest.approx(1050.0 + 50.0)
+    here.end(second, 1.06, done=False)
+    assert here.ends_ms(1.07) == -math.inf
+    assert here.moving_ms == 0.0
+
+
+def test_while_nothing_comes_a_network_is_as_slow_as_that_at_least() -> None:
+    here = Pulls()
+    for told_ms in (10.0, 40.0, 5.0):
+        here.begin(pull(here, told_ms, 1.0), 1.0)
+    assert here.slower(1.0 + (UNMOVED_MS + 29.0) / 1000) == 1.0, "three of 10 ms may have moved"
+    late = 1.0 + (UNMOVED_MS + 300.0) / 1000
+    assert here.slower(late) == pytest.approx(10.0)
+    assert here.ends_ms(late) == pytest.approx(1000.0 + UNMOVED_MS + 550.0)
+
+
+def test_a_little_late_is_no_slow_network() -> None:
+    here = Pulls()
+    here.begin(pull(here, 0.01, 1.0), 1.0)
+    assert here.slower(1.0 + (UNMOVED_MS + 5.0) / 1000) == 1.0
+
+
+def test_what_is_cut_short_teaches_nothing() -> None:
+    here, now = Pulls(), 1.0
+    for _ in range(10):
+        each = pull(here, 5.0, now)
+        here.begin(each, now)
+        here.end(each, now + 3.0, done=False)
+        here.end(each, now + 3.0, done=True)  # and is over only once
+        now += 4.0
+    assert here.expects_ms(5.0, now, near=False) == 5.0
