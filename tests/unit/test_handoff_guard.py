@@ -60,7 +60,7 @@ class Life:
         return handed
 
     def many(self, count: int, **given: Any) -> float:
-        """Requests, every third of which is one that the policy serves whole; how many of the others were handed over."""
+        """Every third is one that the policy serves whole; how many of the others were handed over."""
         handed = [self.request(pair=at % 3 > 0, **given) for at in range(count)]
         return sum(handed) / (count * 2 / 3)
 
