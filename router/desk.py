@@ -243,7 +243,6 @@ class Desk:
         if self.guard is not None and seat.bet is None and wanted.arrived and not wanted.prefill_only:
             wonders = row != answer_row and self.guard.wonders(wanted.slo_class)
             seat.bet = Bet(prices, row, answer_row, gains(prices, row, answer_row) if wonders else None)
-            self.guard.placed(seat.bet)
         if self.gate is None:
             return
         prompt_ms = prices.prompt_at(row)
@@ -265,8 +264,8 @@ class Desk:
         if self.foresight is not None:
             self.foresight.prompt_over(seat.expected, seat.wanted, now, done=done, cached_tokens=cached_tokens)
         self._leave_lane(seat)
-        if seat.bet is not None and done:
-            seat.bet.computed_s = now
+        if self.guard is not None and seat.bet is not None and done:
+            self.guard.computed(seat.bet, now)
 
     def opened(self, seat: Seat, now: float) -> None:
         """The first token of its answer has come from where it is decoded."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.handoff_guard import FEW, FORGIVEN, OVERDUE_S, TRIED_MOST, TRIES, WORST, Bet, HandoffGuard
+from router.handoff_guard import FEW, FORGIVEN, OVERDUE_S, SLOWEST, TRIED_MOST, TRIES, WORST, Bet, HandoffGuard
 from router.prices.budget import MISS, OWN
 
 TTFT_MS, TPOT_MS, PAUSE_MS = 100.0, 10.0, 30.0
@@ -51,10 +51,9 @@ class Life:
         handed = pair and allowed
         wonders = handed and self.guard.wonders(slo_class)
         each = bet(pair=handed, gains=gains if wonders else None, slo_class=slo_class, arrived=self.now)
-        self.guard.placed(each)
         first_s = self.now + (TTFT_MS + late_ms + self.rng.uniform(-20, 20)) / 1000
         if handed:
-            each.computed_s = first_s
+            self.guard.computed(each, first_s)
             first_s += pause_ms * self.rng.uniform(0.7, 1.3) / 1000
         self.guard.came(each, first_s)
         return handed
@@ -72,6 +71,7 @@ def test_as_told_is_neither_dearer_nor_cheaper() -> None:
     each = bet()
     each.computed_s = 10.0 + TTFT_MS / 1000
     assert each.dearer(10.0 + TOLD_S) == pytest.approx(0.0, abs=1e-9)
+    assert each.slower(10.0 + TOLD_S) == pytest.approx(1.0)
     whole = bet(pair=False)
     assert whole.dearer(10.0 + TTFT_MS / 1000) == pytest.approx(0.0, abs=1e-9)
 
@@ -88,6 +88,7 @@ def test_a_target_that_is_missed_counts_as_in_prices() -> None:
     each = bet(promised=True)
     each.computed_s = 10.0 + TTFT_MS / 1000
     assert MISS < each.dearer(10.0 + TOLD_S + 10.0) <= WORST
+    assert each.slower(20.0) == SLOWEST
     late = bet(pair=False, promised=True)
     assert MISS < late.dearer(11.0) <= WORST
 
@@ -120,11 +121,29 @@ def test_later_than_told_by_more_than_it_gains_is_turned_off() -> None:
     assert life.many(600, pause_ms=10 * PAUSE_MS, gains=0.001) == pytest.approx(1 / TRIES, abs=0.02)
 
 
-def test_a_slow_fleet_is_not_the_handoffs_fault() -> None:
-    """All of it is late; those handed over no more than others."""
+def test_somewhat_later_than_told_is_left_to_the_prices() -> None:
     life = Life()
-    assert life.many(3000, pause_ms=PAUSE_MS, gains=-1.0, late_ms=250.0) == 1.0
+    assert life.many(3000, pause_ms=2 * PAUSE_MS, gains=-1.0) == 1.0
+    assert not life.guard.wonders("")
 
+
+def test_a_slow_fleet_is_not_the_handoffs_fault() -> None:
+    """Those served whole begin late by as much as the pauses of the others are longer."""
+    life = Life()
+    assert life.many(3000, pause_ms=5 * PAUSE_MS, gains=-1.0, late_ms=250.0) == 1.0
+
+
+def test_how_long_p_takes_is_not_the_guards_business() -> None:
+    life = Life()
+    for _ in range(300):
+        life.request(pair=True, pause_ms=PAUSE_MS, gains=-1.0, late_ms=2000.0)
+    assert life.guard.off() == {"": False}
+
+
+def test_one_that_p_never_computed_says_nothing_of_handing_over() -> None:
+    guard, each = HandoffGuard(), bet(gains=0.0)
+    guard.came(each, 30.0)
+    assert guard.off() == {}
 
 def test_where_nothing_is_served_whole_lateness_counts_as_it_is() -> None:
     life = Life()
@@ -149,7 +168,7 @@ def test_what_never_begins_is_found_out_as_well() -> None:
         now = 10.0 + at * 0.01
         if guard.allows("", now):
             handed += 1
-            guard.placed(bet(gains=0.0 if guard.wonders("") else None, arrived=now))
+            guard.computed(bet(gains=0.0 if guard.wonders("") else None, arrived=now), now + TTFT_MS / 1000)
     assert guard.off() == {"": True}
     assert handed < 2 * (OVERDUE_S + TOLD_S) / 0.01 + 2 * FEW + 2000 / TRIES
 
@@ -158,7 +177,7 @@ def test_who_left_says_nothing() -> None:
     guard = HandoffGuard()
     for at in range(200):
         each = bet(arrived=10.0 + at)
-        guard.placed(each)
+        guard.computed(each, 10.5 + at)
         guard.gone(each)
         guard.allows("", 10.0 + at)
     assert guard.off() == {}
@@ -166,7 +185,7 @@ def test_who_left_says_nothing() -> None:
 
 def test_one_that_was_overdue_counts_once() -> None:
     guard, each = HandoffGuard(), bet(gains=0.0)
-    guard.placed(each)
+    guard.computed(each, 10.2)
     guard.allows("", each.due_s + 1)
     guard.came(each, each.due_s + 5)
     assert guard._classes[""].handed.count == 1
