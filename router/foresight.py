@@ -100,7 +100,7 @@ class Foresight:
         book.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
-            if not fleet.columns.prefills.item(answer_row):
+            if prices.learns(answer_row):
                 booking.pull = Pull(
                     told_ms=prices.told_ms(prompt_row, answer_row),
                     moving_ms=prices.moving_ms(prompt_row, answer_row),

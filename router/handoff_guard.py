@@ -8,7 +8,7 @@ nobody handed over. So what came is compared with what was told:
    more than the first tokens of those served whole come late: what slows the whole fleet slows both. How long P takes
    is no business of this: a first token is as late on P as it would be elsewhere, and queues are known exactly.
 2. Where they were: whether each, with its pause, was dearer than it would have been whole on the best instance there
-   was, whatever that one's role is, and as late as those were.
+   was, whatever that one's role is, and as late as those were. Only those count that were handed over knowingly.
 
 Handing over is turned off once both are sure (`SIGMAS`). While it is off one of `TRIES` is handed over still, where the
 policy wants it; once `FEW` of these have come as told, or no dearer than whole, it is turned on again. A network that
@@ -33,6 +33,10 @@ SIGMAS: Final = 3.0
 SLOWER: Final = 3.0
 """Of what was told, on average: then the prices are not to be believed. Where all is as told, but every target on edge,
 averages of 1.1 to 1.8 were seen (Azure's code trace on 3 P and 1 D at its goodput), and handing over was right."""
+
+KNOWN: Final = 2.0
+"""Times of what was told that the policy has to expect itself. Else what is wrong is about to be learned
+(`router.pulls`), and may be one instance's network alone."""
 
 SLOWEST: Final = 8.0
 """No request counts for more of that."""
@@ -61,8 +65,8 @@ class Bet:
     """What was told of one request when it was placed for the first time."""
 
     __slots__ = (
-        "_first", "_gains", "_pause_ms", "_per_tpot", "_per_ttft", "_second", "_tokens", "_tpot_ms", "_ttft_ms",
-        "_used", "arrived", "computed_s", "handed", "slo_class",
+        "_first", "_gains", "_known", "_pause_ms", "_per_tpot", "_per_ttft", "_second", "_tokens", "_tpot_ms",
+        "_ttft_ms", "_used", "arrived", "computed_s", "handed", "slo_class",
     )  # fmt: skip
 
     def __init__(self, prices: Prices, prefill: int, decode: int, gains: float | None = None) -> None:
@@ -83,9 +87,11 @@ class Bet:
         self._first: Final = OWN_MISSED if prices.ttft_ms else OWN
         self._second: Final = OWN_MISSED if prices.tpot_ms else OWN
         self._tokens: Final = prices.middle - 1.0
-        self._pause_ms = 0.0
-        if self.handed:
-            self._pause_ms = prices.told_pause_ms(prefill, decode)
+        self._pause_ms = prices.told_pause_ms(prefill, decode) if self.handed else 0.0
+        self._known = gains is not None and (
+            not prices.learns(decode) or prices.pause_ms(prefill, decode) >= KNOWN * self._pause_ms
+        )
+        """The policy knew better than what was told, or has no way to know."""
 
     def _paused(self, ms: float) -> float:
         """What an answer in the middle costs with such a pause."""
@@ -110,8 +116,8 @@ class Bet:
         return self.computed_s + self._pause_ms / 1000.0 + OVERDUE_S
 
     def lost(self, dearer: float) -> float | None:
-        """By how much it was dearer than it would have been whole, where that was asked."""
-        return None if self._gains is None else max(-WORST, dearer - self._gains)
+        """By how much it was dearer than whole; None: it says nothing, as pulls will teach better."""
+        return max(-WORST, dearer - self._gains) if self._known and self._gains is not None else None
 
     def began_s(self, ended_s: float, tokens: int) -> float:
         """When an answer in one piece of so many tokens probably began."""

@@ -219,11 +219,15 @@ class Prices(ABC):
         """The same with a network that takes no time, and nothing before it on D."""
         return PULL_MS + PULL_STEPS * self.step_at(decode)
 
+    def learns(self, decode: int) -> bool:
+        """Whether pauses there are learned from."""
+        return not self.fleet.columns.prefills.item(decode)
+
     def told_pause_ms(self, prefill: int, decode: int) -> float:
         """The same by the costs alone, whatever pulls have taken."""
-        if self.fleet.columns.prefills.item(decode):  # what it waits for there is prompts
-            return self.pause_ms(prefill, decode)
-        return self.unmoved_ms(decode) + self.told_ms(prefill, decode)
+        if self.learns(decode):
+            return self.unmoved_ms(decode) + self.told_ms(prefill, decode)
+        return self.pause_ms(prefill, decode)  # what it waits for there is prompts
 
     def handoff_told(self, prefill: int, decode: int) -> float:
         """What such a pause costs."""

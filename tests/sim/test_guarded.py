@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,14 +12,17 @@ from costs import shipped
 from loadgen.lengths import parse
 from loadgen.report import Targets
 from router.handoff_guard import FEW
-from router.journey import Choose
+from router.steps import Chosen
 from sim.experiments.breakeven import MODES, PATIENCE_S, in_mode
 from sim.experiments.loads import Load, made_up
 from sim.experiments.systems import Pool, Shelf, System, simulate
+from sim.passage import Passage
 from sim.result import Result
 from sim.world import World
 
-MODEL, COUNT, RATE = "meta-llama/Llama-3.1-8B", 1500, 60.0
+MODEL, COUNT, RATE = "meta-llama/Llama-3.1-8B", 1200, 60.0
+SETTLED_S = 11.0
+"""What came after so long found everything learned."""
 TARGETS = Targets(400, None, 30, None)
 POOLS = tuple(Pool(role=role, count=2, tp=1, gpu="H100") for role in (Role.PREFILL, Role.DECODE))
 
@@ -29,9 +32,9 @@ def shelf() -> Shelf:
     return Shelf(shipped.models(), shipped.profiles())
 
 
-@pytest.fixture(scope="module")
-def load() -> Load:
-    return made_up("tiny", parse("lognormal:mean=1500,cv=1"), parse("uniform:2-200"), 1, COUNT)
+@cache
+def load(count: int) -> Load:
+    return made_up("tiny", parse("lognormal:mean=1500,cv=1"), parse("uniform:2-200"), 1, count)
 
 
 class Network:
@@ -63,9 +66,9 @@ class Network:
                 world.pulls.slow(each, each.nic.gb_s * times)
 
 
-def run(mode: str, network: Network, shelf: Shelf, load: Load, *, rate: float = RATE, count: int = COUNT) -> Result:
+def run(mode: str, network: Network, shelf: Shelf, *, count: int = COUNT) -> Result:
     system = in_mode(System(name="x", pools=POOLS), MODES[mode])
-    return simulate(system, MODEL, shelf, load.at_rate(rate, count), PATIENCE_S, TARGETS, network)
+    return simulate(system, MODEL, shelf, load(count).at_rate(RATE, count), PATIENCE_S, TARGETS, network)
 
 
 def met(result: Result, after_s: float = 0.0) -> float:
@@ -78,82 +81,79 @@ def handed_over(result: Result, after_s: float = 0.0) -> float:
     return float((flags & 1).astype(bool).mean())
 
 
-@pytest.mark.parametrize("factor", [10.0, 30.0])
-def test_a_network_far_slower_than_told_costs_some_seconds(factor: float, shelf: Shelf, load: Load) -> None:
-    """Always handing over, next to nobody is in time; the policy alone, which keeps P and D apart, a half."""
-    assert met(run("always", Network(factor), shelf, load)) < 0.15
-    never, network = run("never", Network(factor), shelf, load), Network(factor)
-    found = run("auto", network, shelf, load)
-    assert met(found, after_s=12.0) > 0.98 * met(never, after_s=12.0)
-    assert handed_over(found, after_s=12.0) < 0.05
+@pytest.mark.parametrize("factor", [10.0, pytest.param(30.0, marks=pytest.mark.long)])
+def test_a_network_far_slower_than_told_costs_some_seconds(factor: float, shelf: Shelf) -> None:
+    """Always handing over, next to nobody is in time."""
+    assert met(run("always", Network(factor), shelf, count=400), after_s=4.0) < 0.4
+    never, network = run("never", Network(factor), shelf), Network(factor)
+    found = run("auto", network, shelf)
+    assert met(found, after_s=SETTLED_S) > 0.98 * met(never, after_s=SETTLED_S)
+    assert handed_over(found, after_s=SETTLED_S) < 0.05
     assert network.off[-1][1]
 
 
-def test_as_told_it_is_never_turned_off(shelf: Shelf, load: Load) -> None:
+def test_as_told_it_is_never_turned_off(shelf: Shelf) -> None:
     network = Network(1.0)
-    found = run("auto", network, shelf, load)
+    found = run("auto", network, shelf)
     assert not any(off for _, off in network.off)
     assert handed_over(found) > 0.3
-    assert met(found) > 0.98 * met(run("never", Network(1.0), shelf, load))
+    assert met(found) > 0.98 * met(run("never", Network(1.0), shelf))
 
 
-def test_where_it_is_three_times_slower_handing_over_goes_on(shelf: Shelf, load: Load) -> None:
+def test_where_it_is_three_times_slower_handing_over_goes_on(shelf: Shelf) -> None:
     """There is no threshold: what a handoff costs there is less than what it spares others."""
     network = Network(3.0)
-    found = run("auto", network, shelf, load)
+    found = run("auto", network, shelf)
     assert met(found) > 0.97
-    assert handed_over(found, after_s=12.0) > 0.3
+    assert handed_over(found, after_s=SETTLED_S) > 0.3
     assert not any(off for _, off in network.off)
 
 
-def test_one_decode_instance_behind_a_bad_link_is_left_out(shelf: Shelf, load: Load) -> None:
+def test_one_decode_instance_behind_a_bad_link_is_left_out(shelf: Shelf) -> None:
     """What is learned is learned of each: others are handed over to."""
-    network = Network(30.0, only="decode-1")
-    found = run("auto", network, shelf, load)
-    rows = found.columns[found.columns["at_ns"] > 12e9]
+    network = Network(30.0, only="decode-1-01")
+    found = run("auto", network, shelf)
+    rows = found.columns[found.columns["at_ns"] > SETTLED_S * 1e9]
     handed = (rows["flags"] & 1).astype(bool)
-    bad = found.members.index(next(name for name in found.members if "decode-1" in name))
+    bad = found.members.index("decode-1-01")
     assert handed.mean() > 0.1
     assert (rows["decode"][handed] == bad).mean() < 0.1
-    assert met(found, after_s=12.0) > 0.9
+    assert met(found, after_s=SETTLED_S) > 0.9
 
 
-def test_when_the_network_is_well_again_it_is_used_again(shelf: Shelf, load: Load) -> None:
-    network = Network(10.0, until_s=30.0)
-    found = run("auto", network, shelf, load, count=30_000)
+def test_when_the_network_is_well_again_it_is_used_again(shelf: Shelf) -> None:
+    network = Network(10.0, until_s=20.0)
+    found = run("auto", network, shelf, count=15_000)
     times = [at for at, off in network.off if off]
-    assert times
     assert FEW / RATE < times[0] < 15.0
-    assert times[-1] < 400.0, "it is tried, and what was learned of it fades"
+    assert times[-1] < 200.0, "it is tried, and what was learned of it fades"
     assert handed_over(found, after_s=times[-1] + 20.0) > 0.3
     assert met(found) > 0.97
 
 
-def test_a_choice_says_why_nothing_was_handed_over(shelf: Shelf, load: Load) -> None:
-    said: list[tuple[bool, str]] = []
+def test_a_choice_says_why_nothing_was_handed_over(shelf: Shelf) -> None:
+    said: list[tuple[Passage, Chosen]] = []
 
     class Heard(Network):
         def __call__(self, world: World) -> None:
             super().__call__(world)
-            world.front.on_choice = lambda passage, chosen: said.append((bool(passage.whole), chosen.because))
+            world.front.on_choice = lambda passage, chosen: said.append((passage, chosen))
 
-    run("auto", Heard(30.0), shelf, load)
-    assert any(whole for whole, _ in said)
-    assert all(("handing over loses" in because) == whole for whole, because in said if "worth waiting" not in because)
-
-
-def unguarded(effect: Choose) -> Callable[[object], bool]:
-    del effect
-    return lambda _: False
+    run("auto", Heard(10.0), shelf)
+    placed = [(passage.whole, chosen) for passage, chosen in said if chosen.decode is not None]
+    assert any(whole for whole, _ in placed)
+    assert all(("handing over loses" in chosen.because) == bool(whole) for whole, chosen in placed)
+    assert all(chosen.prefill is None for whole, chosen in placed if whole)
 
 
-def test_it_is_the_guard_that_has_p_answer_as_well(shelf: Shelf, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.long
+def test_it_is_the_guard_that_has_p_answer_as_well(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the policy knows that the network is slow, and P stands idle."""
     monkeypatch.setattr("router.handoff_guard.HandoffGuard.allows", lambda *_: True)
-    found = run("auto", Network(30.0), shelf, load)
+    found = run("auto", Network(30.0), shelf)
     guarded = Network(30.0)
     monkeypatch.undo()
-    better = run("auto", guarded, shelf, load)
-    assert met(found, after_s=12.0) < 0.8 < met(better, after_s=12.0)
+    better = run("auto", guarded, shelf)
+    assert met(found, after_s=SETTLED_S) < 0.8 < met(better, after_s=SETTLED_S)
     on_p = [np.isin(each.columns["decode"], [0, 1]).mean() for each in (found, better)]
     assert on_p[0] < 0.05 < on_p[1]

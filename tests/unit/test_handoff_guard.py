@@ -16,7 +16,9 @@ UNIT_TTFT, UNIT_TPOT, MIDDLE = 400.0, 40.0, 101.0
 TOLD_S = (TTFT_MS + PAUSE_MS) / 1000
 
 
-def prices(slo_class: str = "", *, promised: bool = False, arrived: float = 10.0) -> Any:
+def prices(
+    slo_class: str = "", *, promised: bool = False, arrived: float = 10.0, expected: float = 4.0, learns: bool = True
+) -> Any:
     """What a choice has told."""
     return SimpleNamespace(
         wanted=SimpleNamespace(arrived=arrived, slo_class=slo_class),
@@ -29,6 +31,8 @@ def prices(slo_class: str = "", *, promised: bool = False, arrived: float = 10.0
         tpot_ms=UNIT_TPOT if promised else 0.0,
         middle=MIDDLE,
         told_pause_ms=lambda _prefill, _decode: PAUSE_MS,
+        pause_ms=lambda _prefill, _decode: expected * PAUSE_MS,
+        learns=lambda _decode: learns,
     )
 
 
@@ -144,6 +148,7 @@ def test_one_that_p_never_computed_says_nothing_of_handing_over() -> None:
     guard, each = HandoffGuard(), bet(gains=0.0)
     guard.came(each, 30.0)
     assert guard.off() == {}
+
 
 def test_where_nothing_is_served_whole_lateness_counts_as_it_is() -> None:
     life = Life()
