@@ -47,6 +47,7 @@ class Life:
         self.guard = HandoffGuard()
         self.rng = Random(1)
         self.now = 10.0
+        self.told: dict[str, Any] = {}
 
     def request(self, *, pair: bool, pause_ms: float, gains: float, late_ms: float = 0.0, slo_class: str = "") -> bool:
         """One more, and whether it was handed over: only where the guard allows it."""
@@ -54,7 +55,7 @@ class Life:
         allowed = self.guard.allows(slo_class, self.now)
         handed = pair and allowed
         wonders = handed and self.guard.wonders(slo_class)
-        each = bet(pair=handed, gains=gains if wonders else None, slo_class=slo_class, arrived=self.now)
+        each = bet(pair=handed, gains=gains if wonders else None, slo_class=slo_class, arrived=self.now, **self.told)
         first_s = self.now + (TTFT_MS + late_ms + self.rng.uniform(-20, 20)) / 1000
         if handed:
             self.guard.computed(each, first_s)
@@ -134,7 +135,30 @@ def test_somewhat_later_than_told_is_left_to_the_prices() -> None:
 def test_a_slow_fleet_is_not_the_handoffs_fault() -> None:
     """Those served whole begin late by as much as the pauses of the others are longer."""
     life = Life()
-    assert life.many(3000, pause_ms=5 * PAUSE_MS, gains=-1.0, late_ms=250.0) == 1.0
+    assert life.many(3000, pause_ms=5 * PAUSE_MS, gains=-20.0, late_ms=250.0) == 1.0
+
+
+def test_whole_ones_that_are_as_late_are_no_better() -> None:
+    """A pair that was to gain a little came dearer by more than that, and so did those served whole."""
+    life, pause_ms = Life(), 30 * PAUSE_MS
+    each = bet()
+    each.computed_s = 10.0
+    dearer = each.dearer(10.0 + pause_ms / 1000)
+    late_ms = 60.0
+    whole = bet(pair=False).dearer(10.0 + (TTFT_MS + late_ms) / 1000)
+    assert 0 < whole < dearer
+    assert life.many(3000, pause_ms=pause_ms, gains=dearer - 0.8 * whole, late_ms=late_ms) == 1.0
+    assert life.guard.wonders("")
+
+
+def test_what_is_about_to_be_learned_is_left_to_learning() -> None:
+    """One bad network among good ones: the policy did not know when it handed those over, and will."""
+    life = Life()
+    life.told = {"expected": 1.0}
+    assert life.many(600, pause_ms=20 * PAUSE_MS, gains=-1.0) == 1.0
+    life.told = {"expected": 1.0, "learns": False}
+    life.many(300, pause_ms=20 * PAUSE_MS, gains=-1.0)
+    assert life.guard.off() == {"": True}, "where D computes prompts nothing is learned"
 
 
 def test_how_long_p_takes_is_not_the_guards_business() -> None:

@@ -87,6 +87,20 @@ def test_pulls_that_share_a_network_are_not_taken_for_slow_ones() -> None:
     assert here.expects_ms(12.0, now, near=False) == pytest.approx(12.0, rel=0.2)
 
 
+def test_two_networks_that_end_together_are_two_observations() -> None:
+    here, now = Pulls(), 100.0
+    for _ in range(30):
+        some = [pull(here, 10.0, now, near=near) for near in (False, True)]
+        for each in some:
+            here.begin(each, now)
+        now += (UNMOVED_MS + 30.0) / 1000
+        for each in some:
+            here.end(each, now, done=True)
+        now += 1.0
+    assert here.expects_ms(10.0, now, near=False) == pytest.approx(30.0, rel=0.05)
+    assert here.expects_ms(10.0, now, near=True) < 1.0, "of the second of them nothing was seen"
+
+
 def test_those_before_it_are_waited_for() -> None:
     here = Pulls()
     first, second = pull(here, 30.0, 1.0), pull(here, 50.0, 1.0)
