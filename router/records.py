@@ -44,6 +44,8 @@ class Reported:
     """Legs of its credits that are this router's; None: its agent grants none by name."""
     shuns: tuple[InstanceId, ...] = ()
     """Producers that its engine pulls nothing from for now."""
+    evicted: tuple[int, int] = (0, 0)
+    """Since its engine's start: tokens thrown out of its KV cache, and how often all were."""
 
 
 class Sent(NamedTuple):

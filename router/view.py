@@ -48,6 +48,7 @@ class InstanceView:
         "_models",
         "_sent",
         "_up",
+        "evicted",
         "failures",
         "instance",
         "models_json",
@@ -68,6 +69,8 @@ class InstanceView:
         """The engine's own ``/v1/models`` entries."""
         self.shuns: tuple[InstanceId, ...] = ()
         """Producers that its engine pulls nothing from for now, by its agent's word."""
+        self.evicted: tuple[int, int] | None = None
+        """What its agent said last of what its engine has thrown out (`Reported.evicted`); None: nothing yet."""
         self._models: tuple[str, ...] = ()
         self._up, self._accepting, self._aside = False, True, ""
         self._load = _NO_LOAD
@@ -331,6 +334,16 @@ class Fleet(Sequence[InstanceView]):
         if self.prefixes is not None:
             self.prefixes.join(view.row, kv_tokens, view.instance.epoch)
 
+    def evicted(self, view: InstanceView, now: tuple[int, int]) -> None:
+        """Its agent has said how much its engine has thrown out. The first word is of before we looked."""
+        former, view.evicted = view.evicted, now
+        if former is None or self.prefixes is None:
+            return
+        if now[1] > former[1]:
+            self.prefixes.cleared(view.row)
+        if now[0] > former[0]:
+            self.prefixes.removed(view.row, now[0] - former[0])
+
     def shuns(self, view: InstanceView, producers: tuple[InstanceId, ...]) -> None:
         """Its agent has said from whom its engine pulls nothing for now."""
         view.shuns = producers
@@ -479,6 +492,8 @@ class View:
             self._fleet.shuns(view, each.shuns)
         view.load = each.load
         self._fleet.holds(view, each.load.kv_tokens)
+        if view.evicted != each.evicted:
+            self._fleet.evicted(view, each.evicted)
         self._learn_models(view, each.models)
 
     def all(self) -> Fleet:

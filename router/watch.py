@@ -193,6 +193,7 @@ def _reported(member: Member, router: InstanceId) -> Reported:
         load=beat.load,
         models=beat.models,
         shuns=tuple(InstanceId(name) for name in beat.shuns),
+        evicted=beat.evicted,
     )
 
 

@@ -265,6 +265,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         pinning=args.pinning,
         connector=connector,
         door=_door(args, connector, instance, port),
+        kv_events="" if mocked else _events(instance, port),
         digests=args.digests,
         ticket_keys_file=None if ticket_keys is None else str(ticket_keys),
         extra_args=tuple(args.vllm_args),
@@ -280,6 +281,12 @@ def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, 
     if len(os.fsencode(door)) > PATH_BYTES_MAX:
         raise UsageError(f"--door {door}: a socket's path has at most {PATH_BYTES_MAX} bytes; name a shorter one")
     return str(door.absolute())
+
+
+def _events(instance: InstanceId, port: int) -> str:
+    """Where vLLM's KV events come; empty where a socket can have no such path."""
+    path = (state_folder() / "events" / f"{instance}-{port}" / "events").absolute()
+    return str(path) if len(os.fsencode(path)) <= PATH_BYTES_MAX else ""
 
 
 def _tiny(args: argparse.Namespace) -> tuple[str, str]:

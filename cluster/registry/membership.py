@@ -135,6 +135,9 @@ class Heartbeat:
     """Holds it keeps for decode instances, as far as its agent knows."""
     shuns: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
     """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`kvtransfer.trust`)."""
+    evicted: tuple[_Count, _Count] = (0, 0)
+    """Since its engine's start: tokens whose KV was thrown out of its cache block by block, and how often all of it
+    was."""
     revision: _Text = ""
     """What started it: a digest of its pool's specification, or a version; told apart by equality only."""
     weights: _Text = ""

@@ -43,6 +43,7 @@ from engine.agent.meetings import exposition
 from engine.agent.rules import Rules
 from engine.agent.transfers import MEETING_S, Transfers
 from engine.vllm.child import Change, EngineProcess
+from engine.vllm.evictions import Evictions, follow, make_room
 from engine.vllm.probe import Probe, Unwell
 from kvtransfer.seal import Identity
 
@@ -112,6 +113,7 @@ class Agent:
         self._local_epoch = 0
         self._over = False
         self._moves: Transfers | None = None
+        self._evictions = Evictions()
 
     # -- running --
 
@@ -159,6 +161,9 @@ class Agent:
         works = [(self._follow_engine(), "news"), (self._watch_load(), "load")]
         if self.registry is None:
             return works
+        if self.spec.evictions:
+            make_room(Path(self.spec.evictions))
+            works.append((follow(self.spec.evictions, self._evictions), "evictions"))
         works.append((self._beat_forever(), "beats"))
         if self._identity is not None and self.spec.door:
             self._moves = self._transfers(self._identity, self.registry)
@@ -252,6 +257,7 @@ class Agent:
             "baton_agent_running": load.running,
             "baton_agent_waiting": load.waiting,
             "baton_agent_kv_usage": load.kv_usage,
+            "baton_agent_kv_evicted_tokens": self._evictions.tokens,
         }
         text = "".join(f"# TYPE {name} gauge\n{name}{label} {value:g}\n" for name, value in samples.items())
         return text if self._moves is None else text + exposition(self.spec.instance, self._moves.handoffs)
@@ -309,6 +315,7 @@ class Agent:
         if change.epoch == self._local_epoch:
             return
         first, self._local_epoch = self._local_epoch == 0, change.epoch
+        self._evictions.restart()
         await self._name_weights()
         if first and self._epoch > 0:
             return  # drawn with the name
@@ -387,6 +394,7 @@ class Agent:
             credits=machine.credits,
             grants=machine.grants((epoch, self._seq)),
             shuns=self._shuns(),
+            evicted=(self._evictions.tokens, self._evictions.clears),
             revision=self.config.revision,
             weights=self._weights,
             node=self.config.node,

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from cluster.instance import Role
+from engine.vllm.evictions import config_of
 from engine.vllm.placement import split
 from engine.vllm.spec import EngineSpec, given, value_of
 from kvtransfer.keys import FILE_VARIABLE
@@ -67,6 +68,8 @@ def _flags(spec: EngineSpec) -> Iterator[tuple[str, str | None]]:
     if spec.device == "cpu":
         yield "--enforce-eager", None  # compiling takes minutes on CPU and gains nothing here
     yield "--kv-transfer-config", json.dumps(_transfer_config(spec))
+    if spec.evictions:
+        yield "--kv-events-config", json.dumps(config_of(spec.evictions))
     if spec.pins:
         yield "--logits-processors", PIN
     yield "--shutdown-timeout", str(spec.shutdown_timeout_s)

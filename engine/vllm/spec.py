@@ -70,6 +70,8 @@ class EngineSpec:
     connector: Connector = "nixl"
     door: str = ""
     """Path of the socket by which its agent speaks to our connector; empty: none, and nobody is introduced to it."""
+    kv_events: str = ""
+    """Path of the socket by which vLLM says what it throws out of its KV cache; empty: nobody hears it."""
     digests: bool = False
     """Whether our connector vouches for blocks, and compares what it has pulled (`kvtransfer.vouchers`)."""
     extra_args: tuple[str, ...] = ()
@@ -94,6 +96,14 @@ class EngineSpec:
     def pins(self) -> bool:
         """Whether the engine loads our logits processor. vLLM allows none beside speculative decoding."""
         return self.pinning and not any(given(self.extra_args, flag, *short) for flag, short in _NO_PINNING)
+
+    @property
+    def evictions(self) -> str:
+        """Where it says what it throws out; empty where it does not: vLLM's ranks would need a socket each, and what
+        the user says of KV events is his own.
+        """
+        ranks = value_of(self.extra_args, "--data-parallel-size", "-dp") or "1"
+        return "" if ranks != "1" or given(self.extra_args, "--kv-events-config") else self.kv_events
 
     @property
     def stop_s(self) -> int:

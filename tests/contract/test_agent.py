@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
+import msgspec
 import pytest
+import zmq.asyncio
 from support.fake_engine import FakeEngine
 from support.fleet import eventually
 
@@ -98,12 +101,13 @@ class Starter:
         drain_s: float = 5.0,
         flips: bool = False,
         weights: Callable[[], str] = str,
+        kv_events: str = "",
     ) -> Stage:
         engine = await self.stack.enter_async_context(FakeEngine(name))
         port = int(engine.url.rpartition(":")[2])
         spec = EngineSpec(
             instance=InstanceId(name), role=role, model="m", python=sys.executable, device="cpu", port=port,
-            side_channel_port=1,
+            side_channel_port=1, kv_events=kv_events,
         )  # fmt: skip
         puppet = Puppet(spec)
         said: list[str] = []
@@ -290,3 +294,58 @@ async def test_state_over_http(starter: Starter) -> None:
         async with session.post(f"{stage.agent.url}/resume") as answer:
             assert (await answer.json())["state"] == "ready"
     await stage.sees(State.READY)
+
+
+# --- what its engine throws out ---------------------------------------------------------------------------------------
+
+
+class Publisher:
+    """vLLM's, as far as an agent sees it."""
+
+    def __init__(self, path: Path) -> None:
+        self.context = zmq.asyncio.Context()
+        self.socket = self.context.socket(zmq.PUB)
+        self.socket.bind(f"ipc://{path}")
+
+    def close(self) -> None:
+        self.socket.close(0)
+        self.context.term()
+
+    async def publish(self, *events: dict[str, object]) -> None:
+        await self.socket.send_multipart([b"", bytes(8), msgspec.msgpack.encode([0.0, list(events), 0])])
+
+
+async def says(stage: Stage, done: Callable[[Heartbeat], bool], publisher: Publisher | None = None) -> Heartbeat:
+    """Wait until a heartbeat is like that; meanwhile publish, as who joins late misses what was before."""
+    async with asyncio.timeout(10):
+        while True:
+            if publisher is not None:
+                await publisher.publish(STORED, REMOVED)
+            beat = await stage.seen()
+            if beat is not None and done(beat):
+                return beat
+            await asyncio.sleep(0.02)
+
+
+STORED: dict[str, object] = {"type": "BlockStored", "block_hashes": [b"1"], "block_size": 16, "token_ids": [1] * 16}
+REMOVED: dict[str, object] = {"type": "BlockRemoved", "block_hashes": [b"1", b"2"], "medium": "GPU"}
+
+
+async def test_heartbeats_say_how_much_its_engine_has_thrown_out(starter: Starter, tmp_path: Path) -> None:
+    path = tmp_path / "own" / "events"
+    stage = await starter.start(kv_events=str(path))
+    await until_ready(stage)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700, "events hold prompts"
+    publisher = Publisher(path)
+    try:
+        await publisher.socket.send_multipart([b"", bytes(8), b"no batch"])
+        await says(stage, lambda beat: beat.evicted[0] >= 64, publisher)
+        await publisher.publish({"type": "AllBlocksCleared"})  # the last one: all others have come before it
+        beat = await says(stage, lambda beat: beat.evicted[1] == 1)
+        assert beat.evicted[0] % 32 == 0
+        assert "baton_agent_kv_evicted_tokens" in stage.agent.metrics()
+    finally:
+        publisher.close()
+    stage.puppet.becomes(Process.STARTING, 2)
+    beat = await says(stage, lambda beat: beat.epoch == 2)
+    assert beat.evicted == (0, 0), "a new engine has a new cache"

@@ -82,6 +82,16 @@ def test_our_connector_is_named_with_its_module_and_its_door(device: str) -> Non
     assert "digests" not in transfer_config(connector="nixl", digests=True).get("kv_connector_extra_config", {})
 
 
+def test_kv_events_come_to_a_socket_that_the_user_has_no_other_use_for() -> None:
+    config = json.loads(flag(command(spec(kv_events="/run/e/events")), "--kv-events-config"))
+    assert (config["enable_kv_cache_events"], config["publisher"]) == (True, "zmq")
+    assert config["endpoint"] == "ipc:///run/e/events"
+    for mine in ((), ("-dp", "2"), ("--kv-events-config", "{}"), ("--kv-events-config.publisher", "null")):
+        one = spec(kv_events="/run/e/events" if mine else "", extra_args=mine)
+        ours = command(one)[: -len(mine) or None]
+        assert (one.evictions, "--kv-events-config" in ours) == ("", False)
+
+
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_a_lease_that_was_asked_for_is_given(device: str) -> None:
     assert transfer_config(device=device, kv_lease_s=5)["kv_connector_extra_config"] == {"kv_lease_duration": 5}

@@ -1,0 +1,124 @@
+"""What vLLM's KV events say was thrown out: counted as vLLM 0.32 writes them, and forgotten by routers once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
+from engine.vllm.evictions import Evictions
+from router.prefixes import Prefixes
+from router.records import Reported
+from router.view import View
+
+
+def batch(*events: dict[str, Any]) -> bytes:
+    """As `ZmqEventPublisher` sends it: an array of time, events and rank; events are maps with their `type`."""
+    return msgspec.msgpack.encode([1.5, list(events), 0])
+
+
+def stored(blocks: int, block_size: int = 16) -> dict[str, Any]:
+    hashes = [bytes([at]) * 32 for at in range(blocks)]
+    return {
+        "type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None, "block_size": block_size,
+        "token_ids": list(range(blocks * block_size)), "lora_id": None, "medium": "GPU", "lora_name": None,
+    }  # fmt: skip
+
+
+def removed(blocks: int, **more: Any) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": [2**63 + at for at in range(blocks)], "medium": "GPU", **more}
+
+
+def heard(*batches: bytes) -> Evictions:
+    found = Evictions()
+    for each in batches:
+        found.hear(each)
+    return found
+
+
+def test_tokens_are_those_of_the_blocks() -> None:
+    found = heard(batch(stored(3, 128)), batch(removed(2), stored(1, 128), removed(1)))
+    assert (found.tokens, found.clears) == (3 * 128, 0)
+
+
+def test_a_clearing_is_counted_apart() -> None:
+    assert heard(batch(stored(3)), batch({"type": "AllBlocksCleared"})).clears == 1
+
+
+@pytest.mark.parametrize("more", [{"group_idx": 1}, {"medium": "CPU"}])
+def test_other_groups_and_tiers_do_not_count(more: dict[str, Any]) -> None:
+    assert heard(batch(stored(3), removed(2, **more))).tokens == 0
+    assert heard(batch(stored(3), removed(2, group_idx=0, medium=None))).tokens == 32
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", msgspec.msgpack.encode({"a": 1}), batch({"type": "Other"})])
+def test_what_is_no_batch_is_refused_and_changes_nothing(payload: bytes) -> None:
+    found = heard(batch(stored(1), removed(1)))
+    with pytest.raises(msgspec.DecodeError):
+        found.hear(payload)
+    assert found.tokens == 16
+
+
+def test_a_new_start_counts_from_nothing() -> None:
+    found = heard(batch(stored(1), removed(1), {"type": "AllBlocksCleared"}))
+    found.restart()
+    assert (found.tokens, found.clears) == (0, 0)
+
+
+# --- and routers forget it --------------------------------------------------------------------------------------------
+
+NAMES = list(range(10))
+EACH = 256
+"""Tokens of a chunk."""
+
+
+class Seen:
+    """One instance as its agent tells of it, and ten chunks that went there."""
+
+    def __init__(self, *, first: tuple[int, int] = (0, 0)) -> None:
+        self.view = View()
+        self.prefixes = self.view.all().prefixes = Prefixes()
+        self.hears(first)
+        sent = self.prefixes.sent(0, NAMES, 1.0)
+        assert sent is not None
+        size = len(NAMES) * EACH
+        self.prefixes.answered(sent, 1.0, prompt_tokens=size, text_bytes=1024 * len(NAMES), cached_tokens=0)
+
+    def hears(self, evicted: tuple[int, int], epoch: int = 1) -> int:
+        """How many of them it is believed to have then."""
+        one = Instance(id=InstanceId("p"), role=Role.PREFILL, url="u", epoch=epoch)
+        load = Load(kv_tokens=100_000)
+        self.view.fold(
+            (Reported(instance=one, state="ready", accepting=True, credits=9, load=load, models=(), evicted=evicted),)
+        )
+        return self.prefixes.match(NAMES).chunks_of(0)
+
+
+def test_as_much_is_forgotten_as_was_thrown_out_since() -> None:
+    seen = Seen()
+    assert seen.hears((0, 0)) == 10
+    assert seen.hears((3 * EACH, 0)) == 7
+    assert seen.hears((3 * EACH, 0)) == 7, "once"
+    assert seen.hears((5 * EACH, 0)) == 5
+    assert seen.hears((5 * EACH, 1)) == 0
+
+
+def test_what_was_before_a_router_came_is_not_its_loss() -> None:
+    seen = Seen(first=(50 * EACH, 3))
+    assert seen.hears((50 * EACH, 3)) == 10
+    assert seen.hears((51 * EACH, 3)) == 9
+
+
+def test_a_new_engine_has_nothing_and_counts_anew() -> None:
+    seen = Seen(first=(50 * EACH, 3))
+    assert seen.hears((0, 0), epoch=2) == 0
+    assert seen.view.get(InstanceId("p")).evicted == (0, 0)
+
+
+def test_routers_that_keep_no_prefixes_do_not_mind() -> None:
+    seen = Seen()
+    seen.view.all().prefixes = None
+    seen.hears((EACH, 1))
