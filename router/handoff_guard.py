@@ -28,7 +28,7 @@ FEW: Final = 30
 """Requests that say something: their mean's error can be told from their own scatter."""
 
 SIGMAS: Final = 3.0
-"""Standard errors of the mean: once in 700 where nothing is wrong, and it is looked at once for `FEW` requests."""
+"""Standard errors of a mean's distance, that it is sure."""
 
 SLOWER: Final = 3.0
 """Of what was told, on average: then the prices are not to be believed. Where all is as told, but every target on edge,

@@ -56,6 +56,7 @@ class Overview:
             "waiting": self._looks.history(now),
             "instances": self._instances(now),
             "pairs": self._told_pairs(),
+            "served_whole": [] if self._desk.guard is None else [c for c, off in self._desk.guard.off().items() if off],
             "line": len(self._desk.line),
             "late_s": round(self._looks.late_s, 4),
             "classes": {
@@ -150,6 +151,7 @@ def whole(own: Json, others: Mapping[str, Json | str]) -> Json:
         "pools": {name: _pool(name, own, seen) for name, seen in pools.items()},
         "instances": _legs_added(own["instances"], heard),
         "pairs": _pairs_added([own, *heard]),
+        "served_whole": sorted({name for each in (own, *heard) for name in each["served_whole"]}),
         "classes": [_class(name, told, lately) for name, told in own["classes"].items()],
         "windows": {"now": _window(now), "five_minutes": _window(lately["five_minutes"])},
         "window_s": {"now": NOW_SLOTS * SLOT_S, "five_minutes": SLOTS * SLOT_S},

@@ -251,7 +251,9 @@ function instances(data) {
 }
 
 function pairs(data) {
-  $("pairs-part").hidden = !data.pairs.length;
+  const whole = data.served_whole.map((name) => name || "without a class");
+  $("pairs-part").hidden = !data.pairs.length && !whole.length;
+  put($("served-whole"), whole.length ? `Served whole for now, since handing over loses: ${whole.join(", ")}` : "");
   table(
     "pairs",
     [["prefill"], ["decode"], ["handed over", true], ["failed", true], ["last failure"]],

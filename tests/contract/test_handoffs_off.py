@@ -72,5 +72,7 @@ async def test_a_class_that_loses_by_handing_over_is_served_whole(caplog: pytest
         whole = [story for story in said if "handing over loses" in story["turns"][0]["because"]]
         assert len(whole) == TRIES - 1, "one is tried"
         assert all(event.get("prefill") is None for story in whole for event in story["turns"])
+        async with router.client.get(f"{router.admin}/ui/data") as answer:
+            assert (await answer.json())["served_whole"] == ["chat"]
     assert "requests of class 'chat' are served whole from now on" in caplog.text
     assert replay([entry_of(line) for line in lines]).differences == ()
