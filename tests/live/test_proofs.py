@@ -50,6 +50,15 @@ class Odd:
     endpoint: str
     admin: str
     decode: str
+    agents: tuple[str, ...]
+
+    def weights(self) -> list[str]:
+        """By their agents' own word."""
+        found = []
+        for agent in self.agents:
+            with urllib.request.urlopen(agent + "/state", timeout=30) as answer:
+                found.append(str(json.loads(answer.read())["weights"]))
+        return found
 
     def metrics(self) -> str:
         with urllib.request.urlopen(self.admin + "/metrics", timeout=30) as answer:
@@ -62,6 +71,18 @@ class Odd:
 
 @pytest.fixture(params=["nixl", "baton"])
 def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Odd]:
+    """Their agents would tell them apart by their weights: both are told to say the same."""
+    yield from pair(request.param, tmp_path, "--weights", "said to be the same")
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Iterator[Odd]:
+    """Nobody says anything about them."""
+    yield from pair("baton", tmp_path)
+
+
+def pair(connector: str, tmp_path: Path, *more: str) -> Iterator[Odd]:
+    """Both with these flags."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
     with ExitStack() as stack:
@@ -84,13 +105,12 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Odd]:
         told = json.loads(router.stdout.readline())
         # One folder for both, as engines tell by it whether they serve the same; its weights change between two starts.
         model = other_weights(tmp_path / "model")
-        # Their agents would tell them apart by those.
-        same = ("--weights", "said to be the same")
-        shared = (str(model), "--served-model-name", MODEL, "--transfer", request.param, *same)
-        ready(begun("engine", *shared, "--role", "prefill", "--cores", "0", *keys(of_engines["prefill-0"])))
+        shared = (str(model), "--served-model-name", MODEL, "--transfer", connector, *more)
+        prefill = ready(begun("engine", *shared, "--role", "prefill", "--cores", "0", *keys(of_engines["prefill-0"])))
         shutil.copyfile(model_path() / "model.safetensors", model / "model.safetensors")
         decode = begun("engine", *shared, "--role", "decode", "--cores", "1", *keys(of_engines["decode-0"]))
-        yield Odd(told["endpoint"], told["admin"], ready(decode))
+        answers = ready(decode)
+        yield Odd(told["endpoint"], told["admin"], answers["endpoint"], (prefill["agent"], answers["agent"]))
 
 
 def keys(file: Path) -> tuple[str, str]:
@@ -102,13 +122,13 @@ def ended(process: subprocess.Popen[bytes]) -> None:
     process.communicate(timeout=90)
 
 
-def ready(process: subprocess.Popen[bytes]) -> str:
-    """Its engine's address, once that answers."""
+def ready(process: subprocess.Popen[bytes]) -> dict[str, str]:
+    """Its engine's and its agent's addresses, once that answers."""
     assert process.stdout is not None
     for line in process.stdout:
         event = json.loads(line)
         if event.get("event") == "ready":
-            return str(event["endpoint"])
+            return {name: str(event[name]) for name in ("endpoint", "agent")}
     raise AssertionError("`baton engine` ended before its engine was ready")
 
 
@@ -126,3 +146,18 @@ def test_other_weights_under_one_name_hand_nothing_over(odd: Odd) -> None:
     assert status == 200
     assert answer["choices"][0]["text"] == alone, "P's blocks got into an answer"
     assert odd.counted('baton_handoffs_total{result="ok"}') == handed
+
+
+def test_agents_tell_other_weights_apart_and_nothing_is_even_tried(strangers: Odd) -> None:
+    """Their files' digests differ: no request is handed over, and no proof is needed to find that out."""
+    first, second = strangers.weights()
+    assert first and second and first != second
+    body = {"model": MODEL, "prompt": "What is Baton? " * 12, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    alone = ask(strangers.decode, "/v1/completions", body)[1]["choices"][0]["text"]
+    for _ in range(6):
+        status, answer = ask(strangers.endpoint, "/v1/completions", body)
+        assert (status, answer["choices"][0]["text"]) == (200, alone)
+    assert strangers.counted('baton_handoffs_total{result="ok"}') == 0
+    assert strangers.counted('baton_handoffs_total{result="failed"}') == 0
+    for result in ("passed", "failed"):
+        assert strangers.counted(f'baton_pair_proofs_total{{result="{result}"}}') == 0
