@@ -83,6 +83,8 @@ class Prices(ABC):
             fleet.prefixes.match(wanted.prefix) if fleet.prefixes is not None and wanted.prefix else None
         )
         self._usual_ms = -1.0
+        self._pulled: Final[dict[int, float]] = {}
+        """By D: when all that it pulls now will be there, less what a handoff waits for beside that."""
         self._told: Final[dict[tuple[int, int, bool], float]] = {}
         self._paused: Final[dict[tuple[int, int, bool], float]] = {}
 
@@ -181,11 +183,11 @@ class Prices(ABC):
 
     def handoff(self, prefill: int, decode: int) -> float:
         """A pause between the first and the second token. The same for all P of a make, where D computes no prompts and
-        pulls nothing now, and they are on its machine, or none of them is.
+        nothing that it pulls is in the way, and they are on its machine, or none of them is.
         """
-        near, speeds = self.fleet.near(prefill, decode), self.fleet.book.speeds
-        busy = self.fleet.columns.prefills.item(decode) or self.fleet.book.pulls(decode).moving_ms
-        kind = prefill if busy else -1 - speeds.kind(prefill)
+        near = self.fleet.near(prefill, decode)
+        alone = self.learns(decode) and not self._behind_ms(prefill, decode)
+        kind = -1 - self.fleet.book.speeds.kind(prefill) if alone else prefill
         price = self._paused.get((decode, kind, near))
         if price is None:
             price = self._paused[decode, kind, near] = self._pause(decode, self.pause_ms(prefill, decode))
@@ -209,11 +211,16 @@ class Prices(ABC):
         Where D computes prompts as well, an answer that comes there waits for those before it: a prompt that runs takes
         what there is of each step's token budget, and only what is left goes to those who wait (vLLM's scheduler).
         """
-        pulls = self.fleet.book.pulls(decode)
-        pause_ms = self.unmoved_ms(decode) + self.moving_ms(prefill, decode)
-        if pulls.moving_ms:
-            pause_ms += max(0.0, pulls.ends_ms(self.wanted.now) - self._comes_ms(prefill) - self.unmoved_ms(decode))
+        pause_ms = self.unmoved_ms(decode) + self.moving_ms(prefill, decode) + self._behind_ms(prefill, decode)
         return pause_ms + self._queued_ms(prefill, decode, pause_ms)
+
+    def _behind_ms(self, prefill: int, decode: int) -> float:
+        """How long it waits on D for what is pulled before it."""
+        left_ms = self._pulled.get(decode)
+        if left_ms is None:
+            ends_ms = self.fleet.book.pulls(decode).ends_ms(self.wanted.now)
+            left_ms = self._pulled[decode] = ends_ms - self.unmoved_ms(decode)
+        return max(0.0, left_ms - self._comes_ms(prefill))
 
     def unmoved_ms(self, decode: int) -> float:
         """The same with a network that takes no time, and nothing before it on D."""
@@ -235,8 +242,7 @@ class Prices(ABC):
 
     def moving_ms(self, prefill: int, decode: int) -> float:
         """What moving its KV takes, by what D's pulls have taken."""
-        near = self.fleet.near(prefill, decode)
-        pulls, now = self.fleet.book.pulls(decode), self.wanted.now
+        pulls, now, near = self.fleet.book.pulls(decode), self.wanted.now, self.fleet.near(prefill, decode)
         return pulls.expects_ms(self.told_ms(prefill, decode), now, near=near) * pulls.slower(now)
 
     def told_ms(self, prefill: int, decode: int) -> float:
