@@ -22,6 +22,7 @@ from cluster.registry.membership import State as MemberState
 from cluster.registry.registry import Refused, Registry, RegistryDown
 from engine.agent.grants import concerning
 from engine.agent.http import agent_app, listen
+from engine.agent.kv_events import follow, make_room
 from engine.agent.machine import (
     AgentMachine,
     DrainAsked,
@@ -43,7 +44,7 @@ from engine.agent.meetings import exposition
 from engine.agent.rules import Rules
 from engine.agent.transfers import MEETING_S, Transfers
 from engine.vllm.child import Change, EngineProcess
-from engine.vllm.evictions import Evictions, follow, make_room
+from engine.vllm.evictions import Evictions
 from engine.vllm.probe import Probe, Unwell
 from kvtransfer.seal import Identity
 

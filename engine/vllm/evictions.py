@@ -1,4 +1,4 @@
-"""What an engine has thrown out of its KV cache, from vLLM's KV events. A shell: a socket; `Evictions` is pure.
+"""What an engine has thrown out of its KV cache, from vLLM's KV events. Pure: `engine.agent.kv_events` hears them.
 
 vLLM names blocks by hashes that no text leads to, so nobody can learn from events who has which prompt (that is
 guessed from what went there, `router.prefixes`). They say how much was thrown out: routers forget as much, also where
@@ -7,13 +7,9 @@ others filled that cache. The events hold the prompts' tokens: their socket is a
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
 from typing import Any
 
 import msgspec
-
-logger = logging.getLogger("baton.agent")
 
 BATCHES_MAX = 1000
 """That vLLM keeps for an agent which does not read; what is lost is not forgotten."""
@@ -83,38 +79,3 @@ def config_of(path: str) -> dict[str, Any]:
         "buffer_steps": 1,  # nobody asks for what is past
         "hwm": BATCHES_MAX,
     }
-
-
-def make_room(path: Path) -> None:
-    """A folder for the socket that nobody else looks into.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.parent.chmod(0o700)
-
-
-async def follow(path: str, heard: Evictions) -> None:
-    """Hear what the engine publishes, for ever; it may come and go."""
-    import zmq.asyncio  # noqa: PLC0415 - vLLM brings it; nobody else needs it
-
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.SUB)
-    told = False
-    try:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.subscribe(b"")
-        socket.connect(f"ipc://{path}")
-        while True:
-            parts = await socket.recv_multipart()
-            try:
-                heard.hear(parts[-1])
-            except msgspec.DecodeError as error:
-                if not told:
-                    told = True
-                    logger.warning("KV events that nobody here can read are left out: %s", error)
-    finally:
-        socket.close(0)
-        context.term()

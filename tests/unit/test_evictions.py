@@ -122,3 +122,5 @@ def test_routers_that_keep_no_prefixes_do_not_mind() -> None:
     seen = Seen()
     seen.view.all().prefixes = None
     seen.hears((EACH, 1))
+    assert seen.view.get(InstanceId("p")).evicted == (EACH, 1)
+    assert seen.prefixes.match(NAMES).chunks_of(0) == 10, "it is not theirs"
