@@ -10,7 +10,6 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -172,8 +171,8 @@ def test_no_package_is_forgotten() -> None:
         )
 
 
-@cache
 def functions(path: Path) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
+    """Not kept: so many trees would be looked through at every collection from then on."""
     nodes = ast.walk(ast.parse(path.read_text()))
     return tuple(node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
@@ -194,10 +193,9 @@ CHECKS = re.compile(r"raises|assert|check|expect|verify|fail")
 
 def blind_tests(path: Path) -> Iterator[str]:
     """Tests that can only fail by an error: no assert, no `raises`, no call of what says, or is seen, to check."""
-    asserting = {
-        function.name for function in functions(path) if any(isinstance(n, ast.Assert) for n in ast.walk(function))
-    }
-    for function in functions(path):
+    own = functions(path)
+    asserting = {function.name for function in own if any(isinstance(n, ast.Assert) for n in ast.walk(function))}
+    for function in own:
         called = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
         sighted = function.name in asserting or called & asserting or any(CHECKS.search(name) for name in called)
         if function.name.startswith("test_") and not sighted:
