@@ -5,7 +5,7 @@
 
 A fleet of Llama-3.1-8B on H100 at work: eight requests an instance under way, engines' loads known, prompts of 100 to
 3,000 tokens whose first five chunks somebody may have cached. Timed is a request's whole way through the desk until it
-has its places: what is foretold of it, the choice, the entries in the book. Each time is the least of ten rounds, all
+has its places: what is foretold of it, the choice, the entries in the book. Each time is the least of thirty rounds, all
 cells in each, as a machine has slow minutes; the time of a thread, so that others add caches' misses and nothing else.
 """
 
@@ -39,7 +39,7 @@ from router.view import View
 SIZES: Final = (16, 1000)
 TARGETS_US: Final = {16: 60.0, 1000: 200.0}
 """Of `workload`, the choice alone (design 12)."""
-ROUNDS, REQUESTS = 10, 300
+ROUNDS, REQUESTS = 30, 300
 PROMISE: Final = Promise(ttft_ms=500.0, tpot_ms=30.0)
 ASK: Final = Choose(frozenset(), hand_over=True)
 FLEETS: Final = {"prefill and decode": (Role.PREFILL, Role.DECODE), "both": (Role.BOTH,)}
