@@ -6,7 +6,8 @@
 A fleet of Llama-3.1-8B on H100 at work: eight requests an instance under way, engines' loads known, prompts of 100 to
 3,000 tokens whose first five chunks somebody may have cached. Timed is a request's whole way through the desk until it
 has its places: what is foretold of it, the choice, the entries in the book. Each time is the least of thirty rounds,
-all cells in each, as a machine has slow minutes; the time of a thread, so that others add caches' misses and nothing else.
+all cells in each, as a machine has slow minutes; the time of a thread, so that others add caches' misses and nothing
+else.
 """
 
 from __future__ import annotations
