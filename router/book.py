@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 
 from router.columns import Bools, Floats, grow
+from router.fitted import TOGETHER_S
 from router.pulls import Pull, Pulls
 from router.speeds import UNKNOWN, Make, Speeds
 
@@ -43,9 +44,6 @@ and vLLM preempts."""
 
 STEP_MS_MIN: Final = 0.01
 """Nobody's step is shorter, whatever costs somebody has written down."""
-
-TOGETHER_S: Final = 0.001
-"""Ends of one engine step are no further apart than this."""
 
 REBASE_S: Final = 100 * DUTY_S
 """How far `Book.recent` may grow before it is scaled down again: by e^100, far from where floats end."""

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from cluster.ids import InstanceId
 from router.admission import AHEAD_MS, PROMPTLY, Gate, Line
 from router.foresight import Expected, Foresight
-from router.handoff_guard import Bet, HandoffGuard
+from router.handoff_guard import Foretold, HandoffGuard
 from router.journey import Choose, Chosen, Lost
 from router.policy.workload import gains
 from router.prices.ask import prices_of
@@ -45,7 +45,7 @@ class Seat:
     """One request at the desk."""
 
     __slots__ = (
-        "ahead", "bet", "decode", "degraded", "ended", "entered", "expected", "lane", "late", "prefill", "promise",
+        "ahead", "decode", "degraded", "ended", "entered", "expected", "foretold", "lane", "late", "prefill", "promise",
         "tpot_ms", "ttft_ms", "wanted", "whole",
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ class Seat:
         """It has its class's second promise."""
         self.whole: bool | None = None
         """The guard has it served whole; None: it has not been asked."""
-        self.bet: Bet | None = None
+        self.foretold: Foretold | None = None
         """What was told of it when it was first placed, until its answer begins."""
         self.entered: tuple[int, Wanted] | None = None
         """Its number in a decision log, and what it wants by that (`router.logged`)."""
@@ -240,9 +240,9 @@ class Desk:
         assert chosen.decode is not None
         row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
         seat.ttft_ms, seat.tpot_ms = prices.ttft_at(row), prices.tpot_at(answer_row)
-        if self.guard is not None and seat.bet is None and wanted.arrived and not wanted.prefill_only:
+        if self.guard is not None and seat.foretold is None and wanted.arrived and not wanted.prefill_only:
             wonders = row != answer_row and self.guard.wonders(wanted.slo_class)
-            seat.bet = Bet(prices, row, answer_row, gains(prices, row, answer_row) if wonders else None)
+            seat.foretold = Foretold(prices, row, answer_row, gains(prices, row, answer_row) if wonders else None)
         if self.gate is None:
             return
         prompt_ms = prices.prompt_at(row)
@@ -264,8 +264,8 @@ class Desk:
         if self.foresight is not None:
             self.foresight.prompt_over(seat.expected, seat.wanted, now, done=done, cached_tokens=cached_tokens)
         self._leave_lane(seat)
-        if self.guard is not None and seat.bet is not None and done:
-            self.guard.computed(seat.bet, now)
+        if self.guard is not None and seat.foretold is not None and done:
+            self.guard.computed(seat.foretold, now)
 
     def opened(self, seat: Seat, now: float) -> None:
         """The first token of its answer has come from where it is decoded."""
@@ -277,9 +277,9 @@ class Desk:
 
     def _came(self, seat: Seat, now: float) -> None:
         """Its answer has begun."""
-        if self.guard is not None and seat.bet is not None:
-            self.guard.came(seat.bet, now)
-        seat.bet = None
+        if self.guard is not None and seat.foretold is not None:
+            self.guard.came(seat.foretold, now)
+        seat.foretold = None
 
     def finish(
         self,
@@ -299,11 +299,11 @@ class Desk:
         if self.foresight is not None:
             self.foresight.ended(seat.expected, seat.wanted, now, tokens, cut_off=cut_off, engine_ms=engine_ms)
         self._leave_lane(seat)
-        if self.guard is not None and seat.bet is not None:  # nobody saw it begin: it is in one piece, or has not
+        if self.guard is not None and seat.foretold is not None:  # nobody saw it begin: it is in one piece, or has not
             if tokens and not cut_off:
-                self.guard.came(seat.bet, seat.bet.began_s(now, tokens))
-            self.guard.gone(seat.bet)
-            seat.bet = None
+                self.guard.came(seat.foretold, seat.foretold.began_s(now, tokens))
+            self.guard.gone(seat.foretold)
+            seat.foretold = None
         return self.occupy(seat, None) + self.line.leave(seat, placed=False)
 
     def _leave_place(self, seat: Seat, now: float) -> Calls:

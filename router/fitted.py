@@ -8,6 +8,9 @@ from typing import Final
 PRIOR_SPREAD, PRIOR_COUNT = 0.5, 10.0
 """What was told counts as so many observations whose sizes scatter by this part."""
 
+TOGETHER_S: Final = 0.001
+"""Work that ends no further apart than this has ended with one engine step: it is one observation."""
+
 LINE_RATE: Final = 0.01
 """Work differs in size: a hundred observations say how time grows with it."""
 

@@ -56,12 +56,11 @@ FORGIVEN: Final = 40 * FEW
 WORST: Final = 60.0
 """No request counts for more: two missed targets."""
 
-
 OVERDUE_S: Final = 2.0
 """An answer that should have begun so long ago counts as if it began now: where a network has choked, none begins."""
 
 
-class Bet:
+class Foretold:
     """What was told of one request when it was placed for the first time."""
 
     __slots__ = (
@@ -188,15 +187,15 @@ class _Class:
             return False
         return self.handed.above(_NOTHING) and (self.whole.count < FEW or self.handed.above(self.whole))
 
-    def came(self, bet: Bet, began_s: float) -> None:
+    def came(self, foretold: Foretold, began_s: float) -> None:
         """One has begun to be answered."""
-        dearer = bet.dearer(began_s)
-        if not bet.handed:
+        dearer = foretold.dearer(began_s)
+        if not foretold.handed:
             self.whole.add(dearer)
             return
         self.handed.add(dearer)
-        self.slower.add(bet.slower(began_s))
-        lost = bet.lost(dearer)
+        self.slower.add(foretold.slower(began_s))
+        lost = foretold.lost(dearer)
         if lost is not None:
             self.lost.add(lost)
         if self.off:
@@ -233,7 +232,7 @@ class HandoffGuard:
 
     def __init__(self) -> None:
         self._classes: Final[dict[str, _Class]] = {}
-        self._open: Final[dict[Bet, None]] = {}
+        self._open: Final[dict[Foretold, None]] = {}
         """Handed over, computed, and not begun to be answered; the first to be computed first."""
 
     def allows(self, slo_class: str, now: float) -> bool:
@@ -251,25 +250,29 @@ class HandoffGuard:
         one = self._classes.get(slo_class)
         return one is not None and (one.off or one.later)
 
-    def computed(self, bet: Bet, now: float) -> None:
+    def computed(self, foretold: Foretold, now: float) -> None:
         """Its prompt has been, on P."""
-        if bet.handed:
-            bet.computed_s = now
-            self._open[bet] = None
+        if foretold.handed:
+            foretold.computed_s = now
+            self._open[foretold] = None
 
-    def gone(self, bet: Bet) -> None:
+    def gone(self, foretold: Foretold) -> None:
         """Its answer will not begin, for no fault of ours."""
-        self._open.pop(bet, None)
+        self._open.pop(foretold, None)
 
-    def came(self, bet: Bet, began_s: float) -> None:
+    def came(self, foretold: Foretold, began_s: float) -> None:
         """Its answer has begun, if that was not taken to have happened before."""
-        if bet.handed and self._open.pop(bet, self) is self:
+        if foretold.handed and self._open.pop(foretold, self) is self:
             return
-        one = self._classes.get(bet.slo_class)
+        one = self._classes.get(foretold.slo_class)
         if one is None:
-            one = self._classes[bet.slo_class] = _Class()
-        one.came(bet, began_s)
+            one = self._classes[foretold.slo_class] = _Class()
+        one.came(foretold, began_s)
 
     def off(self) -> dict[str, bool]:
         """By class that it has seen: whether it is served whole now."""
         return {name: one.off for name, one in self._classes.items()}
+
+    def served_whole(self) -> list[str]:
+        """Classes that are now, in order."""
+        return sorted(name for name, off in self.off().items() if off)

@@ -88,7 +88,7 @@ class Operators:
 
     def _say_what_is_off(self) -> None:
         guard = self._router.desk.guard
-        found = set() if guard is None else {name for name, off in guard.off().items() if off}
+        found = set() if guard is None else set(guard.served_whole())
         for name in found - self._off:
             logger.warning("requests of class %r are served whole from now on: handing them over loses", name)
         for name in self._off - found:

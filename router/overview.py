@@ -56,7 +56,7 @@ class Overview:
             "waiting": self._looks.history(now),
             "instances": self._instances(now),
             "pairs": self._told_pairs(),
-            "served_whole": [] if self._desk.guard is None else [c for c, off in self._desk.guard.off().items() if off],
+            "served_whole": [] if self._desk.guard is None else self._desk.guard.served_whole(),
             "line": len(self._desk.line),
             "late_s": round(self._looks.late_s, 4),
             "classes": {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from router.fitted import Fitted
+from router.fitted import TOGETHER_S, Fitted
 
 FADES_S: Final = 300.0
 """What pulls have taught counts for less, the longer ago that was: where it has kept everybody from handing over,
@@ -26,9 +26,6 @@ RATE: Final = 0.03
 
 LEAST_MS: Final = 5.0
 """Nobody's network is called slow for less."""
-
-TOGETHER_S: Final = 0.001
-"""Ends of one engine step are no further apart than this."""
 
 
 class Pull:

@@ -163,8 +163,9 @@ class Agent:
         if self.registry is None:
             return works
         if self.spec.evictions:
-            make_room(Path(self.spec.evictions))
-            works.append((follow(self.spec.evictions, self._evictions), "evictions"))
+            path = Path(self.spec.evictions)
+            make_room(path)
+            works.append((follow(path, self._evictions), "evictions"))
         works.append((self._beat_forever(), "beats"))
         if self._identity is not None and self.spec.door:
             self._moves = self._transfers(self._identity, self.registry)
@@ -258,9 +259,12 @@ class Agent:
             "baton_agent_running": load.running,
             "baton_agent_waiting": load.waiting,
             "baton_agent_kv_usage": load.kv_usage,
-            "baton_agent_kv_evicted_tokens": self._evictions.tokens,
+            "baton_agent_kv_evicted_tokens_total": self._evictions.tokens,
         }
-        text = "".join(f"# TYPE {name} gauge\n{name}{label} {value:g}\n" for name, value in samples.items())
+        text = "".join(
+            f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n{name}{label} {value:.17g}\n"
+            for name, value in samples.items()
+        )
         return text if self._moves is None else text + exposition(self.spec.instance, self._moves.handoffs)
 
     # -- the machine --

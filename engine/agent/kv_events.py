@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 
@@ -22,8 +23,15 @@ def make_room(path: Path) -> None:
     path.parent.chmod(0o700)
 
 
-async def follow(path: str, heard: Evictions) -> None:
-    """Hear what the engine publishes, for ever; it may come and go."""
+def leave_nothing(path: Path) -> None:
+    """Of both; what else somebody has put there stays."""
+    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+
+
+async def follow(path: Path, heard: Evictions) -> None:
+    """Hear what the engine publishes, for ever; it may come and go. The engine has ended before this does."""
     import zmq.asyncio  # noqa: PLC0415 - vLLM brings it; nobody else needs it
 
     context = zmq.asyncio.Context()
@@ -45,3 +53,4 @@ async def follow(path: str, heard: Evictions) -> None:
     finally:
         socket.close(0)
         context.term()
+        leave_nothing(path)

@@ -343,7 +343,7 @@ async def test_heartbeats_say_how_much_its_engine_has_thrown_out(starter: Starte
         await publisher.publish({"type": "AllBlocksCleared"})  # the last one: all others have come before it
         beat = await says(stage, lambda beat: beat.evicted[1] == 1)
         assert beat.evicted[0] % 32 == 0
-        assert "baton_agent_kv_evicted_tokens" in stage.agent.metrics()
+        assert "baton_agent_kv_evicted_tokens_total" in stage.agent.metrics()
     finally:
         publisher.close()
     stage.puppet.becomes(Process.STARTING, 2)

@@ -23,14 +23,8 @@ transfer: {connector: CONNECTOR}
 @pytest.fixture(params=["baton", "nixl"])
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     """A P with room for one long prompt."""
-    path = tmp_path / "baton.yaml"
-    path.write_text(FILE.replace("CONNECTOR", request.param))
-    cluster = Cluster.start(tmp_path, str(path))
-    try:
-        cluster.wait_ready()
+    with Cluster.of(tmp_path, FILE.replace("CONNECTOR", request.param)) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def _evicted(cluster: Cluster) -> dict[str, float]:
@@ -39,7 +33,7 @@ def _evicted(cluster: Cluster) -> dict[str, float]:
     for name, told in cluster.status().items():
         with urllib.request.urlopen(f"{told['agent']}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
-        (line,) = [line for line in lines if line.startswith("baton_agent_kv_evicted_tokens{")]
+        (line,) = [line for line in lines if line.startswith("baton_agent_kv_evicted_tokens_total{")]
         found[name] = float(line.rsplit(" ", 1)[1])
     return found
 

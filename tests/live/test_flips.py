@@ -32,14 +32,8 @@ EACH = 40
 @pytest.fixture(params=["baton", "nixl"])
 def flipping(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     """Two engines that were started for both kinds of leg."""
-    path = tmp_path / "baton.yaml"
-    path.write_text(FILE.replace("CONNECTOR", request.param))
-    cluster = Cluster.start(tmp_path, str(path))
-    try:
-        cluster.wait_ready()
+    with Cluster.of(tmp_path, FILE.replace("CONNECTOR", request.param)) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def _post(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,19 @@ class Cluster:
         for target in (cluster._read_events, cluster._read_words):
             threading.Thread(target=target, daemon=True).start()
         return cluster
+
+    @classmethod
+    @contextmanager
+    def of(cls, state: Path, file: str) -> Iterator[Cluster]:
+        """One that serves, of a cluster file with this text; it is stopped after that, however it ends."""
+        path = state / "baton.yaml"
+        path.write_text(file)
+        cluster = cls.start(state, str(path))
+        try:
+            cluster.wait_ready()
+            yield cluster
+        finally:
+            cluster.stop()
 
     def _read_events(self) -> None:
         assert self.process.stdout is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.handoff_guard import FEW, FORGIVEN, OVERDUE_S, SLOWEST, TRIED_MOST, TRIES, WORST, Bet, HandoffGuard
+from router.handoff_guard import FEW, FORGIVEN, OVERDUE_S, SLOWEST, TRIED_MOST, TRIES, WORST, Foretold, HandoffGuard
 from router.prices.budget import MISS, OWN
 
 TTFT_MS, TPOT_MS, PAUSE_MS = 100.0, 10.0, 30.0
@@ -36,8 +36,8 @@ def prices(
     )
 
 
-def bet(*, pair: bool = True, gains: float | None = None, **given: Any) -> Bet:
-    return Bet(prices(**given), 0, 1 if pair else 0, gains)
+def foretold(*, pair: bool = True, gains: float | None = None, **given: Any) -> Foretold:
+    return Foretold(prices(**given), 0, 1 if pair else 0, gains)
 
 
 class Life:
@@ -54,8 +54,8 @@ class Life:
         self.now += 0.01
         allowed = self.guard.allows(slo_class, self.now)
         handed = pair and allowed
-        wonders = handed and self.guard.wonders(slo_class)
-        each = bet(pair=handed, gains=gains if wonders else None, slo_class=slo_class, arrived=self.now, **self.told)
+        known = gains if handed and self.guard.wonders(slo_class) else None
+        each = foretold(pair=handed, gains=known, slo_class=slo_class, arrived=self.now, **self.told)
         first_s = self.now + (TTFT_MS + late_ms + self.rng.uniform(-20, 20)) / 1000
         if handed:
             self.guard.computed(each, first_s)
@@ -73,16 +73,16 @@ class Life:
 
 
 def test_as_told_is_neither_dearer_nor_cheaper() -> None:
-    each = bet()
+    each = foretold()
     each.computed_s = 10.0 + TTFT_MS / 1000
     assert each.dearer(10.0 + TOLD_S) == pytest.approx(0.0, abs=1e-9)
     assert each.slower(10.0 + TOLD_S) == pytest.approx(1.0)
-    whole = bet(pair=False)
+    whole = foretold(pair=False)
     assert whole.dearer(10.0 + TTFT_MS / 1000) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_longer_pause_is_spread_over_an_answer_in_the_middle() -> None:
-    each = bet()
+    each = foretold()
     each.computed_s = 10.0 + TTFT_MS / 1000
     found = each.dearer(10.0 + TOLD_S + 0.5)
     used = [(TPOT_MS + (PAUSE_MS + more) / (MIDDLE - 1)) / UNIT_TPOT for more in (0.0, 500.0)]
@@ -90,16 +90,16 @@ def test_a_longer_pause_is_spread_over_an_answer_in_the_middle() -> None:
 
 
 def test_a_target_that_is_missed_counts_as_in_prices() -> None:
-    each = bet(promised=True)
+    each = foretold(promised=True)
     each.computed_s = 10.0 + TTFT_MS / 1000
     assert MISS < each.dearer(10.0 + TOLD_S + 10.0) <= WORST
     assert each.slower(20.0) == SLOWEST
-    late = bet(pair=False, promised=True)
+    late = foretold(pair=False, promised=True)
     assert MISS < late.dearer(11.0) <= WORST
 
 
 def test_one_in_one_piece_began_its_answer_before() -> None:
-    each = bet()
+    each = foretold()
     each.computed_s = 10.2
     assert each.began_s(15.0, 101) == pytest.approx(15.0 - 100 * TPOT_MS / 1000)
     assert each.began_s(10.5, 101) == 10.2, "not before its prompt was computed"
@@ -141,11 +141,11 @@ def test_a_slow_fleet_is_not_the_handoffs_fault() -> None:
 def test_whole_ones_that_are_as_late_are_no_better() -> None:
     """A pair that was to gain a little came dearer by more than that, and so did those served whole."""
     life, pause_ms = Life(), 30 * PAUSE_MS
-    each = bet()
+    each = foretold()
     each.computed_s = 10.0
     dearer = each.dearer(10.0 + pause_ms / 1000)
     late_ms = 60.0
-    whole = bet(pair=False).dearer(10.0 + (TTFT_MS + late_ms) / 1000)
+    whole = foretold(pair=False).dearer(10.0 + (TTFT_MS + late_ms) / 1000)
     assert 0 < whole < dearer
     assert life.many(3000, pause_ms=pause_ms, gains=dearer - 0.8 * whole, late_ms=late_ms) == 1.0
     assert life.guard.wonders("")
@@ -169,7 +169,7 @@ def test_how_long_p_takes_is_not_the_guards_business() -> None:
 
 
 def test_one_that_p_never_computed_says_nothing_of_handing_over() -> None:
-    guard, each = HandoffGuard(), bet(gains=0.0)
+    guard, each = HandoffGuard(), foretold(gains=0.0)
     guard.came(each, 30.0)
     assert guard.off() == {}
 
@@ -197,7 +197,7 @@ def test_what_never_begins_is_found_out_as_well() -> None:
         now = 10.0 + at * 0.01
         if guard.allows("", now):
             handed += 1
-            guard.computed(bet(gains=0.0 if guard.wonders("") else None, arrived=now), now + TTFT_MS / 1000)
+            guard.computed(foretold(gains=0.0 if guard.wonders("") else None, arrived=now), now + TTFT_MS / 1000)
     assert guard.off() == {"": True}
     assert handed < 2 * (OVERDUE_S + TOLD_S) / 0.01 + 2 * FEW + 2000 / TRIES
 
@@ -205,7 +205,7 @@ def test_what_never_begins_is_found_out_as_well() -> None:
 def test_who_left_says_nothing() -> None:
     guard = HandoffGuard()
     for at in range(200):
-        each = bet(arrived=10.0 + at)
+        each = foretold(arrived=10.0 + at)
         guard.computed(each, 10.5 + at)
         guard.gone(each)
         guard.allows("", 10.0 + at)
@@ -213,7 +213,7 @@ def test_who_left_says_nothing() -> None:
 
 
 def test_one_that_was_overdue_counts_once() -> None:
-    guard, each = HandoffGuard(), bet(gains=0.0)
+    guard, each = HandoffGuard(), foretold(gains=0.0)
     guard.computed(each, 10.2)
     guard.allows("", each.due_s + 1)
     guard.came(each, each.due_s + 5)

@@ -27,6 +27,20 @@ def one_by_one(here: Pulls, times_ms: list[tuple[float, float]], *, near: bool =
     return now
 
 
+def together(here: Pulls, told: list[tuple[float, bool]], took_ms: float, times: int) -> float:
+    """So many times over, pulls that begin and end together; told (what they were told to take, near)."""
+    now = 100.0
+    for _ in range(times):
+        some = [pull(here, told_ms, now, near=near) for told_ms, near in told]
+        for each in some:
+            here.begin(each, now)
+        now += (UNMOVED_MS + took_ms) / 1000
+        for each in some:
+            here.end(each, now, done=True)
+        now += 1.0
+    return now
+
+
 def test_without_a_pull_the_costs_are_believed() -> None:
     here = Pulls()
     assert here.expects_ms(7.0, 5.0, near=False) == 7.0
@@ -74,29 +88,15 @@ def test_an_engine_that_stood_still_for_half_a_minute_says_little() -> None:
 
 def test_pulls_that_share_a_network_are_not_taken_for_slow_ones() -> None:
     """Four at once end together, each after the time of all."""
-    here, now = Pulls(), 100.0
-    for _ in range(50):
-        some = [pull(here, told, now) for told in (4.0, 4.0, 10.0, 6.0)]
-        for each in some:
-            here.begin(each, now)
-        now += (UNMOVED_MS + 24.0) / 1000
-        for each in some:
-            here.end(each, now, done=True)
-        now += 1.0
+    here = Pulls()
+    now = together(here, [(told_ms, False) for told_ms in (4.0, 4.0, 10.0, 6.0)], took_ms=24.0, times=50)
     assert here.expects_ms(24.0, now, near=False) == pytest.approx(24.0, rel=0.05)
     assert here.expects_ms(12.0, now, near=False) == pytest.approx(12.0, rel=0.2)
 
 
 def test_two_networks_that_end_together_are_two_observations() -> None:
-    here, now = Pulls(), 100.0
-    for _ in range(30):
-        some = [pull(here, 10.0, now, near=near) for near in (False, True)]
-        for each in some:
-            here.begin(each, now)
-        now += (UNMOVED_MS + 30.0) / 1000
-        for each in some:
-            here.end(each, now, done=True)
-        now += 1.0
+    here = Pulls()
+    now = together(here, [(10.0, False), (10.0, True)], took_ms=30.0, times=30)
     assert here.expects_ms(10.0, now, near=False) == pytest.approx(30.0, rel=0.05)
     assert here.expects_ms(10.0, now, near=True) < 1.0, "of the second of them nothing was seen"
 
