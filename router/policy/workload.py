@@ -17,7 +17,7 @@ instance for both legs: so whether to hand over at all is one more comparison of
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.columns import Bools, Ints
 from router.journey import Chosen
@@ -58,7 +58,7 @@ def weighed(fleet: Fleet, wanted: Wanted, hysteresis: float, alike: float) -> Ch
     options = _wholes(prices, _able(found, wanted))
     if wanted.hand_over:
         begin = [each.ranked for each in options if each.open]
-        ways = _Ways(fleet, prices, 1 + hysteresis, 1 + alike, fleet.parted)
+        ways = _Ways(fleet, prices, 1 + hysteresis, 1 + alike)
         bests: dict[bool, _Option] = {}
         for prefills, decodes in fleet.kinships(found):
             _pair_up(ways, prefills, decodes, min(begin, default=math.inf), bests)
@@ -76,30 +76,36 @@ def gains(prices: Prices, prefill: int, decode: int) -> float:
     return min((each.price for each in wholes), default=math.inf) - pair
 
 
-class _Ways(NamedTuple):
-    """What pairs are compared by."""
+class _Ways:
+    """What pairs are compared by. (Compiled, classes are made and read several times quicker than named tuples.)"""
 
-    fleet: Fleet
-    prices: Prices
-    dearer: float
-    """So many times its price is a pair's rank..."""
-    dearer_alike: float
-    """... and that of one whose two could do each other's part."""
-    parted: bool
-    """There are pairs that hand nothing over."""
+    __slots__ = ("dearer", "dearer_alike", "fleet", "parted", "prices")
+
+    def __init__(self, fleet: Fleet, prices: Prices, dearer: float, dearer_alike: float) -> None:
+        self.fleet: Final = fleet
+        self.prices: Final = prices
+        self.dearer: Final = dearer
+        """So many times its price is a pair's rank..."""
+        self.dearer_alike: Final = dearer_alike
+        """... and that of one whose two could do each other's part."""
+        self.parted: Final = fleet.parted
+        """There are pairs that hand nothing over."""
 
 
-class _Option(NamedTuple):
+class _Option:
     """One way to serve it."""
 
-    price: float
-    ranked: float
-    """With `HYSTERESIS`."""
-    prefill: int
-    """Row; equal to `decode` for a single instance."""
-    decode: int
-    open: bool
-    """It can begin now, or nearly so."""
+    __slots__ = ("decode", "open", "prefill", "price", "ranked")
+
+    def __init__(self, price: float, ranked: float, prefill: int, decode: int, begins: bool) -> None:  # noqa: FBT001
+        self.price: Final = price
+        self.ranked: Final = ranked
+        """With `HYSTERESIS`."""
+        self.prefill: Final = prefill
+        """Row; equal to `decode` for a single instance."""
+        self.decode: Final = decode
+        self.open: Final = begins
+        """It can begin now, or nearly so."""
 
 
 def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option]) -> Chosen:
@@ -157,13 +163,16 @@ def _pair_up(ways: _Ways, prefills: Ints, decodes: Ints, below: float, bests: di
             bests[begins] = found
 
 
-class _Second(NamedTuple):
+class _Second:
     """One that may decode."""
 
-    price: float
-    row: int
-    kind: int
-    """Which make it is, where it computes prompts as well."""
+    __slots__ = ("kind", "price", "row")
+
+    def __init__(self, price: float, row: int, kind: int) -> None:
+        self.price: Final = price
+        self.row: Final = row
+        self.kind: Final = kind
+        """Which make it is, where it computes prompts as well."""
 
 
 def _kind(fleet: Fleet, does: Bools, row: int, otherwise: int) -> int:
@@ -177,8 +186,9 @@ def _best_second(ways: _Ways, priced: tuple[float, int], seconds: list[_Second],
     """
     fleet, prices, found, harm, (price, first) = ways.fleet, ways.prices, None, -1.0, priced
     kind = _kind(fleet, fleet.columns.decodes, first, -2)
-    for more, second, other in seconds:
-        dearer = ways.dearer_alike if other == kind else ways.dearer
+    for each in seconds:
+        more, second = each.price, each.row
+        dearer = ways.dearer_alike if each.kind == kind else ways.dearer
         if (price + more) * dearer >= below or first == second or (ways.parted and fleet.apart(first, second)):
             continue
         if harm < 0:

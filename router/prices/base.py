@@ -86,7 +86,9 @@ class Prices(ABC):
         self._pulled: Final[dict[int, float]] = {}
         """By D: when all that it pulls now will be there, less what a handoff waits for beside that."""
         self._told: Final[dict[tuple[int, int, bool], float]] = {}
+        self._pauses_ms: Final[dict[tuple[int, int, bool], float]] = {}
         self._paused: Final[dict[tuple[int, int, bool], float]] = {}
+        """What such a pause costs."""
 
     def _step_alone_ms(self) -> float:
         """An idle instance's step with nothing but this answer, on the fastest make there is."""
@@ -185,13 +187,17 @@ class Prices(ABC):
         """A pause between the first and the second token. The same for all P of a make, where D computes no prompts and
         nothing that it pulls is in the way, and they are on its machine, or none of them is.
         """
-        near = self.fleet.near(prefill, decode)
+        way = self._way(prefill, decode)
+        price = self._paused.get(way)
+        if price is None:
+            price = self._paused[way] = self._pause(decode, self._pause_ms(way, prefill, decode))
+        return price
+
+    def _way(self, prefill: int, decode: int) -> tuple[int, int, bool]:
+        """Pauses of one of these are alike: a D, and a P, or any P of a make."""
         alone = self.learns(decode) and not self._behind_ms(prefill, decode)
         kind = -1 - self.fleet.book.speeds.kind(prefill) if alone else prefill
-        price = self._paused.get((decode, kind, near))
-        if price is None:
-            price = self._paused[decode, kind, near] = self._pause(decode, self.pause_ms(prefill, decode))
-        return price
+        return decode, kind, self.fleet.near(prefill, decode)
 
     def hold(self, prefill: int, decode: int) -> float:
         """What keeping its blocks for D costs P: blocks × seconds, as the part of P's memory that they are, times the
@@ -211,8 +217,15 @@ class Prices(ABC):
         Where D computes prompts as well, an answer that comes there waits for those before it: a prompt that runs takes
         what there is of each step's token budget, and only what is left goes to those who wait (vLLM's scheduler).
         """
-        pause_ms = self.unmoved_ms(decode) + self.moving_ms(prefill, decode) + self._behind_ms(prefill, decode)
-        return pause_ms + self._queued_ms(prefill, decode, pause_ms)
+        return self._pause_ms(self._way(prefill, decode), prefill, decode)
+
+    def _pause_ms(self, way: tuple[int, int, bool], prefill: int, decode: int) -> float:
+        found = self._pauses_ms.get(way)
+        if found is None:
+            found = self.unmoved_ms(decode) + self.moving_ms(prefill, decode) + self._behind_ms(prefill, decode)
+            found += self._queued_ms(prefill, decode, found)
+            self._pauses_ms[way] = found
+        return found
 
     def _behind_ms(self, prefill: int, decode: int) -> float:
         """How long it waits on D for what is pulled before it."""

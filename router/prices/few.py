@@ -128,8 +128,13 @@ class RowByRow(Prices):
             self._before.append(before)
             self._used.append(before + more)
 
+    def _prices(self) -> tuple[list[float], list[float]]:
+        """Of both legs at each row."""
+        if not self._prefill:
+            self._price()
+        return self._prefill, self._decode
+
     def _price(self) -> None:
-        """Both legs at each row."""
         book, per = self.fleet.book, 1.0 / self.ttft_unit
         first, second = OWN_MISSED if self.ttft_ms else OWN, OWN_MISSED if self.tpot_ms else OWN
         self._prefill = [first.of(self._ttft[row] * per) for row in range(self._rows)]
@@ -156,8 +161,13 @@ class RowByRow(Prices):
                 pushed = missed_one(self._used[row] * part) - missed_one(self._before[row] * part)
                 self._decode[row] += pushed * (decoding[row] * MISS)
 
-    def _take_answers(self) -> None:
+    def _answering(self) -> list[bool]:
         """Where there is room for its answer."""
+        if not self._answers:
+            self._take_answers()
+        return self._answers
+
+    def _take_answers(self) -> None:
         book, gate, own = self.fleet.book, self.fleet.gate, self.own_tokens()
         free: list[float] = book.kv_free.tolist()
         self._answers = [self._places[row] and free[row] >= own for row in range(self._rows)]
@@ -197,21 +207,15 @@ class RowByRow(Prices):
 
     def answers_at(self, row: int) -> bool:
         """See `Prices`."""
-        if not self._answers:
-            self._take_answers()
-        return self._answers[row]
+        return self._answering()[row]
 
     def prefill_at(self, row: int) -> float:
         """See `Prices`."""
-        if not self._prefill:
-            self._price()
-        return self._prefill[row]
+        return self._prices()[0][row]
 
     def decode_at(self, row: int) -> float:
         """See `Prices`."""
-        if not self._prefill:
-            self._price()
-        return self._decode[row]
+        return self._prices()[1][row]
 
     # --- of some rows -------------------------------------------------------------------------------------------------
 
@@ -219,20 +223,19 @@ class RowByRow(Prices):
         """See `Prices`."""
         now: Priced = []
         later: Priced = []
-        both = not self.wanted.prefill_only
         among: list[int] = rows.tolist()
+        answers, (prefill, decode), opened = self._answering(), self._prices(), self._open
         for row in among:
-            if self.answers_at(row):
-                price = self.prefill_at(row)
-                if both:
-                    price += self.decode_at(row)
-                (now if self._open[row] else later).append((price, row))
+            if answers[row]:
+                price = prefill[row] if self.wanted.prefill_only else prefill[row] + decode[row]
+                (now if opened[row] else later).append((price, row))
         return _best(now, count), _best(later, count)
 
     def best_prefills(self, rows: Ints, count: int) -> Priced:
         """See `Prices`."""
         among: list[int] = rows.tolist()
-        found = sorted([(self.prefill_at(row), row) for row in among if self._places[row]], key=_PRICE)
+        (prefill, _), places = self._prices(), self._places
+        found = sorted([(prefill[row], row) for row in among if places[row]], key=_PRICE)
         best = found[:count]
         if not any(self._open[row] for _, row in best):
             for each in found[count:]:
@@ -244,7 +247,8 @@ class RowByRow(Prices):
     def best_decodes(self, rows: Ints, count: int) -> Priced:
         """See `Prices`."""
         among: list[int] = rows.tolist()
-        return _best([(self.decode_at(row), row) for row in among if self.answers_at(row)], count)
+        answers, (_, decode) = self._answering(), self._prices()
+        return _best([(decode[row], row) for row in among if answers[row]], count)
 
     def least_prompt_ms(self, rows: Ints) -> float:
         """See `Prices`."""
