@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import Cluster
+from support.cluster import Cluster, within
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.yaml"
 
@@ -22,6 +22,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     running = Cluster.start(state, str(file))
     try:
         running.wait_ready()
+        within(60, running.proven)  # what engines pull for the router's own prompts is counted with the tests'
         yield running
     finally:
         if running.process.poll() is None:
