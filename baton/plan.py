@@ -52,6 +52,8 @@ class Wanted:
     """Path of its connector's socket, where that is Baton's."""
     digests: bool = False
     """Whether pulled blocks are compared with what was held, where the connector is Baton's."""
+    tenants: tuple[str, ...] = ()
+    """Whose requests alone it serves; none: everybody's."""
 
     @property
     def gpus(self) -> int:
@@ -111,6 +113,8 @@ class Planned:
         if wanted.door:
             words += ["--door", wanted.door]
             words += ["--digests"] if wanted.digests else []
+        for tenant in wanted.tenants:
+            words += ["--tenant", tenant]
         for name, value in wanted.env.items():
             words += ["--env", f"{name}={value}"]
         return words
@@ -148,6 +152,7 @@ def from_file(spec: Spec, vllm_args: list[str]) -> list[Wanted]:
             flips=each.flips,
             connector=each.connector,
             digests=each.digests,
+            tenants=each.tenants,
         )
         for each in instances(spec)
     ]

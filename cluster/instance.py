@@ -65,3 +65,9 @@ class Instance:
     it is taken to have what any other one has."""
     node: str = ""
     """Which machine it is on, told apart by equality only; empty: nobody says."""
+    tenants: frozenset[str] = frozenset()
+    """Whose requests alone it serves; empty: everybody's."""
+
+    def serves(self, tenant: str | None) -> bool:
+        """Whether it takes requests of this tenant (empty: of nobody in particular; None: whoever's)."""
+        return tenant is None or not self.tenants or tenant in self.tenants

@@ -47,12 +47,14 @@ class Aliases:
         return [*entries.values(), *also]
 
 
-def usual_model(fleet: Iterable[InstanceView]) -> str | None:
-    """What a request gets that names no model: as with one engine, the first that is served. None: there is only one.
+def usual_model(fleet: Iterable[InstanceView], tenant: str) -> str | None:
+    """What a tenant's request gets that names no model: as with one engine, the first that is served. None: there is
+    only one.
 
     Both of its legs need the same one. Adapters are never meant.
     """
-    served = (entry for seen in fleet for entry in seen.models_json if not entry.get("parent"))
+    able = (seen for seen in fleet if seen.instance.serves(tenant))
+    served = (entry for seen in able for entry in seen.models_json if not entry.get("parent"))
     names = dict.fromkeys(str(entry["id"]) for entry in served if "id" in entry)
     return next(iter(names)) if len(names) > 1 else None
 

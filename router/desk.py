@@ -175,6 +175,7 @@ class Desk:
             ttft_ms=promise.ttft_ms,
             tpot_ms=promise.tpot_ms,
             late=seat.late,
+            own=self.view.all().own(seat.wanted.tenant) != "",
             now=now,
         )
 
@@ -188,7 +189,7 @@ class Desk:
         """Whether it can still have its first token in time, on the best instance and with nobody before it."""
         if self.gate is None or seat.late or not wanted.ttft_ms:
             return wanted
-        found, sure = self.view.all().ready(wanted.model), self.view.all().book.speeds.sure
+        found, sure = self.view.all().ready_for(wanted), self.view.all().book.speeds.sure
         rows = found.any if sure(found.any) else found.prefills  # who only decodes has timed no prompt
         if not len(rows) or not sure(rows):
             return wanted
@@ -210,7 +211,7 @@ class Desk:
             self.line.enter(seat, wanted)
             return ()
         fleet = self.view.all()
-        rows = fleet.ready(wanted.model).prefills
+        rows = fleet.ready_for(wanted).prefills
         prices = prices_of(fleet, wanted)
         work_ms = prices.least_prompt_ms(rows) if len(rows) else 0.0
         lead_ms = AHEAD_MS + float(fleet.book.speeds.lead[rows].min()) if len(rows) else 0.0
@@ -228,7 +229,7 @@ class Desk:
         return calls
 
     def _shed(self, wanted: Wanted) -> Chosen:
-        rows = self.view.all().ready(wanted.model).prefills
+        rows = self.view.all().ready_for(wanted).prefills
         wait_s = self.line.drains_s(max(1, len(rows)))
         because = f"its first token would come after {wanted.ttft_ms:g} ms, and its class is refused then"
         return Chosen(None, None, because, shed_s=max(1, math.ceil(wait_s)))

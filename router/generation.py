@@ -82,14 +82,14 @@ class Generation:
         verdict = exact.verdict(path, body)
         hand_over = verdict.way is not Way.WHOLE
         wanted = Wanted(
-            model=model if model is not None else usual_model(router.view.all()),
+            model=model if model is not None else usual_model(router.view.all(), tenant),
             hand_over=hand_over,
             prefill_only=exact.single_token(body),
             tenant=tenant,
             slo_class=client.slo_class,
             arrived=arrived,
         )
-        self._check_model(model)
+        self._check_model(model, tenant)
         seat, taken = self._take_in(wanted, request)
         limit = router.config.first_token_s
         journey = Journey(
@@ -122,8 +122,8 @@ class Generation:
             ours["model"] = body["model"]
         return body, bodies.spliced(raw, ours)
 
-    def _check_model(self, name: str | None) -> None:
-        known = self._router.view.models()
+    def _check_model(self, name: str | None, tenant: str) -> None:
+        known = self._router.view.models(tenant)
         if name is not None and known and name not in known:
             raise unknown_model(name[:200], self._router.aliases.names(known))
 

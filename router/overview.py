@@ -89,6 +89,7 @@ class Overview:
                     "epoch": seen.instance.epoch,
                     "weights": seen.instance.weights,
                     "node": seen.instance.node,
+                    "tenants": sorted(seen.instance.tenants),
                     "legs": seen.inflight,
                     "credits": seen.credits,
                     "running": load.running,

@@ -198,7 +198,7 @@ def lacks(desk: Desk, now: float) -> dict[str, float]:
 
 def _lacks(desk: Desk, seat: Seat, now: float) -> Mapping[str, float]:
     fleet, wanted = desk.view.all(), seat.wanted
-    ready = fleet.ready(wanted.model)
+    ready = fleet.ready_for(wanted)
     if not len(ready.prefills) or not len(ready.decodes):
         return {"decode" if len(ready.prefills) else "prefill": 1.0}
     if len(ready.of.get(Role.BOTH, ())) == len(ready.any):
@@ -211,7 +211,7 @@ def _lacks(desk: Desk, seat: Seat, now: float) -> Mapping[str, float]:
 
 def _room(desk: Desk, fleet: Fleet, seat: Seat, now: float) -> tuple[bool, bool]:
     """Whether there is a place for its prompt, and one for its answer."""
-    ready, routers = fleet.ready(seat.wanted.model), desk.view.routers
+    ready, routers = fleet.ready_for(seat.wanted), desk.view.routers
     if fleet.gate is None or not seat.promise.ttft_ms:
         free = fleet.columns.inflight < fleet.columns.limits(routers)
         return bool(free[ready.prefills].any()), bool(free[ready.decodes].any())

@@ -310,24 +310,24 @@ class Router:
             403, "PermissionDeniedError", f"`{http.path}` changes one engine: call it on each engine itself."
         )
 
-    async def models(self, _: web.Request) -> web.Response:
-        """``/v1/models``: what ready instances serve, each model once, in the engines' own words."""
-        return _json({"object": "list", "data": self._cards()})
+    async def models(self, http: web.Request) -> web.Response:
+        """``/v1/models``: what ready instances serve for who asks, each model once, in the engines' own words."""
+        return _json({"object": "list", "data": self._cards(_tenant_of(http))})
 
-    def _cards(self) -> list[Mapping[str, Any]]:
+    def _cards(self, tenant: str) -> list[Mapping[str, Any]]:
         entries: dict[str, dict[str, object]] = {}
         for seen in self.view.all():
-            for entry in seen.models_json if seen.ready else ():
+            for entry in seen.models_json if seen.ready and seen.instance.serves(tenant) else ():
                 entries.setdefault(str(entry.get("id")), entry)
         return self.aliases.cards(entries)
 
     async def model(self, http: web.Request) -> web.Response:
         """``/v1/models/NAME``: one of them."""
-        name = http.match_info["name"]
-        for entry in self._cards():
+        name, tenant = http.match_info["name"], _tenant_of(http)
+        for entry in self._cards(tenant):
             if entry.get("id") == name:
                 return _json(entry)
-        raise unknown_model(name[:200], self.aliases.names(self.view.models()))
+        raise unknown_model(name[:200], self.aliases.names(self.view.models(tenant)))
 
     async def openapi(self, _: web.Request) -> web.Response:
         """``/openapi.json``: this side's paths."""

@@ -24,6 +24,7 @@ from router.speeds import Make
 if TYPE_CHECKING:
     from router.admission import Gate
     from router.prices.base import Prices
+    from router.records import Wanted
 
 MET_MAX: Final = 4096
 """Producers remembered of a decode instance: four lives of each of a thousand. Who is forgotten is met once more."""
@@ -260,11 +261,13 @@ class Fleet(Sequence[InstanceView]):
         self.distrusted: Mapping[tuple[InstanceId, InstanceId], str] = {}
         """Pairs of prefill and decode instances that failed their proof (`router.proofs`), and how."""
         self._rows: dict[int, InstanceView] = {}
-        self._ready: dict[str | None, Ready] = {}
+        self._ready: dict[tuple[str | None, str | None], Ready] = {}
         self._version = -1
         self._ranked = False
         self._weights: tuple[int, ...] = ()
         """Numbers of all weights that somebody says are served."""
+        self._tenants: frozenset[str] = frozenset()
+        """All that some instances are kept for."""
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -283,19 +286,33 @@ class Fleet(Sequence[InstanceView]):
         """The instance of a row."""
         return self._rows[row]
 
-    def ready(self, model: str | None) -> Ready:
-        """Who is ready and serves this model (None: any). Kept until that changes; rows ascend."""
+    def ready_for(self, wanted: Wanted) -> Ready:
+        """Who is ready for such a request."""
+        return self.ready(wanted.model, wanted.tenant)
+
+    def ready(self, model: str | None, tenant: str | None = None) -> Ready:
+        """Who is ready and serves this model (None: any) and this tenant (None: any). Kept until that changes; rows
+        ascend.
+        """
         self._refresh()
-        found = self._ready.get(model)
+        if tenant is not None:
+            tenant = self.own(tenant) if self._tenants else None
+        found = self._ready.get((model, tenant))
         if found is None:
             columns = self.columns
-            rows = [view.row for view in self if view.ready and (model is None or model in view.models)]
+            able = [view for view in self if view.ready and view.instance.serves(tenant)]
+            rows = [view.row for view in able if model is None or model in view.models]
             some = np.array(sorted(rows), dtype=np.int64)
             prefills, decodes = some[columns.prefills[some]], some[columns.decodes[some]]
             of = {role: some[[self._rows[row].role is role for row in some.tolist()]] for role in Role} if rows else {}
             found = Ready(some, prefills, decodes, of)
-            self._ready[model] = found
+            self._ready[model, tenant] = found
         return found
+
+    def own(self, tenant: str) -> str:
+        """A tenant that some instances are kept for; all others are one: the one without a name."""
+        self._refresh()
+        return tenant if tenant in self._tenants else ""
 
     def _refresh(self) -> None:
         """Throw away what was derived before the last change of who may be chosen."""
@@ -305,6 +322,7 @@ class Fleet(Sequence[InstanceView]):
         self._version = self.columns.version
         named = {self.columns.weights.item(row) for row in self._rows} - {0}
         self._weights = tuple(sorted(named))
+        self._tenants = frozenset().union(*(view.instance.tenants for view in self))
         if not self._ranked:
             self._ranked = True
             for rank, name in enumerate(sorted(self.by_id)):
@@ -419,7 +437,8 @@ class View:
         self._met: Final[dict[InstanceId, dict[str, None]]] = {}
         """By decode instance, the producers it has pulled from, the oldest first."""
         self._aside: Mapping[InstanceId, str] = {}
-        self._models: tuple[str, ...] = ()
+        self._models: dict[str, tuple[str, ...]] = {}
+        """By tenant that some instances are kept for."""
         self._models_at = -1
         """At which version of the columns these were all that is served."""
         self.routers = 1
@@ -574,10 +593,14 @@ class View:
         if view.inflight == 0 and view.state == "gone":
             self._fleet.remove(instance)
 
-    def models(self) -> tuple[str, ...]:
-        """Names of all models that some instance serves, ready or not, in order, once each."""
-        version = self._fleet.columns.version
+    def models(self, tenant: str) -> tuple[str, ...]:
+        """Names of all models that some instance serves for this tenant, ready or not, in order, once each."""
+        version, whose = self._fleet.columns.version, self._fleet.own(tenant)
         if version != self._models_at:
             self._models_at = version
-            self._models = tuple(dict.fromkeys(name for view in self.all() for name in view.models))
-        return self._models
+            self._models.clear()
+        found = self._models.get(whose)
+        if found is None:
+            serving = (view.models for view in self.all() if view.instance.serves(whose))
+            found = self._models[whose] = tuple(dict.fromkeys(name for models in serving for name in models))
+        return found

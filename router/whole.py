@@ -56,7 +56,7 @@ class Whole:
             clean, model = aliases.in_form(self._router.aliases, clean, content_type)
         else:
             model = bodies.model_of(body)
-        self._check_model(model)
+        self._check_model(model, tenant)
         instance = await self._instance(path, tenant, model, body)
         if path == paths.RESPONSES and read:
             body["request_id"] = paths.response_id(secrets.token_hex(16), _tag(tenant, instance.id))
@@ -70,8 +70,8 @@ class Whole:
         self._router.aliases.apply(body)
         read.append(body)
 
-    def _check_model(self, model: str | None) -> None:
-        served = self._router.view.models()
+    def _check_model(self, model: str | None, tenant: str) -> None:
+        served = self._router.view.models(tenant)
         if model is not None and served and model not in served:
             raise unknown_model(model[:200], self._router.aliases.names(served))
 
@@ -82,21 +82,21 @@ class Whole:
             identifier = found[1]["response_id"]
         if identifier is not None:
             return await self._owner(tenant, path, identifier)
-        lacking = self._lacking(path, model)
+        lacking = self._lacking(path, model, tenant)
         chosen = self._router.desk.pick(Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant))
         if chosen.decode is None:
             raise no_instance(chosen.because)
         return self._router.view.get(chosen.decode).instance
 
-    def _lacking(self, path: str, model: str | None) -> frozenset[InstanceId]:
+    def _lacking(self, path: str, model: str | None, tenant: str) -> frozenset[InstanceId]:
         """Instances that have said that they do not have this path.
 
         Raises:
-            ApiError: 404, where these are all that serve the model.
+            ApiError: 404, where these are all that serve the model, for this tenant.
         """
         fleet = self._router.view.all()
         lacking = self._router.catalogue.lacking(path, fleet.by_id)
-        serve = [seen.id for seen in fleet if model is None or model in seen.models]
+        serve = [seen.id for seen in fleet if seen.instance.serves(tenant) and (model is None or model in seen.models)]
         if serve and lacking.issuperset(serve):
             raise paths.not_here(path, model)
         return lacking
@@ -105,14 +105,15 @@ class Whole:
 
     async def _owner(self, tenant: str, path: str, identifier: str) -> Instance:
         """Who has a response. With tenants only those are found that the same tenant made: the id says it."""
-        fleet, lacking = self._router.view.all(), self._lacking(path, None)
+        fleet, lacking = self._router.view.all(), self._lacking(path, None, tenant)
         tag = paths.tag_in(identifier)
         named = next((seen for seen in fleet if _tag(tenant, seen.id) == tag), None)
         if named is not None and not named.ready:
             raise no_instance(f"`{identifier[:80]}` is on {named.id}, which is not ready")
         if named is not None:
             return named.instance
-        asked = [seen.instance for seen in fleet if seen.ready and seen.id not in lacking][:ASKED_MAX]
+        able = [seen for seen in fleet if seen.ready and seen.id not in lacking and seen.instance.serves(tenant)]
+        asked = [seen.instance for seen in able[:ASKED_MAX]]
         if not self._router.clients.closed and paths.is_plain_id(identifier):
             for instance in asked:
                 if await self._knows(instance, identifier):

@@ -30,6 +30,8 @@ from baton.ticket_keys import add_ticket_keys_argument, check_instance_keys, has
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
+from cluster.registry.membership import TENANTS_MAX
+from cluster.spec.about import NAME
 from cluster.telemetry import configure_logging
 from costs.memory import seqs_default
 from decode.rules import DecodeRules
@@ -74,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
     add("--weights", metavar="NAME", help="KV goes only where it is the same (default: a digest of the model's files)")
     add("--node", metavar="NAME", help="machines told apart for what a handoff takes (default: the kernel's boot id)")
+    add("--tenant", action="append", default=[], metavar="NAME", help="serve nobody but this one (may be given again)")
     add("--no-pinning", dest="pinning", action="store_false", help="load no logits processor of ours into vLLM")
     add(
         "--transfer",
@@ -170,6 +173,7 @@ class _Instance:
             drain_s=args.drain_s,
             weights=partial(_weights, args.weights, spec),
             node=this_node() if args.node is None else args.node,
+            tenants=tenants_of(args.tenant),
         )
         rules_by_role = agent_rules(spec)
         flips = rules_by_role if spec.flips else None
@@ -329,6 +333,20 @@ def parse_cores(text: str) -> tuple[int, ...]:
     if foreign or not cores:
         raise UsageError(f"--cores {text}: not usable here: {foreign}; usable: {sorted(usable)}")
     return tuple(dict.fromkeys(cores))
+
+
+def tenants_of(names: list[str]) -> tuple[str, ...]:
+    """Whose requests alone it serves, each once.
+
+    Raises:
+        UsageError: no tenant's name, or too many.
+    """
+    for name in names:
+        if NAME.fullmatch(name) is None:
+            raise UsageError(f"--tenant {name}: letters, digits, `.`, `_` and `-` make a tenant's name, 63 at most")
+    if len(names) > TENANTS_MAX:
+        raise UsageError(f"--tenant is given {len(names)} times: {TENANTS_MAX} is the most")
+    return tuple(dict.fromkeys(names))
 
 
 def _env_pair(word: str) -> tuple[str, str]:

@@ -42,6 +42,8 @@ HEARTBEAT_BYTES_MAX = 64 * 1024
 QUARANTINED_MAX = 32
 """Instances of which a router announces whether they are set aside."""
 
+TENANTS_MAX = 64
+"""For whom one instance is kept."""
 SHUNS_MAX = 1024
 """Producers of which an agent announces that its engine pulls nothing from them..."""
 
@@ -144,6 +146,8 @@ class Heartbeat:
     """Which weights it serves (`engine.agent.weights`), and..."""
     node: _Text = ""
     """... on which machine (`engine.agent.node`): told apart by equality only; empty: it does not say."""
+    tenants: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
+    """Whose requests alone it serves; none: everybody's."""
     pins: bool = False
     """Whether the engine can be told its answer's first token."""
     shape: dict[str, int] = field(default_factory=dict)
@@ -172,6 +176,7 @@ class Heartbeat:
             pins=self.pins,
             weights=self.weights,
             node=self.node,
+            tenants=frozenset(self.tenants),
         )
 
     @property

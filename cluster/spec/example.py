@@ -5,6 +5,7 @@ models:
   - name: Qwen/Qwen3-32B
     served_name: qwen3-32b
     aliases: [gpt-4o]
+    tenants: [acme, nightly]
     pools:
       prefill:
         min: 1

@@ -37,6 +37,8 @@ class PlannedInstance:
     """What moves its KV cache (`Connector`)."""
     digests: bool = False
     """Whether what was pulled is compared with what was held."""
+    tenants: tuple[str, ...] = ()
+    """Whose requests alone it serves; none: everybody's."""
 
     @property
     def gpus(self) -> int:
@@ -76,6 +78,7 @@ def _planned(spec: Spec, model: Model, role: Role, pool: Pool, name: str) -> Pla
         flips=pool.flips,
         connector=spec.transfer.connector.value,
         digests=spec.transfer.digests,
+        tenants=model.tenants,
     )
 
 

@@ -427,6 +427,17 @@ def _tenants(spec: Spec) -> Iterator[Finding]:
         files.setdefault(file, name)
 
 
+def _models_of_tenants(spec: Spec) -> Iterator[Finding]:
+    for at, model in enumerate(spec.models):
+        for number, name in enumerate(model.tenants):
+            if name not in spec.tenants:
+                near = nearest(name, spec.tenants)
+                known = f"use one of {quoted(spec.tenants)}" if spec.tenants else "add it under `tenants`"
+                fix = f"did you mean `{near}`?" if near else known
+                path: FieldPath = ("models", at, "tenants", number)
+                yield Finding(path=path, message="is nobody under `tenants`", fix=fix, uses=(("tenants", name),))
+
+
 # -- registry and router --
 
 
@@ -509,6 +520,7 @@ RULES: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _cut_off,
     _degrading,
     _tenants,
+    _models_of_tenants,
     _registry,
     _router,
 )

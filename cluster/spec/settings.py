@@ -260,6 +260,15 @@ class Model:
             aka=("alias", "other_names", "also_known_as", "names"),
         ),
     )
+    tenants: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            text="Names under `tenants` whose requests alone its instances serve, under this name and those of its "
+            "adapters; to others there is no such model. Left out: everybody's.",
+            why="GPUs that several share are idle less",
+            aka=("only_for", "reserved_for", "allowed_tenants", "tenant"),
+        ),
+    )
     pools: Pools = field(
         default=Pools(prefill=Pool(), decode=Pool()),
         metadata=about(

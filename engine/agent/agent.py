@@ -74,6 +74,8 @@ class AgentConfig:
     """Names what the engine serves (`engine.vllm.weights`); may read files. Empty: it cannot be told."""
     node: str = ""
     """Names the machine (`engine.agent.node`)."""
+    tenants: tuple[str, ...] = ()
+    """Whose requests alone it is to serve; none: everybody's."""
 
 
 class Agent:
@@ -403,6 +405,7 @@ class Agent:
             revision=self.config.revision,
             weights=self._weights,
             node=self.config.node,
+            tenants=self.config.tenants,
             pins=self.spec.pins,
             sent_at=time.time(),  # noqa: TID251 - only said to others, nothing is decided by it
         )

@@ -15,8 +15,10 @@ _EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 
 def ready(fleet: Fleet, wanted: Wanted) -> Ready:
-    """Rows of ready instances that serve the model, with the weights it needs, and have not failed this request."""
-    found = fleet.ready(wanted.model)
+    """Rows of ready instances that serve the model and the tenant, with the weights it needs, and have not failed this
+    request.
+    """
+    found = fleet.ready_for(wanted)
     if not wanted.excluded and not wanted.weights:
         return found
     named = [fleet.by_id[name].row for name in wanted.excluded if name in fleet.by_id]

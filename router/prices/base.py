@@ -283,7 +283,7 @@ class Prices(ABC):
     def _usual_queue_ms(self) -> float:
         """Until the prompts are done that an instance of role both has now, on average."""
         if self._usual_ms < 0:
-            rows = self.fleet.ready(self.wanted.model).of.get(Role.BOTH, ())
+            rows = self.fleet.ready_for(self.wanted).of.get(Role.BOTH, ())
             self._usual_ms = float(self.fleet.book.waits_ms(self.wanted.now)[rows].mean()) if len(rows) else 0.0
         return self._usual_ms
 

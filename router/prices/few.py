@@ -107,7 +107,7 @@ class RowByRow(Prices):
             self._alone.append(alone)
             self._ttft.append(ttft)
         if not self.ttft_unit:
-            rows = self.fleet.ready(self.wanted.model).any
+            rows = self.fleet.ready_for(self.wanted).any
             self.ttft_unit = LOOSE * (self.least_alone_ms(rows) if len(rows) else math.inf)
 
     def _time_steps(self) -> None:

@@ -46,7 +46,7 @@ class ByColumns(Prices):
         self._longer: Floats = speeds.context * self.context
         self._longer += speeds.request
         if not self.ttft_unit:
-            rows = fleet.ready(wanted.model).any
+            rows = fleet.ready_for(wanted).any
             self.ttft_unit = LOOSE * (self.least_alone_ms(rows) if len(rows) else math.inf)
         per_ms = book.idle(wanted.now)
         np.divide(1.0 / self.tpot_unit, per_ms, out=per_ms)

@@ -102,6 +102,7 @@ class Starter:
         flips: bool = False,
         weights: Callable[[], str] = str,
         kv_events: str = "",
+        tenants: tuple[str, ...] = (),
     ) -> Stage:
         engine = await self.stack.enter_async_context(FakeEngine(name))
         port = int(engine.url.rpartition(":")[2])
@@ -115,7 +116,7 @@ class Starter:
         agent = Agent(
             cast("EngineProcess", puppet),
             rules,
-            AgentConfig(drain_s=drain_s, weights=weights, node="here"),
+            AgentConfig(drain_s=drain_s, weights=weights, node="here", tenants=tenants),
             self.registry,
             lambda _: None,
             said.append,
@@ -196,6 +197,12 @@ async def test_what_it_serves_is_named_at_every_start_of_its_engine(starter: Sta
     stage.puppet.becomes(Process.READY, 2)
     beat = await stage.sees(State.READY)
     assert (beat.weights, beat.node, beat.instance.weights) == ("new", "here", "new"), "asked again once it was there"
+
+
+async def test_it_says_whose_requests_alone_it_serves(starter: Starter) -> None:
+    stage = await starter.start(tenants=("acme", "b-2"))
+    beat = await until_ready(stage)
+    assert (beat.tenants, beat.instance.tenants) == (("acme", "b-2"), {"acme", "b-2"})
 
 
 async def test_every_start_has_an_epoch_of_its_own(starter: Starter) -> None:

@@ -17,9 +17,11 @@ from support.fleet import Fleet, eventually
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
+from cluster.keys import digest
 from cluster.registry.membership import Heartbeat, State
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import RegistryDown
+from cluster.spec import Tenant
 from router import prover
 from router.app import serve
 from router.config import RouterConfig
@@ -59,7 +61,7 @@ class Cast:
         self.seq += 1
         beat = Heartbeat(
             id=InstanceId(name), agent=f"agent-{name}", epoch=epoch, seq=self.seq, role=role, state=state,
-            credits=places, url=self.engines[name].url, models=({"id": "fake"},), **more,
+            credits=places, url=self.engines[name].url, **{"models": ({"id": "fake"},), **more},
         )  # fmt: skip
         await self.registry.beat(beat)
 
@@ -115,6 +117,38 @@ async def test_instances_come_while_it_serves(cast: Cast) -> None:
     await cast.router_sees(p="up", d="up")
     assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d"
     assert len(cast.engines["p"].generated) == 1
+
+
+async def test_instances_kept_for_a_tenant_serve_nobody_else(cast: Cast) -> None:
+    """Nor does anybody else hear of their models; the tenant's requests may go to everybody's as well."""
+    await cast.join("d", Role.DECODE)
+    keys = {"ann": "sk-baton-ann", "eve": "sk-baton-eve"}
+    fleet = await cast.serve(
+        tenants={name: Tenant() for name in keys},
+        tenant_keys={name: lambda key=key: (digest(key),) for name, key in keys.items()},
+    )
+    adapter = {"id": "anns-own", "parent": "fake"}
+    await cast.join("own", Role.DECODE, tenants=("ann",), models=({"id": "fake"}, adapter))
+    await cast.router_sees(d="up", own="up")
+    cast.engines["own"].adapters = ["anns-own"]
+
+    async def asks(tenant: str, path: str, **body: Any) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {keys[tenant]}"}
+        how = fleet.client.post if body else fleet.client.get
+        async with how(fleet.endpoint + path, headers=headers, **({"json": body} if body else {})) as answer:
+            return answer.status, await answer.json()
+
+    came = {tenant: [(await asks(tenant, "/v1/completions", **PROMPT))[1]["from"] for _ in range(6)] for tenant in keys}
+    assert set(came["eve"]) == {"d"} and set(came["ann"]) == {"d", "own"}
+    for path in ("/v1/completions", "/v1/embeddings"):
+        body = {"prompt": "hello", "input": "hello", "model": "anns-own"}
+        status, answer = await asks("eve", path, **body)
+        assert status == 404 and "anns-own" in answer["error"]["message"].partition("Served here")[0], path
+        assert "anns-own" not in answer["error"]["message"].partition("Served here")[2]
+        assert (await asks("ann", path, **body))[0] != 404, path
+    listed = {tenant: {card["id"] for card in (await asks(tenant, "/v1/models"))[1]["data"]} for tenant in keys}
+    assert listed == {"ann": {"fake", "anns-own"}, "eve": {"fake"}}
+    assert [(await asks(tenant, "/v1/models/anns-own"))[0] for tenant in keys] == [200, 404]
 
 
 async def test_nothing_is_sent_to_a_draining_instance(cast: Cast) -> None:

@@ -74,10 +74,12 @@ class Scene:
         names = [InstanceId(f"i{number}") for number in range(rng.choice(SIZES))]
         weights = rng.choice([("",), ("a",), ("", "a"), ("a", "b"), ("", "a", "b")])
         nodes = rng.choice([("",), ("x", "y"), ("", "x", "y", "z")])
+        kept = rng.choice([((),), ((),), ((), (), ("ann",)), (("ann",), ("bob", "ann"), ("bob",))])
         for number, name in enumerate(names):
             makes[name] = rng.choice(kinds)
             where = {"weights": rng.choice(weights), "node": rng.choice(nodes)}
-            self.view.add(Instance(id=name, role=roles[number % len(roles)], url="u", **where))
+            whose = frozenset(rng.choice(kept))
+            self.view.add(Instance(id=name, role=roles[number % len(roles)], url="u", tenants=whose, **where))
             full = rng.choice([0.0, 0.4, rng.random()])
             self.view.seen(
                 name,
@@ -113,6 +115,7 @@ class Scene:
         prefix = tuple(range(at := rng.randrange(4) * 10, at + rng.randrange(9))) if rng.random() < 0.6 else ()
         return Wanted(
             model="m",
+            tenant=rng.choice(["", "ann", "eve"]),
             hand_over=rng.random() < 0.9,
             prefill_only=rng.random() < 0.05,
             excluded=frozenset({InstanceId("i1")}) if rng.random() < 0.1 else frozenset(),
@@ -165,7 +168,7 @@ def test_prices_and_choices_are_those_of_the_written_out_formulas(seed: int) -> 
 
 def _same_between(scene: Scene, plain: Plain) -> None:
     """What lies between two."""
-    fleet, found = scene.fleet, scene.fleet.ready("m")
+    fleet, found = scene.fleet, scene.fleet.ready_for(plain.wanted)
     prices = prices_of(fleet, plain.wanted)
     pairs = [(p, d) for p in found.prefills.tolist() for d in found.decodes.tolist() if p != d]
     for p, d in scene.rng.sample(pairs, min(20, len(pairs))):
@@ -178,7 +181,7 @@ def _same_between(scene: Scene, plain: Plain) -> None:
 def _both_ways(fleet: Fleet, wanted: Wanted) -> None:
     """Row by row and by columns: the same to the last bit, so that what is chosen does not depend on which is used."""
     one, other = RowByRow(fleet, wanted), ByColumns(fleet, wanted)
-    found = fleet.ready(wanted.model)
+    found = fleet.ready_for(wanted)
     assert (one.ttft_unit, one.tpot_unit) == (other.ttft_unit, other.tpot_unit)
     for row in found.any.tolist():
         for ask in ASKED:

@@ -68,11 +68,16 @@ class Plain:
         self.context = self.tokens + self.output / 2
         waited = (wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
         self.waited = max(0.0, waited)
-        rows = fleet.ready(wanted.model).any.tolist()
-        self.ttft_unit = wanted.ttft_ms or LOOSE * min(self._alone(row) for row in rows)
+        self.ttft_unit = wanted.ttft_ms or LOOSE * min((self._alone(row) for row in self.may()), default=math.inf)
         alone = [make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in self.speeds.present()]
         self.tpot_unit = wanted.tpot_ms or LOOSE * min(alone)
         self.rows = {view.row: self._row(view.row) for view in fleet}
+
+    def may(self) -> list[int]:
+        """Who serves it, and whoever's it is."""
+        model, tenant = self.wanted.model, self.wanted.tenant
+        serving = [view for view in self.fleet if view.ready and (model is None or model in view.models)]
+        return sorted(view.row for view in serving if not view.instance.tenants or tenant in view.instance.tenants)
 
     def _make(self, row: int) -> Make:
         return self.speeds.make(row)
@@ -158,9 +163,7 @@ class Plain:
         pause += told
         now_ms = self.wanted.now * 1000.0
         comes_ms = now_ms + self.rows[first].ttft - self.waited + pause
-        both = [
-            at for at in fleet.ready(self.wanted.model).any if fleet.columns.prefills[at] and fleet.columns.decodes[at]
-        ]
+        both = [at for at in self.may() if fleet.columns.prefills[at] and fleet.columns.decodes[at]]
         usual = sum(max(0.0, self.book.ends[at] - now_ms) for at in both) / len(both)
         return pause + max(usual, self.book.ends[second] - comes_ms)
 
@@ -233,9 +236,10 @@ class Said:
 def choose(fleet: Fleet, wanted: Wanted) -> Said:
     """As `router.policy.workload.workload`."""
     found = ready(fleet, wanted)
+    plain = Plain(fleet, wanted)
+    assert found.any.tolist() == [row for row in plain.may() if fleet.at(row).id not in wanted.excluded]
     if not len(found.any):
         return Said(None, None, wait=False)
-    plain = Plain(fleet, wanted)
     able = found.any if wanted.prefill_only or not wanted.hand_over or not len(found.decodes) else found.decodes
     options = _wholes(plain, [row for row in able.tolist() if plain.rows[row].answers])
     if wanted.hand_over:

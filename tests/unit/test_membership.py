@@ -262,6 +262,7 @@ WHOLE = beat(
     revision="4f2a",
     weights="org/tiny@77b0",
     node="9c",
+    tenants=("acme", "b-2"),
     shape={"tp": 2, "dp": 1},
     sent_at=1.7e9,
 )
@@ -295,6 +296,8 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
         ({"where": "x" * 600}, "$.where"),
         ({"where": "x\x1b[31m"}, "where"),
         ({"detail": "two\nlines"}, "detail"),
+        ({"tenants": ["a b"]}, "$.tenants"),
+        ({"tenants": ["a"] * 65}, "$.tenants"),
         ({"load": {"running": -1}}, "load"),
         ({"load": {"kv_usage": 2.0}}, "load"),
         ({"shape": {"tp": 0}}, "shape"),

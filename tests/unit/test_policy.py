@@ -110,10 +110,10 @@ def test_whom_a_decode_instance_has_met_is_bounded() -> None:
 def test_models_stay_known_while_their_engines_are_away() -> None:
     """A request for one of them is then told 503, not 404."""
     view = fleet(*PD)
-    assert view.models() == ("m",)
+    assert view.models("") == ("m",)
     view.unreachable(InstanceId("d"))
     view.unreachable(InstanceId("p"))
-    assert view.models() == ("m",)
+    assert view.models("") == ("m",)
 
 
 def test_credits_bound_the_legs_of_all_routers_together() -> None:
@@ -258,3 +258,36 @@ def test_whom_one_shuns_is_forgotten_with_it() -> None:
         for each in others
     ))  # fmt: skip
     assert not view.all().shunning and not view.knows(InstanceId("d0"))
+
+
+def test_instances_kept_for_tenants_serve_nobody_else() -> None:
+    view = View()
+    for name, role, tenants in (
+        (*PD[0], ()),
+        (*PD[1], ()),
+        ("own", Role.DECODE, ("ann",)),
+        ("two", Role.PREFILL, ("ann", "bob")),
+    ):
+        view.add(Instance(id=InstanceId(name), role=role, url="u", tenants=frozenset(tenants)))
+        view.seen(InstanceId(name), ({"id": "m"}, {"id": f"of-{name}"}), Load())
+    one = {tenant: set(view.models(tenant)) for tenant in ("", "eve", "ann", "bob")}
+    assert one[""] == one["eve"] == {"m", "of-p", "of-d"}
+    assert one["ann"] == {"m", "of-p", "of-d", "of-own", "of-two"} and one["bob"] == one[""] | {"of-two"}
+    for tenant, model, expected in (
+        ("eve", "m", {"p", "d"}),
+        ("", "of-own", set()),
+        ("bob", "m", {"p", "d", "two"}),
+        ("ann", "of-own", {"own"}),
+    ):
+        found = view.all().ready_for(Wanted(model=model, hand_over=True, tenant=tenant))
+        assert {view.all().at(row).id for row in found.any.tolist()} == expected, tenant
+    assert len(view.all().ready("m").any) == 4, "the router's own prompts go to all"
+    for name in ("own", "two"):
+        view.all().remove(InstanceId(name))
+    assert view.models("ann") == view.models("")
+
+
+def test_requests_of_tenants_with_their_own_instances_are_a_kind_of_their_own() -> None:
+    """In line others are not asked again once one of their kind found no place."""
+    ann, eve = (Wanted(model="m", hand_over=True, tenant=name, own=name == "ann") for name in ("ann", "eve"))
+    assert ann.kind != eve.kind == Wanted(model="m", hand_over=True, tenant="").kind

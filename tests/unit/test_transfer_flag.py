@@ -37,6 +37,16 @@ def test_the_file_says_who_moves_the_cache(tmp_path: Path) -> None:
     assert {each.connector for each in from_file(read(str(file)).usable(), [])} == {"auto"}
 
 
+def test_the_file_says_whose_requests_alone_are_served(tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text("models: [{name: a/b, tenants: [ann, bob]}, {name: c/d}]\ntenants: {ann: {}, bob: {}}\n")
+    words = {each.name: planned(each) for each in from_file(read(str(file)).usable(), [])}
+    assert len(words) == 4
+    for name, each in words.items():
+        whose = [each[at + 1] for at, word in enumerate(each) if word == "--tenant"]
+        assert whose == (["ann", "bob"] if name.startswith("b-") else []), name
+
+
 def test_each_engine_gets_a_door_of_its_own_that_goes_with_the_cluster() -> None:
     wanted = [Wanted(name=f"p-{number}", role=Role.PREFILL, model=None, connector="baton") for number in range(2)]
     with ExitStack() as closing:

@@ -99,6 +99,13 @@ def test_wrong_values(words: tuple[str, ...], message: str) -> None:
         spec_of(*words)
 
 
+def test_tenants_have_names_and_there_are_not_too_many() -> None:
+    assert engine.tenants_of(["b", "a.1", "b"]) == ("b", "a.1")
+    for names in (["a b"], [""], ["a:b"], [f"t{number}" for number in range(65)]):
+        with pytest.raises(UsageError, match="--tenant"):
+            engine.tenants_of(names)
+
+
 def test_cores() -> None:
     assert spec_of("--cores", f"{CORE}").cores == (CORE,)
     assert spec_of("--cores", f"{CORE}-{CORE},{CORE}").cores == (CORE,)
