@@ -239,11 +239,12 @@ function instances(data) {
     [["instance"], ["role"], ["state"], ["running", true], ["waiting", true], ["legs of credits", true], ["KV memory", true], ["prompt tokens/s", true], ["tokens made/s", true], ["model"]],
     shown(data.instances).map((each) => {
       const [state, look] = STATES[each.state] || [each.state, "warn"];
+      const kept = each.tenants?.length ? ` · only for ${each.tenants.join(", ")}` : "";
       return [
         each.id, each.role, make("td", each.detail ? `${state}: ${each.detail}` : state, look),
         number(each.running), number(each.waiting),
         each.credits === null ? number(each.legs) : `${each.legs} of ${each.credits}`,
-        kv(each.kv_usage), number(each.prompt_tokens_s), number(each.generation_tokens_s), make("td", each.models.join(", "), "dim"),
+        kv(each.kv_usage), number(each.prompt_tokens_s), number(each.generation_tokens_s), make("td", each.models.join(", ") + kept, "dim"),
       ];
     }),
     "No instance is known.",

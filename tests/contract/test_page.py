@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.instance import Role
 from engine.mock.settings import Settings, SimpleCosts
+from router import operators
 from router.operators import PAGE_HEADERS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
+PAGE = Path(operators.__file__).parent / "ui"
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync "
     "--no-first-run --disable-extensions --virtual-time-budget=3000"
@@ -90,6 +94,33 @@ async def test_it_says_which_pool_is_the_bottleneck(
     assert re.search(rf'<li class="held">\s*<h3>{where.capitalize()}<span class="tag">bottleneck', page)
     assert "prefill-0 → decode-0" in page
     assert "least load: prefill-0" in page, "a decision and its because"
+
+
+async def shows(told: dict[str, Any], profile: Path) -> str:
+    """What Chromium makes of the page where `/ui/data` tells this."""
+
+    async def answers(_: web.Request) -> web.Response:
+        return web.json_response(told)
+
+    async def page(_: web.Request) -> web.FileResponse:
+        return web.FileResponse(PAGE / "index.html")
+
+    app = web.Application()
+    app.add_routes([web.get("/ui/data", answers), web.get("/ui", page), web.static("/ui/", PAGE)])
+    async with TestServer(app) as server:
+        return await dom(str(server.make_url("/ui")), profile)
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="Chromium is not on PATH: apt install chromium")
+async def test_it_says_whose_instances_are_and_who_is_served_whole(tmp_path: Path) -> None:
+    async with mocked_router(fleet(5.0, 8)) as router:
+        told = await data(router)
+    plain = await shows(told, tmp_path / "plain")
+    assert "only for" not in plain and "Served whole" not in plain and ">decode-0<" in plain
+    told["instances"][1]["tenants"], told["served_whole"] = ["acme", "<b>"], ["interactive", ""]
+    page = await shows(told, tmp_path / "kept")
+    assert re.search(r">fake · only for acme, &lt;b&gt;<", page)
+    assert "Served whole for now, since handing over loses: interactive, without a class" in page
 
 
 async def test_it_is_one_page_from_here_alone() -> None:
