@@ -157,6 +157,7 @@ async def _without_redis(directory: Path, *, engine_dies: bool) -> list[Outcome]
         server.kill()
 
 
+@pytest.mark.interpreted
 async def test_a_bug_of_ours_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exchange that fails inside the router is answered with 500, and gives back what it has taken."""
 

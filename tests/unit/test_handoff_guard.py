@@ -11,6 +11,9 @@ import pytest
 from router.handoff_guard import FEW, FORGIVEN, OVERDUE_S, SLOWEST, TRIED_MOST, TRIES, WORST, Foretold, HandoffGuard
 from router.prices.budget import MISS, OWN
 
+pytestmark = pytest.mark.interpreted
+"""It is asked with what looks like prices; compiled, it takes nothing but those."""
+
 TTFT_MS, TPOT_MS, PAUSE_MS = 100.0, 10.0, 30.0
 UNIT_TTFT, UNIT_TPOT, MIDDLE = 400.0, 40.0, 101.0
 TOLD_S = (TTFT_MS + PAUSE_MS) / 1000
