@@ -17,6 +17,7 @@ of all instances together stay below `entries_max`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -318,10 +319,13 @@ class Prefixes:
             self._trim(row, held, held.limit)
 
     def _trim(self, row: int, held: _Held, limit: int) -> None:
-        """Forget those used longest ago, until so many are left."""
+        """Forget those used longest ago, until so many are left.
+
+        Their names are read at once: a dict's first entry is found past all places of those deleted before it, so that
+        asking for it again and again took a full index 2 to 8 ms a prompt of 100 KB.
+        """
         entries, holders, others = held.entries, self._holders, ~(1 << row)
-        while len(entries) > limit:
-            name = next(iter(entries))
+        for name in list(islice(entries, max(0, len(entries) - limit))):
             del entries[name]
             if name >= 0:
                 left = holders[name] & others

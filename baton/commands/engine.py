@@ -269,7 +269,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         pinning=args.pinning,
         connector=connector,
         door=_door(args, connector, instance, port),
-        kv_events="" if mocked else _events(instance, port),
+        kv_events=_events(instance, port) if args.registry and not mocked else "",  # else there is nobody to tell
         digests=args.digests,
         ticket_keys_file=None if ticket_keys is None else str(ticket_keys),
         extra_args=tuple(args.vllm_args),

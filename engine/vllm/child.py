@@ -20,9 +20,11 @@ from pathlib import Path
 from cluster.errors import EngineFailed
 from cluster.ids import InstanceId
 from engine.vllm.command import command, environment, printable
+from engine.vllm.keeper import is_tracker
 from engine.vllm.logfile import LogFile
 from engine.vllm.logtext import FIRST_STAGE, reason, stage, worth_showing
 from engine.vllm.probe import Probe, Unwell
+from engine.vllm.scratch import scratch
 from engine.vllm.spec import EngineSpec
 from engine.vllm.supervise import (
     START_MAX_S,
@@ -193,7 +195,14 @@ class EngineProcess:
 
     async def _live(self, epoch: int) -> None:
         """From start to end of one process; nothing below it is left when this returns, however it returns."""
-        keeper = self._keeper = await self._spawn(epoch)
+        env = environment(self.spec, self._environ, str(CPU_SITE))
+        with scratch(env) as own:
+            code = await self._kept(epoch, own)
+        self._feed(ChildExited(epoch, code if code >= 0 else 128 - code))
+
+    async def _kept(self, epoch: int, env: Mapping[str, str]) -> int:
+        """The same; the keeper's exit code, below 0 where it was killed."""
+        keeper = self._keeper = await self._spawn(epoch, env)
         if self._ending is not None:
             self._end(self._ending)
         try:
@@ -207,9 +216,9 @@ class EngineProcess:
             if code < 0:  # the keeper itself was killed
                 await sweep_session(keeper.pid)
             self._keeper = None
-        self._feed(ChildExited(epoch, code if code >= 0 else 128 - code))
+        return code
 
-    async def _spawn(self, epoch: int) -> asyncio.subprocess.Process:
+    async def _spawn(self, epoch: int, env: Mapping[str, str]) -> asyncio.subprocess.Process:
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         output = self._log.open(f"{when} {self.spec.instance} start {epoch}: {shlex.join(printable(self._argv))}")
         try:
@@ -222,7 +231,7 @@ class EngineProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=environment(self.spec, self._environ, str(CPU_SITE)),
+                env=env,
                 start_new_session=True,  # Ctrl-C does not reach it, and what it leaves can be found
             )
         finally:
@@ -266,13 +275,17 @@ class EngineProcess:
 async def sweep_session(session: int) -> None:
     """Kill every process of a session until none is left. `session` is the pid of its dead leader: our own child.
 
-    vLLM's processes stay in the session of the server they belong to.
+    vLLM's processes stay in the session of the server they belong to. Resource trackers go last, by themselves if they
+    do (`keeper`).
     """
     limit = time.monotonic() + SWEEP_S
+    trackers_until = limit - SWEEP_S / 2
     while time.monotonic() < limit:
         left = [pid for pid in _pids() if session_of(pid) == session]
         if not left:
             return
+        if time.monotonic() < trackers_until:
+            left = [pid for pid in left if not is_tracker(pid)]
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """The small process between us and vLLM. Its one duty: when it or its parent ends, nothing of the engine is left.
 
-    python -I -S keeper.py COMMAND...        run by `child`, never imported by it; standard library only
+    python -I -S keeper.py COMMAND...        run by `child`; standard library only, as it must start at once
 
 vLLM is a tree: the API server starts the engine core, that one its workers, and a killed parent leaves the rest behind
 with gigabytes of memory and the GPU. The keeper makes itself the reaper of the whole tree, so that orphans come to it:
@@ -8,6 +8,9 @@ with gigabytes of memory and the GPU. The keeper makes itself the reaper of the 
 * stdin is a pipe its parent holds. End of file (the parent died, even by SIGKILL, or wants it) ends the tree now.
 * SIGTERM is passed on to the command, which drains in its own time. SIGINT is ignored: only the parent decides.
 * When the command ends, what it left behind is killed, and the keeper exits with its code (128 + n for signal n).
+* Python's resource trackers are let live until the others are gone: each then removes the shared memory and semaphores
+  of its tree, and ends. Killed with the rest, they would leave them in /dev/shm: 240 MiB and more an engine.
+* The folder that `BATON_SCRATCH` names, if it does, is removed at the end.
 * If the keeper itself is killed, the kernel kills the command, and the parent sweeps the rest by session
   (`child`; the keeper leads a session of its own).
 * Parent and keeper killed at once is the one gap. `pkill -9 python` or `pkill -9 -f baton` would do that, and miss
@@ -30,7 +33,12 @@ GRACE_S = 1.0
 SWEEP_MAX_S = 10.0
 """A process that SIGKILL has not ended by then hangs in the kernel; waiting longer helps nobody."""
 
+TRACKER_S = 2.0
+"""For a resource tracker to clean up, once it is alone."""
+
 POLL_S = 0.02
+SCRATCH = "BATON_SCRATCH"
+TRACKER = b"multiprocessing.resource_tracker"
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -41,10 +49,14 @@ ARG_START, ARG_END = 45, 46  # in /proc/PID/stat, counted from the state: proc(5
 def main(argv: list[str]) -> int:
     """Run `argv` until it ends or the parent does; return the exit code."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    scratch = os.environ.pop(SCRATCH, "")
     wakeups = listen_to_signals()
     child = start(argv)
     rename()
-    return Keeper(child, wakeups).run()
+    code = Keeper(child, wakeups).run()
+    if scratch:
+        remove(scratch)
+    return code
 
 
 def rename() -> None:
@@ -145,20 +157,42 @@ class Keeper:
                 self.code = code if code >= 0 else 128 - code
 
     def end_tree(self, grace_s: float) -> None:
-        """SIGTERM to every descendant, SIGKILL after `grace_s`, until none is left."""
+        """SIGTERM to every descendant, SIGKILL after `grace_s`, until none is left; resource trackers last."""
         begun = time.monotonic()
         asked: set[int] = set()
+        alone: float | None = None  # since when there are only trackers
         while time.monotonic() - begun < SWEEP_MAX_S:
             self.reap()
             tree = descendants(os.getpid())
             if not tree:
                 return
-            kill = time.monotonic() - begun >= grace_s
-            for pid in tree:
+            now = time.monotonic()
+            others = [pid for pid in tree if not is_tracker(pid)]
+            alone = None if others else alone or now
+            if alone is not None and now - alone >= TRACKER_S:
+                others = tree
+            kill = now - begun >= grace_s
+            for pid in others:
                 if kill or pid not in asked:
                     send(pid, signal.SIGKILL if kill else signal.SIGTERM)
-            asked.update(tree)
+            asked.update(others)
             time.sleep(POLL_S)
+
+
+def remove(folder: str) -> None:
+    """All of it, as far as it can be."""
+    import shutil  # noqa: PLC0415 - it would double the keeper's start-up
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether it is Python's resource tracker, which ends by itself when all who report to it have ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as words:  # noqa: PTH123
+            return TRACKER in words.read()
+    except OSError:
+        return False
 
 
 def send(pid: int, number: int) -> None:

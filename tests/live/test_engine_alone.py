@@ -11,10 +11,11 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from support.cluster import START_S, alive, descendants, within
+from support.cluster import START_S, alive, descendants, shared_names, within
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make setup")
 
@@ -22,7 +23,14 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def temporary() -> Iterator[Path]:
+    """Where temporary files go; pytest's own folders have paths too long for sockets."""
+    with TemporaryDirectory(prefix="live-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start(tmp_path: Path, temporary: Path) -> Iterator[Start]:
     """Start `baton engine`; whatever a failed test leaves is ended."""
     started: list[subprocess.Popen[str]] = []
 
@@ -33,7 +41,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+            env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(temporary)},
         )
         started.append(process)
         return process
@@ -76,7 +84,8 @@ def test_a_flag_vllm_does_not_know_is_told_in_one_line(start: Start) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(2 * START_S)
-def test_it_starts_again_when_its_core_dies_and_leaves_nothing_when_it_is_killed(start: Start) -> None:
+def test_it_starts_again_when_its_core_dies_and_leaves_nothing_when_it_is_killed(start: Start, temporary: Path) -> None:
+    shared = shared_names()
     process = start("--json")
     ready = events_until(process, "ready")[-1]
     assert (ready["instance"], ready["role"], ready["epoch"], ready["model"]) == ("alone", "both", 1, "baton-tiny")
@@ -94,3 +103,5 @@ def test_it_starts_again_when_its_core_dies_and_leaves_nothing_when_it_is_killed
     process.wait()
     within(10, lambda: not alive(everybody))
     assert not alive(everybody)
+    within(10, lambda: not list(temporary.glob("baton-engine-*")))  # the keeper's last deed
+    assert shared_names() <= shared

@@ -71,6 +71,7 @@ def test_ctrl_c_stops_everything(cluster: Cluster) -> None:
     family = descendants(cluster.process.pid)
     assert cluster.stop(signal.SIGINT) == 0
     assert not alive(family)
+    assert cluster.left_behind() == []
 
 
 def _name(pid: int) -> bytes:

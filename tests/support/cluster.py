@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -24,6 +27,12 @@ START_S = 240.0
 """Two vLLM engines on two busy cores take up to two minutes."""
 
 
+def shared_names() -> frozenset[str]:
+    """Of the shared memory and the semaphores that Python's processes have."""
+    folder = Path("/dev/shm")
+    return frozenset(each.name for each in folder.iterdir() if each.name.startswith(("psm_", "sem.mp-")))
+
+
 @dataclass
 class Cluster:
     """A running `baton up`, its URLs and its processes."""
@@ -37,18 +46,24 @@ class Cluster:
     model: str = ""
     urls: dict[str, str] = field(default_factory=dict)
     agents: dict[str, str] = field(default_factory=dict)
+    shared: frozenset[str] = frozenset()
+    """Shared memory and semaphores that there were before."""
+    temporary: Path = Path()
+    """Where its temporary files go: pytest's own folders have paths too long for sockets."""
 
     @classmethod
     def start(cls, state: Path, *words: str) -> Cluster:
         """Begin; `wait_ready` waits for it. `state` becomes XDG_STATE_HOME."""
+        temporary, shared = Path(tempfile.mkdtemp(prefix="live-")), shared_names()
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         process = subprocess.Popen(
             [sys.executable, "-m", "baton", "up", "--port", "0", "--admin-port", "0", "--json", "--no-demo", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "XDG_STATE_HOME": str(state)},
+            env={**os.environ, "XDG_STATE_HOME": str(state), "TMPDIR": str(temporary)},
         )
-        cluster = cls(process, state)
+        cluster = cls(process, state, shared=shared, temporary=temporary)
         for target in (cluster._read_events, cluster._read_words):
             threading.Thread(target=target, daemon=True).start()
         return cluster
@@ -125,6 +140,13 @@ class Cluster:
             check=False,
             env={**os.environ, "XDG_STATE_HOME": str(self.state)},
         )
+
+    def left_behind(self) -> list[str]:
+        """Temporary files that there still are, and shared memory and semaphores that came since it began. What torch
+        compiled is kept for the next start.
+        """
+        files = [each.name for each in self.temporary.iterdir() if not each.name.startswith("torchinductor")]
+        return sorted(files) + sorted(shared_names() - self.shared)
 
     def status(self) -> dict[str, dict[str, Any]]:
         """What `baton status` says of each instance."""

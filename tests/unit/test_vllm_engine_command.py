@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,13 @@ def test_who_moves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert spec_of(*here, "--transfer", "nixl").connector == "nixl"
     with pytest.raises(UsageError, match="--transfer baton"):
         spec_of("--digests")
+
+
+def test_kv_events_are_published_where_somebody_hears_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a registry nobody makes the socket's folder, and vLLM would not start."""
+    monkeypatch.setenv("XDG_STATE_HOME", "/s")
+    assert spec_of().kv_events == ""
+    assert re.fullmatch(r"/s/baton/events/both-0-\d+/events", spec_of("--registry", "redis://10.0.0.9").kv_events)
 
 
 def test_the_users_environment_is_kept_apart() -> None:

@@ -42,6 +42,32 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 stay("child")
 """
 
+# A child and its grandchild share a segment and a semaphore of Python's multiprocessing, and end only when killed.
+SHARING = """
+import multiprocessing, os, pathlib, signal, sys, time
+from multiprocessing import shared_memory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+shared = shared_memory.SharedMemory(create=True, size=4096)
+lock = multiprocessing.get_context("spawn").Lock()
+pathlib.Path(sys.argv[1], "new").write_text(f"{os.getpid()} {shared.name} sem.{lock._semlock.name.lstrip('/')}")
+pathlib.Path(sys.argv[1], "new").rename(pathlib.Path(sys.argv[1], "shared"))
+os.fork()
+while True:
+    time.sleep(60)
+"""
+
+# Shows up as a tracker, and never ends by itself.
+STUCK = """
+import pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if sys.argv[-1] != "multiprocessing.resource_tracker":
+    subprocess.Popen([*sys.orig_argv, "multiprocessing.resource_tracker"])
+else:
+    pathlib.Path(sys.argv[1], "stuck").touch()
+while True:
+    time.sleep(60)
+"""
+
 PARENT = """
 import subprocess, sys, time
 kept = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)
@@ -55,6 +81,15 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < limit, "took too long"
         time.sleep(0.005)
+
+
+def shared_in(folder: Path) -> tuple[int, list[Path]]:
+    """The child's pid, and what it shares."""
+    wait_until((folder / "shared").exists)
+    pid, *names = (folder / "shared").read_text().split()
+    found = [Path("/dev/shm") / name for name in names]
+    assert all(each.exists() for each in found)
+    return int(pid), found
 
 
 def alive(pid: int) -> bool:
@@ -72,10 +107,15 @@ def keep(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start a keeper over a command; whatever a failed test leaves is ended."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*words: str) -> subprocess.Popen[bytes]:
+    def start(*words: str, **env: str) -> subprocess.Popen[bytes]:
         log = (tmp_path / "log").open("wb")
         process = subprocess.Popen(
-            [*KEEPER, *words], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            [*KEEPER, *words],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **env},
         )
         log.close()
         started.append(process)
@@ -175,3 +215,58 @@ def test_a_killed_keeper_takes_its_command_along_and_the_rest_is_swept_by_sessio
     assert not alive(tree["plain"])
     os.kill(tree["escaped"], signal.SIGKILL)  # the one gap: it went to a session of its own, as vLLM's never do
     wait_until(lambda: not alive(tree["escaped"]))
+
+
+def test_shared_memory_of_a_killed_command_is_removed(
+    keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    process = keep(*python(SHARING, str(tmp_path)))
+    pid, shared = shared_in(tmp_path)
+    os.kill(pid, signal.SIGKILL)
+    assert process.wait(LIMIT_S) == 137
+    assert not any(each.exists() for each in shared)
+
+
+def test_shared_memory_is_removed_where_the_tree_must_end_now(
+    keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    process = keep(*python(SHARING, str(tmp_path)))
+    _, shared = shared_in(tmp_path)
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(LIMIT_S)
+    assert not any(each.exists() for each in shared)
+
+
+def test_shared_memory_of_a_killed_keepers_tree_is_removed(tmp_path: Path) -> None:
+    words = [*KEEPER, *python(SHARING, str(tmp_path))]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+    _, shared = shared_in(tmp_path)
+    process.kill()
+    process.communicate()
+    asyncio.run(sweep_session(process.pid))
+    assert not any(each.exists() for each in shared)
+
+
+def test_a_tracker_that_never_ends_is_killed(keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    process = keep(*python(STUCK, str(tmp_path)))
+    wait_until((tmp_path / "stuck").exists)
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(LIMIT_S)
+    left = [each.name for each in Path("/proc").iterdir() if each.name.isdigit()]
+    assert not [pid for pid in left if session_of(int(pid)) == process.pid]
+
+
+@pytest.mark.parametrize("how", ["it ends", "it is killed"])
+def test_its_scratch_folder_goes_with_it(
+    keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, how: str
+) -> None:
+    folder = tmp_path / "scratch"
+    (folder / "deep").mkdir(parents=True)
+    source = "import os; print(os.environ.get('BATON_SCRATCH'), flush=True)"
+    source += "; open(os.environ['TMPDIR'] + '/deep/file', 'w')"
+    source += "; os.kill(os.getpid(), 9)" if how == "it is killed" else ""
+    keep(*python(source), BATON_SCRATCH=str(folder), TMPDIR=str(folder)).wait(LIMIT_S)
+    assert (tmp_path / "log").read_text() == "None\n", "it is the keeper's to know"
+    assert not folder.exists()
