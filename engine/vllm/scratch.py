@@ -38,8 +38,8 @@ def scratch(env: dict[str, str]) -> Iterator[dict[str, str]]:
         yield env
         return
     try:
-        # Ours last: vLLM's processes find their own arguments, to rename themselves, by the place of the first variable,
-        # and what torch sets anew has no place.
+        # Ours last: vLLM's processes find their arguments, to rename themselves, by the place of the first variable, and
+        # one that is set anew, as torch does with this one, has left its place.
         kept = env.get("TORCHINDUCTOR_CACHE_DIR") or _kept(base)
         yield {**env, "TMPDIR": folder, SCRATCH: folder, "TORCHINDUCTOR_CACHE_DIR": kept}
     finally:
