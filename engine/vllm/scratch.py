@@ -38,7 +38,7 @@ def scratch(env: dict[str, str]) -> Iterator[dict[str, str]]:
         yield env
         return
     try:
-        # Ours last: vLLM's processes find their arguments, to rename themselves, by the place of the first variable, and
+        # Ours last: vLLM's processes find their arguments, to rename themselves, by the place of the first variable;
         # one that is set anew, as torch does with this one, has left its place.
         kept = env.get("TORCHINDUCTOR_CACHE_DIR") or _kept(base)
         yield {**env, "TMPDIR": folder, SCRATCH: folder, "TORCHINDUCTOR_CACHE_DIR": kept}
