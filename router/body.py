@@ -27,6 +27,9 @@ _NESTING: Final = (dict, list)
 _QUOTES_MAX: Final = 1 << 10
 """A body with more of them is read field by field: that is cheaper than looking at each."""
 
+_FEW, _APART = 16, 512
+"""Quotes, and bytes from one to the next on average: where a split of what is left becomes quicker (seen)."""
+
 
 def parse_json(raw: bytes, content_type: str) -> dict[str, Any]:
     """A JSON object from a body that must be one, as vLLM's server demands it.
@@ -103,13 +106,51 @@ def is_plain(raw: bytes, body: dict[str, Any]) -> bool:
     later key replaces (`raw` is looked through, not what a parser has made of it), and nothing nests too deep. A value
     that is such a name makes it False, too: then the body is written anew, which is never wrong.
     """
-    pieces = raw.split(b'"', _QUOTES_MAX)
-    if len(pieces) > _QUOTES_MAX:
+    short = _short_texts(raw)
+    if short is None or not _KEYS.isdisjoint(short) or _ESCAPED in b'"'.join(short):
         return False
-    short = [*compress(pieces, map(_KEY_BYTES_MAX.__ge__, map(len, pieces)))]  # a key is all that is between two quotes
-    if not _KEYS.isdisjoint(short) or _ESCAPED in b'"'.join(short):
-        return False
-    return raw.count(b"{") + raw.count(b"[") <= wire.DEPTH_MAX or not _deeper(body, wire.DEPTH_MAX)
+    return _shallow(raw) or not _deeper(body, wire.DEPTH_MAX)
+
+
+def _short_texts(raw: bytes) -> list[bytes] | None:
+    """What stands between two quotes and is as short as a key may be; None where there are too many quotes.
+
+    They are looked for one by one as long as they are far apart: CPython finds a byte many times quicker than it splits
+    or counts, and most of a long prompt's bytes are one text.
+    """
+    short = []
+    start = 0
+    for number in range(_QUOTES_MAX):
+        if start < number * _APART and number >= _FEW:
+            return _split_short(raw[start:], _QUOTES_MAX - number, short)
+        end = raw.find(b'"', start)
+        if end < 0:
+            return short
+        if end - start <= _KEY_BYTES_MAX:
+            short.append(raw[start:end])
+        start = end + 1
+    return None
+
+
+def _split_short(raw: bytes, quotes_max: int, short: list[bytes]) -> list[bytes] | None:
+    """The same where quotes are close together; with those before."""
+    pieces = raw.split(b'"', quotes_max)
+    if len(pieces) > quotes_max:
+        return None
+    return short + [*compress(pieces, map(_KEY_BYTES_MAX.__ge__, map(len, pieces)))]
+
+
+def _shallow(raw: bytes) -> bool:
+    """Whether so little is opened in it that nothing nests too deep."""
+    left = wire.DEPTH_MAX
+    for opening in (b"{", b"["):
+        at = raw.find(opening)
+        while at >= 0:
+            left -= 1
+            if left < 0:
+                return False
+            at = raw.find(opening, at + 1)
+    return True
 
 
 def _deeper(value: Any, levels: int) -> bool:
