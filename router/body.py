@@ -137,7 +137,7 @@ def _split_short(raw: bytes, quotes_max: int, short: list[bytes]) -> list[bytes]
     pieces = raw.split(b'"', quotes_max)
     if len(pieces) > quotes_max:
         return None
-    return short + [*compress(pieces, map(_KEY_BYTES_MAX.__ge__, map(len, pieces)))]
+    return [*short, *compress(pieces, map(_KEY_BYTES_MAX.__ge__, map(len, pieces)))]
 
 
 def _shallow(raw: bytes) -> bool:
