@@ -118,7 +118,7 @@ def _short_texts(raw: bytes) -> list[bytes] | None:
     They are looked for one by one as long as they are far apart: CPython finds a byte many times quicker than it splits
     or counts, and most of a long prompt's bytes are one text.
     """
-    short = []
+    short: list[bytes] = []
     start = 0
     for number in range(_QUOTES_MAX):
         if start < number * _APART and number >= _FEW:
