@@ -39,17 +39,24 @@ def scratch(env: dict[str, str]) -> Iterator[dict[str, str]]:
         return
     try:
         # Ours last: vLLM's processes find their arguments, to rename themselves, by the place of the first variable;
-        # one that is set anew, as torch does with this one, has left its place.
-        kept = env.get("TORCHINDUCTOR_CACHE_DIR") or _kept(base)
-        yield {**env, "TMPDIR": folder, SCRATCH: folder, "TORCHINDUCTOR_CACHE_DIR": kept}
+        # one that is set anew, as torch does with the one it reads, has left its place.
+        yield {
+            **env,
+            "TMPDIR": folder,
+            SCRATCH: folder,
+            **{name: path for name, path in _kept(base).items() if name not in env},
+        }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kept(base: str) -> str:
-    """What torch compiles goes where it always does: the next start finds it there."""
+def _kept(base: str) -> dict[str, str]:
+    """What goes where it always does: what torch compiles, for the next start, and Ray's files, which tell of its
+    cluster.
+    """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         user = "uid"
-    return str(Path(base) / f"torchinductor_{re.sub(r'[^A-Za-z0-9_.-]', '_', user)}")
+    compiled = Path(base) / f"torchinductor_{re.sub(r'[^A-Za-z0-9_.-]', '_', user)}"
+    return {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "RAY_TMPDIR": base}

@@ -26,10 +26,11 @@ def test_its_own_folder_is_where_temporary_files_go() -> None:
         assert not folder.exists()
 
 
-def test_what_torch_compiled_stays_where_it_always_is() -> None:
+def test_what_torch_compiled_and_ray_stay_where_they_always_are() -> None:
     with TemporaryDirectory(dir="/tmp") as base:
         with scratch({"TMPDIR": base}) as env:
             assert Path(env["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(base)
+            assert env["RAY_TMPDIR"] == base
         with scratch({"TMPDIR": base, "TORCHINDUCTOR_CACHE_DIR": "/cache"}) as env:
             assert env["TORCHINDUCTOR_CACHE_DIR"] == "/cache"
 
