@@ -18,9 +18,10 @@ from typing import Any, Self
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from engine.vllm.child import CPU_SITE
+from engine.vllm.child import CPU_SITE, end_session
 from engine.vllm.command import command, environment
 from engine.vllm.placement import Gpu, share
+from engine.vllm.scratch import scratch
 from engine.vllm.spec import EngineSpec
 from kvtransfer.door import introduce_each_other
 
@@ -72,6 +73,8 @@ class Engines:
     gpus: tuple[str, ...] = ()
     """GPUs that they take in turns, sharing one's memory where there are too few; without any, a core each."""
     running: dict[str, Running] = field(default_factory=dict)
+    temporary: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Their folders for temporary files."""
 
     def __enter__(self) -> Self:
         try:
@@ -111,6 +114,7 @@ class Engines:
         }
         spec = EngineSpec(**given)
         env = environment(spec, os.environ, str(CPU_SITE) if self.paced else str(_half_site(self.folder)))
+        env = self.temporary.enter_context(scratch(env))
         first = [str(_pacing_site(self.folder))] if self.gpus and self.paced else []
         env["PYTHONPATH"] = ":".join(filter(None, [*first, env.get("PYTHONPATH"), str(SITE)]))
         log = self.folder / f"{name}.log"
@@ -143,9 +147,9 @@ class Engines:
         for engine in self.running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 engine.process.wait(15)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(engine.process.pid, signal.SIGKILL)  # its session: the engine's core and workers, too
+            end_session(engine.process.pid)  # the engine's core and workers, too
             engine.process.wait(10)
+        self.temporary.close()
 
 
 def _half_site(folder: Path) -> Path:

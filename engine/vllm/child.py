@@ -273,7 +273,12 @@ class EngineProcess:
 
 
 async def sweep_session(session: int) -> None:
-    """Kill every process of a session until none is left. `session` is the pid of its dead leader: our own child.
+    """`end_session`, with other things to do meanwhile."""
+    await asyncio.to_thread(end_session, session)
+
+
+def end_session(session: int) -> None:
+    """Kill every process of a session until none is left. `session` is the pid of its leader: our own child.
 
     vLLM's processes stay in the session of the server they belong to. Resource trackers go last, by themselves if they
     do (`keeper`).
@@ -289,7 +294,7 @@ async def sweep_session(session: int) -> None:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        await asyncio.sleep(0.02)
+        time.sleep(0.02)
 
 
 def _pids() -> list[int]:

@@ -22,6 +22,7 @@ from cluster import wire
 from cluster.ids import RequestId, TransferId
 from cluster.instance import Role
 from engine.tiny import model_path
+from engine.vllm.child import end_session
 from kvtransfer.door import ask as knock
 from kvtransfer.door import introduce_each_other
 
@@ -144,7 +145,7 @@ class FaultyFleet:
     def send(self, name: str, number: signal.Signals) -> None:
         """To the whole engine but its HTTP server, which is only ever killed."""
         if number == signal.SIGKILL:
-            os.killpg(self.engines.running[name].process.pid, number)
+            end_session(self.engines.running[name].process.pid)
             self.engines.running[name].process.wait(30)
         else:
             for each in self.processes(name):
