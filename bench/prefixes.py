@@ -286,9 +286,26 @@ def cost() -> tuple[Table, dict[str, float]]:
         match = index.match(names)
         figures[f"its column for {instances}, us"] = microseconds(partial(match.column, instances))
         figures[f"sent 100 KB, one of {instances}, us"] = microseconds(partial(index.sent, 7, names, 1e9))
+    for millions in (0.5, 4):
+        index = Prefixes()
+        index.join(0, int(millions * 1e6), 1)
+        figures[f"sent 100 KB, new to a full index of {millions:g}M tokens, us"] = full_us(index)
     figures["MB of 500,000 entries, 50 instances"] = memory_mb()
     rows = [[name, f"{value:.1f}"] for name, value in figures.items()]
     return Table("What the index costs", ["what", "value"], rows), {k: round(v, 2) for k, v in figures.items()}
+
+
+def full_us(index: Prefixes) -> float:
+    """Prompts that are new to an instance whose KV cache is full push as much out. The mean: some make dicts grow."""
+    draw, took = np.random.default_rng(1), 0
+    prompts = [draw.integers(1 << 62, size=100).tolist() for _ in range(600)]
+    for number, names in enumerate(prompts):
+        if number == 300:
+            took = 0
+        began = time.thread_time_ns()
+        index.sent(0, names, float(number))
+        took += time.thread_time_ns() - began
+    return took / 300 / 1000
 
 
 def chained(digest: Callable[[bytes], Any], text: bytes) -> list[bytes]:
