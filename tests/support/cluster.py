@@ -142,10 +142,11 @@ class Cluster:
         )
 
     def left_behind(self) -> list[str]:
-        """Temporary files that there still are, and shared memory and semaphores that came since it began. What torch
-        compiled is kept for the next start.
+        """Temporary files that there still are, and shared memory and semaphores that came since it began; but for what
+        torch compiles, for the next start, and the file that its processes meet by.
         """
-        files = [each.name for each in self.temporary.iterdir() if not each.name.startswith("torchinductor")]
+        torchs = ("torchinductor", "vllm_dist_")
+        files = [each.name for each in self.temporary.iterdir() if not each.name.startswith(torchs)]
         return sorted(files) + sorted(shared_names() - self.shared)
 
     def status(self) -> dict[str, dict[str, Any]]:
