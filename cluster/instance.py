@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from cluster.ids import InstanceId
+
+TENANTS_MAX: Final = 64
+"""For whom one instance is kept."""
 
 
 class Role(StrEnum):
@@ -66,7 +70,7 @@ class Instance:
     node: str = ""
     """Which machine it is on, told apart by equality only; empty: nobody says."""
     tenants: frozenset[str] = frozenset()
-    """Whose requests alone it serves; empty: everybody's."""
+    """Whose requests alone it serves, at most `TENANTS_MAX`; empty: everybody's."""
 
     def serves(self, tenant: str | None) -> bool:
         """Whether it takes requests of this tenant (empty: of nobody in particular; None: whoever's)."""

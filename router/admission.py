@@ -99,12 +99,13 @@ class Gate:
         return np.array(room, dtype=np.bool_)
 
     def opens_at(self, fleet: Fleet, now: float) -> float:
-        """When a prompt with a target could begin somewhere, as far as one can tell: before, nobody needs to be asked.
-
-        Infinite where there is nobody to compute it.
+        """When a prompt of one of those in line could begin somewhere, as far as one can tell: before, nobody needs to
+        be asked. Infinite where there is nobody to compute it.
         """
-        rows = fleet.ready(None).prefills
-        return max(now, (float(fleet.book.opens[rows].min()) - AHEAD_MS) / 1000.0) if len(rows) else math.inf
+        whose = {fleet.own(tenant) for tenant in self._line.tenants()} if fleet.keeps_some() else {""}
+        able = [fleet.ready(None, tenant).prefills for tenant in whose]
+        opens_ms = min([float(fleet.book.opens[rows].min()) for rows in able if len(rows)], default=math.inf)
+        return max(now, (opens_ms - AHEAD_MS) / 1000.0)
 
     def took(self, row: int) -> None:
         """A late prompt goes there."""
@@ -126,6 +127,8 @@ class _Entry:
     """Seconds: its target's end, less what its own prompt takes."""
     work_ms: float
     number: int
+    whose: str = ""
+    """The tenant, where instances are kept for it: others have other places."""
     promised: bool = False
     late: bool = False
     aged_at: float = math.inf
@@ -164,6 +167,10 @@ class Line:
 
     # --- entering and leaving -----------------------------------------------------------------------------------------
 
+    def tenants(self) -> set[str]:
+        """Whose they are."""
+        return {tenant for _, tenant, _ in self._groups}
+
     def everybody(self) -> tuple[object, ...]:
         """All who stand in line, in no order."""
         return tuple(self._entries)
@@ -186,6 +193,7 @@ class Line:
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
         entry = _Entry(who, kind, wanted.tenant, due, work_ms, number)
+        entry.whose = wanted.tenant if wanted.own else ""
         entry.promised = bool(wanted.ttft_ms)
         if entry.promised:
             entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)
@@ -316,11 +324,17 @@ class Line:
         """Until all who wait now would be served."""
         return sum(entry.work_ms for entry in self._entries.values()) / self._rate_ms(servers)
 
-    def hopeless(self, now: float, servers: int) -> list[object]:
-        """Who cannot be in time any more, those with the most work first to go; they are late from now on."""
+    def hopeless(self, now: float, servers: int, whose: str = "") -> list[object]:
+        """Who cannot be in time any more, those with the most work first to go; they are late from now on. Of those in
+        line `whose` places these servers are: a tenant's that instances are kept for, or of all others.
+        """
         rate = self._rate_ms(servers)
         waiting = sorted(
-            (entry for entry in self._entries.values() if not entry.late and entry.aged_at < math.inf),
+            (
+                each
+                for each in self._entries.values()
+                if not each.late and each.aged_at < math.inf and each.whose == whose
+            ),
             key=lambda entry: entry.key,
         )
         largest: list[tuple[float, int, _Entry]] = []

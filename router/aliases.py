@@ -6,7 +6,7 @@ they are, carry that. So OpenAI does it, too: who asks for an alias is answered 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final
 
 from cluster import wire
@@ -24,10 +24,12 @@ class Aliases:
         """What engines call it."""
         return self._behind.get(name, name)
 
-    def apply(self, body: MutableMapping[str, Any]) -> bool:
-        """Put the model's own name into a request's body; whether that changed it."""
+    def apply(self, body: MutableMapping[str, Any], hides: Callable[[str], bool]) -> bool:
+        """Put the model's own name into a request's body; whether that changed it. `hides`: whether there is no such
+        model for who asks, who then must not learn by an alias what it is called.
+        """
         name = body.get("model")
-        if not self._behind or not isinstance(name, str) or name not in self._behind:
+        if not self._behind or not isinstance(name, str) or name not in self._behind or hides(self._behind[name]):
             return False
         body["model"] = self._behind[name]
         return True
@@ -59,11 +61,15 @@ def usual_model(fleet: Iterable[InstanceView], tenant: str) -> str | None:
     return next(iter(names)) if len(names) > 1 else None
 
 
-def in_form(aliases: Aliases, raw: bytes, content_type: str) -> tuple[bytes, str | None]:
-    """A readable multipart form with its model's own name in it; and that name, None where it has none."""
+def in_form(aliases: Aliases, raw: bytes, content_type: str, hides: Callable[[str], bool]) -> tuple[bytes, str | None]:
+    """A readable multipart form with its model's own name in it; and that name, None where it has none. `hides` as in
+    `Aliases.apply`.
+    """
     named = [content for field, content in wire.form_parts(raw, content_type) if field == "model"]
     if len(named) != 1:  # none: the engine's own; several: the engine shall say which
         return raw, None
     given = named[0].decode(errors="replace")
     real = aliases.real(given)
+    if real != given and hides(real):
+        return raw, given
     return (raw if real == given else wire.form_with(raw, content_type, "model", real.encode())), real or None

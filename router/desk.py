@@ -218,7 +218,7 @@ class Desk:
         self.line.enter(seat, wanted, work_ms, lead_ms + (1 - PROMPTLY) * wanted.ttft_ms)
         calls: Calls = ()
         sure = len(rows) and fleet.book.speeds.sure(rows)
-        for who in self.line.hopeless(wanted.now, len(rows)) if sure else ():
+        for who in self.line.hopeless(wanted.now, len(rows), wanted.tenant if wanted.own else "") if sure else ():
             assert isinstance(who, Seat)
             self._cannot(who)
             if not who.late or who.promise.sheds:

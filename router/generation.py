@@ -112,7 +112,7 @@ class Generation:
             body = bodies.strip(body, namespace=tenant)
         salted = "cache_salt" not in body
         router.clients.salt(tenant, body)
-        renamed = router.aliases.apply(body)
+        renamed = router.aliases.apply(body, lambda real: router.view.lacks(real, tenant))
         if not plain:
             return body, msgspec.json.encode(body)
         ours: dict[str, Any] = {}
@@ -123,9 +123,9 @@ class Generation:
         return body, bodies.spliced(raw, ours)
 
     def _check_model(self, name: str | None, tenant: str) -> None:
-        known = self._router.view.models(tenant)
-        if name is not None and known and name not in known:
-            raise unknown_model(name[:200], self._router.aliases.names(known))
+        view = self._router.view
+        if name is not None and view.lacks(name, tenant):
+            raise unknown_model(name[:200], self._router.aliases.names(view.models(tenant)))
 
     def _take_in(self, wanted: Wanted, request: Request) -> tuple[Seat, Taken | None]:
         """Its place in the desk's book, with what can be foretold of it, where anything is."""

@@ -49,13 +49,13 @@ class Overview:
         self._lately.look(now, len(self._desk.line), parts)
 
     def own(self, router: str, now: float, reader: str | None = None) -> Json:
-        """All of it. `reader`: a tenant, who is shown its own requests only."""
+        """All of it. `reader`: a tenant, who is shown its own requests only, and instances that serve it."""
         return {
             "router": router,
             "pools": self._looks.told(self._desk.view.all()),
             "waiting": self._looks.history(now),
-            "instances": self._instances(now),
-            "pairs": self._told_pairs(),
+            "instances": self._instances(now, reader),
+            "pairs": self._told_pairs(reader),
             "served_whole": [] if self._desk.guard is None else self._desk.guard.served_whole(),
             "line": len(self._desk.line),
             "late_s": round(self._looks.late_s, 4),
@@ -74,9 +74,11 @@ class Overview:
             ],
         }
 
-    def _instances(self, now: float) -> list[Json]:
+    def _instances(self, now: float, reader: str | None) -> list[Json]:
         told = []
         for seen in self._desk.view.all():
+            if reader is not None and not seen.instance.serves(reader):
+                continue
             prompts, generated = self._looks.rates(seen.id, now)
             load = seen.load
             told.append(
@@ -89,7 +91,7 @@ class Overview:
                     "epoch": seen.instance.epoch,
                     "weights": seen.instance.weights,
                     "node": seen.instance.node,
-                    "tenants": sorted(seen.instance.tenants),
+                    "tenants": sorted(seen.instance.tenants) if reader is None else [],
                     "legs": seen.inflight,
                     "credits": seen.credits,
                     "running": load.running,
@@ -102,12 +104,15 @@ class Overview:
             )
         return told
 
-    def _told_pairs(self) -> list[Json]:
+    def _told_pairs(self, reader: str | None) -> list[Json]:
         known = {(pair.prefill, pair.decode): pair for pair in self._pairs}
         fleet = self._desk.view.all()
         apart = {(producer, fleet.at(row).id) for row, shunned in fleet.shunning.items() for producer in shunned}
         for pair in apart - known.keys():
             known[pair] = Pair(*pair)
+        if reader is not None:
+            theirs = {seen.id for seen in fleet if seen.instance.serves(reader)}
+            known = {names: pair for names, pair in known.items() if theirs.issuperset(names)}
         order = sorted(known.items(), key=lambda one: (one[0] not in apart, -one[1].failed, -one[1].handed_over))
         return [
             {

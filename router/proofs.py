@@ -177,6 +177,9 @@ class Proofs:
     def _wants(self, fleet: Fleet, prefill: InstanceView, decode: InstanceView, now: float) -> bool:
         if prefill.id == decode.id or prefill.id in decode.shuns or fleet.strangers(prefill.row, decode.row):
             return False
+        theirs, others = prefill.instance.tenants, decode.instance.tenants
+        if theirs and others and theirs.isdisjoint(others):
+            return False  # nobody is ever handed over between them
         record = self._records.get(_pair(prefill, decode))
         return record is None or (not record.good and now >= record.until)
 

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import aiohttp
@@ -51,6 +51,7 @@ from router.prover import Prover
 from router.records import Reported
 from router.tickets import Tickets
 from router.upstream import EngineLost, Upstream, limit_silence, say
+from router.view import InstanceView
 from router.watch import Watch
 from router.whole import Whole
 
@@ -338,11 +339,24 @@ class Router:
         return web.Response()
 
     async def ready(self, _: web.Request) -> web.Response:
-        """200 when every leg has somebody to run it; 503 and who is missing otherwise."""
+        """200 when every leg has somebody to run it; 503 otherwise. Who is there is nobody's business without a key,
+        where there are any.
+        """
+        return self._readiness(() if self.clients.closed else self.view.all())
+
+    async def ready_and_who(self, http: web.Request) -> web.Response:
+        """The same on the admin side: with everybody for operators, and for a tenant with those that serve it."""
+        try:
+            reader = self.operators.reader(http)
+        except ApiError:
+            return self._readiness(())
+        return self._readiness([seen for seen in self.view.all() if reader is None or seen.instance.serves(reader)])
+
+    def _readiness(self, shown: Iterable[InstanceView]) -> web.Response:
         ready = [seen for seen in self.view.all() if seen.ready]
         complete = any(seen.role.prefills for seen in ready) and any(seen.role.decodes for seen in ready)
         heard = self.watch is None or self.watch.heard
-        told = {"ready": complete, "registry": "heard" if heard else "away", "instances": self._instances()}
+        told = {"ready": complete, "registry": "heard" if heard else "away", "instances": _instances(shown)}
         return _json(told, 200 if complete else 503)
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -361,22 +375,6 @@ class Router:
         """
         why = "Metrics name tenants" if self.clients.closed else "Several processes share this port"
         raise ApiError(403, "PermissionDeniedError", f"{why}: metrics are on the admin side.")
-
-    def _instances(self) -> list[dict[str, object]]:
-        return [
-            {
-                "id": seen.id,
-                "role": seen.role.value,
-                "state": seen.said_state,
-                "epoch": seen.instance.epoch,
-                "inflight": seen.inflight,
-                "running": seen.load.running,
-                "waiting": seen.load.waiting,
-                "kv_usage": seen.load.kv_usage,
-                "models": seen.models,
-            }
-            for seen in self.view.all()
-        ]
 
     async def _read_body(self, http: web.Request) -> bytes:
         limit = self.config.body_bytes_max
@@ -397,6 +395,23 @@ def _tenant_of(http: web.Request) -> str:
     """As the boundary has found it (`_keys`)."""
     tenant: str = http.get(_TENANT, "")
     return tenant
+
+
+def _instances(shown: Iterable[InstanceView]) -> list[dict[str, object]]:
+    return [
+        {
+            "id": seen.id,
+            "role": seen.role.value,
+            "state": seen.said_state,
+            "epoch": seen.instance.epoch,
+            "inflight": seen.inflight,
+            "running": seen.load.running,
+            "waiting": seen.load.waiting,
+            "kv_usage": seen.load.kv_usage,
+            "models": seen.models,
+        }
+        for seen in shown
+    ]
 
 
 def _json(value: object, status: int = 200) -> web.Response:
@@ -435,7 +450,7 @@ def public_app(router: Router) -> web.Application:
 def admin_app(router: Router) -> web.Application:
     """What operators see: a port of its own, so that it can stay closed to clients."""
     app = web.Application(middlewares=[_errors(router)])
-    for path, handler in (("/health", router.health), ("/ready", router.ready)):
+    for path, handler in (("/health", router.health), ("/ready", router.ready_and_who)):
         app.router.add_get(path, handler)
     router.operators.routes(app)
     return app

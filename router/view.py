@@ -291,8 +291,8 @@ class Fleet(Sequence[InstanceView]):
         return self.ready(wanted.model, wanted.tenant)
 
     def ready(self, model: str | None, tenant: str | None = None) -> Ready:
-        """Who is ready and serves this model (None: any) and this tenant (None: any). Kept until that changes; rows
-        ascend.
+        """Who is ready and serves this model (None: any) and this tenant (None: any). Kept until that changes, where
+        there is somebody; rows ascend.
         """
         self._refresh()
         if tenant is not None:
@@ -306,13 +306,19 @@ class Fleet(Sequence[InstanceView]):
             prefills, decodes = some[columns.prefills[some]], some[columns.decodes[some]]
             of = {role: some[[self._rows[row].role is role for row in some.tolist()]] for role in Role} if rows else {}
             found = Ready(some, prefills, decodes, of)
-            self._ready[model, tenant] = found
+            if rows:  # names that nobody serves are a client's: as many as it likes
+                self._ready[model, tenant] = found
         return found
 
     def own(self, tenant: str) -> str:
         """A tenant that some instances are kept for; all others are one: the one without a name."""
         self._refresh()
         return tenant if tenant in self._tenants else ""
+
+    def keeps_some(self) -> bool:
+        """Whether instances are kept for anybody."""
+        self._refresh()
+        return bool(self._tenants)
 
     def _refresh(self) -> None:
         """Throw away what was derived before the last change of who may be chosen."""
@@ -604,3 +610,9 @@ class View:
             serving = (view.models for view in self.all() if view.instance.serves(whose))
             found = self._models[whose] = tuple(dict.fromkeys(name for models in serving for name in models))
         return found
+
+    def lacks(self, model: str, tenant: str) -> bool:
+        """Whether nobody serves this tenant such a model. As long as no instance has named what it serves, nobody can
+        say.
+        """
+        return model not in self.models(tenant) and any(view.models for view in self.all())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,7 +54,7 @@ class Whole:
         clean = bodies.clean_json(raw, content_type, namespace=tenant, salt=partial(self._read, tenant, path, read))
         body = read[0] if read else {}
         if content_type.lower().startswith("multipart/form-data"):
-            clean, model = aliases.in_form(self._router.aliases, clean, content_type)
+            clean, model = aliases.in_form(self._router.aliases, clean, content_type, self._hides(tenant))
         else:
             model = bodies.model_of(body)
         self._check_model(model, tenant)
@@ -67,13 +68,16 @@ class Whole:
         """A JSON object, already stripped, on its way: what we add to it and change in it."""
         if path.startswith("/v1/"):
             self._router.clients.salt(tenant, body)
-        self._router.aliases.apply(body)
+        self._router.aliases.apply(body, self._hides(tenant))
         read.append(body)
 
+    def _hides(self, tenant: str) -> Callable[[str], bool]:
+        return lambda model: self._router.view.lacks(model, tenant)
+
     def _check_model(self, model: str | None, tenant: str) -> None:
-        served = self._router.view.models(tenant)
-        if model is not None and served and model not in served:
-            raise unknown_model(model[:200], self._router.aliases.names(served))
+        view = self._router.view
+        if model is not None and view.lacks(model, tenant):
+            raise unknown_model(model[:200], self._router.aliases.names(view.models(tenant)))
 
     async def _instance(self, path: str, tenant: str, model: str | None, body: dict[str, Any]) -> Instance:
         found = paths.find(path)
@@ -107,7 +111,7 @@ class Whole:
         """Who has a response. With tenants only those are found that the same tenant made: the id says it."""
         fleet, lacking = self._router.view.all(), self._lacking(path, None, tenant)
         tag = paths.tag_in(identifier)
-        named = next((seen for seen in fleet if _tag(tenant, seen.id) == tag), None)
+        named = next((seen for seen in fleet if seen.instance.serves(tenant) and _tag(tenant, seen.id) == tag), None)
         if named is not None and not named.ready:
             raise no_instance(f"`{identifier[:80]}` is on {named.id}, which is not ready")
         if named is not None:

@@ -29,8 +29,7 @@ from baton.state import state_folder
 from baton.ticket_keys import add_ticket_keys_argument, check_instance_keys, has_identity, named_file, open_identity
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
-from cluster.instance import Role
-from cluster.registry.membership import TENANTS_MAX
+from cluster.instance import TENANTS_MAX, Role
 from cluster.spec.about import NAME
 from cluster.telemetry import configure_logging
 from costs.memory import seqs_default

@@ -27,7 +27,7 @@ import msgspec
 
 from cluster.credits import POOLS_MAX, Demand
 from cluster.ids import InstanceId
-from cluster.instance import Instance, Load, Role
+from cluster.instance import TENANTS_MAX, Instance, Load, Role
 
 TTL_S = 6.0
 """Seconds without a new heartbeat after which a member is gone: six lost in a row. A dead engine is noticed sooner by
@@ -42,8 +42,6 @@ HEARTBEAT_BYTES_MAX = 64 * 1024
 QUARANTINED_MAX = 32
 """Instances of which a router announces whether they are set aside."""
 
-TENANTS_MAX = 64
-"""For whom one instance is kept."""
 SHUNS_MAX = 1024
 """Producers of which an agent announces that its engine pulls nothing from them..."""
 

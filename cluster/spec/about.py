@@ -34,6 +34,8 @@ class About:
     """What the keys of a mapping look like."""
     form: re.Pattern[str] | None = None
     """What a text looks like, where not every one will do."""
+    not_empty: str = ""
+    """Of a list that would mean the opposite of what it looks like with nothing in it: what to do then."""
     aka: tuple[str, ...] = ()
     """What others call it, in this spelling: ``replicas`` for `start`. Used to guess what was meant."""
     coming: str = ""

@@ -221,10 +221,10 @@ class Reader:
         return self._scalar(setting, kind, node, path)
 
     def _list(self, setting: Setting, kind: Any, node: Node, path: FieldPath) -> Any:
-        if _is_null(node) and not setting.required:
+        if _is_null(node) or (isinstance(node, Items) and not node.nodes):
+            if setting.required or setting.about.not_empty:
+                return self._wrong(path, "is empty", setting.about.not_empty or guess.as_list(setting, ""))
             return ()
-        if setting.required and ((isinstance(node, Items) and not node.nodes) or _is_null(node)):
-            return self._wrong(path, "is empty", guess.as_list(setting, ""))
         if not isinstance(node, Items):
             return self._wrong(path, "must be a list", guess.as_list(setting, shown_node(node)))
         values = [self._value(setting, kind, each, (*path, at)) for at, each in enumerate(node.nodes)]

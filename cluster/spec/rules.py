@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from cluster.instance import Role
+from cluster.instance import TENANTS_MAX, Role
 from cluster.spec import flags
 from cluster.spec.problems import FieldPath, Severity, nearest, quoted
 from cluster.spec.settings import Connector, Model, Pool, SloClass, Spec, WhenMissed
@@ -436,6 +436,15 @@ def _models_of_tenants(spec: Spec) -> Iterator[Finding]:
                 fix = f"did you mean `{near}`?" if near else known
                 path: FieldPath = ("models", at, "tenants", number)
                 yield Finding(path=path, message="is nobody under `tenants`", fix=fix, uses=(("tenants", name),))
+        if len(model.tenants) > TENANTS_MAX:
+            message = f"{len(model.tenants)} tenants: an instance is kept for at most {TENANTS_MAX}"
+            yield Finding(path=("models", at, "tenants"), message=message, fix="leave it out: then all are served")
+    for name in spec.tenants:
+        if spec.models and all(model.tenants and name not in model.tenants for model in spec.models):
+            message = "no model serves it: every one is kept for others"
+            fix = "name it under a model's `tenants`, or take it out here"
+            uses = tuple(("models", at, "tenants") for at in range(len(spec.models)))
+            yield Finding(path=("tenants", name), message=message, fix=fix, severity=Severity.WARNING, uses=uses)
 
 
 # -- registry and router --

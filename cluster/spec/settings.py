@@ -266,6 +266,7 @@ class Model:
             text="Names under `tenants` whose requests alone its instances serve, under this name and those of its "
             "adapters; to others there is no such model. Left out: everybody's.",
             why="GPUs that several share are idle less",
+            not_empty="leave it out to serve everybody, or name somebody",
             aka=("only_for", "reserved_for", "allowed_tenants", "tenant"),
         ),
     )

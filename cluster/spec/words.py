@@ -73,6 +73,8 @@ def _model(model: Model) -> Iterator[str]:
         yield f"is {model.name}; clients call it {model.served_name}"
     if model.aliases:
         yield f"answers to {', '.join(model.aliases)}, too"
+    if model.tenants:
+        yield f"serves {' and '.join(model.tenants)} only; to others there is no such model"
     for role, pool in pools.items():
         yield f"{role}: {_size(pool)}"
         yield from (f"  {line}" for line in _details(pool))
@@ -158,6 +160,9 @@ def _tenants(spec: Spec) -> Part:
     for name, tenant in spec.tenants.items():
         part = f"{shown(round(100 * tenant.share / total, 1))} % of the capacity while requests queue"
         lines.append(f"{name}: {part}; keys in {spec.key_file(name)}")
+        served = [model.api_name for model in spec.models if not model.tenants or name in model.tenants]
+        if len(served) < len(spec.models):
+            lines.append(f"  is served {' and '.join(served)} only" if served else "  is served by no model")
         if tenant.open_max is not None:
             lines.append(f"  may have {_count(tenant.open_max, 'request')} open at once; one more is refused with 429")
         allowed = ", ".join(tenant.classes or tuple(spec.slo))

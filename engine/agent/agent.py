@@ -480,7 +480,8 @@ class Agent:
             return
         routers.fold(beats, now)
         names = [str(entry["id"]) for entry in self._models if "id" in entry]
-        said = (concerning(member.beat, self.spec.instance, self.machine.role, names) for member in routers.snapshot())
+        role, whose = self.machine.role, self.config.tenants
+        said = (concerning(each.beat, self.spec.instance, role, names, whose) for each in routers.snapshot())
         self._feed(RoutersHeard(tuple(said)))
 
     async def _say_goodbye(self) -> None:

@@ -32,7 +32,7 @@ Not guaranteed:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -77,14 +77,18 @@ class RouterSays:
     """The tenants' weights."""
 
 
-def concerning(beat: Heartbeat, instance: str, role: Role, models: Iterable[str]) -> RouterSays:
-    """What a router's announcement says to one instance."""
+def concerning(
+    beat: Heartbeat, instance: str, role: Role, models: Iterable[str], tenants: Collection[str] = ()
+) -> RouterSays:
+    """What a router's announcement says to one instance; if it is kept for some tenants, what these want."""
     served, wants, shares = {"", *models}, dict[str, float](), dict[str, float]()
     for pool in beat.demand:
         fits = role.prefills if pool.role is Role.PREFILL else role.decodes
         if not fits or pool.model not in served:
             continue
         for tenant, (legs, share) in pool.tenants.items():
+            if tenants and tenant not in tenants:
+                continue
             wants[tenant] = wants.get(tenant, 0.0) + legs / max(1, pool.places)
             shares[tenant] = share
     said = beat.legs.get(instance)

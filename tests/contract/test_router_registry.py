@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -25,6 +26,7 @@ from cluster.spec import Tenant
 from router import prover
 from router.app import serve
 from router.config import RouterConfig
+from router.paths import owner_tag, response_id
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 
@@ -85,10 +87,9 @@ class Cast:
         assert self.fleet is not None
         async with asyncio.timeout(5):
             while True:
-                seen = {
-                    each["id"].replace("-", "_"): each["state"]
-                    for each in (await self.fleet.get("/ready"))[1]["instances"]
-                }
+                async with self.fleet.client.get(f"{self.fleet.admin}/ready") as answer:
+                    told = (await answer.json())["instances"]
+                seen = {each["id"].replace("-", "_"): each["state"] for each in told}
                 if seen == states:
                     return
                 await asyncio.sleep(0.01)
@@ -124,6 +125,7 @@ async def test_instances_kept_for_a_tenant_serve_nobody_else(cast: Cast) -> None
     await cast.join("d", Role.DECODE)
     keys = {"ann": "sk-baton-ann", "eve": "sk-baton-eve"}
     fleet = await cast.serve(
+        aliases={"theirs": "anns-own"},
         tenants={name: Tenant() for name in keys},
         tenant_keys={name: lambda key=key: (digest(key),) for name, key in keys.items()},
     )
@@ -147,8 +149,46 @@ async def test_instances_kept_for_a_tenant_serve_nobody_else(cast: Cast) -> None
         assert "anns-own" not in answer["error"]["message"].partition("Served here")[2]
         assert (await asks("ann", path, **body))[0] != 404, path
     listed = {tenant: {card["id"] for card in (await asks(tenant, "/v1/models"))[1]["data"]} for tenant in keys}
-    assert listed == {"ann": {"fake", "anns-own"}, "eve": {"fake"}}
+    assert listed == {"ann": {"fake", "anns-own", "theirs"}, "eve": {"fake"}}
     assert [(await asks(tenant, "/v1/models/anns-own"))[0] for tenant in keys] == [200, 404]
+    for path in ("/v1/completions", "/v1/embeddings"):
+        body = {"prompt": "hello", "input": "hello", "model": "theirs"}
+        status, answer = await asks("eve", path, **body)
+        assert (status, answer["error"]["message"].count("`theirs`"), "anns-own" in str(answer)) == (404, 1, False), (
+            path
+        )
+        assert (await asks("ann", path, **body))[0] != 404, path
+    # Who is told whose instances there are: operators, and each tenant of those that serve it.
+    assert (await fleet.get("/ready"))[1] == {"ready": False, "registry": "heard", "instances": []}
+    for tenant, sees in (("ann", {"d", "own"}), ("eve", {"d"})):
+        headers = {"Authorization": f"Bearer {keys[tenant]}"}
+        for path in ("/ready", "/ui/data"):
+            async with fleet.client.get(fleet.admin + path, headers=headers) as answer:
+                listed = (await answer.json())["instances"]
+                assert {each["id"] for each in listed} == sees, (tenant, path)
+                assert not any(each.get("tenants") for each in listed)
+
+
+async def test_where_all_are_kept_others_are_told_that_there_is_no_such_model(cast: Cast) -> None:
+    """And not to ask again in a second."""
+    keys = {"ann": "sk-baton-ann", "eve": "sk-baton-eve"}
+    fleet = await cast.serve(
+        tenants={name: Tenant() for name in keys},
+        tenant_keys={name: lambda key=key: (digest(key),) for name, key in keys.items()},
+    )
+    await cast.join("own", Role.DECODE, tenants=("ann",), models=({"id": "fake"},))
+    await cast.router_sees(own="up")
+    identifier = response_id("c" * 32, owner_tag(hashlib.sha256(b"eve\0own").hexdigest()))
+    for tenant, known in (("ann", True), ("eve", False)):
+        headers = {"Authorization": f"Bearer {keys[tenant]}"}
+        for path in ("/v1/completions", "/v1/embeddings"):
+            async with fleet.client.post(
+                fleet.endpoint + path, headers=headers, json=PROMPT | {"model": "fake"}
+            ) as answer:
+                assert (answer.status == 404) is not known, path
+        async with fleet.client.get(f"{fleet.endpoint}/v1/responses/{identifier}", headers=headers) as answer:
+            assert answer.status == 404
+    assert len(cast.engines["own"].generated) == 1
 
 
 async def test_nothing_is_sent_to_a_draining_instance(cast: Cast) -> None:

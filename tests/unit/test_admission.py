@@ -1,10 +1,15 @@
 """Who waits in which order, who is given up, and where there is room."""
 
+import math
+
 import pytest
 from msgspec.structs import replace
 
-from router.admission import AGING_S_MIN, FAIR_MS, Line
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
+from router.admission import AGING_S_MIN, AHEAD_MS, FAIR_MS, Gate, Line
 from router.records import Wanted
+from router.view import View
 
 ANY = Wanted(model="m", hand_over=True, prompt_tokens=1000, ttft_ms=500.0)
 
@@ -174,3 +179,27 @@ def test_how_long_the_line_takes() -> None:
     for at in range(200):
         line.took(50.0, at * 0.1)  # half of what one instance does
     assert line.drains_s(1) == pytest.approx(4.0, rel=0.05)
+
+
+def test_servers_of_one_tenant_judge_nobody_elses_requests() -> None:
+    line = Line()
+    for at in range(5):
+        enter(line, f"ann {at}", tenant="ann", own=True, work_ms=200.0)
+        enter(line, f"eve {at}", tenant="eve", work_ms=200.0)
+    assert {str(who)[:3] for who in line.hopeless(0.0, 1)} == {"eve"}
+    assert {str(who)[:3] for who in line.hopeless(0.0, 1, "ann")} == {"ann"}
+
+
+def test_nobody_is_asked_because_somebody_elses_instance_opens() -> None:
+    view = View()
+    for name, whose, opens_ms in (("shared", (), 9000.0), ("anns", ("ann",), 0.0)):
+        view.add(Instance(id=InstanceId(name), role=Role.PREFILL, url=name, tenants=frozenset(whose)))
+        view.seen(InstanceId(name), ({"id": "m"},), Load())
+        view.all().book.opens[view.get(InstanceId(name)).row] = opens_ms
+    line = Line()
+    gate = Gate(line)
+    enter(line, "eve", tenant="eve")
+    assert gate.opens_at(view.all(), 1.0) == pytest.approx((9000.0 - AHEAD_MS) / 1000.0)
+    enter(line, "ann", tenant="ann", own=True)
+    assert gate.opens_at(view.all(), 1.0) == 1.0
+    assert gate.opens_at(View().all(), 1.0) == math.inf

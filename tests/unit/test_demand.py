@@ -108,3 +108,12 @@ def test_demand_of_another_kind_than_announced_is_refused() -> None:
     told = encode(Heartbeat(id=InstanceId("r"), agent="a", url="http://r", demand=pools))
     for bad in (b'{"a":[1,0]}', b'{"a":[-1,1]}', b'{"a\\n":[1,1]}'):
         assert decode(told.replace(b'{"a":[1,1.0]}', bad))[0] is None
+
+
+def test_an_instance_kept_for_some_hears_what_these_want() -> None:
+    """Others' demand is no reason to let its places lie idle at the routers that have theirs."""
+    tenants = {"acme": (5, 3.0), "bolt": (40, 1.0), OTHERS: (9, 1.0)}
+    pools = (Demand(role=Role.DECODE, model="m", places=20, tenants=tenants),)
+    beat = Heartbeat(id=InstanceId("r"), agent="a", kind=Kind.ROUTER, url="http://r", legs={}, demand=pools)
+    assert concerning(beat, "d", Role.DECODE, ["m"], ("acme", "cave")).wants == {"acme": 0.25}
+    assert set(concerning(beat, "d", Role.DECODE, ["m"]).wants) == {"acme", "bolt", OTHERS}

@@ -87,14 +87,19 @@ def test_an_id_tells_its_owner() -> None:
     assert tag_in("short") == "short"
 
 
+def never(_: str) -> bool:
+    return False
+
+
 def test_aliases() -> None:
     aliases = Aliases({"gpt": "real", "real": "other", "real2": "real"})
     body = {"model": "gpt"}
-    assert aliases.apply(body)
+    assert not aliases.apply(body, lambda real: real == "real"), "there is none for who asks"
+    assert aliases.apply(body, never)
     assert body == {"model": "real"}, "one step, never two"
     for odd in ({}, {"model": None}, {"model": ["gpt"]}, {"model": "unknown"}):
         before = dict(odd)
-        assert not aliases.apply(odd)
+        assert not aliases.apply(odd, never)
         assert odd == before
     cards = aliases.cards({"real": {"id": "real", "parent": "x"}})
     assert [card["id"] for card in cards] == ["real", "gpt", "real2"], "an alias never hides a model"
@@ -109,12 +114,13 @@ TYPE = "multipart/form-data; boundary=X"
 
 
 def test_a_forms_model_alone_is_changed() -> None:
-    changed, name = in_form(Aliases({"gpt": "a-longer-name"}), FORM, TYPE)
+    changed, name = in_form(Aliases({"gpt": "a-longer-name"}), FORM, TYPE, never)
     assert name == "a-longer-name"
     assert changed == FORM.replace(b'"model"\r\n\r\ngpt', b'"model"\r\n\r\na-longer-name')
     assert wire.form_parts(changed, TYPE) == [("model", b"a-longer-name"), ("file", b"gpt\r\n\r\n--Y")]
-    assert in_form(Aliases({}), FORM, TYPE) == (FORM, "gpt")
-    assert in_form(Aliases({"gpt": "x"}), FORM.replace(b'"file"', b'"model"'), TYPE)[1] is None
+    assert in_form(Aliases({}), FORM, TYPE, never) == (FORM, "gpt")
+    assert in_form(Aliases({"gpt": "x"}), FORM, TYPE, lambda real: real == "x") == (FORM, "gpt")
+    assert in_form(Aliases({"gpt": "x"}), FORM.replace(b'"file"', b'"model"'), TYPE, never)[1] is None
 
 
 def test_the_document_in_docs_is_what_the_router_answers() -> None:

@@ -57,6 +57,18 @@ def test_whom_one_has_not_met_is_proven_later() -> None:
     assert all_due(proofs, view) == [(P0, D0)]
 
 
+def test_pairs_that_nobody_is_handed_over_between_are_not_proven() -> None:
+    view, kept = View(), {"p0": ("ann",), "p1": ("bob", "eve"), "d0": ("ann", "bob"), "d1": ()}
+    for name, tenants in kept.items():
+        role = Role.PREFILL if name.startswith("p") else Role.DECODE
+        view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}", tenants=frozenset(tenants)))
+        view.seen(InstanceId(name), ({"id": "m"},), Load())
+    assert sorted(all_due(Proofs(), view)) == [(P0, D0), (P0, D1), (P1, D0), (P1, D1)]
+    view.add(Instance(id=D0, role=Role.DECODE, url="http://d0", epoch=2, tenants=frozenset({"ann"})))
+    view.seen(D0, ({"id": "m"},), Load())
+    assert sorted(all_due(Proofs(), view)) == [(P0, D0), (P0, D1), (P1, D1)]
+
+
 def test_who_serves_other_weights_is_not_asked() -> None:
     view = View()
     for name, role, weights in (("p0", Role.PREFILL, "old"), ("p1", Role.PREFILL, ""), ("d0", Role.DECODE, "new")):
