@@ -102,8 +102,7 @@ class Gate:
         """When a prompt of one of those in line could begin somewhere, as far as one can tell: before, nobody needs to
         be asked. Infinite where there is nobody to compute it.
         """
-        whose = {fleet.own(tenant) for tenant in self._line.tenants()} if fleet.keeps_some() else {""}
-        able = [fleet.ready(None, tenant).prefills for tenant in whose]
+        able = [fleet.ready(None, whose).prefills for whose in self._line.whose()]
         opens_ms = min([float(fleet.book.opens[rows].min()) for rows in able if len(rows)], default=math.inf)
         return max(now, (opens_ms - AHEAD_MS) / 1000.0)
 
@@ -128,7 +127,7 @@ class _Entry:
     work_ms: float
     number: int
     whose: str = ""
-    """The tenant, where instances are kept for it: others have other places."""
+    """`Wanted.whose`."""
     promised: bool = False
     late: bool = False
     aged_at: float = math.inf
@@ -167,9 +166,9 @@ class Line:
 
     # --- entering and leaving -----------------------------------------------------------------------------------------
 
-    def tenants(self) -> set[str]:
-        """Whose they are."""
-        return {tenant for _, tenant, _ in self._groups}
+    def whose(self) -> set[str]:
+        """Tenants that stand in line and have instances kept for them; and the one without a name, where others do."""
+        return {group[0][2].whose for group in self._groups.values()}
 
     def everybody(self) -> tuple[object, ...]:
         """All who stand in line, in no order."""
@@ -192,8 +191,7 @@ class Line:
         self._remove(who)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
-        entry = _Entry(who, kind, wanted.tenant, due, work_ms, number)
-        entry.whose = wanted.tenant if wanted.own else ""
+        entry = _Entry(who, kind, wanted.tenant, due, work_ms, number, wanted.whose)
         entry.promised = bool(wanted.ttft_ms)
         if entry.promised:
             entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final
 
 from cluster import wire
-from router.view import InstanceView
+from cluster.errors import unknown_model
+from router.view import InstanceView, View
 
 
 class Aliases:
@@ -47,6 +48,12 @@ class Aliases:
             if real in entries and alias not in entries
         )
         return [*entries.values(), *also]
+
+
+def check_served(aliases: Aliases, view: View, model: str | None, tenant: str) -> None:
+    """Raises ApiError: 404 with what there is for this tenant, where nobody serves it this model."""
+    if model is not None and view.lacks(model, tenant):
+        raise unknown_model(model[:200], aliases.names(view.models(tenant)))
 
 
 def usual_model(fleet: Iterable[InstanceView], tenant: str) -> str | None:

@@ -175,7 +175,7 @@ class Desk:
             ttft_ms=promise.ttft_ms,
             tpot_ms=promise.tpot_ms,
             late=seat.late,
-            own=self.view.all().own(seat.wanted.tenant) != "",
+            whose=self.view.all().whose(seat.wanted.tenant),
             now=now,
         )
 
@@ -218,7 +218,7 @@ class Desk:
         self.line.enter(seat, wanted, work_ms, lead_ms + (1 - PROMPTLY) * wanted.ttft_ms)
         calls: Calls = ()
         sure = len(rows) and fleet.book.speeds.sure(rows)
-        for who in self.line.hopeless(wanted.now, len(rows), wanted.tenant if wanted.own else "") if sure else ():
+        for who in self.line.hopeless(wanted.now, len(rows), wanted.whose) if sure else ():
             assert isinstance(who, Seat)
             self._cannot(who)
             if not who.late or who.promise.sheds:

@@ -11,17 +11,18 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
 
-from cluster.errors import ApiError, unknown_model
+from cluster.errors import ApiError
 from cluster.ids import RequestId, accept_request_id
 from cluster.request import Request
 from router import body as bodies
 from router import exact
-from router.aliases import usual_model
+from router.aliases import check_served, usual_model
 from router.desk import Seat
 from router.exchange import Exchange
 from router.http.front import Connection
@@ -89,7 +90,7 @@ class Generation:
             slo_class=client.slo_class,
             arrived=arrived,
         )
-        self._check_model(model, tenant)
+        check_served(router.aliases, router.view, model, tenant)
         seat, taken = self._take_in(wanted, request)
         limit = router.config.first_token_s
         journey = Journey(
@@ -112,7 +113,7 @@ class Generation:
             body = bodies.strip(body, namespace=tenant)
         salted = "cache_salt" not in body
         router.clients.salt(tenant, body)
-        renamed = router.aliases.apply(body, lambda real: router.view.lacks(real, tenant))
+        renamed = router.aliases.apply(body, partial(router.view.lacks, tenant=tenant))
         if not plain:
             return body, msgspec.json.encode(body)
         ours: dict[str, Any] = {}
@@ -121,11 +122,6 @@ class Generation:
         if renamed:
             ours["model"] = body["model"]
         return body, bodies.spliced(raw, ours)
-
-    def _check_model(self, name: str | None, tenant: str) -> None:
-        view = self._router.view
-        if name is not None and view.lacks(name, tenant):
-            raise unknown_model(name[:200], self._router.aliases.names(view.models(tenant)))
 
     def _take_in(self, wanted: Wanted, request: Request) -> tuple[Seat, Taken | None]:
         """Its place in the desk's book, with what can be foretold of it, where anything is."""

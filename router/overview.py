@@ -77,7 +77,7 @@ class Overview:
     def _instances(self, now: float, reader: str | None) -> list[Json]:
         told = []
         for seen in self._desk.view.all():
-            if reader is not None and not seen.instance.serves(reader):
+            if not seen.instance.serves(reader):
                 continue
             prompts, generated = self._looks.rates(seen.id, now)
             load = seen.load

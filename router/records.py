@@ -94,11 +94,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Monotonic seconds: of its arrival, and of this choice."""
     late: bool = False
     """It is taken to miss its target for the first token anyway (`router.admission`)."""
-    own: bool = False
-    """Some instances are kept for its tenant."""
+    whose: str = ""
+    """Its tenant, where some instances are kept for it: others have other places."""
 
     @property
     def kind(self) -> Hashable:
         """Two requests of one kind are told the same: where one finds no place, the other finds none either."""
-        whose = self.tenant if self.own else ""
-        return (self.model, self.hand_over, self.prefill_only, self.excluded, self.weights, whose)
+        return (self.model, self.hand_over, self.prefill_only, self.excluded, self.weights, self.whose)

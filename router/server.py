@@ -350,7 +350,7 @@ class Router:
             reader = self.operators.reader(http)
         except ApiError:
             return self._readiness(())
-        return self._readiness([seen for seen in self.view.all() if reader is None or seen.instance.serves(reader)])
+        return self._readiness([seen for seen in self.view.all() if seen.instance.serves(reader)])
 
     def _readiness(self, shown: Iterable[InstanceView]) -> web.Response:
         ready = [seen for seen in self.view.all() if seen.ready]

@@ -296,7 +296,7 @@ class Fleet(Sequence[InstanceView]):
         """
         self._refresh()
         if tenant is not None:
-            tenant = self.own(tenant) if self._tenants else None
+            tenant = self.whose(tenant) if self._tenants else None
         found = self._ready.get((model, tenant))
         if found is None:
             columns = self.columns
@@ -310,15 +310,10 @@ class Fleet(Sequence[InstanceView]):
                 self._ready[model, tenant] = found
         return found
 
-    def own(self, tenant: str) -> str:
+    def whose(self, tenant: str) -> str:
         """A tenant that some instances are kept for; all others are one: the one without a name."""
         self._refresh()
         return tenant if tenant in self._tenants else ""
-
-    def keeps_some(self) -> bool:
-        """Whether instances are kept for anybody."""
-        self._refresh()
-        return bool(self._tenants)
 
     def _refresh(self) -> None:
         """Throw away what was derived before the last change of who may be chosen."""
@@ -601,7 +596,7 @@ class View:
 
     def models(self, tenant: str) -> tuple[str, ...]:
         """Names of all models that some instance serves for this tenant, ready or not, in order, once each."""
-        version, whose = self._fleet.columns.version, self._fleet.own(tenant)
+        version, whose = self._fleet.columns.version, self._fleet.whose(tenant)
         if version != self._models_at:
             self._models_at = version
             self._models.clear()

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from aiohttp import web
 
-from cluster.errors import ApiError, no_instance, unknown_model
+from cluster.errors import ApiError, no_instance
 from cluster.ids import InstanceId
 from cluster.instance import Instance
 from router import aliases, paths
@@ -54,10 +53,11 @@ class Whole:
         clean = bodies.clean_json(raw, content_type, namespace=tenant, salt=partial(self._read, tenant, path, read))
         body = read[0] if read else {}
         if content_type.lower().startswith("multipart/form-data"):
-            clean, model = aliases.in_form(self._router.aliases, clean, content_type, self._hides(tenant))
+            hides = partial(self._router.view.lacks, tenant=tenant)
+            clean, model = aliases.in_form(self._router.aliases, clean, content_type, hides)
         else:
             model = bodies.model_of(body)
-        self._check_model(model, tenant)
+        aliases.check_served(self._router.aliases, self._router.view, model, tenant)
         instance = await self._instance(path, tenant, model, body)
         if path == paths.RESPONSES and read:
             body["request_id"] = paths.response_id(secrets.token_hex(16), _tag(tenant, instance.id))
@@ -68,16 +68,8 @@ class Whole:
         """A JSON object, already stripped, on its way: what we add to it and change in it."""
         if path.startswith("/v1/"):
             self._router.clients.salt(tenant, body)
-        self._router.aliases.apply(body, self._hides(tenant))
+        self._router.aliases.apply(body, partial(self._router.view.lacks, tenant=tenant))
         read.append(body)
-
-    def _hides(self, tenant: str) -> Callable[[str], bool]:
-        return lambda model: self._router.view.lacks(model, tenant)
-
-    def _check_model(self, model: str | None, tenant: str) -> None:
-        view = self._router.view
-        if model is not None and view.lacks(model, tenant):
-            raise unknown_model(model[:200], self._router.aliases.names(view.models(tenant)))
 
     async def _instance(self, path: str, tenant: str, model: str | None, body: dict[str, Any]) -> Instance:
         found = paths.find(path)

@@ -20,7 +20,7 @@ from pathlib import Path
 from cluster.errors import EngineFailed
 from cluster.ids import InstanceId
 from engine.vllm.command import command, environment, printable
-from engine.vllm.keeper import is_tracker
+from engine.vllm.keeper import end_all
 from engine.vllm.logfile import LogFile
 from engine.vllm.logtext import FIRST_STAGE, reason, stage, worth_showing
 from engine.vllm.probe import Probe, Unwell
@@ -59,7 +59,6 @@ READY_EVERY_S = 1.0
 STOP_MARGIN_S = 10.0
 """What vLLM may take to end after its own drain time: it tears down its workers."""
 
-SWEEP_S = 5.0
 TAIL_LINES = 20
 REASON_LINES = 400
 """Where to look for what ended an engine that had been serving: an older error has nothing to do with it."""
@@ -280,21 +279,9 @@ async def sweep_session(session: int) -> None:
 def end_session(session: int) -> None:
     """Kill every process of a session until none is left. `session` is the pid of its leader: our own child.
 
-    vLLM's processes stay in the session of the server they belong to. Resource trackers go last, by themselves if they
-    do (`keeper`).
+    vLLM's processes stay in the session of the server they belong to.
     """
-    limit = time.monotonic() + SWEEP_S
-    trackers_until = limit - SWEEP_S / 2
-    while time.monotonic() < limit:
-        left = [pid for pid in _pids() if session_of(pid) == session]
-        if not left:
-            return
-        if time.monotonic() < trackers_until:
-            left = [pid for pid in left if not is_tracker(pid)]
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
+    end_all(lambda: [pid for pid in _pids() if session_of(pid) == session])
 
 
 def _pids() -> list[int]:

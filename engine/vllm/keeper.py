@@ -26,6 +26,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 GRACE_S = 1.0
 """Between SIGTERM and SIGKILL when the tree must end now."""
@@ -38,7 +39,11 @@ TRACKER_S = 2.0
 
 POLL_S = 0.02
 SCRATCH = "BATON_SCRATCH"
+"""The environment's name for a folder that is to go with the tree."""
+
 TRACKER = b"multiprocessing.resource_tracker"
+"""Stands in the words of Python's resource trackers, and of no other process of vLLM's."""
+
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -157,26 +162,33 @@ class Keeper:
                 self.code = code if code >= 0 else 128 - code
 
     def end_tree(self, grace_s: float) -> None:
-        """SIGTERM to every descendant, SIGKILL after `grace_s`, until none is left; resource trackers last."""
-        begun = time.monotonic()
-        asked: set[int] = set()
-        alone: float | None = None  # since when there are only trackers
-        while time.monotonic() - begun < SWEEP_MAX_S:
-            self.reap()
-            tree = descendants(os.getpid())
-            if not tree:
-                return
-            now = time.monotonic()
-            others = [pid for pid in tree if not is_tracker(pid)]
-            alone = None if others else alone or now
-            if alone is not None and now - alone >= TRACKER_S:
-                others = tree
-            kill = now - begun >= grace_s
-            for pid in others:
-                if kill or pid not in asked:
-                    send(pid, signal.SIGKILL if kill else signal.SIGTERM)
-            asked.update(others)
-            time.sleep(POLL_S)
+        """SIGTERM to every descendant, SIGKILL after `grace_s`, until none is left."""
+        end_all(self.left, grace_s)
+
+    def left(self) -> list[int]:
+        """Descendants that have not ended."""
+        self.reap()
+        return descendants(os.getpid())
+
+
+def end_all(left: Callable[[], list[int]], grace_s: float = 0.0) -> None:
+    """SIGTERM to all of these, SIGKILL after `grace_s`, until none is left; resource trackers last, by themselves if
+    they do.
+    """
+    begun = time.monotonic()
+    asked: set[int] = set()
+    alone: float | None = None  # since when there are only trackers
+    while (now := time.monotonic()) - begun < SWEEP_MAX_S and (pids := left()):
+        others = [pid for pid in pids if not is_tracker(pid)]
+        alone = None if others else alone or now
+        if alone is not None and now - alone >= TRACKER_S:
+            others = pids
+        kill = now - begun >= grace_s
+        for pid in others:
+            if kill or pid not in asked:
+                send(pid, signal.SIGKILL if kill else signal.SIGTERM)
+        asked.update(others)
+        time.sleep(POLL_S)
 
 
 def remove(folder: str) -> None:

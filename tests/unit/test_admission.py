@@ -184,7 +184,7 @@ def test_how_long_the_line_takes() -> None:
 def test_servers_of_one_tenant_judge_nobody_elses_requests() -> None:
     line = Line()
     for at in range(5):
-        enter(line, f"ann {at}", tenant="ann", own=True, work_ms=200.0)
+        enter(line, f"ann {at}", tenant="ann", whose="ann", work_ms=200.0)
         enter(line, f"eve {at}", tenant="eve", work_ms=200.0)
     assert {str(who)[:3] for who in line.hopeless(0.0, 1)} == {"eve"}
     assert {str(who)[:3] for who in line.hopeless(0.0, 1, "ann")} == {"ann"}
@@ -200,6 +200,6 @@ def test_nobody_is_asked_because_somebody_elses_instance_opens() -> None:
     gate = Gate(line)
     enter(line, "eve", tenant="eve")
     assert gate.opens_at(view.all(), 1.0) == pytest.approx((9000.0 - AHEAD_MS) / 1000.0)
-    enter(line, "ann", tenant="ann", own=True)
+    enter(line, "ann", tenant="ann", whose="ann")
     assert gate.opens_at(view.all(), 1.0) == 1.0
     assert gate.opens_at(View().all(), 1.0) == math.inf

@@ -289,5 +289,7 @@ def test_instances_kept_for_tenants_serve_nobody_else() -> None:
 
 def test_requests_of_tenants_with_their_own_instances_are_a_kind_of_their_own() -> None:
     """In line others are not asked again once one of their kind found no place."""
-    ann, eve = (Wanted(model="m", hand_over=True, tenant=name, own=name == "ann") for name in ("ann", "eve"))
+    ann, eve = (
+        Wanted(model="m", hand_over=True, tenant=name, whose=whose) for name, whose in (("ann", "ann"), ("eve", ""))
+    )
     assert ann.kind != eve.kind == Wanted(model="m", hand_over=True, tenant="").kind
