@@ -23,6 +23,7 @@ from router.promises import promises_of
 from router.records import Promise
 from sim.engine_args import engine_of, read_words
 from sim.fleet import Member, member
+from sim.startup import StartUp
 
 MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100-SXM"
 """What is simulated unless told otherwise: the pair with the most measurements to compare with."""
@@ -74,6 +75,7 @@ def _from_flags(args: argparse.Namespace, *, contents: bool) -> Planned:
             vllm_args=tuple(args.vllm_args),
             env={},
             kv_lease_s=None,
+            flips=args.flips,
         )
         for role, count in counts.items()
         for number in range(count or 0)
@@ -144,7 +146,10 @@ def _members(
     found = []
     for each in listed:
         shape = each.shape
-        key = (each.role, each.gpu, shape.tp, shape.pp, shape.dp, shape.ep, each.vllm_args, each.kv_lease_s)
+        key = (
+            *(each.role, each.gpu, shape.tp, shape.pp, shape.dp, shape.ep),
+            *(each.vllm_args, each.kv_lease_s, each.flips),
+        )
         if key not in made:
             words = read_words(each.vllm_args)
             unread.update(dict.fromkeys(words.unread))
@@ -159,8 +164,10 @@ def _members(
                 lease_s=each.kv_lease_s or LEASE_S,
                 contents=contents,
             )
-            made[key] = member(
-                each.name, each.role, each.served_name or each.model, costs, config, start_up_s=args.start_up_s
+            made[key] = replace(
+                member(each.name, each.role, each.served_name or each.model, costs, config, start_up_s=args.start_up_s),
+                flips=each.flips,
+                startup=_startup(args),
             )
         found.append(replace(made[key], name=each.name))
     notes = [f"{made_.name}: {made_.costs.because}" for made_ in made.values()]  # type: ignore[attr-defined]
@@ -169,6 +176,31 @@ def _members(
     if any(each.shape.dp > 1 for each in listed):
         notes.append("data-parallel ranks: an instance is simulated as one rank")
     return tuple(found), tuple(notes)
+
+
+def _startup(args: argparse.Namespace) -> StartUp | None:
+    """How long starts take, where they do not all take the same."""
+    if args.start_up_p95_s is None and not args.start_fails:
+        return None
+    try:
+        return StartUp(median_s=args.start_up_s, p95_s=args.start_up_p95_s, fails=args.start_fails)
+    except ValueError as error:
+        raise UsageError(f"--start-up-s, --start-up-p95-s, --start-fails: {error}") from None
+
+
+def read_gpus(text: str, flag: str) -> dict[str, int]:
+    """`H100-SXM=8,L40S=4`: how many GPUs of each type; types in any of their spellings.
+
+    Raises:
+        UsageError: a type that is not known, or no whole number; says which.
+    """
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, count = part.strip().partition("=")
+        if not count.isascii() or not count.isdigit():
+            raise UsageError(f"{flag} {part.strip()}: write TYPE=N, like H100-SXM=8")
+        found[gpu_named(name).name] = int(count)
+    return found
 
 
 def _gpu(name: str, memory_gib: float | None) -> Gpu:

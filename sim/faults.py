@@ -142,11 +142,19 @@ class Faults:
             if fault.kind == "leave":
                 world.kernel.at(when_ns, self._leave, fault)
             else:
-                assert fault.instance is not None
-                at = world.by_name[fault.instance]
-                world.kernel.at(when_ns, _call(begin[fault.kind], fault, at))
+                world.kernel.at(when_ns, self._begin, (begin[fault.kind], fault))
         world.pulls.loses_notice = self._loses
         world.pulls.spoil = self._spoil
+
+    def _begin(self, word: tuple[Callable[[Fault, SimInstance], None], Fault]) -> None:
+        """A fault of an instance that has not come yet, or has left, does nothing."""
+        begin, fault = word
+        assert fault.instance is not None
+        at = self._world.by_name.get(fault.instance)
+        if at is None or at.gone:
+            self._world.counts["faults_missed"] += 1
+        else:
+            begin(fault, at)
 
     def _later(self, fault: Fault, call: Callable[[Any], None]) -> None:
         self._world.kernel.at(self._world.kernel.now_ns + round(fault.duration_s * NS), call)
@@ -194,10 +202,6 @@ class Faults:
             if mix(self._seed, passage.number, 3) % 1_000_000 < fault.share * 1_000_000:
                 self._world.counts["clients_left"] += 1
                 passage.leave()
-
-
-def _call(begin: Callable[[Fault, SimInstance], None], fault: Fault, at: SimInstance) -> Callable[[Any], None]:
-    return lambda _: begin(fault, at)
 
 
 def _number(transfer: TransferId) -> int:

@@ -14,8 +14,10 @@ from costs.model import ModelShape
 from costs.shape import ONE_GPU, Shape, gpus
 from costs.transfer import NIC_EFFICIENCY, NIC_LATENCY_MS, copies, paths
 from engine.twin.config import Config, StepCosts
+from goodput.budget import Footprint
 from router.speeds import Make, make_of
 from sim.kernel import NS
+from sim.startup import StartUp
 
 MS: Final = NS // 1000
 
@@ -45,6 +47,26 @@ class Member:
     sizes: ModelShape | None = None
     """The model's; None: every byte is held once and one path is as wide as the NIC."""
     gpus: int = 1
+    gpu: str = ""
+    """Type of its GPUs."""
+    price_per_hour: float = 0.0
+    """Of one of them."""
+    power_w: float = 0.0
+    """Most that one of them draws."""
+    flips: bool = False
+    """Whether it may take another role while it runs."""
+    startup: StartUp | None = None
+    """How long a start takes, as a distribution; None: always `start_up_ns`."""
+
+    @property
+    def footprint(self) -> Footprint:
+        """What it uses while it exists."""
+        return Footprint(
+            gpu=self.gpu,
+            gpus=self.gpus,
+            price_per_hour=self.price_per_hour * self.gpus,
+            power_w=self.power_w * self.gpus,
+        )
 
 
 def member(name: str, role: Role, model: str, costs: Costs, config: Config, *, start_up_s: float = 60.0) -> Member:
@@ -64,6 +86,9 @@ def member(name: str, role: Role, model: str, costs: Costs, config: Config, *, s
         shape=costs.shape,
         sizes=costs.model,
         gpus=count,
+        gpu=costs.gpu.name,
+        price_per_hour=costs.gpu.usd_per_hour,
+        power_w=costs.gpu.tdp_w,
     )
 
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from cluster.ids import RequestId
 from cluster.instance import Instance, Load, Role
 from decode.rules import DecodeRules
-from engine.agent.machine import AgentMachine, EngineIs, LoadRead, State
+from engine.agent.machine import AgentMachine, Effect, LoadRead, State
 from engine.agent.rules import Rules
 from engine.twin import events as ev
 from engine.twin.machine import Twin
 from engine.twin.request import Request
+from engine.vllm import supervise
+from engine.vllm.supervise import Supervisor
 from prefill.rules import PrefillRules
 from router.records import Reported
 from sim.fleet import Member
@@ -25,9 +27,12 @@ if TYPE_CHECKING:
     from sim.passage import Passage
 
 
-def rules_of(member: Member) -> Rules:
-    """What its agent keeps to, as `baton engine` tells it: credits for as many streams as its engine runs at once."""
-    if member.role is Role.PREFILL:
+def rules_of(member: Member, role: Role | None = None) -> Rules:
+    """What its agent keeps to, as `baton engine` tells it: credits for as many streams as its engine runs at once.
+
+    `role`: where it has taken another one than it was started for; its engine's settings stay.
+    """
+    if (role or member.role) is Role.PREFILL:
         return PrefillRules()
     return DecodeRules(streams_max=member.config.max_num_seqs)
 
@@ -96,10 +101,17 @@ class SimInstance:
         self.name: Final = member.name
         self.index: Final = index
         self.twin: Final = Twin(member.config, member.costs)
-        self.agent: Final = AgentMachine(name=member.name, rules=rules_of(member))
+        flips = {role: rules_of(member, role) for role in Role} if member.flips else {}
+        self.agent: Final = AgentMachine(name=member.name, rules=rules_of(member), role=member.role, flips=flips)
+        self.engine: Final = Supervisor(supervise.Rules())
+        """Starts its engine, starts it anew after it has died, and gives it up: as an agent's child does."""
         self.nic: Final = Nic(member.nic_gb_s)
         self.epoch = 0
         self.ready = False
+        self.gone = False
+        """Its agent has left: nothing of it is there any more."""
+        self.rung_ns = -1
+        """When its agent or its supervisor will be woken next; -1: they will not."""
         self.armed_ns = -1
         """When the kernel will wake the twin next; -1: it will not."""
         self.clock: Slowness | None = None
@@ -127,7 +139,7 @@ class SimInstance:
     @property
     def instance(self) -> Instance:
         """As the fleet addresses it."""
-        return Instance(id=self.name, role=self.member.role, url=f"http://{self.name}", epoch=self.epoch, pins=True)
+        return Instance(id=self.name, role=self.agent.role, url=f"http://{self.name}", epoch=self.epoch, pins=True)
 
     def handle(self, event: ev.Event, now_ns: int) -> tuple[ev.Effect, ...]:
         """The twin's, on its own clock."""
@@ -147,19 +159,20 @@ class SimInstance:
         local_ns = now_ns if self.clock is None else self.clock.local(now_ns)
         self.clock = Slowness(now_ns, local_ns, rate)
 
-    def engine_is(self, state: str, now_s: float) -> None:
-        """Tell the agent what its engine does."""
-        self.agent.handle(EngineIs(state, "", self.epoch), now_s)
+    def load_read(self, load: Load, now_s: float) -> tuple[Effect, ...]:
+        """The agent has looked. What it wants done about what it has seen."""
+        return self.agent.handle(LoadRead(self.agent.load if load == self.agent.load else load), now_s)
 
-    def load_read(self, load: Load, now_s: float) -> None:
-        """The agent has looked."""
-        self.agent.handle(LoadRead(self.agent.load if load == self.agent.load else load), now_s)
+    def next_wakeup(self) -> float | None:
+        """When its agent or its supervisor wants to be woken, in seconds of the world's time."""
+        due = [each for each in (self.agent.next_wakeup(), self.engine.next_wakeup()) if each is not None]
+        return min(due, default=None)
 
     def report(self) -> None:
         """The agent's heartbeat: what it says of itself now."""
         agent, last = self.agent, self.reported
         same = last.instance.epoch == self.epoch and last.state == agent.state.value and last.load is agent.load
-        if not same or last.credits != agent.credits:
+        if not same or last.credits != agent.credits or last.instance.role is not agent.role:
             self.reported = self._reported()
 
     def _reported(self) -> Reported:

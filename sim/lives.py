@@ -1,19 +1,27 @@
 """The lives of engines, and who hears of them: agents, heartbeats, the registry as the router reads it, its prober.
 
-What a state means and how many credits it brings is the agent's machine's business; what a reading changes, the view's.
+What a state means and how many credits it brings is the agent's machine's business; when an engine is started anew or
+given up is its supervisor's (`engine.vllm.supervise`); what a reading changes is the view's.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
-from engine.agent.machine import State
+from engine.agent import machine as agents
+from engine.agent.machine import EngineIs, Leave, Publish, StopEngine
 from engine.twin import events as ev
+from engine.vllm import supervise
+from engine.vllm.supervise import Announce, ChildExited, Healthy, KillChild, StartChild, StopAsked, StopChild
 from sim.instance import Leg, SimInstance
 from sim.kernel import NS, Kernel
 
 if TYPE_CHECKING:
     from sim.world import World
+
+KILLED: Final = 137
+"""Exit code of a process that was killed: 128 + SIGKILL."""
 
 
 class Lives:
@@ -26,6 +34,7 @@ class Lives:
         self._beat_ns: Final = round(settings.beat_every_s * NS)
         self._read_ns: Final = round(settings.read_every_s * NS)
         self._ttl_ns: Final = round(settings.ttl_s * NS)
+        self._exit_ns: Final = round(settings.exit_s * NS)
 
     def begin(self) -> None:
         """Heartbeats, one after the other, and readings."""
@@ -34,34 +43,127 @@ class Lives:
         for at in self._world.instances:
             self._kernel.at(at.index * self._beat_ns // len(self._world.instances), self._beat, at)
 
-    def start(self, at: SimInstance) -> None:
-        at.epoch += 1
-        at.engine_is("starting", self._kernel.now_s)
-        if self._world.settings.cold_start:
-            self._kernel.at(self._kernel.now_ns + at.member.start_up_ns, self._up, at)
-        else:
-            self._up(at)
+    # --- engines and agents -------------------------------------------------------------------------------------------
 
-    def _up(self, at: SimInstance) -> None:
-        self._world.tell(at, ev.Start(at.epoch))
+    def start(self, at: SimInstance) -> None:
+        """Its agent begins, and starts its engine."""
+        self._engine(at, supervise.Begin())
+
+    def join(self, at: SimInstance) -> None:
+        """The same while the run is under way: it announces itself from now on."""
+        self.start(at)
+        self._beat(at)
+
+    def ask(self, at: SimInstance, event: agents.Event) -> None:
+        """Somebody asks its agent for something, by HTTP."""
+        if not at.gone:
+            self._agent(at, at.agent.handle(event, self._kernel.now_s))
+
+    def _agent(self, at: SimInstance, effects: tuple[agents.Effect, ...]) -> None:
+        """Carry out what its agent wants."""
+        for effect in effects:
+            if isinstance(effect, StopEngine):
+                self._engine(at, StopAsked(at_once=True))
+            elif isinstance(effect, Leave):
+                self._leave(at, effect.code)
+            elif isinstance(effect, Publish):
+                self._publish(at)
+        self._wind(at)
+
+    def _engine(self, at: SimInstance, event: supervise.Event) -> None:
+        """Something happens to its process; carry out what its supervisor wants."""
+        for effect in at.engine.handle(event, self._kernel.now_s):
+            if isinstance(effect, StartChild):
+                self._spawn(at)
+            elif isinstance(effect, KillChild | StopChild):
+                self._kernel.at(self._kernel.now_ns + self._exit_ns, self._exit, (at, at.epoch))
+            elif isinstance(effect, Announce):
+                self._announce(at, effect)
+        self._wind(at)
+
+    def _announce(self, at: SimInstance, said: Announce) -> None:
+        if said.state is supervise.State.STOPPING:
+            return  # the agent's own doing
+        at.epoch = at.engine.epoch
+        self._world.provisioning.noted(at, said.state.value, said.because)
+        self._agent(at, at.agent.handle(EngineIs(said.state.value, said.because, at.epoch), self._kernel.now_s))
+
+    def _wind(self, at: SimInstance) -> None:
+        """Wake its agent and its supervisor when they ask for it."""
+        due_s = at.next_wakeup()
+        if due_s is None or at.gone:
+            return
+        due_ns = max(self._kernel.now_ns, math.ceil(due_s * NS))
+        while due_ns / NS < due_s:
+            due_ns += 1
+        if not self._kernel.now_ns <= at.rung_ns <= due_ns:
+            at.rung_ns = due_ns
+            self._kernel.at(due_ns, self._ring, at)
+
+    def _ring(self, at: SimInstance) -> None:
+        at.rung_ns = -1
+        if at.gone:
+            return
+        self._agent(at, at.agent.handle(agents.Tick(), self._kernel.now_s))
+        self._engine(at, supervise.Tick())
+
+    def _spawn(self, at: SimInstance) -> None:
+        """A process begins."""
+        delay_ns, fails = self._start_up(at)
+        if fails:
+            self._kernel.at(self._kernel.now_ns + delay_ns, self._fail, (at, at.epoch))
+        elif delay_ns:
+            self._kernel.at(self._kernel.now_ns + delay_ns, self._up, (at, at.epoch))
+        else:
+            self._up((at, at.epoch))
+
+    def _start_up(self, at: SimInstance) -> tuple[int, bool]:
+        member, settings = at.member, self._world.settings
+        if not self._kernel.events and at.epoch == 1 and not settings.cold_start:
+            return 0, False  # it was there before the run
+        if member.startup is None:
+            return member.start_up_ns, False
+        return member.startup.draw(settings.seed, at.name, at.epoch)
+
+    def _up(self, word: tuple[SimInstance, int]) -> None:
+        at, epoch = word
+        if at.epoch == epoch and at.engine.state is supervise.State.STARTING:
+            self._world.tell(at, ev.Start(epoch))
+
+    def _fail(self, word: tuple[SimInstance, int]) -> None:
+        at, epoch = word
+        if at.epoch == epoch and at.engine.state is supervise.State.STARTING:
+            self._world.counts["starts_failed"] += 1
+            self._engine(at, ChildExited(epoch, 1))
 
     def ready(self, at: SimInstance, _: ev.Ready) -> None:
+        """Its engine has made a token."""
         at.ready = True
-        at.engine_is("ready", self._kernel.now_s)
-        self._publish(at)
+        self._engine(at, Healthy(at.epoch))
 
     def kill(self, at: SimInstance) -> None:
         """Its process is gone; its agent sees that at once, and starts another."""
-        if not at.ready:
+        if at.ready or at.engine.state is supervise.State.STARTING:
+            self._world.counts["killed"] += 1
+            self._exit((at, at.epoch))
+
+    def _exit(self, word: tuple[SimInstance, int]) -> None:
+        """Its process ends, and everything in it is lost."""
+        at, epoch = word
+        if at.epoch != epoch or at.gone:
             return
-        self._world.counts["killed"] += 1
-        at.ready = False
-        self._world.pulls.break_off(at, wait_ns=self._world.hop_ns)
-        self._world.tell(at, ev.Die())
-        at.epoch += 1
-        at.engine_is("restarting", self._kernel.now_s)
+        if at.ready:
+            at.ready = False
+            self._world.pulls.break_off(at, wait_ns=self._world.hop_ns)
+            self._world.tell(at, ev.Die())
+        self._engine(at, ChildExited(epoch, KILLED))
+
+    def _leave(self, at: SimInstance, code: int) -> None:
+        """Its agent leaves the registry and ends."""
         self._publish(at)
-        self._kernel.at(self._kernel.now_ns + at.member.start_up_ns, self._up, at)
+        at.gone = True
+        del self._world.living[at]
+        self._world.provisioning.left(at, code)
 
     def slow(self, at: SimInstance, rate: tuple[int, int]) -> None:
         """Its process runs at another rate from now on."""
@@ -94,9 +196,13 @@ class Lives:
 
     def _beat(self, at: SimInstance) -> None:
         """An agent looks at its engine and says how it is; the router's prober knocks."""
+        if at.gone:
+            return
         if at.ready:
             self._world.tell(at, ev.ReadLoad())
-            at.load_read(at.load_said, self._kernel.now_s)
+            effects = at.load_read(at.load_said, self._kernel.now_s)
+            if effects:
+                self._agent(at, effects)
             if at.pulling:
                 self._world.pulls.keep_alive(at)
         if not at.cut_off:
@@ -129,11 +235,7 @@ class Lives:
     def _read(self, _: object) -> None:
         """The router reads the registry, as `router.watch` does."""
         now_ns, ttl_ns = self._kernel.now_ns, self._ttl_ns
-        heard = tuple(
-            at.reported
-            for at in self._world.instances
-            if now_ns - at.heard_ns <= ttl_ns and at.agent.state is not State.STARTING
-        )
+        heard = tuple(at.reported for at in self._world.living if now_ns - at.heard_ns <= ttl_ns)
         for name in sorted(self._world.view.fold(heard)):  # a set: in the same order at every run
             self._world.front.announce_lost(name, list(self._world.by_name[name].legs.values()))
         self._world.front.call(self._world.front.desk.fleet_changed())

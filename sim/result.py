@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,16 @@ class Rows:
 _EMPTY: Final = struct.pack(_FORMAT, *([-1] * 5), *([0] * 11))
 
 
+class FleetEvent(NamedTuple):
+    """Something that happened to the fleet."""
+
+    at_ns: int
+    instance: InstanceId
+    what: str
+    """asked, pending, cancelled, starting, ready, restarting, draining, resumed, a role, stopped, failed, refused."""
+    because: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Result:
     """One run."""
@@ -85,6 +95,11 @@ class Result:
     counts: Mapping[str, int] = field(default_factory=dict)
     """What happened in the world: pulls, preemptions, kills."""
     gpus: int = 0
+    """In use at one instant at most."""
+    gpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By type of GPU: seconds that instances had one, from the start of each to its end or the run's."""
+    fleet_events: tuple[FleetEvent, ...] = ()
+    """What happened to the fleet, in order."""
 
     def report(self, targets: Targets | None = None, by_class: Mapping[str, Targets] | None = None) -> Report:
         """As `loadgen.report.report_of` would say it of the same records, in columns."""

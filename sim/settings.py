@@ -43,6 +43,9 @@ class Settings:
     connector with ``transfer.digests``. The time it takes is not simulated."""
     pull_timeout_s: float = 10.0
     """Until a pull from a host that does not answer fails. UCX' own order; a parameter."""
+    exit_s: float = 1.0
+    """From the word to stop until the process has ended and its GPUs are free: vLLM's own order, once it is drained.
+    A process that is killed by a fault is gone at once."""
     beat_every_s: float = BEAT_EVERY_S
     read_every_s: float = 0.5
     """`router.watch.READ_EVERY_S`."""

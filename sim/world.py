@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from cluster.ids import InstanceId
@@ -26,6 +27,7 @@ from sim.front import Front
 from sim.instance import Leg, SimInstance
 from sim.kernel import NS, Kernel
 from sim.lives import Lives
+from sim.provisioning import Provisioning, Site
 from sim.pulls import Pulls
 from sim.result import Result
 from sim.settings import Settings
@@ -46,6 +48,7 @@ class World:
         view: View | None = None,
         promises: Mapping[str, Promise] | None = None,
         log: Log | None = None,
+        site: Site | None = None,
     ) -> None:
         """One cluster.
 
@@ -57,18 +60,21 @@ class World:
             view: the router's, where its caller wants it; None: one of its own.
             promises: what SLO classes are promised; with them the router admits by them (`router.admission`).
             log: gets what choices depend on, as a live router's decision log does. A `view` is to be logged there, too.
+            site: what instances may be started while it runs, and the budget; None: the fleet stays as it is.
         """
-        check_members(members)
+        check_members(everybody := [*members, *_one_more(site)])
         self.settings: Final = settings or Settings()
         self.kernel: Final = Kernel()
-        self.instances: Final = tuple(SimInstance(each, index) for index, each in enumerate(members))
-        self.by_name: Final[dict[InstanceId, SimInstance]] = {each.name: each for each in self.instances}
+        self.instances: Final = [SimInstance(each, index) for index, each in enumerate(members)]
+        """All that ever were."""
+        self.by_name: Final = {each.name: each for each in self.instances}
+        self.living: Final = dict.fromkeys(self.instances)
+        """Those whose agent has not left."""
         self.hop_ns: Final = round(self.settings.hop_us * 1000)
         self.keeps_contents: Final = all(getattr(each.config, "contents", True) for each in members)
         self.counts: Final[Counter[str]] = Counter()
-        by_name = {each.name: each for each in members}
-        self.view: Final = view or view_of(log, lambda instance: make_of_member(by_name[instance.id]))
-        if any(_caches(each) for each in members) and (promises or policy in FORESEEING):
+        self.view: Final = view or view_of(log, lambda instance: make_of_member(self.by_name[instance.id].member))
+        if any(map(_caches, everybody)) and (promises or policy in FORESEEING):
             self.view.all().prefixes = prefixes_of(log)
         self.view.routers = self.settings.routers
         desk = desk_of(log, self.view, policy, admission=bool(promises), foresees=policy in FORESEEING)
@@ -76,6 +82,7 @@ class World:
         self.front.promises = promises or {}
         self.pulls: Final = Pulls(self)
         self.lives: Final = Lives(self)
+        self.provisioning: Final = Provisioning(self, site or Site())
         self.on_effect: Callable[[SimInstance, ev.Effect], None] | None = None
         """Sees every effect of every twin: a trace."""
         self.on_progress: Callable[[World], None] | None = None
@@ -99,7 +106,16 @@ class World:
             ev.Contents: _contents,
         }
         for each in self.instances:
+            self.provisioning.already(each)
             self.lives.start(each)
+
+    def add(self, member: Member) -> None:
+        """One more instance; it starts now."""
+        at = SimInstance(member, len(self.instances))
+        self.instances.append(at)
+        self.by_name[at.name] = at
+        self.living[at] = None
+        self.lives.join(at)
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
@@ -131,13 +147,15 @@ class World:
             events=self.kernel.events,
             end_ns=front.ended_ns,
             counts=counts,
-            gpus=sum(each.member.gpus for each in self.instances),
+            gpus=self.provisioning.peak_gpus,
+            gpu_seconds=self.provisioning.gpu_seconds(front.ended_ns),
+            fleet_events=tuple(self.provisioning.events),
         )
 
     @property
     def busy(self) -> bool:
         """Whether anything is still to be served."""
-        return self._arriving or bool(self.front.open)
+        return self._arriving or bool(self.front.open) or self.provisioning.busy
 
     def _arrive(self, arrival: Arrival | None) -> None:
         if arrival is not None:
@@ -345,6 +363,12 @@ class World:
         """A consumer still wants a hold."""
         if word[0].ready:
             self.tell(*word)
+
+
+def _one_more(site: Site | None) -> list[Member]:
+    """Of each pool one instance more, under a name that nobody has: what may come fits what is there."""
+    pools = {} if site is None else site.pools
+    return [replace(each, name=InstanceId(f"{pool}+")) for pool, each in pools.items()]
 
 
 def _caches(member: Member) -> bool:

@@ -9,6 +9,7 @@ examples:
   baton simulate --cluster baton.yaml --trace AzureLLMInferenceTrace_conv.csv --rate-scale 4 --json
   baton simulate --model Qwen/Qwen3-32B --gpu H200 --both 4 --tp-both 2 --rate 10 -- --max-num-batched-tokens 4096
   baton simulate --prefill 2 --decode 2 --rate 10 --faults chaos --seed 7
+  baton simulate --prefill 2 --decode 2 --rate 10 --changes changes.jsonl --gpus H100-SXM=6 --start-up-p95-s 120
   baton simulate --prefill 1 --decode 1 --rate 5 --chrome-trace run.json --trace-window 10-12
   baton simulate --replay decisions.jsonl
 """
@@ -33,17 +34,20 @@ from baton.decisions_again import opened_log, replay_file
 from baton.load_arrivals import finite, planned
 from baton.load_view import print_report
 from baton.output import emit, say
-from baton.simulated import GPU, MODEL, Planned, planned_fleet
+from baton.simulated import GPU, MODEL, Planned, planned_fleet, read_gpus
 from cluster.errors import UsageError
 from cluster.instance import Role
+from goodput.actions import Start
 from loadgen.arrival import Arrival
 from loadgen.record import line_of
 from loadgen.report import as_json
 from router.logged import Log
 from router.policy import POLICIES, Policy
 from sim.baselines import BASELINES, follow
+from sim.changes import read_changes
 from sim.faults import PRESETS, Fault, Faults, preset, read_faults
 from sim.faults import as_json as faults_json
+from sim.provisioning import Site, Timed
 from sim.result import Result
 from sim.settings import Settings
 from sim.trace_view import TraceView
@@ -74,9 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for role in Role:
         fleet.add_argument(f"--tp-{role.value}", type=_natural, metavar="N", help=f"GPUs of a {role.value} instance")
     fleet.add_argument("--policy", help=f"one of {', '.join(sorted(policies()))}")
-    fleet.add_argument(
-        "--start-up-s", type=finite, default=60.0, metavar="S", help="an engine's start (default %(default)g)"
-    )
+    _add_changes(fleet)
     fleet.add_argument("--cold-start", action="store_true", help="engines start with the load, not before it")
     defaults = {each.name: each.default for each in fields(Settings)}
     for name, text in _SHOWN.items():
@@ -117,6 +119,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told.add_argument("--json", action="store_true", help="one JSON object on stdout; the time it took goes to stderr")
 
 
+def _add_changes(fleet: argparse._ArgumentGroup) -> None:
+    """Flags of starts, and of a fleet that does not stay as it is."""
+    fleet.add_argument(
+        "--start-up-s", type=finite, default=60.0, metavar="S", help="an engine's start (default %(default)g)"
+    )
+    fleet.add_argument(
+        "--start-up-p95-s", type=finite, metavar="S", help="19 of 20 starts take at most this (default: all the same)"
+    )
+    fleet.add_argument(
+        "--start-fails", type=finite, default=0.0, metavar="SHARE", help="share of starts that fail (default 0)"
+    )
+    fleet.add_argument(
+        "--changes",
+        type=Path,
+        metavar="FILE",
+        help='instances that start, drain, flip and stop, as JSON lines: {"at_s": 30, "do": "start", "pool": "decode", '
+        '"instance": "decode-9"}; pools are the roles that the fleet begins with',
+    )
+    fleet.add_argument(
+        "--gpus", metavar="TYPE=N,…", help="how many GPUs there are: what finds none free waits (default: enough)"
+    )
+    fleet.add_argument("--flips", action="store_true", help="without --cluster: instances may take another role")
+
+
 def policies() -> dict[str, Callable[[], Policy]]:
     """Makers of the router's own policies, and of the rivals': what a policy remembers belongs to one run."""
     return {**BASELINES, **{name: partial(_same, policy) for name, policy in POLICIES.items()}}
@@ -143,8 +169,15 @@ def _run(args: argparse.Namespace, closing: ExitStack) -> int:
         raise UsageError("--dry-run is `baton load`'s: simulating costs nothing")
     settings = _settings(args, fleet)
     log = args.decision_log and Log(opened_log(args.decision_log, "--decision-log", closing), name)
-    world = World(fleet.members, settings, policy=policy, model=fleet.model, promises=fleet.promises, log=log)
-    faults = _faults(args, fleet, load.arrivals)
+    site, changes = _site(args, fleet)
+    try:
+        world = World(
+            fleet.members, settings, policy=policy, model=fleet.model, promises=fleet.promises, log=log, site=site
+        )
+    except ValueError as error:
+        raise UsageError(f"the fleet cannot begin: {error}") from None
+    world.provisioning.schedule(changes)
+    faults = _faults(args, fleet, load.arrivals, changes)
     Faults(world, faults, args.seed)
     view = _trace_view(args, world)
     follow(world, policy)
@@ -200,10 +233,27 @@ def _policy(name: str) -> Policy:
     return known[name]()
 
 
-def _faults(args: argparse.Namespace, fleet: Planned, arrivals: Sequence[Arrival]) -> tuple[Fault, ...]:
+def _site(args: argparse.Namespace, fleet: Planned) -> tuple[Site, tuple[Timed, ...]]:
+    """What may be started, what GPUs there are, and what changes when."""
+    pools = {each.role.value: each for each in fleet.members}
+    site = Site(pools=pools, gpus=read_gpus(args.gpus, "--gpus") if args.gpus else {})
+    if args.changes is None:
+        return site, ()
+    try:
+        return site, read_changes(args.changes.read_text(), list(pools))
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--changes {args.changes}: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"--changes {args.changes}: {error}") from None
+
+
+def _faults(
+    args: argparse.Namespace, fleet: Planned, arrivals: Sequence[Arrival], changes: Sequence[Timed]
+) -> tuple[Fault, ...]:
     if args.faults is None:
         return ()
-    names = [each.name for each in fleet.members]
+    started = [each.action.instance for each in changes if isinstance(each.action, Start)]
+    names = [*(each.name for each in fleet.members), *started]
     span_s = arrivals[-1].at_s if arrivals else 0.0
     if args.faults in PRESETS:
         return preset(args.faults, args.seed, names, span_s, args.fault_every_s)
@@ -251,6 +301,9 @@ def _tell(
         print_report(report)
         told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in result.counts.items() if count)
         say(f"{len(fleet.members)} instances, {result.gpus} GPUs; {told}")
+        for event in result.fleet_events if args.changes is not None else ():
+            because = f": {event.because}" if event.because else ""
+            say(f"{event.at_ns / 1e9:10.3f} s  {event.instance} {event.what}{because}")
         for note in notes:
             say(note)
         return
@@ -258,7 +311,16 @@ def _tell(
         "report": as_json(report),
         "counts": dict(sorted(result.counts.items())),
         "events": result.events,
-        "fleet": {"instances": len(fleet.members), "gpus": result.gpus, "model": fleet.model},
+        "fleet": {
+            "instances": len(fleet.members),
+            "gpus": result.gpus,
+            "gpu_seconds": dict(result.gpu_seconds),
+            "model": fleet.model,
+        },
+        "fleet_events": [
+            {"at_s": each.at_ns / 1e9, "instance": each.instance, "what": each.what, "because": each.because}
+            for each in (result.fleet_events if args.changes is not None else ())
+        ],
         "settings": {each.name: getattr(settings, each.name) for each in fields(settings)},
         "faults": faults_json(faults),
         "notes": list(notes),

@@ -26,7 +26,11 @@ def test_json_and_the_same_bytes_again(capsys: pytest.CaptureFixture[str]) -> No
     assert first != simulated(capsys, "--seed", "1")
     assert first["report"]["completed"] == 30
     assert first["report"]["attainment"] == 1.0
-    assert first["fleet"] == {"instances": 2, "gpus": 2, "model": "meta-llama/Llama-3.1-8B"}
+    fleet = first["fleet"]
+    assert fleet == {
+        "instances": 2, "gpus": 2, "model": "meta-llama/Llama-3.1-8B", "gpu_seconds": fleet["gpu_seconds"],
+    }  # fmt: skip
+    assert 0 < fleet["gpu_seconds"]["H100-SXM"] < 2 * first["report"]["elapsed_s"] + 1
     assert first["counts"]["pulls"] == 30
     assert not any("time" in key for key in first), "nothing in it depends on the machine"
 
@@ -51,6 +55,7 @@ def test_a_cluster_file_brings_fleet_classes_and_limits(tmp_path: Path, capsys: 
     )
     assert main(["simulate", "--cluster", str(file), "--rate", "2", "--requests", "10", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["fleet"].pop("gpu_seconds").keys() == {"H100-SXM", "H200"}
     assert found["fleet"] == {"instances": 3, "gpus": 8, "model": "Qwen/Qwen3-32B"}
     assert found["settings"]["first_token_s"] == 30
     assert found["report"]["targets"]["ttft_ms"] == 2000
@@ -83,11 +88,11 @@ def test_a_window_for_the_browser(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_faults_by_name_and_by_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chaos = simulated(capsys, "--faults", "chaos", "--start-up-s", "1")
+    chaos = simulated(capsys, "--faults", "chaos", "--prefill", "3", "--decode", "3")
     assert chaos["faults"]
     file = tmp_path / "faults.json"
     file.write_text(json.dumps(chaos["faults"]))
-    again_ = simulated(capsys, "--faults", str(file), "--start-up-s", "1")
+    again_ = simulated(capsys, "--faults", str(file), "--prefill", "3", "--decode", "3")
     assert again_["report"] == chaos["report"]
 
 
@@ -136,6 +141,65 @@ def test_the_command_names_the_seed_where_the_user_did_not() -> None:
     assert again(["simulate", "--rate", "3"], 0) == "baton simulate --rate 3 --seed 0"
     assert again(["simulate", "--seed=4", "--", "--x"], 4) == "baton simulate --seed=4 -- --x"
     assert again(["simulate", "--", "--x"], 5) == "baton simulate --seed 5 -- --x"
+
+
+def test_a_fleet_changes_by_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = tmp_path / "changes.jsonl"
+    changes.write_text(
+        '{"at_s": 0.5, "do": "start", "pool": "decode", "instance": "decode-1", "because": "more"}\n'
+        '{"at_s": 0.6, "do": "start", "pool": "decode", "instance": "decode-2"}\n'
+    )
+    found = simulated(capsys, "--changes", str(changes), "--gpus", "h100=3", "--start-up-s", "0.2")
+    assert found["report"]["completed"] == 30
+    assert found["fleet"]["gpus"] == 3
+    happened = [(each["instance"], each["what"]) for each in found["fleet_events"] if each["at_s"] > 0]
+    assert happened == [
+        ("decode-1", "asked"), ("decode-1", "starting"), ("decode-2", "asked"), ("decode-2", "pending"),
+        ("decode-1", "ready"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("x", "not JSON"),
+        ("[[]]", "change 1: [] is no object"),
+        ('{"at_s": -1, "do": "stop", "instance": "a"}', "at_s is -1: must be a number of seconds, 0 or more"),
+        ('{"at_s": 1, "do": "run"}', "do is 'run': must be one of start, drain, resume, flip, stop"),
+        (
+            '{"at_s": 1, "do": "flip", "instance": "a", "role": "x"}',
+            "role is 'x': must be one of prefill, decode, both",
+        ),
+        ('{"at_s": 1, "do": "stop", "instance": "a", "when": 1}', "'when' is no field of a stop"),
+        (
+            '{"at_s": 1, "do": "start", "pool": "both", "instance": "a"}',
+            "pool is 'both': must be one of prefill, decode",
+        ),
+        ('{"at_s": 1, "do": "drain", "instance": "a", "leave": 1}', "leave is 1: must be true or false"),
+        ('{"at_s": 1, "do": "stop"}', "instance is None: must be a name"),
+        ("[" * 5000, "nested too deep"),
+    ],
+)
+def test_what_is_no_change_is_told(line: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = tmp_path / "changes.jsonl"
+    changes.write_text(line)
+    assert main([*SMALL, "--changes", str(changes)]) == 2
+    assert f"--changes {changes}: " in (said := capsys.readouterr().err)
+    assert told in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--gpus", "H100=x"], "--gpus H100=x: write TYPE=N"),
+        (["--gpus", "H100-SXM=1"], "the fleet cannot begin: decode-0: no GPU is free: 1 of 1"),
+        (["--start-fails", "3"], "fails is 3: must be a share from 0 to 1"),
+        (["--start-up-p95-s", "1"], "p95_s is 1: must be median_s (60) or more"),
+    ],
+)
+def test_what_gpus_and_starts_cannot_be(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, *words]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_a_decision_log_is_made_and_decided_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
