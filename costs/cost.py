@@ -85,6 +85,8 @@ class Costs:
     kv_capacity_tokens: int
     """Per data-parallel rank."""
     kv_dtype: Dtype | None = None
+    power_cap: float = 1.0
+    """What each GPU draws at most, as a share of its TDP."""
     corrections: Corrections = UNCORRECTED
 
     @property
@@ -156,7 +158,23 @@ class Costs:
     def power_w(self, work: Work) -> float:
         """Watts of all GPUs of the instance during such a step; idle for none. A pipeline is taken to be full."""
         compute, memory = power.utilisation(self.peak, work, self.step_ms(work))
-        return power.power_w(self.gpu, compute, memory) * gpus(self.shape)
+        return power.power_w(self.gpu, compute, memory, self.power_cap) * gpus(self.shape)
+
+    def capped(self, cap: float) -> Costs:
+        """The same under a power cap, a share of the TDP from `power.CAP_MIN` to 1: prompts take longer.
+
+        Raises:
+            ValueError: the cap is out of this range.
+        """
+        clock = power.clock_under(cap)
+        plain = ByKind(
+            prefill=power.slowed(self.plain.prefill, clock),
+            decode=power.slowed(self.plain.decode, clock),
+            mixed=power.slowed(self.plain.mixed, clock),
+        )
+        now = self.corrections.apply(plain)
+        said = self.said if cap == 1 else f"{self.said}, power capped at {cap:.0%} of the TDP"
+        return replace(self, plain=plain, now=now, ticks=TicksByKind.of(now), power_cap=cap, said=said)
 
     def energy_j(self, work: Work) -> float:
         """Joules of such a step; a pipeline's share of it, as `pp` steps are under way at once."""

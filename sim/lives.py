@@ -156,6 +156,7 @@ class Lives:
             at.ready = False
             self._world.pulls.break_off(at, wait_ns=self._world.hop_ns)
             self._world.tell(at, ev.Die())
+            self._world.energy.died(at)
         self._engine(at, ChildExited(epoch, KILLED))
 
     def _leave(self, at: SimInstance, code: int) -> None:

@@ -63,6 +63,8 @@ class Provisioning:
         """GPUs of each type that processes have."""
         self._names: Final[set[InstanceId]] = set()
         self._since_ns: Final[dict[InstanceId, int]] = {}
+        self._there_ns: Final[dict[InstanceId, int]] = {}
+        """Of those that are gone, how long they had their GPUs."""
         self._gpu_ns: Final[dict[str, int]] = {}
         self._planned = 0
         """Actions that are still to be given."""
@@ -108,6 +110,12 @@ class Provisioning:
             member = self._world.by_name[name].member
             found[member.gpu] = found.get(member.gpu, 0) + max(0, end_ns - since_ns) * member.gpus
         return {gpu: spent / NS for gpu, spent in sorted(found.items())}
+
+    def there_s(self, at: SimInstance, end_ns: int) -> float:
+        """Seconds that an instance has, or had, its GPUs."""
+        since_ns = self._since_ns.get(at.name)
+        there_ns = self._there_ns.get(at.name, 0) if since_ns is None else end_ns - since_ns
+        return max(0, there_ns) / NS
 
     # --- instances ----------------------------------------------------------------------------------------------------
 
@@ -166,8 +174,8 @@ class Provisioning:
         self._leaving.discard(at.name)
         self.usage.remove(at.name)
         self._placed[member.gpu] -= member.gpus
-        spent_ns = (self._world.kernel.now_ns - self._since_ns.pop(at.name)) * member.gpus
-        self._gpu_ns[member.gpu] = self._gpu_ns.get(member.gpu, 0) + spent_ns
+        there_ns = self._there_ns[at.name] = self._world.kernel.now_ns - self._since_ns.pop(at.name)
+        self._gpu_ns[member.gpu] = self._gpu_ns.get(member.gpu, 0) + there_ns * member.gpus
         self._world.counts["instances_failed" if code else "instances_left"] += 1
         self._place_pending()
 

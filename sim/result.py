@@ -98,6 +98,8 @@ class Result:
     """In use at one instant at most."""
     gpu_seconds: Mapping[str, float] = field(default_factory=dict)
     """By type of GPU: seconds that instances had one, from the start of each to its end or the run's."""
+    energy_j: float = 0.0
+    """What all GPUs drew meanwhile, in joules; 0 where costs are not the cost model's."""
     fleet_events: tuple[FleetEvent, ...] = ()
     """What happened to the fleet, in order."""
 

@@ -22,6 +22,7 @@ from router.records import Promise
 from router.view import View
 from sim import result as rows
 from sim.checks import Checks
+from sim.energy import Energy
 from sim.fleet import Member, check_members, make_of_member
 from sim.front import Front
 from sim.instance import Leg, SimInstance
@@ -68,10 +69,9 @@ class World:
         self.instances: Final = [SimInstance(each, index) for index, each in enumerate(members)]
         """All that ever were."""
         self.by_name: Final = {each.name: each for each in self.instances}
-        self.living: Final = dict.fromkeys(self.instances)
-        """Those whose agent has not left."""
+        self.living: Final = dict.fromkeys(self.instances)  # their agents have not left
         self.hop_ns: Final = round(self.settings.hop_us * 1000)
-        self.keeps_contents: Final = all(getattr(each.config, "contents", True) for each in members)
+        self.keeps_contents: Final = all(map(_keeps_contents, members))
         self.counts: Final[Counter[str]] = Counter()
         self.view: Final = view or view_of(log, lambda instance: make_of_member(self.by_name[instance.id].member))
         if any(map(_caches, everybody)) and (promises or policy in FORESEEING):
@@ -83,8 +83,9 @@ class World:
         self.pulls: Final = Pulls(self)
         self.lives: Final = Lives(self)
         self.provisioning: Final = Provisioning(self, site or Site())
+        self.energy: Final = Energy()
         self.on_effect: Callable[[SimInstance, ev.Effect], None] | None = None
-        """Sees every effect of every twin: a trace."""
+        """Sees every effect of every twin."""
         self.on_progress: Callable[[World], None] | None = None
         """Called at each of the router's readings of the registry, twice a second of the world's time."""
         self.touched: Final[dict[SimInstance, None]] = {}
@@ -149,6 +150,9 @@ class World:
             counts=counts,
             gpus=self.provisioning.peak_gpus,
             gpu_seconds=self.provisioning.gpu_seconds(front.ended_ns),
+            energy_j=sum(
+                self.energy.joules(each, self.provisioning.there_s(each, front.ended_ns)) for each in self.instances
+            ),
             fleet_events=tuple(self.provisioning.events),
         )
 
@@ -201,6 +205,7 @@ class World:
 
     def _run(self, at: SimInstance, run: ev.Run) -> None:
         """Note when first and second tokens are there: at the ends of the run's first two steps, or the next run's."""
+        self.energy.ran(at, run)
         former, at.run_steps = at.run_steps, run.steps
         if not at.young and not at.awaited:
             return
@@ -239,9 +244,9 @@ class World:
     def _step_end(at: SimInstance, run: ev.Run, steps: int) -> int:
         return run.at_ns + at.member.costs.decode_run_ns(run.batch, run.sum_context, steps)
 
-    @staticmethod
-    def _cut(at: SimInstance, cut: ev.Cut) -> None:
+    def _cut(self, at: SimInstance, cut: ev.Cut) -> None:
         at.run_steps = cut.steps
+        self.energy.cut(at, cut)
 
     def _finished(self, at: SimInstance, effect: ev.Finished) -> None:
         at.awaited.pop(effect.request, None)
@@ -369,6 +374,10 @@ def _one_more(site: Site | None) -> list[Member]:
     """Of each pool one instance more, under a name that nobody has: what may come fits what is there."""
     pools = {} if site is None else site.pools
     return [replace(each, name=InstanceId(f"{pool}+")) for pool, each in pools.items()]
+
+
+def _keeps_contents(member: Member) -> bool:
+    return bool(getattr(member.config, "contents", True))
 
 
 def _caches(member: Member) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import shlex
 import sys
 import time
@@ -301,6 +302,11 @@ def _tell(
         print_report(report)
         told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in result.counts.items() if count)
         say(f"{len(fleet.members)} instances, {result.gpus} GPUs; {told}")
+        if result.energy_j:
+            per_token = result.energy_j / report.output_tokens if report.output_tokens else math.inf
+            mean_w = result.energy_j / max(1e-9, result.end_ns / 1e9)
+            kwh = result.energy_j / 3.6e6
+            say(f"the GPUs drew {kwh:.3f} kWh, {mean_w:,.0f} W on average, {per_token:,.2f} J an output token")
         for event in result.fleet_events if args.changes is not None else ():
             because = f": {event.because}" if event.because else ""
             say(f"{event.at_ns / 1e9:10.3f} s  {event.instance} {event.what}{because}")
@@ -315,6 +321,7 @@ def _tell(
             "instances": len(fleet.members),
             "gpus": result.gpus,
             "gpu_seconds": dict(result.gpu_seconds),
+            "energy_j": result.energy_j,
             "model": fleet.model,
         },
         "fleet_events": [

@@ -237,3 +237,23 @@ def test_a_thousand_instances_are_asked_in_time() -> None:
             took.append(time.perf_counter() - started)
         best[name] = min(took)
     assert max(best.values()) < 150e-6, best
+
+
+def test_a_power_cap_slows_prompts_and_not_generation() -> None:
+    """Splitwise's capped H100: half of the TDP, prompts 1.3 times as long, tokens as before."""
+    costs = qwen()
+    half = costs.capped(0.5)
+    assert half.prefill_ms(8000) / costs.prefill_ms(8000) == pytest.approx(1.3, abs=0.01)
+    assert half.decode_step_ms(32, 64_000) == pytest.approx(costs.decode_step_ms(32, 64_000), rel=0.01)
+    assert half.power_w(prompt(8000)) == pytest.approx(costs.power_w(prompt(8000)) / 2)
+    assert half.energy_j(prompt(8000)) < costs.energy_j(prompt(8000))
+    assert costs.prefill_ms(8000) < costs.capped(0.8).prefill_ms(8000) < half.prefill_ms(8000)
+    assert costs.capped(1.0).prefill_ms(8000) == costs.prefill_ms(8000)
+    assert "capped at 50%" in half.because
+    assert half.step_ns(prompt(8000)) == pytest.approx(half.prefill_ms(8000) * 1e6, rel=1e-6)
+
+
+@pytest.mark.parametrize("cap", [0.49, 1.01, 0.0, -1.0])
+def test_a_power_cap_that_nothing_is_known_of_is_refused(cap: float) -> None:
+    with pytest.raises(ValueError, match=r"must be from 0\.5 to 1"):
+        qwen().capped(cap)

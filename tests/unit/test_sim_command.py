@@ -29,7 +29,9 @@ def test_json_and_the_same_bytes_again(capsys: pytest.CaptureFixture[str]) -> No
     fleet = first["fleet"]
     assert fleet == {
         "instances": 2, "gpus": 2, "model": "meta-llama/Llama-3.1-8B", "gpu_seconds": fleet["gpu_seconds"],
+        "energy_j": fleet["energy_j"],
     }  # fmt: skip
+    assert 105 < fleet["energy_j"] / fleet["gpu_seconds"]["H100-SXM"] < 700, "watts of an H100, idle to TDP"
     assert 0 < fleet["gpu_seconds"]["H100-SXM"] < 2 * first["report"]["elapsed_s"] + 1
     assert first["counts"]["pulls"] == 30
     assert not any("time" in key for key in first), "nothing in it depends on the machine"
@@ -56,6 +58,7 @@ def test_a_cluster_file_brings_fleet_classes_and_limits(tmp_path: Path, capsys: 
     assert main(["simulate", "--cluster", str(file), "--rate", "2", "--requests", "10", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["fleet"].pop("gpu_seconds").keys() == {"H100-SXM", "H200"}
+    assert found["fleet"].pop("energy_j") > 0
     assert found["fleet"] == {"instances": 3, "gpus": 8, "model": "Qwen/Qwen3-32B"}
     assert found["settings"]["first_token_s"] == 30
     assert found["report"]["targets"]["ttft_ms"] == 2000
