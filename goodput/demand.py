@@ -1,0 +1,124 @@
+"""What is to be served: every request of a trace or workload with its size, class and what of it may be cached. Pure.
+
+Lengths stay distributions: one row a request, as columns. Nothing is averaged before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.arrival import Arrival
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What one class of requests is promised; at least one target."""
+
+    ttft_ms: float | None = None
+    tt2t_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    attainment: float = 0.95
+    """Share of all arrivals that must meet every target."""
+
+    def __str__(self) -> str:
+        """`TTFT 500 ms, TPOT 40 ms for 95 %`."""
+        named = {"TTFT": self.ttft_ms, "TT2T": self.tt2t_ms, "TPOT": self.tpot_ms, "E2E": self.e2e_ms}
+        told = ", ".join(f"{name} {value:g} ms" for name, value in named.items() if value is not None)
+        return f"{told} for {self.attainment:.4g} of 1" if told else "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests in the order of their arrival, as columns of one length."""
+
+    at_s: Floats
+    inputs: Floats
+    """Prompt tokens."""
+    outputs: Floats
+    """Tokens of the answer, one at least."""
+    cached: Floats
+    """Prompt tokens that a cache without end would have: the most that prefix caching can save."""
+    classes: NDArray[np.int64]
+    """Number of each request's class in `promises`."""
+    promises: tuple[Promise, ...]
+
+    def __len__(self) -> int:
+        return len(self.at_s)
+
+    @property
+    def span_s(self) -> float:
+        """From the first arrival to the last."""
+        return float(self.at_s[-1] - self.at_s[0]) if len(self) else 0.0
+
+    def target_ms(self, name: str) -> Floats:
+        """A target of each request's class, by its name; infinite where there is none."""
+        values = [getattr(each, name) for each in self.promises]
+        found = np.array([np.inf if value is None else value for value in values])
+        return found[self.classes]
+
+    def may_miss(self) -> int:
+        """How many requests may miss their targets in all."""
+        counts = np.bincount(self.classes, minlength=len(self.promises))
+        shares = [1 - each.attainment for each in self.promises]
+        return int(sum(np.floor(count * share + _ROUND) for count, share in zip(counts, shares, strict=True)))
+
+
+_ROUND: Final = 1e-9
+
+
+def demand_of(arrivals: Sequence[Arrival], promises: Mapping[str, Promise], usual: str = "") -> Demand:
+    """Columns of these requests.
+
+    Args:
+        arrivals: in the order of time, at least one.
+        promises: by class.
+        usual: the class of requests that name none, or one that is not promised anything.
+
+    Raises:
+        ValueError: there is no request, or no such class.
+    """
+    if not arrivals:
+        raise ValueError("there is no request to plan for")
+    if usual not in promises:
+        raise ValueError(f"there is no class {usual!r}; there is {', '.join(promises)}")
+    numbers = {name: number for number, name in enumerate(promises)}
+    return Demand(
+        at_s=_column(each.at_s for each in arrivals),
+        inputs=_column(max(1, each.input_tokens) for each in arrivals),
+        outputs=_column(max(1, each.output_tokens) for each in arrivals),
+        cached=_column(_reusable(arrivals)),
+        classes=np.array([numbers.get(each.slo_class or usual, numbers[usual]) for each in arrivals], dtype=np.int64),
+        promises=tuple(promises.values()),
+    )
+
+
+def _column(values: Iterable[Any]) -> Floats:
+    return np.fromiter(values, dtype=np.float64)
+
+
+def _reusable(arrivals: Sequence[Arrival]) -> Iterable[int]:
+    """Of each prompt, tokens of its longest beginning that some earlier prompt began with. The last token is always
+    computed.
+    """
+    seen: set[tuple[int, int]] = set()
+    """Beginnings, as (the beginning before, the next block)."""
+    names: dict[tuple[int, int], int] = {}
+    for each in arrivals:
+        node, length, new = 0, 0, False
+        for block in each.prefix:
+            step = (node, block)
+            if step not in seen:
+                seen.add(step)
+                names[step] = len(names) + 1
+                new = True
+            node = names[step]
+            length += 0 if new else each.block_tokens
+        yield min(length, max(0, each.input_tokens - 1))
