@@ -8,6 +8,7 @@ from cluster.instance import Role
 from cluster.spec import Floor, Model, Pool, Spec
 from costs.bounds import Least, least
 from costs.hardware import find_gpu
+from costs.model import ModelShape
 from costs.shipped import find_model
 
 
@@ -15,19 +16,21 @@ def floor_of(_: Spec, model: Model) -> Floor | None:
     """What the model's pools could do at best, each target on the pool that is fastest at it.
 
     A bound for a prompt of one token on an otherwise idle instance, so that a target below it is a mistake whatever the
-    load. None where the model's config does not ship, or a pool's GPU is not named or not known: then nothing is said.
+    load. None where the model's config does not ship; no targets where a pool's GPU is not named or not known.
     """
-    pools = model.pools.named()
-    first = _fastest(model, (pool for role, pool in pools.items() if role is not Role.DECODE), "ttft_ms")
-    further = _fastest(model, (pool for role, pool in pools.items() if role is not Role.PREFILL), "tpot_ms")
+    shape, pools = find_model(model.name), model.pools.named()
+    heads = None if shape is None or shape.latent else shape.kv_heads
+    first = _fastest(shape, (pool for role, pool in pools.items() if role is not Role.DECODE), "ttft_ms")
+    further = _fastest(shape, (pool for role, pool in pools.items() if role is not Role.PREFILL), "tpot_ms")
     if first is None or further is None:
-        return None
+        return None if heads is None else Floor(because="", kv_heads=heads)
     targets = {"ttft_ms": first.ttft_ms, "tpot_ms": further.tpot_ms, "tt2t_ms": further.tpot_ms}
-    return Floor(because=f"first token: {first.because}; further ones: {further.because}", targets=targets)
+    return Floor(
+        because=f"first token: {first.because}; further ones: {further.because}", targets=targets, kv_heads=heads
+    )
 
 
-def _fastest(model: Model, pools: Iterable[Pool], target: str) -> Least | None:
-    shape = find_model(model.name)
+def _fastest(shape: ModelShape | None, pools: Iterable[Pool], target: str) -> Least | None:
     if shape is None:
         return None
     found = []

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from cluster.instance import TENANTS_MAX, Role
 from cluster.spec import flags
+from cluster.spec.pairing import refused_pair
 from cluster.spec.problems import FieldPath, Severity, nearest, quoted
 from cluster.spec.settings import Connector, Model, Pool, SloClass, Spec, WhenMissed
 from cluster.spec.units import shown
@@ -41,6 +42,8 @@ class Floor:
     because: str
     targets: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds by name of the target, such as ``ttft_ms``."""
+    kv_heads: int | None = None
+    """Of the model; None: they do not matter to a hand-over (latent attention), or are not known."""
 
 
 FloorOf = Callable[[Spec, Model], Floor | None]
@@ -56,6 +59,7 @@ def check(spec: Spec, floor_of: FloorOf | None = None) -> Iterator[Finding]:
         yield from rule(spec)
     if floor_of is not None:
         yield from _below_the_floor(spec, floor_of)
+        yield from _copied_heads(spec, floor_of)
 
 
 # -- models and pools --
@@ -156,19 +160,22 @@ def _may_take_over(spec: Spec, path: FieldPath) -> bool:
     return path[-1] == Role.BOTH.value and both is not None and (len(pools.named()) > 1 or both.at_most > 1)
 
 
+GIVE_AND_TAKE = ((Role.PREFILL, Role.DECODE), (Role.PREFILL, Role.BOTH), (Role.BOTH, Role.DECODE))
+"""Roles of the two sides of a hand-over."""
+
+
 def _sides(spec: Spec) -> Iterator[Finding]:
     """What the two sides of a handoff must have in common."""
     for at, model in enumerate(spec.models):
         pools = model.pools.named()
-        for giver, taker in ((Role.PREFILL, Role.DECODE), (Role.PREFILL, Role.BOTH), (Role.BOTH, Role.DECODE)):
+        for giver, taker in GIVE_AND_TAKE:
             if giver in pools and taker in pools:
                 yield from _pair(("models", at, "pools"), giver, pools[giver], taker, pools[taker])
 
 
 def _pair(path: FieldPath, giver: Role, ours: Pool, taker: Role, theirs: Pool) -> Iterator[Finding]:
     our_tp, their_tp = (*path, giver.value, "shape", "tp"), (*path, taker.value, "shape", "tp")
-    few, many = sorted((ours.shape.tp, theirs.shape.tp))
-    if many % few:
+    if refused_pair(ours.shape.tp, theirs.shape.tp):
         message = f"{giver} has tp {ours.shape.tp}: one must be a multiple of the other for a handoff"
         fix = f"write `tp: {ours.shape.tp}`, or a multiple or divisor of it"
         yield Finding(path=their_tp, message=message, fix=fix, uses=(our_tp,))
@@ -398,6 +405,22 @@ def _below_the_floor(spec: Spec, floor_of: FloorOf) -> Iterator[Finding]:
                     path = ("slo", name, target)
                     fix = f"write `{target}: {shown(least)}` or more, or use faster hardware"
                     yield Finding(path=path, message=message, fix=fix, uses=(("models", at), ("hardware",)))
+
+
+def _copied_heads(spec: Spec, floor_of: FloorOf) -> Iterator[Finding]:
+    """Pairs that vLLM refuses, which only the model's own sizes tell."""
+    for at, model in enumerate(spec.models):
+        floor, pools = floor_of(spec, model), model.pools.named()
+        for giver, taker in GIVE_AND_TAKE if floor else ():
+            if floor is None or floor.kv_heads is None or giver not in pools or taker not in pools:
+                continue
+            ours, theirs = pools[giver].shape.tp, pools[taker].shape.tp
+            because = refused_pair(ours, theirs, floor.kv_heads)
+            if because and not refused_pair(ours, theirs):
+                path = ("models", at, "pools", giver.value, "shape", "tp")
+                most = max(theirs, floor.kv_heads)
+                message = f"vLLM hands nothing over from {giver} to {taker}: {because}"
+                yield Finding(path=path, message=message, fix=f"write `tp: {most}` or less", uses=(path[:2],))
 
 
 # -- tenants --
