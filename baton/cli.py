@@ -24,6 +24,7 @@ COMMANDS = {
     "down": "stop what `baton up` started",
     "load": "open-loop load on any OpenAI endpoint, and a report",
     "simulate": "a trace through a simulated fleet, and the same report",
+    "plan": "the cheapest fleet that keeps the promises of a cluster file",
     "profile": "fit what a step costs on a running engine",
     "validate": "measured runs of real engines beside what the twin predicts",
     "lint": "what is wrong in a cluster file, and what to write instead",

@@ -41,15 +41,24 @@ class Space:
     """With fewer of any kind nothing holds: from bounds."""
     most: Counts
     """More than these there cannot be: from the GPUs there are."""
+    limits: tuple[tuple[Counts, float], ...] = ()
+    """What the kinds share: weights of one instance of each kind, and what their sum may be at most."""
 
     def price(self, counts: Counts) -> float:
         """Of a fleet."""
         return sum(price * count for price, count in zip(self.prices, counts, strict=True))
 
+    def allows(self, counts: Counts) -> bool:
+        """Whether there is enough for a fleet."""
+        return all(few <= many for few, many in zip(counts, self.most, strict=True)) and all(
+            sum(weight * count for weight, count in zip(weights, counts, strict=True)) <= bound + _ROUND
+            for weights, bound in self.limits
+        )
+
     @property
     def empty(self) -> bool:
         """Whether what is needed is more than what there is."""
-        return any(few > many for few, many in zip(self.least, self.most, strict=True))
+        return not self.allows(self.least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +112,8 @@ def search(spaces: Sequence[Space], found: Found, *, width: int = 1, ceiling: fl
     for number, each in enumerate(ordered):
         found.open_spaces = len(ordered) - number
         while True:
-            limit = min(found.limit, ceiling + _ROUND)
-            todo = each.first(limit) if found.best is None or not each.held else each.frontier(limit)
+            limit = min(found.limit, ceiling + _ROUND, each.space.price(each.space.most) + 2 * _ROUND)
+            todo = (each.first(limit) if found.best is None else []) or each.frontier(limit)
             if not todo:
                 break
             for batch in _batches(todo, width):
@@ -145,26 +154,19 @@ class _Known:
         return any(_within(counts, failed) for failed in self._failed)
 
     def first(self, limit: float) -> list[Counts]:
-        """Where to begin: the largest fleets of this space within the limit say whether it is worth anything; without
-        a limit the least fleet, grown step by step to where it may hold.
+        """Where to begin as long as nothing holds anywhere: the least fleet, and from there larger and larger ones.
+        None where the next one is more than there is, or costs more than the limit.
         """
-        if not math.isinf(limit):
-            return self.frontier(limit)
         last = max(self._failed, key=sum, default=None)
-        if last is None:
-            return [self.space.least]
-        grown = tuple(
-            min(most, max(count + 1, math.ceil(count * GROWTH)))
-            for count, most in zip(last, self.space.most, strict=True)
-        )
-        return [] if grown == last else [grown]
+        grown = self.space.least
+        if last is not None:
+            grown = tuple(max(count + 1, math.ceil(count * GROWTH)) for count in last)
+        return [grown] if self.space.allows(grown) and self.space.price(grown) <= limit else []
 
     def frontier(self, limit: float) -> list[Counts]:
-        """The largest fleets that cost less than the limit and of which it is not known that they fail, dearest first.
-        Where one is known to hold, the next smaller ones instead.
+        """The largest fleets that cost less than the limit and of which it is not known that they fail,
+        balanced ones first.
         """
-        if math.isinf(limit):
-            return []
         edge = [counts for counts in self._maximal(limit) if not self.fails(counts)]
         return sorted(dict.fromkeys(edge), key=self._promise)
 
@@ -183,12 +185,14 @@ class _Known:
         ranges = [range(self.space.least[each], self.space.most[each] + 1) for each in others]
         former: dict[tuple[int, ...], Counts] = {}
         for counts in product(*ranges):
-            left = (
-                limit
-                - _ROUND
-                - sum(self.space.prices[each] * count for each, count in zip(others, counts, strict=True))
-            )
-            count = min(self.space.most[last], math.floor(left / self.space.prices[last]))
+            spent = sum(self.space.prices[each] * counts[each] for each in others)
+            count = min(self.space.most[last], math.floor((limit - _ROUND - spent) / self.space.prices[last]))
+            for weights, bound in self.space.limits:
+                left = bound + _ROUND - sum(weights[each] * counts[each] for each in others)
+                if left < 0:
+                    count = -1
+                elif weights[last]:
+                    count = min(count, math.floor(left / weights[last]))
             if count >= self.space.least[last]:
                 former[counts] = (*counts, count)
         for counts, cell in former.items():

@@ -28,7 +28,9 @@ def problems(draw: st.DrawFn) -> list[tuple[Space, list[Counts]]]:
         )
         edges = draw(st.lists(st.lists(st.integers(1, 14), **many), max_size=4))
         holds = [tuple(max(pair) for pair in zip(edge, least, strict=True)) for edge in edges]
-        found.append((Space(name=str(number), prices=prices, least=least, most=most), holds))
+        weights = tuple(draw(st.lists(st.integers(0, 4), **many)))
+        limits = ((weights, float(draw(st.integers(0, 40)))),) if draw(st.booleans()) else ()
+        found.append((Space(name=str(number), prices=prices, least=least, most=most, limits=limits), holds))
     return found
 
 
@@ -43,7 +45,7 @@ def cheapest(problem: list[tuple[Space, list[Counts]]]) -> float:
     for space, _ in problem:
         ranges = [range(few, many + 1) for few, many in zip(space.least, space.most, strict=True)]
         for counts in product(*ranges):
-            if holds(problem, Trial(space, counts)):
+            if space.allows(counts) and holds(problem, Trial(space, counts)):
                 best = min(best, space.price(counts))
     return best
 
@@ -55,13 +57,14 @@ def run(problem: list[tuple[Space, list[Counts]]], width: int = 1) -> Found:
         batch = next(going)
         while True:
             assert 1 <= len(batch) <= width
+            assert all(trial.space.allows(trial.counts) for trial in batch)
             batch = going.send([holds(problem, trial) for trial in batch])
     except StopIteration:
         return found
 
 
 @given(problems(), st.integers(1, 4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_it_finds_the_cheapest_fleet(problem: list[tuple[Space, list[Counts]]], width: int) -> None:
     found, best = run(problem, width), cheapest(problem)
     assert found.proven

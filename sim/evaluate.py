@@ -1,0 +1,231 @@
+"""One fleet on one load: does it keep its promises, how surely, what binds, what does it draw. For plans. Pure.
+
+Router, policy and admission are the product's own, set up as a cluster file with these classes sets them up. Every
+arrival counts: a request that was refused or failed has missed. Fleets that are compared get the same arrivals (common
+random numbers).
+
+The interval is of batch means: the load is cut into `BATCHES` stretches of equally many arrivals, whose attainments
+are taken as independent draws (Student's t). Queues that outlive a stretch make it too narrow: it is of this load, and
+says how much another stretch of the same kind may differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from loadgen.arrival import Arrival
+from loadgen.report import Targets
+from router.policy import POLICIES
+from router.records import Promise
+from sim.fleet import Member
+from sim.kernel import NS
+from sim.result import Result
+from sim.settings import Settings
+from sim.world import World
+
+BATCHES: Final = 20
+T_95: Final = 2.093
+"""Student's t for 19 degrees of freedom, 95 % on both sides."""
+
+LOOK_EVERY: Final = 10
+"""Readings of the registry (half seconds of the world) between two looks at whether the verdict is certain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What one class is promised."""
+
+    targets: Targets
+    attainment: float
+    promise: Promise
+    """As the router admits by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attained:
+    """What became of one class."""
+
+    share: float
+    """Of all its arrivals, those that met every target."""
+    low: float
+    high: float
+    requests: int
+    missed: Mapping[str, int]
+    """By target (or `served`: refused or failed), how many missed it."""
+    keeps: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What came of one run."""
+
+    classes: Mapping[str, Attained]
+    seconds: float
+    """From the first arrival to the end of the last answer."""
+    gpu_seconds: Mapping[str, float]
+    energy_j: float
+    output_tokens: int
+    prompt_tokens: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether every class attains what it was promised."""
+        return all(each.keeps for each in self.classes.values())
+
+    @property
+    def binds(self) -> str:
+        """The class and target that come nearest to breaking, or are broken most: `interactive TTFT`."""
+        worst = min(self.classes, key=lambda name: self.classes[name].low, default="")
+        missed = self.classes[worst].missed if worst in self.classes else {}
+        target = max(missed, key=lambda name: missed[name], default="")
+        return f"{worst} {target}".strip() if target and missed[target] else ""
+
+
+class Certain(Exception):
+    """A promise is broken, whatever is still to come."""
+
+
+def evaluate(
+    members: Sequence[Member], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str
+) -> Evaluation:
+    """A whole run.
+
+    Args:
+        members: the fleet; one model.
+        arrivals: the load, in the order of time.
+        goals: by class.
+        usual: the class of requests that name none, or one without a goal.
+    """
+    world = _world(members, goals, usual)
+    result = world.run(_named(arrivals, goals, usual))
+    return _evaluation(result, goals)
+
+
+def holds(members: Sequence[Member], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str) -> bool:
+    """Whether the fleet keeps all promises; ends as soon as it is certain that it does not."""
+    world = _world(members, goals, usual)
+    named = _named(arrivals, goals, usual)
+    counts = {name: sum(each.slo_class == name for each in named) for name in goals}
+    world.on_progress = _Watch(goals, counts)
+    try:
+        return _evaluation(world.run(named), goals).holds
+    except Certain:
+        return False
+
+
+def _world(members: Sequence[Member], goals: Mapping[str, Goal], usual: str) -> World:
+    promises = {name: goal.promise for name, goal in goals.items()}
+    first_s = max((goal.targets.ttft_ms or 0.0 for goal in goals.values()), default=0.0) / 1000
+    settings = Settings(checks=False, first_token_s=max(PATIENCE_S, PATIENCE * first_s))
+    return World(members, settings, policy=POLICIES["workload"], promises={**promises, "": promises[usual]})
+
+
+PATIENCE: Final = 10.0
+PATIENCE_S: Final = 30.0
+"""A request without a first token after so many times the longest promise, and so long, is given up: it has missed, and
+an overload ends."""
+
+
+def _named(arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str) -> list[Arrival]:
+    """Every request with a class that has a goal."""
+    return [each if each.slo_class in goals else replace(each, slo_class=usual) for each in arrivals]
+
+
+class _Watch:
+    """`World.on_progress`: ends a run that cannot hold any more."""
+
+    def __init__(self, goals: Mapping[str, Goal], counts: Mapping[str, int]) -> None:
+        self._goals: Final = goals
+        self._may_miss: Final = {
+            name: math.floor((1 - goal.attainment) * counts[name] + 1e-9) for name, goal in goals.items()
+        }
+        self._looks = 0
+
+    def __call__(self, world: World) -> None:
+        self._looks += 1
+        if self._looks % LOOK_EVERY:
+            return
+        front = world.front
+        columns = front.rows.columns()
+        over = columns[columns["outcome"] != 0]
+        names = tuple(name or "" for name in front.classes)
+        seen = Result(columns=over, members=(), classes=names, details={}, events=0, end_ns=0)
+        late = self._late(world)
+        for name, goal in self._goals.items():
+            if name not in names:
+                continue
+            here = over["slo_class"] == names.index(name)
+            missed = int((~seen.met(goal.targets)[here]).sum()) + late.get(name, 0)
+            if missed > self._may_miss[name]:
+                raise Certain
+
+    def _late(self, world: World) -> dict[str, int]:
+        """Requests that have no first token yet, and cannot have one in time any more."""
+        found: dict[str, int] = {}
+        for passage in world.front.open.values():
+            name = passage.arrival.slo_class or ""
+            target_ms = self._goals[name].targets.ttft_ms if name in self._goals else None
+            if target_ms is not None and passage.first_ns < 0:
+                waited_s = world.kernel.now_ns / NS - passage.arrival.at_s
+                found[name] = found.get(name, 0) + (waited_s > target_ms / 1000)
+        return found
+
+
+def _evaluation(result: Result, goals: Mapping[str, Goal]) -> Evaluation:
+    rows = result.columns
+    names = list(result.classes)
+    classes = {
+        name: _attained(result, goal, rows["slo_class"] == names.index(name))
+        for name, goal in goals.items()
+        if name in names and bool((rows["slo_class"] == names.index(name)).any())
+    }
+    served = rows[result.good()]
+    begin_ns = int(rows["at_ns"].min()) if len(rows) else 0
+    return Evaluation(
+        classes=classes,
+        seconds=max(0.0, (result.end_ns - begin_ns) / NS),
+        gpu_seconds=dict(result.gpu_seconds),
+        energy_j=result.energy_j,
+        output_tokens=int(served["made_tokens"].sum()),
+        prompt_tokens=int(served["input_tokens"].sum()),
+    )
+
+
+def _attained(result: Result, goal: Goal, here: NDArray[np.bool_]) -> Attained:
+    met = result.met(goal.targets)[here]
+    share, half = float(met.mean()), _half_width(met)
+    return Attained(
+        share=share,
+        low=max(0.0, share - half),
+        high=min(1.0, share + half),
+        requests=len(met),
+        missed=_missed(result, goal.targets, here),
+        keeps=share >= goal.attainment - 1e-12,
+    )
+
+
+def _half_width(met: NDArray[np.bool_]) -> float:
+    """Of the 95 % interval; with fewer arrivals than batches, of independent draws."""
+    if len(met) < 2 * BATCHES:
+        share = float(met.mean())
+        return 1.96 * math.sqrt(max(share * (1 - share), 0.25 / len(met)) / len(met))
+    means = [float(batch.mean()) for batch in np.array_split(met, BATCHES)]
+    return T_95 * float(np.std(means, ddof=1)) / math.sqrt(BATCHES)
+
+
+def _missed(result: Result, targets: Targets, here: NDArray[np.bool_]) -> dict[str, int]:
+    good = result.good()
+    found = {"served": int((~good & here).sum())}
+    for name in ("ttft", "tt2t", "tpot", "e2e"):
+        target_ms = getattr(targets, f"{name}_ms")
+        if target_ms is not None:
+            with np.errstate(invalid="ignore"):
+                found[name.upper()] = int(((result.latency_s(name) * 1000 > target_ms) & good & here).sum())
+    return found
