@@ -19,20 +19,20 @@ SHOWN = 5
 """Differences that are printed; the first one tells most."""
 
 
-def opened_log(path: Path, flag: str, closing: ExitStack) -> Callable[[bytes], object]:
-    """Writes to this file until `closing` closes.
+def opened_log(path: Path, flag: str, closing: ExitStack, *, buffered: bool = True) -> Callable[[bytes], object]:
+    """Writes to this file until `closing` closes. `buffered` false: a write that fails says so at once.
 
     Raises:
         UsageError: it cannot be written.
     """
     try:
-        return closing.enter_context(path.open("wb")).write
+        return closing.enter_context(path.open("wb") if buffered else path.open("wb", buffering=0)).write
     except OSError as error:
         raise UsageError(f"{flag} {path}: {error.strerror}") from None
 
 
 def replay_file(path: Path, policies: Mapping[str, Policy], *, as_json: bool) -> int:
-    """Make a log's choices again and print what came otherwise; 1 if anything did.
+    """Make a log's choices again and print what came otherwise; 1 if anything did, or if the log has a gap.
 
     Raises:
         UsageError: the file cannot be read, or is no decision log from its router's start.
@@ -42,7 +42,7 @@ def replay_file(path: Path, policies: Mapping[str, Policy], *, as_json: bool) ->
     except (ValueError, KeyError, AssertionError) as error:
         raise UsageError(f"--replay {path}: {error}") from None
     _tell(found, as_json=as_json)
-    return 1 if found.differences else 0
+    return 1 if found.differences or found.missing else 0
 
 
 def _entries(path: Path) -> Iterator[Entry]:
@@ -66,13 +66,18 @@ def _tell(found: Replayed, *, as_json: bool) -> None:
         differences = [
             {"entry": each.entry, "logged": _said(each.logged), "here": _said(each.here)} for each in found.differences
         ]
-        emit({"entries": found.entries, "choices": found.choices, "differences": differences})
+        gap = {"missing": found.missing} if found.missing else {}
+        emit({"entries": found.entries, "choices": found.choices, "differences": differences, **gap})
         return
     count = len(found.differences)
     came = "all came out the same" if not count else f"{count:,} came out otherwise"
     print(f"{found.entries:,} entries, {found.choices:,} choices made again: {came}")
     for each in found.differences[:SHOWN]:
         print(_line(each))
+    if found.missing:
+        print(
+            f"line {found.entries + 1}: the log has a gap of {found.missing:,} entries; nothing after it is made again"
+        )
 
 
 def _line(difference: Difference) -> str:

@@ -23,7 +23,11 @@ _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 
 
 def configure_logging(level: str = "INFO") -> None:
-    """Logs to stderr, one line an event: stdout belongs to the `ready` line and to answers."""
+    """Logs to stderr, one line an event: stdout belongs to the `ready` line and to answers.
+
+    A line that cannot be written (stderr is closed, its disk is full) is lost, and nothing is raised.
+    """
+    logging.raiseExceptions = False  # else the failure is itself written to stderr, which raises where that is closed
     logging.basicConfig(stream=sys.stderr, level=level, format=LOG_FORMAT, datefmt="%H:%M:%S", force=True)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 

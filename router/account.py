@@ -72,7 +72,6 @@ class Account:
             self.untraced = tracing.dropped(headers)
             if not self.untraced:
                 self._trace(tracing.request(self._operation(), headers))
-        memory.begin(self._story)
 
     def _trace(self, span: RequestSpan) -> None:
         if span.recording:
@@ -80,6 +79,10 @@ class Account:
             self._span = span
         else:
             self.unsampled = span
+
+    def begin(self) -> None:
+        """Its exchange begins."""
+        self._memory.begin(self._story)
 
     # -- on its way --
 
@@ -238,24 +241,34 @@ class Account:
         if self._story.outcome:
             return
         now = time.monotonic()
-        self._timeline.end(now)
         self._story.outcome = outcome
-        self._story.add(now, "end", outcome=outcome)
-        counted = answer_tokens(self._told.usage or {}) if tokens is None else tokens
-        self._meters.over(now, outcome, self._timeline, counted)
-        if seat is not None and (self._client.slo is not None or seat.ttft_ms > 0):
-            self._judge(seat, seen_in(self._timeline.totals(now), counted, streamed=self._request.stream), outcome)
-        self._memory.finish(self._story)
-        if self._span is not None:
-            timing = self._story.timing(now)
-            times = {} if timing.ttft is None else {"gen_ai.response.time_to_first_chunk": timing.ttft.total_s}
-            for name, each in (("ttft", timing.ttft), ("tt2t", timing.tt2t), ("answer", timing.answer)):
-                if each is not None:
-                    parts = {**each.parts, "residual": each.residual_s}
-                    times |= {f"baton.{name}.{part}": value for part, value in parts.items() if value is not None}
-            told = {**_usage(self._told.usage or {}), **times, "baton.way": timing.way, "baton.outcome": outcome}
-            self._span.end("" if outcome == "served" else outcome, told)
-            self._span = None
+        try:
+            self._timeline.end(now)
+            self._story.add(now, "end", outcome=outcome)
+            counted = answer_tokens(self._told.usage or {}) if tokens is None else tokens
+            self._meters.over(now, outcome, self._timeline, counted)
+            if seat is not None and (self._client.slo is not None or seat.ttft_ms > 0):
+                self._judge(seat, seen_in(self._timeline.totals(now), counted, streamed=self._request.stream), outcome)
+        finally:  # a story that is over is not open, whatever else fails
+            self._memory.finish(self._story)
+        self._end_span(now, outcome)
+
+    def broken(self) -> None:
+        """A bug of ours has ended it."""
+        self.finish("broken")
+
+    def _end_span(self, now: float, outcome: str) -> None:
+        span, self._span = self._span, None
+        if span is None:
+            return
+        timing = self._story.timing(now)
+        times = {} if timing.ttft is None else {"gen_ai.response.time_to_first_chunk": timing.ttft.total_s}
+        for name, each in (("ttft", timing.ttft), ("tt2t", timing.tt2t), ("answer", timing.answer)):
+            if each is not None:
+                parts = {**each.parts, "residual": each.residual_s}
+                times |= {f"baton.{name}.{part}": value for part, value in parts.items() if value is not None}
+        told = {**_usage(self._told.usage or {}), **times, "baton.way": timing.way, "baton.outcome": outcome}
+        span.end("" if outcome == "served" else outcome, told)
 
     def _judge(self, seat: Seat, seen: Seen, outcome: str) -> None:
         """What was foretold, and promised, beside what came."""

@@ -60,7 +60,8 @@ class RouterConfig:
     drain_s: float = 30.0
     """How long open requests may take once SIGTERM has come."""
     decision_log: Callable[[bytes], object] | None = None
-    """Gets a line for everything that choices depend on, and for each choice (`router.decisions`)."""
+    """Gets lines for everything that choices depend on, and for each choice (`router.decisions`), some at a time. It
+    may raise OSError where it cannot write, and returns how many bytes it took; None: all."""
     proves: bool = False
     """Whether pairs of instances are proven with prompts of our own (`router.proofs`)."""
     explain_last: int = 1000

@@ -218,12 +218,21 @@ class Came(msgspec.Struct, tag="came"):
     called: tuple[int, ...]
 
 
+# --- what is not in it ------------------------------------------------------------------------------------------------
+
+
+class Missing(msgspec.Struct, tag="missing"):
+    """Here so many entries are missing: they could not be written (`router.logwriter`)."""
+
+    entries: int
+
+
 Outcome = Decided | Came
 
 Entry = (
     Made | Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | Distrusted | LegStarted | Indexed | Cached
     | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened | Finished | FoundNone | Occupied
-    | LegEnded | Roomy | Looked | FleetChanged | Decided | Came
+    | LegEnded | Roomy | Looked | FleetChanged | Decided | Came | Missing
 )  # fmt: skip
 
 

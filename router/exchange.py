@@ -63,6 +63,7 @@ class Exchange:
     __slots__ = (
         "_account",
         "_answer",
+        "_at_desk",
         "_cached_tokens",
         "_driven",
         "_due",
@@ -76,6 +77,7 @@ class Exchange:
         "_onward",
         "_open",
         "_over",
+        "_parted",
         "_pending",
         "_prefill_answer",
         "_presumed",
@@ -159,6 +161,10 @@ class Exchange:
         self._driven = False
         """Effects are being carried out: what is fed meanwhile is seen to by who does that."""
         self._over = False
+        self._at_desk = True
+        """The desk has not heard of its end."""
+        self._parted = False
+        """All is done that an end asks for."""
         self._in_line = False
         self._looked_at = False
         """It is in `Legs.long`."""
@@ -189,8 +195,9 @@ class Exchange:
         """From here on everything is driven by what comes. It has ended once `Router.exchanges` forgets it."""
         self._router.exchanges.add(self)
         self.reply.outlet.exchange = self
-        self._pending.extend(self._journey.begin())
         try:
+            self._account.begin()
+            self._pending.extend(self._journey.begin())
             self._drive()
         except Exception:  # as in `_try`
             logger.exception(_BUG, self._request.id)
@@ -293,23 +300,39 @@ class Exchange:
             self._account.called()
 
     def _abandon(self) -> None:
-        """A bug of ours has ended this exchange: places are given back all the same, and it is not open any more."""
-        if self._over:
+        """A bug of ours has ended this exchange. Each step is tried, whatever became of the others: places are given
+        back, the request is not open any more, and its client hears of it.
+        """
+        if self._parted:
             return
         self._over = True
-        self._account.finish("broken")
-        for leg in list(self._legs.values()):
-            leg.cut()
-        self._close_decode()
-        self._call(self._router.desk.finish(self._seat, time.monotonic()))
-        self._forget()
+        steps: tuple[Callable[[], None], ...] = (
+            self._close_prefill,
+            self._close_decode,
+            self._leave_desk,
+            self._forget,
+            self._account.broken,
+            self._tell_broken,
+            self._part,
+        )
+        for step in steps:
+            try:
+                step()
+            except Exception:  # the next step is as good as before
+                logger.exception(_BUG, self._request.id)
+
+    def _leave_desk(self) -> None:
+        if self._at_desk:
+            self._call(self._router.desk.finish(self._seat, time.monotonic()))
+            self._at_desk = False
+
+    def _tell_broken(self) -> None:
         outlet = self.reply.outlet
         if outlet.begun:
             outlet.abort()
         else:
             problem = ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
             self._router.generation.refuse(outlet, problem)
-        self._part()
 
     def stop(self) -> None:
         """The router ends: whatever comes now is not looked at."""
@@ -318,6 +341,7 @@ class Exchange:
     def _part(self) -> None:
         """From its legs, which know it: a cycle would keep it, body and tokens, until somebody looks for cycles."""
         self._producer = self._answer = None
+        self._parted = True
 
     def _forget(self) -> None:
         """Nothing is to come any more."""
@@ -341,7 +365,7 @@ class Exchange:
     def _begin_cancel(self, effect: j.CancelPrefill) -> None:
         self._router.spawn(self._releases().cancel_prefill(effect.instance), f"abort-{self._request.id}")
 
-    def _close_prefill(self, _: j.ClosePrefill) -> None:
+    def _close_prefill(self, _: j.ClosePrefill | None = None) -> None:
         for leg in list(self._legs.values()):
             leg.cut()
         self._legs.clear()
@@ -451,13 +475,14 @@ class Exchange:
 
     def prefill_over(self, leg: PrefillLeg) -> None:
         """Its place is free again, however it ended."""
-        self._router.losses.unwatch(leg.instance, leg)
-        self._router.leg_ended(leg.instance)
+        try:
+            self._router.losses.unwatch(leg.instance, leg)
+            self._router.leg_ended(leg.instance)
+        except Exception:  # whoever is called for the place: this exchange goes on
+            logger.exception(_BUG, self._request.id)
 
     def prefill_said(self, leg: PrefillLeg, said: Said | j.Lost) -> None:
         """It has ended by itself."""
-        if isinstance(said, Said):
-            self._router.meters.leg("prefill", said.at - leg.started)
         if self._legs.get(leg.instance) is leg:
             del self._legs[leg.instance]
             self._try(self._read_prefill, leg, said)
@@ -470,6 +495,8 @@ class Exchange:
             self.feed(j.Lost("the instance was lost", by=leg.instance))
 
     def _read_prefill(self, leg: PrefillLeg, said: Said | j.Lost) -> j.Event:
+        if isinstance(said, Said):
+            self._router.meters.leg("prefill", said.at - leg.started)
         newest = leg.attempt == self._journey.attempt
         fields = said if isinstance(said, j.Lost) else self._fields(said.answer)
         if not isinstance(fields, dict):
@@ -653,7 +680,10 @@ class Exchange:
         if leg.relays:
             self._try(self.reply.lost, str(lost))
         else:
-            self._try(self._opened, leg, self.engine_lost(leg.instance, lost))
+            self._try(self._lost_unopened, leg, lost)
+
+    def _lost_unopened(self, leg: AnswerLeg, lost: EngineLost) -> j.Event:
+        return self._opened(leg, self.engine_lost(leg.instance, lost))
 
     def answer_left(self, leg: AnswerLeg) -> None:
         """Its instance is lost."""
@@ -756,6 +786,7 @@ class Exchange:
         router = self._router
         said = self._engine_said(here)
         self._call(router.desk.finish(self._seat, now, here, cut_off=cut_off, engine_ms=said))
+        self._at_desk = False
         self._forget()
         outcome = SHED if self._shed else outcome
         router.meters.ended(self._request.path, self._way, outcome, now - self._request.arrived)

@@ -102,7 +102,12 @@ class Generation:
             whole_deadline=arrived + max(limit, router.config.whole_s),
         )
         router.clients.enter(tenant, router.view.routers)
-        Exchange(router, outlet, headers, request, journey, seat, verdict, client, taken).begin()
+        try:
+            exchange = Exchange(router, outlet, headers, request, journey, seat, verdict, client, taken)
+        except Exception:
+            router.clients.leave(tenant)
+            raise
+        exchange.begin()
 
     def _read(self, raw: bytes, content_type: str, tenant: str) -> tuple[dict[str, Any], bytes]:
         """A body, and the bytes to send on: the client's own, if they say nothing that engines are not to read."""

@@ -79,6 +79,11 @@ class Meters:
             ["result"],
             registry=self.registry,
         )
+        self.log_dropped = Counter(
+            "baton_decision_log_dropped",
+            "Entries of the decision log that could not be written; requests are served all the same.",
+            registry=self.registry,
+        )
         self.pairs = Pairs()
         self.registry.register(_PairFailures(self.pairs))
         self.handoffs_off = _HandoffsOff()

@@ -39,6 +39,7 @@ from router.http.legs import Legs
 from router.intake import KEY_BYTES, Intake, chunk_key
 from router.line import Line, Losses
 from router.logged import Log, desk_of, prefixes_of, view_of
+from router.logwriter import FLUSH_S, LogWriter
 from router.memory import Memory
 from router.meters import Meters
 from router.openapi import document
@@ -72,9 +73,10 @@ class Router:
         self.watch = None if registry is None else Watch(registry, self._fleet_told)
         self._probes: dict[InstanceId, tuple[Instance, asyncio.Task[None]]] = {}
         policy, write = POLICIES[config.chooses_by], config.decision_log
-        self._log = log = None if write is None else Log(write, config.chooses_by)
-        self.view = view_of(log, config.makes)
         self.meters = Meters()
+        self._log_writer = None if write is None else LogWriter(write, self.meters.log_dropped.inc)
+        self._log = log = None if self._log_writer is None else Log(self._log_writer.add, config.chooses_by)
+        self.view = view_of(log, config.makes)
         self.memory = Memory(config.explain_last)
         self.tracing = tracing("baton-router")
         self.desk = desk_of(log, self.view, policy, admission=bool(config.classes), foresees=policy in FORESEEING)
@@ -131,11 +133,18 @@ class Router:
         )
         self._probe_all()
         self.spawn(self.operators.look_forever(), "probe-operators")
+        if self._log_writer is not None:
+            self.spawn(self._flush_forever(self._log_writer), "probe-log")
         if self.config.proves:
             self.spawn(Prover(self).run(), "probe-pairs")
         if self.watch is not None:
             await self.watch.read()
             self.spawn(self.watch.read_forever(), "probe-registry")
+
+    async def _flush_forever(self, log: LogWriter) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            log.flush()
 
     @property
     def engine_headers(self) -> dict[str, str]:
@@ -186,6 +195,8 @@ class Router:
             exchange.stop()
         for task in self._tasks:
             task.cancel()
+        if self._log_writer is not None:
+            self._log_writer.flush()
         self.legs.close()
         await self.upstream.close()
         await self.operators.close()

@@ -37,6 +37,8 @@ class Replayed:
     entries: int
     choices: int
     differences: tuple[Difference, ...]
+    missing: int = 0
+    """Entries that the log says are missing after the last of `entries`: nothing after them is made again."""
 
 
 def replay(entries: Iterable[d.Entry], policies: Mapping[str, Policy] | None = None) -> Replayed:
@@ -44,7 +46,8 @@ def replay(entries: Iterable[d.Entry], policies: Mapping[str, Policy] | None = N
 
     Where a choice comes out otherwise, the logged one is taken: each is made where the router stood, and one difference
     does not make all that follow differ. A policy that keeps something between choices starts anew here, as the
-    router's did where the log begins.
+    router's did where the log begins. A gap in the log ends the replay: what came in it is not known, so that every
+    choice after it might differ.
 
     Args:
         entries: from the router's start.
@@ -55,7 +58,7 @@ def replay(entries: Iterable[d.Entry], policies: Mapping[str, Policy] | None = N
     """
     again = _Again(iter(entries), POLICIES if policies is None else policies)
     again.run()
-    return Replayed(again.count, again.choices, tuple(again.differences))
+    return Replayed(again.count, again.choices, tuple(again.differences), again.missing)
 
 
 class _Again:
@@ -69,12 +72,15 @@ class _Again:
         self._view = View(lambda instance: self._makes.get(instance.id))
         self._desk: Desk | None = None
         self._seats: dict[int, Seat] = {}
-        self.count = self.choices = 0
+        self.count = self.choices = self.missing = 0
         self.differences: list[Difference] = []
 
     def run(self) -> None:
-        """To the log's end."""
+        """To the log's end, or its first gap."""
         while self._next is not None:
+            if isinstance(self._next, d.Missing):
+                self.missing = self._next.entries
+                return
             entry = self._take()
             if isinstance(entry, d.Decided | d.Came):
                 self.differences.append(Difference(self.count - 1, entry, None))
@@ -88,12 +94,16 @@ class _Again:
         self.count += 1
         return entry
 
+    @property
+    def _at_gap(self) -> bool:
+        return isinstance(self._next, d.Missing)
+
     # --- what was said ------------------------------------------------------------------------------------------------
 
     def _compare(self, here: d.Came | None) -> None:
         """With the entry that comes now, if it is one of what the desk said."""
         logged = self._take() if isinstance(self._next, d.Came) else None
-        if logged != here:
+        if logged != here and not (logged is None and self._at_gap):
             assert logged is None or isinstance(logged, d.Came)
             self.differences.append(Difference(self.count - 1, logged, here))
 
@@ -103,6 +113,8 @@ class _Again:
         here = d.Decided(name, nameless(wanted), chosen)
         logged = self._take() if isinstance(self._next, d.Decided) else None
         assert logged is None or isinstance(logged, d.Decided)
+        if logged is None and self._at_gap:  # what the log said may be in it
+            return chosen
         self.choices += 1
         if logged != here:
             self.differences.append(Difference(self.count - 1, logged, here))

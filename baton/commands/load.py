@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import secrets
 import signal
@@ -248,17 +249,24 @@ class _Out:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             self._file.close()
+        except OSError as error:  # what was still to be written
+            say(f"--out {self._path}: {error.strerror}; its last records are missing")
 
     def write(self, record: Record) -> None:
+        """One more record. A full disk ends the file, not the load."""
         if self._file is None:
             return
         try:
             self._file.write(line_of(record))
-        except OSError as error:  # a full disk ends the file, not the load
+        except OSError as error:
             say(f"--out {self._path}: {error.strerror}; no more records are written")
-            self._file = None
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):  # it tries to write the rest once more
+                file.close()
 
 
 def _headers(args: argparse.Namespace) -> dict[str, str]:

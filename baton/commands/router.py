@@ -182,7 +182,8 @@ def run(args: argparse.Namespace) -> int:
     configure_logging(args.log_level)
     with ExitStack() as closing:
         if args.decision_log is not None:
-            config = replace(config, decision_log=opened_log(args.decision_log, "--decision-log", closing))
+            log = opened_log(args.decision_log, "--decision-log", closing, buffered=False)
+            config = replace(config, decision_log=log)
         gc.freeze()  # what was imported stays
         gc.set_threshold(GARBAGE, 10, 10)
         announce = partial(_announce, config, as_json=args.json)

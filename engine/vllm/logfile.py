@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+logger = logging.getLogger("baton.engine")
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
+"""What a disk says that is full or failing. An engine runs without its log then."""
 
 ROTATE_BYTES = 20 * 1024 * 1024
 """At a start, a log longer than this becomes `NAME.log.1`, and that one is dropped: two files at most."""
@@ -30,15 +37,35 @@ class LogFile:
         self._rest = b""
 
     def open(self, header: str) -> int:
-        """Rotate if due, write the header, and return a descriptor for a child's output."""
+        """Rotate if due, write the header, and return a descriptor for a child's output.
+
+        A disk that is full or failing stops no engine: its lines are lost while that lasts, and a file that cannot even
+        be opened is replaced by ``/dev/null`` until the next start. The child writes to the file itself, so that a full
+        disk fails its writes, and never blocks them as a pipe that nobody reads would.
+
+        Raises:
+            OSError: the path cannot be a log's: not a folder, not allowed.
+        """
+        self._rest = b""
+        try:
+            descriptor = self._opened()
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            logger.warning("%s: %s: this start has no log", self.path, error.strerror)
+            return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, f"--- {header}\n".encode())
+        except OSError as error:
+            logger.warning("%s: %s: lines of this log are lost", self.path, error.strerror)
+        self._start = self._read = os.fstat(descriptor).st_size
+        return descriptor
+
+    def _opened(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and self.path.stat().st_size > ROTATE_BYTES:
             self.path.replace(self.path.with_name(self.path.name + ".1"))
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.write(descriptor, f"--- {header}\n".encode())
-        self._start = self._read = self.path.stat().st_size
-        self._rest = b""
-        return descriptor
+        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def new_lines(self) -> list[str]:
         """Whole lines that came since the last call. A progress bar's carriage returns count as line ends."""

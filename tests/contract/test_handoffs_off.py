@@ -75,4 +75,4 @@ async def test_a_class_that_loses_by_handing_over_is_served_whole(caplog: pytest
         async with router.client.get(f"{router.admin}/ui/data") as answer:
             assert (await answer.json())["served_whole"] == ["chat"]
     assert "requests of class 'chat' are served whole from now on" in caplog.text
-    assert replay([entry_of(line) for line in lines]).differences == ()
+    assert replay([entry_of(line) for line in b"".join(lines).splitlines()]).differences == ()

@@ -24,7 +24,7 @@ async def test_a_live_routers_log_replays_to_the_same_choices(start: Starter) ->
     async with asyncio.TaskGroup() as group:
         for number in range(20):
             group.create_task(_ask(fleet, number))
-    entries = [entry_of(line) for line in lines]
+    entries = [entry_of(line) for line in b"".join(lines).splitlines()]
     replayed = replay(entries)
     assert replayed.choices > 60, "some were tried again"
     assert replayed.differences == ()

@@ -48,7 +48,7 @@ async def test_a_run_on_mocks_replays_to_the_same_choices() -> None:
         await _load(client, endpoint, range(30, 60))
         stop.set()
         await serving
-    entries = [entry_of(line) for line in lines]
+    entries = [entry_of(line) for line in b"".join(lines).splitlines()]
     replayed = replay(entries)
     assert replayed.choices > 60, "some were tried again"
     assert replayed.differences == ()
@@ -92,7 +92,7 @@ async def test_what_is_promised_and_foretold_on_mocks_replays_to_the_same_choice
         async with asyncio.TaskGroup() as group:
             for number in range(40, 60):
                 group.create_task(ask(number))
-    entries = [entry_of(line) for line in lines]
+    entries = [entry_of(line) for line in b"".join(lines).splitlines()]
     came = [entry for entry in entries if isinstance(entry, Came)]
     assert any(entry.called for entry in came), "some were called from the line"
     assert any(entry.chosen is not None and entry.chosen.shed_s for entry in came)

@@ -222,6 +222,14 @@ def test_a_decision_log_is_made_and_decided_again(tmp_path: Path, capsys: pytest
     assert main(again_words) == 1
     told = capsys.readouterr()
     assert "came out otherwise" in told.out and "here it is `" in told.out
+    middle = lines.index(next(line for line in lines[len(lines) // 2 :] if b'"asked"' in line)) + 1
+    file.write_bytes(b"".join([*lines[:middle], b'{"type":"missing","entries":7}\n', *lines[middle + 7 :]]))
+    assert main(again_words) == 1
+    told = capsys.readouterr().out
+    assert "all came out the same" in told
+    assert f"line {middle + 1}: the log has a gap of 7 entries" in told
+    assert main([*again_words, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["missing"] == 7
     file.write_bytes(b'{"type":"room"}\n')
     assert main(again_words) == 2
     assert "no desk has begun" in capsys.readouterr().err

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import logging
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
 
-from cluster.telemetry import TraceIds, Tracing
+from cluster.telemetry import TraceIds, Tracing, configure_logging
 
 PARENT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}
 
@@ -56,3 +60,37 @@ def test_others_are_asked_each_time(sampler: Sampler, ids: Any) -> None:
     tracing = traced(sampler, ids)
     assert not any(tracing.dropped({}) for _ in range(100))
     assert tracing.request("x", {}).recording is (sampler is not ALWAYS_OFF)
+
+
+class Unwritable(io.StringIO):
+    """Standard error on a full disk, or behind a pipe that nobody holds any more."""
+
+    def __init__(self, error: int) -> None:
+        super().__init__()
+        self._error = error
+
+    def write(self, _: str) -> int:
+        raise OSError(self._error, "cannot be written")
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize(
+    "stream", [Unwritable(errno.ENOSPC), Unwritable(errno.EPIPE), Unwritable(errno.EBADF), closed(), None]
+)
+def test_a_line_of_the_log_that_cannot_be_written_raises_nothing(
+    stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    configure_logging()
+    logging.getLogger("baton.router").warning("a line")
+    logging.getLogger("baton.router").error("another", exc_info=ValueError("x"))
+    assert len(root.handlers) == 1, "they went there"

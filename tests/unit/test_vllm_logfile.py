@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -66,3 +67,36 @@ def test_only_the_end_of_a_long_start_is_read(tmp_path: Path, monkeypatch: pytes
 def test_a_log_that_is_not_there_reads_empty(tmp_path: Path) -> None:
     log = LogFile(tmp_path / "p.log")
     assert (log.this_start(), log.new_lines()) == ([], [])
+
+
+def test_a_full_disk_stops_no_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = LogFile(tmp_path / "p.log")
+    log.path.symlink_to("/dev/full")
+    output = log.open("x")
+    with pytest.raises(OSError, match="No space left"):
+        os.write(output, b"a line")
+    os.close(output)
+    assert log.new_lines() == []
+    assert "No space left" in caplog.text
+
+
+def test_without_room_for_the_file_itself_its_lines_go_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = LogFile(tmp_path / "logs" / "p.log")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    output = log.open("x")
+    assert os.write(output, b"a line") == 6
+    os.close(output)
+    assert (log.this_start(), log.new_lines()) == ([], [])
+    assert str(log.path) in caplog.text
+
+
+def test_a_place_where_no_log_may_be_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        LogFile(tmp_path / "file" / "p.log").open("x")

@@ -1,0 +1,107 @@
+"""Whatever raises while a request is served or ended: its places are given back, and its client hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from support.fleet import Fleet, Starter
+
+from cluster.keys import digest
+from cluster.spec import Tenant
+from router.account import Account
+from router.desk import Desk
+from router.exchange import Exchange
+from router.memory import Memory
+from router.meters import Meters
+from router.reply import Reply
+from router.server import Router
+from router.timing import Timeline
+
+pytestmark = pytest.mark.interpreted
+
+ASK = {"model": "fake", "prompt": "hello", "max_tokens": 5}
+ONE_AT_A_TIME: dict[str, Any] = {
+    "tenants": {"acme": Tenant(open_max=1)},
+    "tenant_keys": {"acme": lambda: (digest("sk-acme"),)},
+}
+HEADERS = {"Authorization": "Bearer sk-acme"}
+
+STEPS: list[tuple[Any, str]] = [
+    (Account, "chose"),
+    (Account, "opened"),
+    (Account, "_end_span"),
+    (Timeline, "end"),
+    (Account, "sends"),
+    (Memory, "begin"),
+    (Memory, "finish"),
+    (Meters, "ended"),
+    (Meters, "leg"),
+    (Meters, "over"),
+    (Desk, "choose"),
+    (Desk, "finish"),
+    (Desk, "occupy"),
+    (Exchange, "_set_out"),
+    (Exchange, "_count_tokens"),
+    (Exchange, "_part"),
+    (Reply, "relay"),
+    (Reply, "respond"),
+    (Reply, "ended"),
+    (Router, "call"),
+]
+
+
+class Broken(Exception):
+    """A bug."""
+
+
+def broken_once(real: Callable[..., Any], times: int) -> Callable[..., Any]:
+    left = [times]
+
+    def call(*given: Any, **named: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise Broken
+        return real(*given, **named)
+
+    return call
+
+
+async def asked(fleet: Fleet, *, stream: bool) -> int | str:
+    """The status; or that the answer broke off."""
+    timeout = aiohttp.ClientTimeout(total=3)
+    try:
+        url = fleet.endpoint + "/v1/completions"
+        async with fleet.client.post(url, json={**ASK, "stream": stream}, headers=HEADERS, timeout=timeout) as answer:
+            await answer.read()
+            return answer.status
+    except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+        return "broke off"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("owner", "name"), STEPS, ids=[f"{owner.__name__}.{name}" for owner, name in STEPS])
+async def test_a_bug_ends_one_request_and_leaves_nothing_open(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times: int
+) -> None:
+    fleet = await start(**ONE_AT_A_TIME)
+    real = getattr(owner, name)
+    for stream in (False, True):
+        monkeypatch.setattr(owner, name, broken_once(real, times))
+        said = await asked(fleet, stream=stream)
+        monkeypatch.setattr(owner, name, real)
+        assert said in {200, 500, "broke off"}, said
+        assert await asked(fleet, stream=stream) == 200, "the tenant's one place is free again"
+        await all_given_back(fleet)
+
+
+async def all_given_back(fleet: Fleet) -> None:
+    async with fleet.client.get(f"{fleet.admin}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    open_now = [line for line in lines if line.startswith(("baton_open_requests ", "baton_instance_inflight{"))]
+    assert len(open_now) == 3
+    assert all(line.endswith(" 0.0") for line in open_now), open_now
+    async with fleet.client.get(f"{fleet.admin}/explain") as response:
+        assert all(each["state"] != "open" for each in (await response.json())["requests"])
