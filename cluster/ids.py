@@ -14,9 +14,9 @@ InstanceId = NewType("InstanceId", str)
 """Name of one instance, unique in a fleet, e.g. ``prefill-0``."""
 
 RequestId = NewType("RequestId", str)
-"""Name of one client request; appears in the response's ``id`` and in every log line about it."""
+"""Name of one client request, made by the router; in the response's ``id``, in every log line about it, at engines."""
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+_CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 
 class TransferId(NamedTuple):
@@ -33,11 +33,10 @@ class TransferId(NamedTuple):
         return f"{self.request}/{self.attempt}@{self.producer_epoch}"
 
 
-def accept_request_id(header: str | None) -> RequestId | None:
-    """The client's own request id if it is fit to be an id (1 to 128 of ``A-Za-z0-9_.:-``), else None.
+def client_id_in(header: str | None) -> str:
+    """The client's own name for its request if it is fit to be one (1 to 128 of ``A-Za-z0-9_.:-``), else empty.
 
-    vLLM honours ``X-Request-Id``; we do too, but never let a header put line breaks or megabytes into our logs.
+    vLLM makes it the request's id. Here it is told back, logged, and found by its tenant in ``/explain``; it is no
+    `RequestId`, since two clients may choose the same, or one that they have seen elsewhere.
     """
-    if header is not None and _REQUEST_ID.fullmatch(header):
-        return RequestId(header)
-    return None
+    return header if header is not None and _CLIENT_ID.fullmatch(header) else ""

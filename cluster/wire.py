@@ -26,8 +26,10 @@ from cluster.ids import TransferId
 TRANSFER_KEYS: frozenset[str] = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """Removed at every depth: vLLM reads them at the top level, in ``sampling_params.extra_args`` and ``vllm_xargs``."""
 
-TOP_LEVEL_KEYS: frozenset[str] = frozenset({"priority"})
-"""Removed at the top level only, where vLLM reads them; deeper they are the client's own words (a tool's parameter)."""
+TOP_LEVEL_KEYS: frozenset[str] = frozenset({"priority", "request_id"})
+"""Removed at the top level only, where vLLM reads them; deeper they are the client's own words (a tool's field).
+
+A request's name at an engine is the router's: what an engine aborts, holds and keeps by a name is not to be another's."""
 
 FREE_FORM_KEYS: frozenset[str] = frozenset({"vllm_xargs", "extra_args"})
 """Objects that vLLM also accepts as JSON text in a form; a text here is searched too."""

@@ -310,6 +310,8 @@ class Account:
             "http.route": request.path,
             "baton.request.id": request.id,
         }
+        if request.client_id:
+            found["baton.request.client_id"] = request.client_id
         for name, key in _SETTINGS.items():
             value = body.get(key)
             if isinstance(value, int | float) and not isinstance(value, bool):

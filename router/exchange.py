@@ -200,7 +200,7 @@ class Exchange:
             self._pending.extend(self._journey.begin())
             self._drive()
         except Exception:  # as in `_try`
-            logger.exception(_BUG, self._request.id)
+            logger.exception(_BUG, self._request.label)
             self._abandon()
 
     def feed(self, event: j.Event) -> None:
@@ -220,7 +220,7 @@ class Exchange:
                 if not self._driven:
                     self._drive()
         except Exception:  # whatever it is: every other client of this process goes on being served
-            logger.exception(_BUG, self._request.id)
+            logger.exception(_BUG, self._request.label)
             self._abandon()
 
     def _fold(self, event: j.Event) -> None:
@@ -319,7 +319,7 @@ class Exchange:
             try:
                 step()
             except Exception:  # the next step is as good as before
-                logger.exception(_BUG, self._request.id)
+                logger.exception(_BUG, self._request.label)
 
     def _leave_desk(self) -> None:
         if self._at_desk:
@@ -409,7 +409,7 @@ class Exchange:
 
     def _cut_client(self) -> None:
         self._slow = None
-        logger.warning("%s: its client reads nothing: cut off", self._request.id)
+        logger.warning("%s: its client reads nothing: cut off", self._request.label)
         self.reply.outlet.abort()
 
     # -- choosing --
@@ -479,7 +479,7 @@ class Exchange:
             self._router.losses.unwatch(leg.instance, leg)
             self._router.leg_ended(leg.instance)
         except Exception:  # whoever is called for the place: this exchange goes on
-            logger.exception(_BUG, self._request.id)
+            logger.exception(_BUG, self._request.label)
 
     def prefill_said(self, leg: PrefillLeg, said: Said | j.Lost) -> None:
         """It has ended by itself."""
@@ -584,7 +584,9 @@ class Exchange:
     def _refused(self, answer: Answer) -> j.Lost | j.Refused:
         """4xx is the client's to read; 5xx is the engine's fault, and another engine may do better."""
         if wire.is_ticket_refused(answer.status, answer.body):
-            logger.error("%s: our ticket was refused: %s", self._request.id, answer.body[:300].decode(errors="replace"))
+            logger.error(
+                "%s: our ticket was refused: %s", self._request.label, answer.body[:300].decode(errors="replace")
+            )
             return j.Lost("the engine's guard refused the router's ticket", untouched=True)
         if answer.status >= 500:
             return j.Lost(f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}")
@@ -595,7 +597,7 @@ class Exchange:
         """What a broken leg is to the journey."""
         if not lost.reached:
             self._router.unreachable(instance)
-        logger.warning("%s: %s lost: %s", self._request.id, instance, lost)
+        logger.warning("%s: %s lost: %s", self._request.label, instance, lost)
         return j.Lost(str(lost), untouched=not lost.reached)
 
     def _answer_from_prefill(self, _: j.AnswerFromPrefill) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from cluster.errors import ApiError
-from cluster.ids import RequestId, accept_request_id
+from cluster.ids import RequestId, client_id_in
 from cluster.request import Request
 from router import body as bodies
 from router import exact
@@ -50,7 +50,8 @@ class Generation:
         self._ids: list[RequestId] = []
         """Random names that are not given yet: asking the kernel for each would cost as much as parsing a body."""
 
-    def _new_id(self) -> RequestId:
+    def new_id(self) -> RequestId:
+        """A random name: 128 bits, which nobody guesses."""
         if not self._ids:
             chance = secrets.token_hex(16 * _IDS_AT_ONCE)
             self._ids = [RequestId(chance[at : at + 32]) for at in range(0, len(chance), 32)]
@@ -72,7 +73,8 @@ class Generation:
         body, raw = self._read(raw, headers.get("content-type") or "", tenant)
         model = bodies.model_of(body)
         request = Request(
-            id=accept_request_id(headers.get("x-request-id")) or self._new_id(),
+            id=self.new_id(),
+            client_id=client_id_in(headers.get("x-request-id")),
             path=path,
             model=model or "",
             stream=body.get("stream") is True,

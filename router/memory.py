@@ -2,7 +2,7 @@
 
 A `Story` is one request's decisions, each with its ``because``, its legs, and its times. `Memory` keeps those of open
 requests, and the last finished ones within a limit in count and in bytes; the oldest go first. Nothing of what a client
-wrote or read is kept, but the names in it: model, path, request id.
+wrote or read is kept, but the names in it: model, path, what the client calls its request.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ BYTES_MAX = 16 << 20
 _STORY_BYTES = 1200
 _TURN_BYTES = 300
 _SLO_BYTES = 500
+_NAME_BYTES = 550
 """As measured with `tracemalloc` on CPython 3.11, texts apart."""
 
 
@@ -46,6 +47,7 @@ class Story:
         "_texts",
         "_turns",
         "client",
+        "client_id",
         "judged",
         "outcome",
         "request_id",
@@ -60,6 +62,7 @@ class Story:
         self.judged: Judged | None = None
         """Its class's targets, what was foretold and what came; None where nothing was."""
         self.request_id: Final = request.id
+        self.client_id: Final = request.client_id
         self.verdict: Final = verdict
         self.timeline: Final = Timeline(request.arrived, stream=request.stream)
         self.told: Final = {"path": request.path, "model": request.model[:TEXT_MAX], "stream": request.stream}
@@ -85,7 +88,8 @@ class Story:
     def bytes(self) -> int:
         """What it takes, about."""
         texts = min(self._texts, TURNS_MAX * TEXT_MAX)
-        return _STORY_BYTES + (self.judged is not None) * _SLO_BYTES + _TURN_BYTES * len(self._turns) + texts
+        named = _NAME_BYTES if self.client_id else 0
+        return _STORY_BYTES + named + (self.judged is not None) * _SLO_BYTES + _TURN_BYTES * len(self._turns) + texts
 
     def timing(self, now: float) -> Timing:
         """Where its time went, or has gone until now."""
@@ -96,7 +100,7 @@ class Story:
         timing = self.timing(now)
         ttft, tt2t = timing.ttft, timing.tt2t
         return {
-            "id": self.request_id,
+            **self._names(),
             "state": self.outcome or "open",
             "way": timing.way,
             "model": self.told["model"],
@@ -118,7 +122,7 @@ class Story:
         turns = [{"at_ms": round((at - arrived) * 1000, 3), "turn": turn, **more} for at, turn, more in self._turns]
         verdict = self.verdict
         return {
-            "id": self.request_id,
+            **self._names(),
             "state": self.outcome or "open",
             **self.told,
             **self._whose(),
@@ -129,6 +133,10 @@ class Story:
             "turns_left_out": self._dropped,
             "timing": timing,
         }
+
+    def _names(self) -> dict[str, str]:
+        """Ours, and its client's where it gave one."""
+        return {"id": self.request_id, **({"client_id": self.client_id} if self.client_id else {})}
 
     def _whose(self) -> dict[str, str]:
         """What there is of tenant and class."""
@@ -148,6 +156,8 @@ class Memory:
         self._open: Final[dict[Story, None]] = {}
         self._last: Final[deque[tuple[Story, int]]] = deque()
         self._by_id: Final[dict[str, Story]] = {}
+        self._by_client_id: Final[dict[str, dict[Story, None]]] = {}
+        """Several may have one name, of one tenant or of several; the oldest first."""
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -159,9 +169,11 @@ class Memory:
         return self._bytes
 
     def begin(self, story: Story) -> None:
-        """A request has come. Of several with one id the latest is shown."""
+        """A request has come."""
         self._open[story] = None
         self._by_id[story.request_id] = story
+        if story.client_id:
+            self._by_client_id.setdefault(story.client_id, {})[story] = None
 
     def finish(self, story: Story) -> None:
         """It is over."""
@@ -174,12 +186,24 @@ class Memory:
         while len(self._last) > self.last_max or self._bytes > self._bytes_max:
             oldest, freed = self._last.popleft()
             self._bytes -= freed
-            if self._by_id.get(oldest.request_id) is oldest:
-                del self._by_id[oldest.request_id]
+            self._forget(oldest)
+
+    def _forget(self, story: Story) -> None:
+        self._by_id.pop(story.request_id, None)
+        if story.client_id:
+            alike = self._by_client_id[story.client_id]
+            del alike[story]
+            if not alike:
+                del self._by_client_id[story.client_id]
 
     def get(self, request_id: str) -> Story | None:
-        """The latest with this id."""
+        """The one that we call so."""
         return self._by_id.get(request_id)
+
+    def named(self, client_id: str, tenant: str | None = None) -> list[Story]:
+        """Those that their clients call so, the newest first. `tenant`: of this one only."""
+        alike = reversed(self._by_client_id.get(client_id, {}))
+        return [story for story in alike if tenant is None or story.client.tenant == tenant]
 
     def both(self, count: int, tenant: str | None = None) -> list[Story]:
         """Some of each: at most so many that are open, and so many that have ended; the newest first."""

@@ -164,7 +164,7 @@ _HEADERS: Final[list[dict[str, Any]]] = [
     {"name": name, "in": "header", "required": False, "description": text, "schema": _TEXT}
     for name, text in (
         ("x-slo-class", "The class of promises that it is to have."),
-        ("x-request-id", "Its name in logs, traces and /explain, and in the answer's head."),
+        ("x-request-id", "What its client calls it: told back in the answer's head, logged, found in /explain."),
         ("x-baton-timing", "1: where its time went, as a header or as the last comment of a stream."),
     )
 ]

@@ -28,6 +28,7 @@ from cluster.keys import whose
 from cluster.registry.membership import Heartbeat
 from router.clients import KEY_HEADERS, key_in
 from router.expositions import merged
+from router.memory import Story
 from router.overview import Overview, whole
 from router.pools import LOOK_S
 from router.quarantine import Quarantine, Word
@@ -218,22 +219,33 @@ class Operators:
         return _json({"requests": found[: int(given)], **more})
 
     async def explain(self, http: web.Request) -> web.Response:
-        """``/explain/ID``: what was decided about one request, whichever router had it."""
+        """``/explain/ID``: what was decided about one request, whichever router had it.
+
+        ID is ours, or what its client calls it. Clients may call several the same: the newest that the reader may see
+        is told, and how many there are (``named_alike``).
+        """
         name, reader = http.match_info["id"], self.reader(http)
         story = self._router.memory.get(name)
         if story is not None and reader in {None, story.client.tenant}:
-            return _json({**story.as_json(time.monotonic()), "router": str(self.siblings.name)})
+            return _json(self._told(story))
+        alike = self._router.memory.named(name, reader)
+        found = [{**self._told(alike[0]), "named_alike": len(alike)}] if alike else []
         missing = ""
         if not self.siblings.asks(http.headers):
             answers = await self.siblings.ask(f"/explain/{quote(name, safe='')}", self._keys(http))
-            for answer in answers.values():
-                if isinstance(answer, Answered) and answer.status == 200:
-                    return web.Response(body=answer.body, content_type="application/json")
+            found += [said for answer in answers.values() if isinstance(said := _word(answer), dict)]
             silent = [f"{each} ({why})" for each, why in answers.items() if isinstance(why, str)]
             missing = f" Not asked: {'; '.join(silent)}." if silent else ""
-        kept = f"Open requests are remembered, and the last {self._router.memory.last_max} finished (--explain-last)"
-        message = f"No request `{name[:200]}` is known here. {kept}. Answers tell their id in X-Request-Id.{missing}"
-        raise ApiError(404, "NotFoundError", message)
+        if not found:
+            kept = f"Open requests are remembered, and the last {self._router.memory.last_max} finished"
+            message = f"No request `{name[:200]}` is known here. {kept} (--explain-last). Answers tell their id in"
+            raise ApiError(404, "NotFoundError", f"{message} X-Baton-Request-Id.{missing}")
+        return _json(_newest(found))
+
+    def _told(self, story: Story) -> dict[str, Any]:
+        now = time.monotonic()
+        ago_s = round(now - story.timeline.arrived, 3)
+        return {**story.as_json(now), "ago_s": ago_s, "router": str(self.siblings.name)}
 
     # --- setting aside ------------------------------------------------------------------------------------------------
 
@@ -346,6 +358,19 @@ async def _object(http: web.Request) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise bad_request("The body must be a JSON object, or empty.")
     return said
+
+
+def _newest(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of what several routers tell about one name: the request that we call so, else the newest of those whose clients
+    do, with how many there are of these.
+    """
+    ours = next((each for each in found if "named_alike" not in each), None)
+    if ours is not None:
+        return ours
+    return {
+        **min(found, key=lambda each: float(each["ago_s"])),
+        "named_alike": sum(each["named_alike"] for each in found),
+    }
 
 
 def _word(answer: Answered | str) -> Any:

@@ -86,7 +86,7 @@ class Releases:
             done = other is not None and await self._reject(other, transfer, holder)
         self.router.meters.releases.labels(str(done).lower()).inc()
         if not done:
-            logger.warning("%s: a hold of %d tokens is left to its lease", self.request.id, transfer.tokens)
+            logger.warning("%s: a hold of %d tokens is left to its lease", self.request.label, transfer.tokens)
         return j.Released(done)
 
     async def _give_up(self, transfer: wire.Transfer, holder: PrefillLeg) -> bool:

@@ -102,7 +102,9 @@ class Reply:
         if self.outlet.gone:
             return  # nobody is there any more
         told = self._account.answered(body) if status == 200 else self._account.headers()
-        headers = {"Content-Type": content_type, "X-Request-Id": self._request.id} | told
+        request = self._request
+        names = {"X-Request-Id": request.told_id, "X-Baton-Request-Id": request.id}
+        headers = {"Content-Type": content_type} | names | told
         if retry_after_s is not None:
             headers["Retry-After"] = str(retry_after_s)
         self.cut_off = CUT_OFF in body
@@ -215,7 +217,7 @@ class Reply:
         """The status has been sent: say it as vLLM does, in an event, and end the stream."""
         if not self.outlet.begun or self.outlet.gone:
             return
-        logger.warning("%s: stream failed: %s", self._request.id, error)
+        logger.warning("%s: stream failed: %s", self._request.label, error)
         event = b"data: " + msgspec.json.encode(error.body()) + b"\n\ndata: [DONE]\n\n"
         self.outlet.end(event + self._account.comment())
 
@@ -229,7 +231,9 @@ class Reply:
     def _begin(self, content_type: str, cache_control: str) -> None:
         if self.outlet.begun:
             return
-        self.outlet.begin(b"%bX-Request-Id: %b\r\n" % (_lines(content_type, cache_control), self._request.id.encode()))
+        request, head = self._request, _lines(content_type, cache_control)
+        names = request.told_id.encode(), request.id.encode()
+        self.outlet.begin(b"%bX-Request-Id: %b\r\nX-Baton-Request-Id: %b\r\n" % (head, *names))
 
     def _write(self, events: bytes) -> None:
         if self._counts:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -25,7 +24,7 @@ from cluster.errors import (
     unknown_model,
     upstream_failed,
 )
-from cluster.ids import InstanceId, accept_request_id
+from cluster.ids import InstanceId, client_id_in
 from cluster.instance import Instance
 from cluster.registry.registry import Registry
 from cluster.telemetry import tracing
@@ -275,7 +274,7 @@ class Router:
         tenant = _tenant_of(http)
         instance, clean = await self.whole.place(http, tenant, await self._read_body(http))
         headers = self.headers_for(http.headers)
-        headers["X-Request-Id"] = accept_request_id(http.headers.get("X-Request-Id")) or uuid.uuid4().hex
+        headers["X-Request-Id"] = self.generation.new_id()
         self.view.leg_started(instance.id)
         try:
             return await self._relay(http, instance, clean, headers)
@@ -301,7 +300,8 @@ class Router:
             for name in ("Content-Type", "Cache-Control", "Content-Disposition"):
                 if name in answer.headers:
                     response.headers[name] = answer.headers[name]
-            response.headers["X-Request-Id"] = headers["X-Request-Id"]
+            ours = response.headers["X-Baton-Request-Id"] = headers["X-Request-Id"]
+            response.headers["X-Request-Id"] = client_id_in(http.headers.get("X-Request-Id")) or ours
             await response.prepare(http)
             try:
                 async for chunk in answer.content.iter_any():

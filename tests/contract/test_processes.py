@@ -130,7 +130,7 @@ async def _counts_add_up_and_everything_is_explained(replicas: Replicas) -> None
     assert sum(own.values()) == len(ids)
     assert all(own.values()), f"the kernel gave each of them some: {own}"
     listed = (await replicas.get(next(iter(admins.values())), "/explain?n=200"))["requests"]
-    assert {each["id"] for each in listed} == set(ids)
+    assert {each["client_id"] for each in listed} == set(ids)
     one_of = {each["router"]: each["id"] for each in listed}
     assert one_of.keys() == admins.keys()
     for admin in admins.values():

@@ -52,7 +52,7 @@ async def test_where_p_cannot_be_told_d_is(start: Starter, status: int) -> None:
     await eventually(lambda: fleet.held == 0, "the hold is released")
     ((path, body),) = released
     assert path == wire.RELEASE_PATH
-    assert body["kv_transfer_params"][wire.TRANSFER].startswith("mine/")
+    assert body["kv_transfer_params"][wire.TRANSFER].startswith(f"{prefill.named[0]}/")
     through_d = [body for _, body in decode.bodies if body.get("model") == wire.RELEASE_MODEL]
     assert bool(through_d) == (status != 200)
 

@@ -25,7 +25,7 @@ async def test_handoff_takes_two_legs(start: Starter) -> None:
     (leg1,), (leg2,) = fleet.engines["prefill-0"].generated, fleet.engines["decode-0"].generated
     assert leg1["max_tokens"] == 1
     assert leg1["kv_transfer_params"]["do_remote_decode"]
-    assert leg2["kv_transfer_params"]["remote_request_id"].startswith("mine")
+    assert leg2["kv_transfer_params"]["remote_request_id"].startswith(fleet.engines["prefill-0"].named[0])
     assert {**leg2, "kv_transfer_params": None} == {**PROMPT, "kv_transfer_params": None}
     assert fleet.held == 0
 
@@ -170,7 +170,7 @@ async def test_client_that_leaves_in_a_long_prefill_has_it_aborted(start: Starte
         await fleet.post(
             "/v1/completions", json=PROMPT, headers={"X-Request-Id": "r"}, timeout=aiohttp.ClientTimeout(total=0.1)
         )
-    await eventually(lambda: prefill.aborted == ["cmpl-r-0"], "aborted by vLLM's own id")
+    await eventually(lambda: prefill.aborted == [f"cmpl-{prefill.named[0]}-0"], "aborted by vLLM's own id")
     assert prefill.cut_off == 0, "its connection stays open until it has spoken"
 
 

@@ -148,10 +148,24 @@ async def test_any_router_explains_any_request(replicas: Replicas) -> None:
         assert own["turns"] == other["turns"]
         assert own["router"] == other["router"]
     listed = [(await replicas.get(admin, "/explain?n=10"))[1]["requests"] for admin in (first, second)]
-    assert [{each["id"] for each in one} for one in listed] == [{"one", "two"}] * 2
+    assert [{each["client_id"] for each in one} for one in listed] == [{"one", "two"}] * 2
     assert len((await replicas.get(first, "/explain?n=1"))[1]["requests"]) == 1
     status, said = await replicas.get(first, "/explain/nobodys")
     assert (status, "No request `nobodys`" in said["error"]["message"]) == (404, True)
+
+
+async def test_what_clients_call_the_same_at_several_routers_is_found_newest_first(replicas: Replicas) -> None:
+    first, second = await two(replicas)
+    for number in (0, 1, 1, 0):
+        await asyncio.sleep(0.05)  # routers tell ages, each on its own clock
+        assert await replicas.complete(replicas.endpoints[number], "same") == 200
+    told = [(await replicas.get(admin, "/explain/same"))[1] for admin in (first, second)]
+    assert [each["named_alike"] for each in told] == [4, 4]
+    assert told[0]["id"] == told[1]["id"]
+    assert told[0]["router"] == told[1]["router"]
+    newest = (await replicas.get(first, "/explain?n=1"))[1]["requests"]
+    assert newest[0]["id"] == told[0]["id"]
+    assert (await replicas.get(second, f"/explain/{told[0]['id']}"))[1]["id"] == told[0]["id"]
 
 
 async def test_the_page_and_all_metrics_add_up(replicas: Replicas) -> None:
@@ -162,7 +176,7 @@ async def test_the_page_and_all_metrics_add_up(replicas: Replicas) -> None:
         told = (await replicas.get(admin, "/ui/data"))[1]
         assert told["windows"]["now"]["served"] == 5
         assert sum(pair["handed_over"] for pair in told["pairs"]) == 5
-        assert {each["id"] for each in told["requests"]} == {f"r{number}" for number in range(5)}
+        assert {each["client_id"] for each in told["requests"]} == {f"r{number}" for number in range(5)}
         assert [each["state"] for each in told["routers"]] == ["this one", "answers"]
         assert told["bottleneck"]["where"] == "nowhere"
         both = (await replicas.get(admin, "/metrics?all=1"))[1]

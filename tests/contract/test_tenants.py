@@ -141,7 +141,7 @@ async def test_a_tenants_key_reads_its_own_requests_and_the_operator_all(start: 
         assert (await explained(fleet, "of-acme", headers))[0] == status
     for headers, names in ((bearer(NIGHTLY), ["of-nightly"]), (None, ["of-nightly", "of-acme"])):
         async with fleet.client.get(f"{fleet.admin}/explain", headers=headers) as response:
-            assert [each["id"] for each in (await response.json())["requests"]] == names
+            assert [each["client_id"] for each in (await response.json())["requests"]] == names
 
 
 async def test_a_tenants_prompts_are_salted_unless_it_shares(start: Starter) -> None:

@@ -361,12 +361,12 @@ async def test_the_comment_comes_last_and_only_to_those_who_ask(start: Starter) 
     _, _, text = await post(fleet, GREEDY)
     assert text.endswith("data: [DONE]\n\n")
     assert "x-baton-timing" not in text
-    _, _, text = await post(fleet, GREEDY, x_baton_timing="1", X_Request_Id="mine")
+    _, headers, text = await post(fleet, GREEDY, x_baton_timing="1", X_Request_Id="mine")
     before, _, comment = text.partition("data: [DONE]\n\n")
     assert before.count("data: ") == 3
     assert comment.startswith(": x-baton-timing {")
     told = json.loads(comment.partition("timing ")[2])
-    assert (told["id"], told["way"]) == ("mine", "seeded")
+    assert (told["id"], told["way"]) == (headers["X-Baton-Request-Id"], "seeded")
     assert comment.endswith("}\n\n")
 
 
@@ -455,7 +455,7 @@ async def test_explain_tells_decisions_with_their_because(start: Starter) -> Non
     fleet = await start(pins=True)
     await post(fleet, GREEDY, X_Request_Id="one")
     told = await explained(fleet, "one")
-    assert (told["id"], told["state"], told["model"], told["stream"]) == ("one", "served", "fake", True)
+    assert (told["client_id"], told["state"], told["model"], told["stream"]) == ("one", "served", "fake", True)
     assert told["verdict"] == {"way": "seeded", "because": "", "resumable": True}
     assert told["seed"] == {"given": True, "because": ""}
     turns = [turn["turn"] for turn in told["turns"]]
@@ -553,7 +553,7 @@ async def test_only_the_last_are_remembered_and_unknown_ones_say_so(start: Start
         await explained(fleet, f"r{number}")
     async with fleet.client.get(f"{fleet.admin}/explain") as response:
         lines = (await response.json())["requests"]
-    assert [line["id"] for line in lines] == ["r7", "r6", "r5"]
+    assert [line["client_id"] for line in lines] == ["r7", "r6", "r5"]
     async with fleet.client.get(f"{fleet.admin}/explain?n=1") as response:
         assert len((await response.json())["requests"]) == 1
     async with fleet.client.get(f"{fleet.admin}/explain?n=-1") as response:

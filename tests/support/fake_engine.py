@@ -97,6 +97,12 @@ class FakeEngine:
             self.hold_leg.set()
         return web.Response()
 
+    @property
+    def named(self) -> list[str]:
+        """What the router calls the requests it sent here, in order; probes have no name."""
+        heads = [{name.lower(): value for name, value in each.items()} for each in self.headers]
+        return [head["x-request-id"] for head in heads if "x-request-id" in head]
+
     async def _other(self, request: web.Request) -> web.Response:
         raw = await request.read()
         self.bodies.append((request.path, raw))

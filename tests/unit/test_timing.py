@@ -14,6 +14,7 @@ from cluster.errors import UsageError
 from cluster.ids import InstanceId, RequestId
 from cluster.instance import Instance, Role
 from cluster.request import Request
+from router.clients import Client
 from router.config import RouterConfig
 from router.histograms import Histograms, Times
 from router.memory import TURNS_MAX, Memory, Story
@@ -321,15 +322,30 @@ def test_a_story_that_goes_on_and_on_keeps_its_beginning_and_its_end() -> None:
     assert told["turns_left_out"] == 1000 - TURNS_MAX
 
 
-def test_of_two_with_one_id_the_latest_is_shown_and_stays_when_the_other_goes() -> None:
-    memory = Memory(last_max=1)
-    first, second = story("a"), story("a")
-    memory.begin(first)
-    memory.begin(second)
-    memory.finish(first)
-    memory.finish(second)
-    assert memory.get("a") is second
-    assert len(memory) == 1
+def called(name: str, client_id: str, tenant: str = "") -> Story:
+    request = Request(id=RequestId(name), client_id=client_id, path="/", model="m", stream=True, body={}, arrived=1.0)
+    return Story(request, Verdict(Way.SEEDED, "", resumable=True), Client(tenant))
+
+
+def test_what_clients_call_the_same_is_found_newest_first_and_goes_one_by_one() -> None:
+    memory = Memory(last_max=2)
+    stories = [called("1", "a", "x"), called("2", "a", "y"), called("3", "a", "x"), called("4", "b", "x")]
+    for each in stories:
+        memory.begin(each)
+    assert [each.request_id for each in memory.named("a")] == ["3", "2", "1"]
+    assert [each.request_id for each in memory.named("a", "x")] == ["3", "1"]
+    assert memory.named("a", "z") == memory.named("nobody's") == memory.named("") == []
+    assert memory.get("a") is None
+    for each in stories:
+        memory.finish(each)
+    assert [each.request_id for each in memory.named("a")] == ["3"]
+    memory.finish(stories[0])
+    for number in range(2):
+        memory.begin(last := called(f"last {number}", ""))
+        memory.finish(last)
+    assert memory.named("a") == []
+    assert memory.named("") == []
+    assert not memory._by_client_id, "nothing is kept of who is forgotten"
 
 
 def test_a_count_below_zero_is_no_count() -> None:
