@@ -29,7 +29,7 @@ TRANSFER_KEYS: frozenset[str] = frozenset({"kv_transfer_params", "ec_transfer_pa
 TOP_LEVEL_KEYS: frozenset[str] = frozenset({"priority", "request_id"})
 """Removed at the top level only, where vLLM reads them; deeper they are the client's own words (a tool's field).
 
-A request's name at an engine is the router's: what an engine aborts, holds and keeps by a name is not to be another's."""
+A request's name at an engine is the router's: what an engine aborts, holds and keeps by a name is its alone."""
 
 FREE_FORM_KEYS: frozenset[str] = frozenset({"vllm_xargs", "extra_args"})
 """Objects that vLLM also accepts as JSON text in a form; a text here is searched too."""

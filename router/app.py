@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import cast
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
-from cluster.errors import UsageError
+from cluster.errors import ApiError, UsageError
+from cluster.readable import SMALL_BYTES_MAX
 from cluster.registry.registry import Registry
 from router.config import RouterConfig
+from router.generation import Generation
 from router.http.front import KEEPALIVE_S, LINE_BYTES_MAX, Front
+from router.http.headers import Headers
+from router.http.outlet import Outlet
 from router.server import Router, admin_app, public_app
 from router.tls import limit_untaken, server_context
 
 BACKLOG = 1024
 """Connections the kernel may queue while the loop is busy."""
+
+ADMIN_CONNECTIONS_MAX = 256
+"""Of the admin side, at once: pages, scrapers and siblings keep a few each."""
 
 
 async def serve(
@@ -50,8 +57,16 @@ async def serve(
         closing.push_async_callback(front.drain, config.drain_s)
         shared = config.shares_port or None
         public = await _listen(front.connect, config, config.host, config.port, "--port", closing, tls, shared=shared)
-        handlers = _impatient(await _handlers(admin_app(router), config, closing), config.head_timeout_s)
-        admin = await _listen(handlers, config, config.admin_host, config.admin_port, "--admin-port", closing)
+        operators = Front(
+            _NoGeneration(router.generation),
+            await _handlers(admin_app(router), config, closing),
+            body_bytes_max=SMALL_BYTES_MAX,
+            body_timeout_s=config.body_timeout_s,
+            head_timeout_s=config.head_timeout_s,
+        )
+        closing.push_async_callback(operators.drain, config.drain_s)
+        connect = _up_to(ADMIN_CONNECTIONS_MAX, operators)
+        admin = await _listen(connect, config, config.admin_host, config.admin_port, "--admin-port", closing)
         router.announce(public, admin)
         announce(public, admin)
         await stop.wait()
@@ -107,30 +122,36 @@ async def _listen(
     return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{bound}"
 
 
-def _impatient(server: web.Server, head_timeout_s: float) -> Callable[[], RequestHandler]:
-    """aiohttp's connections, but cut off when no whole request head comes in time: it has no such limit of its own."""
+def _up_to(connections_max: int, front: Front) -> Callable[[], asyncio.Protocol]:
+    """Connections of `front`, up to so many at once."""
 
-    def connect() -> RequestHandler:
-        connection = server()
-        asyncio.get_running_loop().call_later(head_timeout_s, _cut_off_if_silent, connection)
-        return connection
+    def connect() -> asyncio.Protocol:
+        return front.connect() if len(front.open) < connections_max else _OneTooMany()
 
     return connect
 
 
-def _cut_off_if_silent(connection: RequestHandler) -> None:
-    transport = connection.transport
-    if transport is not None and connection._request_count == 0:  # noqa: SLF001 - the only place where aiohttp says it
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(_TIMEOUT)
-        transport.close()
+class _OneTooMany(asyncio.Protocol):
+    """A connection that is closed at once: whoever fills the admin side with connections gets no answers for it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).abort()  # uvloop's is none by descent
 
 
-_BODY = (
-    b'{"error":{"message":"The request head did not arrive in time.","type":"RequestTimeoutError",'
-    b'"param":null,"code":408}}'
-)
-_TIMEOUT = (
-    b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    b"Content-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
-)
+class _NoGeneration:
+    """Nothing is generated on the admin side: `Front` is told so before it reads a body."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def admit(self, _: Mapping[str, str]) -> str:
+        """Nobody. Raises ApiError (404)."""
+        raise ApiError(404, "NotFoundError", "Nothing is generated on the admin side: ask on the clients' port.")
+
+    def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
+        """Never: nobody is admitted."""
+        raise AssertionError((outlet, path, headers, raw, tenant))
+
+    def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
+        """Answer with what was raised."""
+        self._generation.refuse(outlet, problem, close=close)

@@ -19,6 +19,7 @@ from cluster import wire
 from cluster.errors import ApiError
 from cluster.ids import InstanceId
 from cluster.instance import Instance
+from cluster.readable import json_in
 from cluster.request import Request
 from router import journey as j
 from router.account import Account
@@ -526,7 +527,7 @@ class Exchange:
         if answer.status != 200:
             return self._refused(answer)
         try:
-            fields = msgspec.json.decode(answer.body)
+            fields = json_in(answer.body)
         except msgspec.DecodeError as error:
             return j.Lost(f"unreadable answer: {error}")
         return fields if isinstance(fields, dict) else j.Lost("unreadable answer: not an object")

@@ -25,14 +25,16 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from cluster.errors import ApiError, bad_request
 from cluster.ids import InstanceId
 from cluster.keys import whose
+from cluster.readable import SMALL_BYTES_MAX, deadline_in, object_in, text_in, too_large_here
 from cluster.registry.membership import Heartbeat
 from router.clients import KEY_HEADERS, key_in
 from router.expositions import merged
+from router.http.bodies import read_body
 from router.memory import Story
 from router.overview import Overview, whole
 from router.pools import LOOK_S
 from router.quarantine import Quarantine, Word
-from router.siblings import FROM, Answered, Siblings, TooLong, whole_body
+from router.siblings import FROM, PROOF, Answered, Siblings, TooLong, whole_body
 
 if TYPE_CHECKING:
     from router.server import Router
@@ -119,9 +121,13 @@ class Operators:
         app.router.add_post("/drain/{id}", self.drain)
         app.router.add_post("/resume/{id}", self.resume)
 
-    async def _sign(self, _: web.Request, response: web.StreamResponse) -> None:
-        """Every answer says whose it is, refusals too."""
+    async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
+        """Every answer says whose it is, refusals too. After a body in chunks nobody counts the bytes of what follows:
+        the connection ends.
+        """
         response.headers[FROM] = str(self.siblings.name)
+        if "Transfer-Encoding" in http.headers or "Upgrade" in http.headers:
+            response.force_close()
 
     # --- who asks -----------------------------------------------------------------------------------------------------
 
@@ -146,6 +152,22 @@ class Operators:
             return clients.tenant(http.headers, time.monotonic())
         message = "From other machines the admin side asks for an operator's key: --admin-key-file names them."
         raise ApiError(401, "AuthenticationError", message)
+
+    async def _operators_body(self, http: web.Request) -> bytes:
+        """The body of a change, which is an operator's: nobody else's is read. Only what a sibling vouches for is
+        judged with its body, which its MAC is over.
+
+        Raises:
+            ApiError: as `reader`; 403 for tenants and pages of other sites; 408, 413 for a body that is slow or large.
+        """
+        vouched = PROOF in http.headers
+        if not vouched:
+            self._must_be_operator(http, b"")
+        too_long = too_large_here(SMALL_BYTES_MAX)
+        body = await read_body(http, SMALL_BYTES_MAX, self._router.config.body_timeout_s, too_long)
+        if vouched:
+            self._must_be_operator(http, body)
+        return body
 
     def _must_be_operator(self, http: web.Request, body: bytes) -> None:
         """Raises ApiError (403) unless an operator asks, of his own accord."""
@@ -250,9 +272,13 @@ class Operators:
     # --- setting aside ------------------------------------------------------------------------------------------------
 
     async def quarantined(self, http: web.Request) -> web.Response:
-        """``GET /quarantine``: who is set aside, and why."""
-        self.reader(http)
-        return _json({"quarantined": self.quarantine.aside})
+        """``GET /quarantine``: who is set aside, and why. A tenant is told of instances that serve it, as on `/ui`."""
+        reader, view = self.reader(http), self._router.view
+        aside = self.quarantine.aside
+        if reader is not None:
+            theirs = {seen.id for seen in view.all() if seen.instance.serves(reader)}
+            aside = {name: because for name, because in aside.items() if name in theirs}
+        return _json({"quarantined": aside})
 
     async def set_aside(self, http: web.Request) -> web.Response:
         """``POST /quarantine/ID {"because": …}``: no new legs for it, at any router, until it is let in again."""
@@ -263,16 +289,13 @@ class Operators:
         return await self._change(http, aside=False)
 
     async def _change(self, http: web.Request, *, aside: bool) -> web.Response:
-        self._must_be_operator(http, await http.read())
+        raw = await self._operators_body(http)
         instance = InstanceId(http.match_info["id"])
-        said = await _object(http)
         if self.siblings.asks(http.headers):
-            self._hear(said)
+            self._hear(object_in(raw, ("words",)))
             return _json({"heard": True})
+        because = text_in(object_in(raw, ("because",)), "because")
         self._must_know(instance, aside=aside)
-        because = said.get("because", "")
-        if not isinstance(because, str):
-            raise bad_request("`because` must be a text.", "because")
         self.quarantine.say(instance, aside=aside, because=because)
         self._set_aside()
         words = {name: list(word) for name, word in self.quarantine.words.items()}
@@ -304,17 +327,17 @@ class Operators:
 
     async def drain(self, http: web.Request) -> web.Response:
         """``POST /drain/ID {"deadline_s": 60}``: told to its agent, whose word every router hears in the registry."""
-        return await self._tell_agent(http, "/drain")
+        said = object_in(await self._operators_body(http), ("deadline_s",))
+        deadline_in(said, 0.0)
+        return await self._tell_agent(http, "/drain", said)
 
     async def resume(self, http: web.Request) -> web.Response:
         """``POST /resume/ID``: it takes work again."""
-        return await self._tell_agent(http, "/resume")
+        return await self._tell_agent(http, "/resume", object_in(await self._operators_body(http), ()))
 
-    async def _tell_agent(self, http: web.Request, path: str) -> web.Response:
-        self._must_be_operator(http, await http.read())
+    async def _tell_agent(self, http: web.Request, path: str, said: dict[str, Any]) -> web.Response:
         instance = http.match_info["id"]
         beat = self._agent_of(instance)
-        said = await _object(http)
         if self._agents is None:
             self._agents = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=AGENT_S))
         try:
@@ -344,20 +367,6 @@ def _is_this_machine(host: str) -> bool:
             return True
         return bool(ipaddress.ip_address(name))
     return False
-
-
-async def _object(http: web.Request) -> dict[str, Any]:
-    """The JSON object of a request; empty where it has no body."""
-    raw = await http.read()
-    if not raw:
-        return {}
-    try:
-        said = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        said = None
-    if not isinstance(said, dict):
-        raise bad_request("The body must be a JSON object, or empty.")
-    return said
 
 
 def _newest(found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load
+from cluster.readable import json_in
 from engine.vllm.metrics import parse_load
 from router.paths import Catalogue, paths_in
 from router.upstream import Answer, EngineLost, Upstream
@@ -107,7 +108,7 @@ class Prober:
         try:
             async with asyncio.timeout(PROBE_S):
                 answer = await self._upstream.call(instance, "GET", "/openapi.json", None, self._headers)
-            found = paths_in(msgspec.json.decode(answer.body)) if answer.status == 200 else None
+            found = paths_in(json_in(answer.body)) if answer.status == 200 else None
         except (EngineLost, TimeoutError):
             return False
         except msgspec.DecodeError:
@@ -124,7 +125,7 @@ class Prober:
 
 
 def _models(answer: Answer) -> tuple[dict[str, object], ...]:
-    listed = msgspec.json.decode(answer.body)
+    listed = json_in(answer.body)
     entries = listed.get("data") if isinstance(listed, dict) else None
     return tuple(entry for entry in entries or () if isinstance(entry, dict))
 

@@ -15,6 +15,7 @@ import msgspec
 
 from cluster import wire
 from cluster.ids import InstanceId, TransferId
+from cluster.readable import json_in
 from cluster.request import Request
 from router import journey as j
 from router.desk import HANDSHAKE_S
@@ -132,7 +133,7 @@ class Releases:
 def _hold_in(answer: Answer) -> wire.Transfer | None:
     """What P's answer says it holds for us, of an answer that is not used."""
     try:
-        fields = msgspec.json.decode(answer.body)
+        fields = json_in(answer.body)
     except msgspec.DecodeError:
         return None
     return wire.read_transfer(fields) if answer.status == 200 and isinstance(fields, dict) else None

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from cluster.readable import json_in
 from router.exact import CHAT
 
 ERROR_EVENT = b'data: {"error"'
@@ -151,7 +152,7 @@ class _Delta:
 def _delta_of(event: bytes, path: str) -> _Delta | None:
     """One choice's part of an answer; None for anything else."""
     try:
-        fields = msgspec.json.decode(event.partition(b":")[2])
+        fields = json_in(event.partition(b":")[2])
     except msgspec.DecodeError:
         return None
     choice = _only_choice(fields) if isinstance(fields, dict) else None

@@ -17,8 +17,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from cluster import wire
 from cluster.errors import (
     ApiError,
-    bad_request,
-    body_timeout,
     deadline_passed,
     too_large,
     unknown_model,
@@ -26,6 +24,7 @@ from cluster.errors import (
 )
 from cluster.ids import InstanceId, client_id_in
 from cluster.instance import Instance
+from cluster.readable import SMALL_BYTES_MAX
 from cluster.registry.registry import Registry
 from cluster.telemetry import tracing
 from router import exact
@@ -34,6 +33,7 @@ from router.clients import KEY_HEADERS, Clients
 from router.config import RouterConfig
 from router.exchange import Exchange
 from router.generation import Generation, broken, headers_of
+from router.http.bodies import read_body
 from router.http.legs import Legs
 from router.intake import KEY_BYTES, Intake, chunk_key
 from router.line import Line, Losses
@@ -389,17 +389,7 @@ class Router:
 
     async def _read_body(self, http: web.Request) -> bytes:
         limit = self.config.body_bytes_max
-        if (http.content_length or 0) > limit:
-            raise too_large(limit)
-        try:
-            async with asyncio.timeout(self.config.body_timeout_s):
-                return await http.read()
-        except TimeoutError:
-            raise body_timeout(self.config.body_timeout_s) from None
-        except web.HTTPRequestEntityTooLarge:
-            raise too_large(limit) from None
-        except (aiohttp.ClientPayloadError, web.RequestPayloadError, ValueError) as error:
-            raise bad_request(f"The body could not be read: {error}") from None
+        return await read_body(http, limit, self.config.body_timeout_s, too_large(limit))
 
 
 def _tenant_of(http: web.Request) -> str:
@@ -460,7 +450,7 @@ def public_app(router: Router) -> web.Application:
 
 def admin_app(router: Router) -> web.Application:
     """What operators see: a port of its own, so that it can stay closed to clients."""
-    app = web.Application(middlewares=[_errors(router)])
+    app = web.Application(client_max_size=SMALL_BYTES_MAX, middlewares=[_errors(router)])
     for path, handler in (("/health", router.health), ("/ready", router.ready_and_who)):
         app.router.add_get(path, handler)
     router.operators.routes(app)

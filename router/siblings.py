@@ -22,6 +22,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
+from cluster.readable import json_in
 from cluster.registry.membership import Heartbeat
 from kvtransfer.ticket import Key
 
@@ -54,7 +55,7 @@ class Answered:
     def json(self) -> Any:
         """What it says; None where that is no JSON."""
         try:
-            return msgspec.json.decode(self.body)
+            return json_in(self.body)
         except msgspec.DecodeError:
             return None
 

@@ -8,7 +8,6 @@ inside the cluster's network.
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from aiohttp import web
 
 from cluster.errors import ApiError, UsageError, bad_request
 from cluster.instance import Role
+from cluster.readable import deadline_in, object_in, too_large_here
 
 BODY_BYTES_MAX = 4096
 DRAIN_S = 60.0
@@ -80,21 +80,15 @@ def agent_app(agent: Answers) -> web.Application:
     return app
 
 
-async def _object(http: web.Request, example: str) -> dict[str, Any]:
-    raw = await http.read()
-    if not raw:
-        return {}
+async def _object(http: web.Request, *fields: str) -> dict[str, Any]:
     try:
-        body = json.loads(raw)
-    except ValueError:
-        raise bad_request(f"The body is not JSON; send {example}.") from None
-    if not isinstance(body, dict):
-        raise bad_request(f"The body must be an object such as {example}.")
-    return body
+        return object_in(await http.read(), fields)
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large_here(BODY_BYTES_MAX) from None
 
 
 async def _role(http: web.Request) -> Role:
-    asked = (await _object(http, '{"role": "decode"}')).get("role")
+    asked = (await _object(http, "role")).get("role")
     if asked not in [role.value for role in Role]:
         words = ", ".join(role.value for role in Role)
         raise bad_request(f"`role` is {str(asked)[:40]}: it must be one of {words}.", "role")
@@ -102,12 +96,7 @@ async def _role(http: web.Request) -> Role:
 
 
 async def _deadline(http: web.Request) -> float:
-    deadline = (await _object(http, '{"deadline_s": 60}')).get("deadline_s", DRAIN_S)
-    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 <= deadline <= 86400:
-        raise bad_request(
-            f"`deadline_s` is {str(deadline)[:40]}: it must be a number of seconds, 0 to 86400.", "deadline_s"
-        )
-    return float(deadline)
+    return deadline_in(await _object(http, "deadline_s"), DRAIN_S)
 
 
 @web.middleware

@@ -13,6 +13,7 @@ import msgspec
 
 from cluster.errors import bad_request
 from cluster.instance import Load
+from cluster.readable import json_in
 from engine.mock.clock import Clock, WallTime
 from engine.mock.faults import ON_INSTANCE, Active, Faults, Kind, read_faults
 from engine.mock.handoffs import Handoffs, Spawn
@@ -172,7 +173,7 @@ class Instance:
             ApiError: they are none.
         """
         try:
-            body = msgspec.json.decode(raw)
+            body = json_in(raw)
         except msgspec.DecodeError as error:
             raise bad_request(f"This is not JSON: {error}") from None
         for active in self.faults.add(read_faults(body)):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -22,7 +23,7 @@ from router.config import RouterConfig
 async def start() -> AsyncIterator[Starter]:
     """`await start(prefill=1, decode=1, **router settings)` gives a fleet whose router has seen every engine.
 
-    `prepare` may change the engines before the router sees them."""
+    `prepare` may change the engines before the router sees them; `reserved` says whose an instance is."""
     async with AsyncExitStack() as stack:
 
         async def starter(
@@ -31,6 +32,7 @@ async def start() -> AsyncIterator[Starter]:
             decode: int = 1,
             both: int = 0,
             pins: bool = False,
+            reserved: Mapping[str, frozenset[str]] = MappingProxyType({}),
             prepare: Callable[[dict[str, FakeEngine]], None] | None = None,
             **settings: Any,
         ) -> Fleet:
@@ -41,7 +43,10 @@ async def start() -> AsyncIterator[Starter]:
                     engine = await stack.enter_async_context(FakeEngine(f"{role.value}-{number}"))
                     engine.peers = engines
                     engines[engine.name] = engine
-                    instances.append(Instance(id=InstanceId(engine.name), role=role, url=engine.url, pins=pins))
+                    tenants = reserved.get(engine.name, frozenset())
+                    instances.append(
+                        Instance(id=InstanceId(engine.name), role=role, url=engine.url, pins=pins, tenants=tenants)
+                    )
             if prepare is not None:
                 prepare(engines)
             config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, drain_s=1.0, **settings)

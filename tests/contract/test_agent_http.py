@@ -73,7 +73,9 @@ async def test_drain_and_resume(agent: Agent, body: bytes, deadline_s: float) ->
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [(b"{", "not JSON"), (b"[]", "must be an object"), (b'{"deadline_s": "soon"}', "soon"),
+    [(b"{", "not JSON"), (b"[]", "must be a JSON object"), (b"[" * 4000, "nested too deep"),
+     (b'{"deadline_s": ' + b"[" * 4000, "nested too deep"), (b'{"deadline_s": "\xff"}', "not JSON"),
+     (b'{"deadline": 5}', "no field `deadline` here. It may have `deadline_s`"), (b'{"deadline_s": "soon"}', "soon"),
      (b'{"deadline_s": -1}', "-1"), (b'{"deadline_s": true}', "True")],
 )  # fmt: skip
 async def test_bad_drains(agent: Agent, body: bytes, words: str) -> None:

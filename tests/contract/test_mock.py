@@ -131,6 +131,16 @@ def _faults(url: str, body: Any = None, method: str = "POST") -> Any:
         return json.loads(answer.read())["faults"]
 
 
+def test_a_fault_that_cannot_be_read_is_a_400(mocks: Mocks) -> None:
+    for body in (b"[" * 4000, b"{", b'"\xff"'):
+        asked = urllib.request.Request(f"{mocks.urls['decode-0']}/mock/faults", body, method="POST")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asked)
+        with refused.value as told:
+            assert told.code == 400
+            assert "This is not JSON" in json.load(told)["error"]["message"]
+
+
 def test_faults_are_set_seen_and_taken_back(mocks: Mocks) -> None:
     url = f"{mocks.urls['decode-0']}/mock/faults"
     assert _faults(url, method="GET") == []

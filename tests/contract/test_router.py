@@ -381,3 +381,18 @@ async def test_sixty_four_streams_at_once(start: Starter) -> None:
     counts = [len(fleet.engines[name].generated) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1")]
     assert counts == [32, 32, 32, 32], "the load is shared evenly"
     assert fleet.held == 0
+
+
+async def test_an_answer_of_p_that_nobody_can_read_is_ps_failure(start: Starter) -> None:
+    fleet = await start(prefill=2)
+
+    async def babble(request: web.Request, body: dict[str, Any]) -> web.Response:
+        return web.Response(body=b"[" * 4000, content_type="application/json")
+
+    fleet.engines["prefill-0"].behave = fleet.engines["prefill-1"].behave = babble
+    for _ in range(2):
+        status, answer = await fleet.post("/v1/completions", json=PROMPT)
+        assert (status, answer["from"]) == (200, "decode-0"), "served whole"
+    async with fleet.client.get(fleet.admin + "/explain?n=1") as response:
+        (line,) = (await response.json())["requests"]
+    assert (await fleet.client.get(f"{fleet.admin}/explain/{line['id']}")).status == 200

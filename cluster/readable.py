@@ -1,0 +1,94 @@
+"""JSON from others: one way to fail for all that is not JSON, and the objects that HTTP endpoints take. Pure.
+
+A parser gives up on deep nesting with RecursionError, and on bytes that are no UTF-8 with UnicodeDecodeError. To catch
+only the parser's own error lets the others through: `json_in` turns all of them into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from cluster.errors import ApiError, bad_request
+
+SMALL_BYTES_MAX = 64 << 10
+"""Of the body of what operators and siblings send; the largest, a quarantine's words, is below 10 KB."""
+
+
+def json_in(raw: bytes) -> Any:
+    """The value that these bytes are.
+
+    Raises:
+        msgspec.DecodeError: they are no JSON, or nest too deep to be read.
+    """
+    try:
+        return msgspec.json.decode(raw)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deep") from None
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"it is no UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def object_in(raw: bytes, fields: Collection[str]) -> dict[str, Any]:
+    """The JSON object of a body, which may be empty: then the object is, too.
+
+    Args:
+        raw: the body.
+        fields: what the object may have.
+
+    Raises:
+        ApiError: 400 for no JSON, for no object, and for a field that there is not, naming those that there are.
+    """
+    if not raw:
+        return {}
+    may = f"It may have {', '.join(f'`{name}`' for name in fields)}." if fields else "It has no fields: send none."
+    try:
+        said = json_in(raw)
+    except msgspec.DecodeError as error:
+        raise bad_request(f"The body is not JSON: {error}. Send an object, or nothing. {may}") from None
+    if not isinstance(said, dict):
+        raise bad_request(f"The body must be a JSON object, or empty. {may}")
+    for name in said:
+        if name not in fields:
+            raise bad_request(f"There is no field `{name[:80]}` here. {may}", name[:80])
+    return said
+
+
+def too_large_here(bytes_max: int) -> ApiError:
+    """413 where the limit is no setting."""
+    return ApiError(
+        413, "RequestTooLargeError", f"The body is larger than {bytes_max} bytes, the most that is read here."
+    )
+
+
+DEADLINE_S_MAX = 86_400.0
+"""Of a drain: who wants longer than a day wants no deadline, and may resume."""
+
+
+def deadline_in(said: dict[str, Any], usual_s: float) -> float:
+    """``deadline_s`` of a drain, in seconds; `usual_s` where it has none.
+
+    Raises:
+        ApiError: 400 for no number, or one below 0 or above `DEADLINE_S_MAX`.
+    """
+    given = said.get("deadline_s", usual_s)
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= DEADLINE_S_MAX:
+        most = f"{DEADLINE_S_MAX:.0f}"
+        raise bad_request(
+            f"`deadline_s` is {str(given)[:40]}: it must be a number of seconds, 0 to {most}.", "deadline_s"
+        )
+    return float(given)
+
+
+def text_in(said: dict[str, Any], name: str) -> str:
+    """The text that a field has; empty where there is none.
+
+    Raises:
+        ApiError: 400 for anything else.
+    """
+    given = said.get(name, "")
+    if not isinstance(given, str):
+        raise bad_request(f"`{name}` is {str(given)[:40]}: it must be a text.", name)
+    return given

@@ -1,0 +1,70 @@
+"""JSON from others fails in one way only, and what cannot be read is nobody's crash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from cluster.errors import ApiError
+from cluster.readable import deadline_in, json_in, object_in, text_in
+from router.prober import _models
+from router.releases import _hold_in
+from router.seam import said_in
+from router.siblings import Answered
+from router.timing import told_at_end, told_in
+from router.upstream import Answer
+
+DEEP = b"[" * 4000
+BAD = [DEEP, b'{"a":' * 4000, b'{"unknown": ' + DEEP, b'"\xff"', b"", b"{", b"nonsense"]
+
+
+@pytest.mark.parametrize("raw", BAD)
+def test_what_is_no_json_is_one_error(raw: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        json_in(raw)
+
+
+@pytest.mark.parametrize("raw", BAD)
+def test_an_engines_or_a_siblings_unreadable_answer_is_none(raw: bytes) -> None:
+    answer = Answer(200, "application/json", raw)
+    with pytest.raises(msgspec.DecodeError):
+        _models(answer)
+    assert _hold_in(answer) is None
+    assert Answered(200, raw).json() is None
+    assert told_in(raw) is None
+    assert told_at_end(b"data: " + raw + b"\n\ndata: [DONE]\n\n") is None
+    assert said_in(b"data: " + raw + b"\n\n", "/v1/completions") is None
+
+
+def test_an_object_has_the_fields_that_it_may_have() -> None:
+    assert object_in(b"", ("a",)) == {}
+    assert object_in(b'{"a": 1}', ("a", "b")) == {"a": 1}
+    with pytest.raises(ApiError, match=r"no field `c` here. It may have `a`, `b`") as refused:
+        object_in(b'{"a": 1, "c": 2}', ("a", "b"))
+    assert (refused.value.status, refused.value.param) == (400, "c")
+    with pytest.raises(ApiError, match="It has no fields: send none"):
+        object_in(b"3", ())
+
+
+@pytest.mark.parametrize("raw", BAD[:4] + BAD[5:])
+def test_a_body_that_cannot_be_read_is_a_400(raw: bytes) -> None:
+    with pytest.raises(ApiError, match=r"The body is not JSON: .*`a`") as refused:
+        object_in(raw, ("a",))
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("given", [-1, 86401, float("nan"), float("inf"), True, "5", None, [5]])
+def test_a_deadline_is_a_number_of_seconds_up_to_a_day(given: Any) -> None:
+    assert deadline_in({}, 60.0) == 60.0
+    assert deadline_in({"deadline_s": 86400}, 60.0) == 86400.0
+    with pytest.raises(ApiError, match=r"`deadline_s` is .*: it must be a number of seconds, 0 to 86400"):
+        deadline_in({"deadline_s": given}, 60.0)
+
+
+def test_a_text_is_a_text() -> None:
+    assert text_in({}, "because") == ""
+    assert text_in({"because": "x"}, "because") == "x"
+    with pytest.raises(ApiError, match="`because` is 3: it must be a text"):
+        text_in({"because": 3}, "because")
