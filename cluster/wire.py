@@ -34,6 +34,10 @@ A request's name at an engine is the router's: what an engine aborts, holds and 
 FREE_FORM_KEYS: frozenset[str] = frozenset({"vllm_xargs", "extra_args"})
 """Objects that vLLM also accepts as JSON text in a form; a text here is searched too."""
 
+MEDIA_NAME = "uuid"
+"""Of a part of a message's content: vLLM keeps what it has made of an image, a sound or a film by this name, which the
+client chooses, and gives it to whoever sends the name without the image. Names of two tenants are kept apart."""
+
 DEPTH_MAX = 64
 """Deepest nesting of a body we look into. Real bodies stay under 20; deeper ones are refused, not passed unread."""
 
@@ -242,41 +246,55 @@ def without_transfer(answer: Mapping[str, Any]) -> dict[str, Any]:
 def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
     """A copy of a client's body without any field by which it could steer a transfer or jump a queue.
 
-    `namespace` separates tenants that use ``cache_salt``: equal salts of two namespaces never share a prefix cache.
+    `namespace` separates tenants that use ``cache_salt``, or name media (`MEDIA_NAME`): equal salts and names of two
+    namespaces never share anything that an engine keeps.
 
     Raises:
         NestedTooDeep: the body nests deeper than `DEPTH_MAX`.
     """
     clean = {
-        key: _strip_value(key, value, 1) for key, value in body.items() if key not in TRANSFER_KEYS | TOP_LEVEL_KEYS
+        key: _strip_value(key, value, 1, namespace)
+        for key, value in body.items()
+        if key not in TRANSFER_KEYS | TOP_LEVEL_KEYS
     }
     salt = clean.get("cache_salt")
     if isinstance(salt, str) and 1 <= len(salt) <= 1024:  # vLLM's own bounds: let it speak about anything else
-        clean["cache_salt"] = hashlib.sha256(f"{namespace}\0{salt}".encode("utf-8", "surrogatepass")).hexdigest()
+        clean["cache_salt"] = _apart(namespace, salt)
     return clean
 
 
-def _strip_value(key: str, value: Any, depth: int) -> Any:
+def _apart(namespace: str, name: str) -> str:
+    """A name that no other namespace's becomes."""
+    return hashlib.sha256(f"{namespace}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _strip_value(key: str, value: Any, depth: int, namespace: str) -> Any:
     if depth > DEPTH_MAX:
         raise NestedTooDeep(f"The body is nested more than {DEPTH_MAX} levels deep.")
     if isinstance(value, dict):
-        return {
-            name: _strip_value(name, inner, depth + 1) for name, inner in value.items() if name not in TRANSFER_KEYS
+        clean = {
+            name: _strip_value(name, inner, depth + 1, namespace)
+            for name, inner in value.items()
+            if name not in TRANSFER_KEYS
         }
+        named = clean.get(MEDIA_NAME) if key == "content" else None
+        if named is not None:  # vLLM takes whatever it is as a text
+            clean[MEDIA_NAME] = _apart(namespace, named if isinstance(named, str) else json.dumps(named))
+        return clean
     if isinstance(value, list):
-        return [_strip_value(key, inner, depth + 1) for inner in value]
+        return [_strip_value(key, inner, depth + 1, namespace) for inner in value]
     if isinstance(value, str) and key in FREE_FORM_KEYS:
-        return _strip_text(value, depth)
+        return _strip_text(value, depth, namespace)
     return value
 
 
-def _strip_text(text: str, depth: int) -> Any:
+def _strip_text(text: str, depth: int, namespace: str) -> Any:
     """JSON inside a text of a free-form field: looked through when it is an object, left alone when it is not."""
     try:
         inner = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return json.dumps(_strip_value("", inner, depth + 1)) if isinstance(inner, dict | list) else text
+    return json.dumps(_strip_value("", inner, depth + 1, namespace)) if isinstance(inner, dict | list) else text
 
 
 def forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:

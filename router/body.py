@@ -13,7 +13,7 @@ from cluster.errors import ApiError, bad_request
 
 _REFUSED_PARTS = wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS | {"cache_salt"}
 
-_KEYS: Final = frozenset(name.encode() for name in _REFUSED_PARTS)
+_KEYS: Final = frozenset(name.encode() for name in _REFUSED_PARTS | {wire.MEDIA_NAME})
 _KEY_BYTES_MAX: Final = 6 * max(map(len, _KEYS))
 """The longest of them with every letter escaped."""
 

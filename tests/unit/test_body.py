@@ -123,3 +123,9 @@ def test_model_names() -> None:
     assert body.model_of({}) is None
     with pytest.raises(ApiError, match="must be a string, not a number"):
         body.model_of({"model": 3})
+
+
+def test_a_body_that_names_media_is_written_anew() -> None:
+    """Else the name would reach engines as it came."""
+    for raw in (b'{"messages":[{"content":[{"uuid":"x"}]}]}', rb'{"messages":[{"content":[{"\u0075uid":"x"}]}]}'):
+        assert not body.is_plain(raw, json.loads(raw))

@@ -1,6 +1,7 @@
 """Building and reading transfer fields, and keeping a client's own out."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -42,6 +43,27 @@ def test_queue_jumping_is_removed_at_the_top_only() -> None:
     assert wire.strip({"priority": -9, "tools": [{"function": {"parameters": {"priority": {}}}}]}) == {
         "tools": [{"function": {"parameters": {"priority": {}}}}]
     }
+
+
+def test_names_of_media_are_a_tenants_own() -> None:
+    """vLLM keeps what it has made of an image by its ``uuid``, and gives it to whoever sends that name alone."""
+
+    def parts(body: dict[str, Any]) -> list[Any]:
+        return [part for message in body["messages"] for part in message["content"]]
+
+    media = {"type": "image_url", "image_url": {"url": "http://x/uuid"}, "uuid": "sku-1"}
+    names: list[Any] = ["sku-1", "sku-1", 7, ["sku-1"], ""]
+    sent = {"messages": [{"role": "user", "content": [{**media, "uuid": name} for name in names]}]}
+    one, again, other = (parts(wire.strip(sent, namespace=tenant)) for tenant in ("a", "a", "b"))
+    assert one == again
+    told = [part["uuid"] for part in one]
+    assert told[0] == told[1]
+    assert len(set(told)) == 4
+    assert all(re.fullmatch("[0-9a-f]{64}", name) for name in told)
+    assert not set(told) & {part["uuid"] for part in other}
+    assert one[0] == {**media, "uuid": told[0]}
+    mine = {"tools": [{"uuid": "x"}], "messages": [{"content": "uuid", "uuid": "x"}, {"content": [{"uuid": None}]}]}
+    assert wire.strip(mine, namespace="a") == mine, "no names of media"
 
 
 def test_equal_salts_of_two_tenants_differ() -> None:
