@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,13 +20,39 @@ SHOWN = 5
 
 
 def opened_log(path: Path, flag: str, closing: ExitStack, *, buffered: bool = True) -> Callable[[bytes], object]:
-    """Writes to this file until `closing` closes. `buffered` false: a write that fails says so at once.
+    """Writes to this file until `closing` closes.
+
+    Args:
+        path: of the file.
+        flag: that named it.
+        closing: closes it.
+        buffered: a write that fails ends the command, with a UsageError. False: it raises OSError, and at once, for who
+            goes on without it (`router.logwriter`).
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: it cannot be opened.
     """
+    with _named(path, flag):
+        if not buffered:
+            return closing.enter_context(path.open("wb", buffering=0)).write
+        file = path.open("wb")
+
+    def write(data: bytes) -> object:
+        with _named(path, flag):
+            return file.write(data)
+
+    def close() -> None:
+        with _named(path, flag):
+            file.close()
+
+    closing.callback(close)
+    return write
+
+
+@contextmanager
+def _named(path: Path, flag: str) -> Iterator[None]:
     try:
-        return closing.enter_context(path.open("wb") if buffered else path.open("wb", buffering=0)).write
+        yield
     except OSError as error:
         raise UsageError(f"{flag} {path}: {error.strerror}") from None
 

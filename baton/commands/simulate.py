@@ -277,16 +277,18 @@ def _trace_view(args: argparse.Namespace, world: World) -> TraceView | None:
 
 
 def _write_files(args: argparse.Namespace, result: Result, view: TraceView | None) -> None:
+    where = f"--out {args.out}"
     try:
         if args.out is not None:
             with args.out.open("wb") as file:
                 file.writelines(line_of(record) for record in result.records())
         if view is not None:
+            where = f"--chrome-trace {args.chrome_trace}"
             args.chrome_trace.write_text(json.dumps(view.document(result)))
             if view.left_out:
                 say(f"--chrome-trace: {view.left_out:,} events were left out; take a shorter --trace-window")
     except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}") from None
+        raise UsageError(f"{where}: {error.strerror}") from None
 
 
 def _tell(
