@@ -203,6 +203,8 @@ def test_what_is_no_change_is_told(line: str, told: str, tmp_path: Path, capsys:
 def test_what_gpus_and_starts_cannot_be(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *words]) == 2
     assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--decision-log", "--out"])
 def test_a_file_on_a_full_disk_is_named(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A simulation is for its files: where they are not whole it has failed."""
