@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long test-compiled check validate fuzz-api bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help
+.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -25,16 +25,17 @@ serve: setup ## a whole cluster on this machine with the model that ships: http:
 test: setup check ## everything that runs in ten minutes on two cores, live engines last
 	@$(BIN)/python tools/run_tests.py $(ARGS)
 
-test-long: setup ## what takes longer: tests marked long, live ones with vLLM's own connector, new examples of properties
+test-long: setup ## what takes longer: tests marked long, live ones with vLLM's own connector, new examples of properties, fuzzing
 	@$(BIN)/python -m pytest -m long $(ARGS)
 	@$(BIN)/python -m pytest tests/live -m "live and not long" --connector nixl $(ARGS)
 	@$(BIN)/python -m pytest tests/property --hypothesis-profile=searching $(ARGS)
+	@$(BIN)/python -m pytest tests/fuzz --fuzz-s 600 $(ARGS)
 
 compile: setup ## what decides, to machine code: routers and simulations cost about half (two minutes; needs a C compiler)
 	@$(BIN)/python -m tools.compile
 
 test-compiled: compile ## the tests of what is compiled, compiled (10 minutes); what reaches into it is skipped
-	@BATON_COMPILED=1 $(BIN)/python -m pytest tests/unit tests/property tests/playbook tests/sim tests/contract tests/chaos -m "not long" $(ARGS)
+	@BATON_COMPILED=1 $(BIN)/python -m pytest tests/unit tests/property tests/playbook tests/sim tests/contract tests/fuzz tests/chaos -m "not long" $(ARGS)
 
 check: setup ## format, lint, types, import direction
 	@$(BIN)/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }
@@ -97,6 +98,9 @@ bench-policy: compile ## Baton's choosing against every rival's, 24 cells, simul
 fuzz-api: setup ## what docs/openapi.json allows and does not, sent to a router on mocks; installs schemathesis in .bench/fuzz
 	@$(BIN)/python -m bench.rivals fuzz >/dev/null
 	@$(BIN)/python -m pytest -m long tests/contract/test_fuzz_api.py $(ARGS)
+
+fuzz-router: setup ## hostile bodies, heads, answers and registry values, sent to a router (ARGS="--fuzz-s 600")
+	@$(BIN)/python -m pytest tests/fuzz $(ARGS)
 
 bench-breakeven: compile ## always, never or sometimes hand off; what single decisions cost; needs BATON_DATA (ARGS=--publish)
 	@BATON_COMPILED=1 $(BIN)/python -m bench.breakeven $(ARGS)

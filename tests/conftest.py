@@ -6,11 +6,15 @@ import os
 import socket
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from baton import compiled
+
+if TYPE_CHECKING:
+    from support.fuzzing import Fuzzing
 
 if os.environ.get(compiled.OFF) == "1" and (because := compiled.use()):
     pytest.exit(f"{compiled.OFF} is 1, and nothing compiled is used: {because} (make compile)", 2)
@@ -19,9 +23,12 @@ TESTS = Path(__file__).parent
 NO_NETWORK = ("unit", "property", "playbook", "sim")
 """Folders whose tests decide on values alone. Sockets belong to contract, live and chaos."""
 
-ORDER = ("unit", "property", "playbook", "sim", "contract", "live", "chaos")
+ORDER = ("unit", "property", "playbook", "sim", "contract", "fuzz", "live", "chaos")
 """The cheap ones first: what is broken shows early, and engines start only when all else holds."""
 
+
+FUZZ_S = pytest.StashKey[float]()
+"""For how many seconds each test of this run that fuzzes goes on."""
 
 UNTIMED = [HealthCheck.too_slow]
 """It is by the wall clock: on a fresh clone the first text takes seconds, as tables of all characters are made."""
@@ -35,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`make test` runs live tests with the connector that users get; `make test-long` with the other one, too."""
     told = "what moves KV cache between the live tests' engines (default auto)"
     parser.addoption("--connector", choices=["auto", "nixl", "baton"], default="auto", help=told)
+    told = "fuzz tests go on with fresh seeds for so many seconds, all of them together (default: the fixed cases only)"
+    parser.addoption("--fuzz-s", type=float, default=0.0, help=told)
+    parser.addoption("--fuzz-seed", type=int, default=None, help="fuzz tests run the one case of this seed")
 
 
 def kind(item: pytest.Item) -> str:
@@ -42,14 +52,26 @@ def kind(item: pytest.Item) -> str:
     return item.path.relative_to(TESTS).parts[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Order by kind, and let the folder be the mark."""
     for item in items:
         if kind(item) in {"live", "chaos"}:
             item.add_marker(pytest.mark.live)
         if os.environ.get(compiled.OFF) == "1" and item.get_closest_marker("interpreted"):
             item.add_marker(pytest.mark.skip(reason="looks into what is compiled, which has no inside"))
+    fuzzing = [item for item in items if "fuzz" in getattr(item, "fixturenames", ())]
+    seconds = session.stash[FUZZ_S] = session.config.getoption("--fuzz-s") / max(1, len(fuzzing))
+    for item in fuzzing if seconds else ():
+        item.add_marker(pytest.mark.timeout(seconds + 300))
     items.sort(key=lambda item: ORDER.index(kind(item)) if kind(item) in ORDER else len(ORDER))
+
+
+@pytest.fixture
+def fuzz(request: pytest.FixtureRequest) -> Fuzzing:
+    """How long this test fuzzes: the fuzz tests of a run share `--fuzz-s` in equal parts."""
+    from support.fuzzing import Fuzzing  # not above: it imports the router, and what is compiled has to be used first
+
+    return Fuzzing(request.session.stash[FUZZ_S], request.config.getoption("--fuzz-seed"))
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from typing import IO
 
 CONTRACT = tuple(str(path) for path in sorted(Path("tests/contract").glob("test_*.py")))
 TOGETHER: tuple[tuple[str, ...], ...] = (
-    ("tests/unit", "tests/playbook"), ("tests/property",), ("tests/sim",), CONTRACT[::2], CONTRACT[1::2],
+    ("tests/unit", "tests/playbook"), ("tests/property", "tests/fuzz"), ("tests/sim",), CONTRACT[::2], CONTRACT[1::2],
 )  # fmt: skip
 """Three that take 70 to 80 s of CPU each, and two that wait longer than they compute."""
 ALONE = ("tests/contract", "tests/live", "tests/chaos")

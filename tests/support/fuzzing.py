@@ -1,0 +1,319 @@
+"""What all tests under tests/fuzz share: seeded cases, a router that a test cannot take down with itself, and what may
+never happen to that router (a hang, memory without end, a bug in its log).
+
+A fuzz test looks like this:
+
+    async def test_something(fuzz: Fuzzing) -> None:
+        async with router_beside(instances) as router, watched(router) as watch:
+            for case in fuzz.cases(fixed=100):
+                with case:  # an error names the seed, and how to run it again
+                    ... send what `case.chance` (a random.Random) makes, check what comes back
+        assert watch.slowest_health_s < 2
+
+In `make test` the fixed cases run, the same ones each time. With `--fuzz-s N` each test goes on with fresh seeds, all
+fuzz tests of the run together for N seconds. `--fuzz-seed SEED` runs one case again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import resource
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from cluster.instance import Instance
+from router.app import serve
+from router.config import RouterConfig
+
+HEALTH_S = 10.0
+"""A router that does not answer /health within this hangs, also on a busy machine."""
+
+WATCH_EVERY_S = 0.05
+
+FRESH_FROM = 1 << 32
+"""Fresh seeds are at least this, so that they are never those of the fixed cases."""
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+class Case:
+    """One case: a seed and the chance that comes from it. As a context manager it puts its seed on what fails."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            error.add_note(f"fuzz seed {self.seed}: run it again with --fuzz-seed {self.seed}")
+
+
+@dataclass(frozen=True)
+class Fuzzing:
+    """How long one test fuzzes. `seed`: that one case alone."""
+
+    seconds: float = 0.0
+    seed: int | None = None
+
+    def cases(self, fixed: int) -> Iterator[Case]:
+        """The fixed cases 0 to `fixed` - 1, then fresh ones until the test's time is over."""
+        if self.seed is not None:
+            yield Case(self.seed)
+            return
+        ends = time.monotonic() + self.seconds
+        for seed in range(fixed):
+            yield Case(seed)
+        lot = random.SystemRandom()
+        while time.monotonic() < ends:
+            yield Case(lot.randrange(FRESH_FROM, FRESH_FROM * 1000))
+
+    def rounds(self, fixed: int, together: int) -> Iterator[list[Case]]:
+        """The same cases, so many at a time, for tests that send them side by side."""
+        batch: list[Case] = []
+        for case in self.cases(fixed):
+            batch.append(case)
+            if len(batch) == together:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+
+# --- a router beside the test ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Beside:
+    """A router in a thread and a loop of its own: a test goes on where the router hangs, and can say so."""
+
+    endpoint: str
+    admin: str
+    bugs: list[str] = field(default_factory=list)
+    """What its log says of bugs: everything at level ERROR, with the traceback."""
+
+
+class _Bugs(logging.Handler):
+    """Keeps every error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line of a log, with its traceback."""
+        self.said.append(logging.Formatter("%(name)s: %(message)s").format(record))
+
+
+class _Thread(threading.Thread):
+    """Runs the router until `stop` is called."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        super().__init__(name="router-beside", daemon=True)
+        self._config = config
+        self.opened = threading.Event()
+        self.urls: tuple[str, str] | None = None
+        self.fault: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as fault:  # noqa: BLE001 - told to the test
+            self.fault = fault
+        finally:
+            self.opened.set()
+
+    async def _serve(self) -> None:
+        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
+        await serve(self._config, self._announce, self.over)
+
+    def _announce(self, endpoint: str, admin: str) -> None:
+        self.urls = endpoint, admin
+        self.opened.set()
+
+    def stop(self) -> None:
+        """Tell it to end."""
+        if self.urls is not None and not self.loop.is_closed():
+            with suppress(RuntimeError):  # it has just ended by itself
+                self.loop.call_soon_threadsafe(self.over.set)
+
+
+@asynccontextmanager
+async def router_beside(instances: Sequence[Instance], **settings: Any) -> AsyncIterator[Beside]:
+    """A router that has seen all of these instances up. At the end its log must name no bug."""
+    config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, **{"drain_s": 0.5, **settings})
+    handler, thread = _Bugs(), _Thread(config)
+    logging.getLogger().addHandler(handler)
+    thread.start()
+    try:
+        await asyncio.to_thread(thread.opened.wait, HEALTH_S)
+        if thread.urls is None:
+            raise RuntimeError("the router did not start") from thread.fault
+        router = Beside(*thread.urls, bugs=handler.said)
+        async with asyncio.timeout(HEALTH_S):
+            while (await told(router.admin, get("/ready"))).status != 200:
+                await asyncio.sleep(0.02)
+        yield router
+    finally:
+        thread.stop()
+        await asyncio.to_thread(thread.join, HEALTH_S)
+        logging.getLogger().removeHandler(handler)
+    assert not thread.is_alive(), "the router does not end: it hangs"
+    assert not handler.said, "\n".join(handler.said[:3])
+
+
+# --- watching it -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Watch:
+    """What was seen of a router while a test ran."""
+
+    slowest_health_s: float = 0.0
+    grown_bytes: int = 0
+    """By how much this process (the router's thread is in it) was larger at most than at the beginning."""
+
+
+@asynccontextmanager
+async def watched(router: Beside) -> AsyncIterator[Watch]:
+    """Asks for /health all the time; fails where it is not answered within `HEALTH_S`."""
+    watch, over = Watch(), asyncio.Event()
+    before = _resident_bytes()
+
+    async def look() -> None:
+        while not over.is_set():
+            began = time.monotonic()
+            try:
+                answer = await told(router.endpoint, get("/health"), within_s=HEALTH_S)
+            except TimeoutError:
+                raise AssertionError(f"the router hangs: no /health within {HEALTH_S:g} s") from None
+            assert answer.status == 200, answer
+            watch.slowest_health_s = max(watch.slowest_health_s, time.monotonic() - began)
+            watch.grown_bytes = max(watch.grown_bytes, _resident_bytes() - before)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_EVERY_S):
+                    await over.wait()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(look())
+        try:
+            yield watch
+        finally:
+            over.set()
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+
+
+# --- a client that believes nothing ----------------------------------------------------------------------------------
+
+
+class NotHttp(AssertionError):
+    """What a router wrote is no well-formed answer."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """One answer, as a strict client reads it."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    whole: bool
+    """It came to its end; False: the connection was closed before."""
+
+
+def get(path: str) -> bytes:
+    """A request without a body, after which the connection is closed."""
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+
+
+def post(path: str, body: bytes, **headers: str) -> bytes:
+    """A request with a JSON body, after which the connection is closed. An underscore in a name stands for a hyphen."""
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n{lines}"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def told(url: str, request: bytes, *, within_s: float = HEALTH_S) -> Told:
+    """What the server at `url` answers to these bytes, all of it: one connection, one request.
+
+    Raises:
+        TimeoutError: it does not come to an end.
+        NotHttp: it is not well-formed.
+    """
+    address = urlsplit(url)
+    async with asyncio.timeout(within_s):
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        try:
+            writer.write(request)
+            raw = bytearray()
+            with suppress(ConnectionError):  # cut off: what came before counts
+                while piece := await reader.read(1 << 16):
+                    raw += piece
+        finally:
+            writer.close()
+    return read_answer(bytes(raw))
+
+
+def read_answer(raw: bytes) -> Told:
+    """One answer and nothing behind it. Raises `NotHttp`."""
+    head, gap, rest = raw.partition(b"\r\n\r\n")
+    if not gap:
+        if raw.startswith(b"HTTP/1.1 ") or not raw:
+            return Told(0, {}, b"", whole=False)
+        raise NotHttp(f"no head: {raw[:200]!r}")
+    first, *lines = head.split(b"\r\n")
+    words = first.split(b" ", 2)
+    if words[0] != b"HTTP/1.1" or not words[1].isdigit() or not 200 <= int(words[1]) <= 599:
+        raise NotHttp(f"status line {first!r}")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon or not name.replace(b"-", b"").isalnum() or any(byte < 32 or byte > 126 for byte in value):
+            raise NotHttp(f"header line {line!r}")
+        if name.lower().decode() in headers:
+            raise NotHttp(f"two headers {name!r}")
+        headers[name.lower().decode()] = value.strip().decode()
+    status = int(words[1])
+    if headers.get("transfer-encoding") == "chunked":
+        return Told(status, headers, *_unchunked(rest))
+    length = int(headers.get("content-length", len(rest)))
+    if len(rest) > length:
+        raise NotHttp(f"{len(rest) - length} bytes behind the answer's end: {rest[length:][:200]!r}")
+    return Told(status, headers, rest, whole=len(rest) == length)
+
+
+def _unchunked(rest: bytes) -> tuple[bytes, bool]:
+    body = bytearray()
+    while rest:
+        size, line_end, rest = rest.partition(b"\r\n")
+        if not line_end:
+            return bytes(body), False
+        try:
+            length = int(size, 16)
+        except ValueError:
+            raise NotHttp(f"chunk size {size[:50]!r}") from None
+        if not length:
+            if rest not in {b"", b"\r\n"}:
+                raise NotHttp(f"behind the last chunk: {rest[:200]!r}")
+            return bytes(body), rest == b"\r\n"
+        body += rest[:length]
+        if len(rest) < length + 2:
+            return bytes(body), False
+        if rest[length : length + 2] != b"\r\n":
+            raise NotHttp(f"a chunk of {length} bytes ends with {rest[length : length + 2]!r}")
+        rest = rest[length + 2 :]
+    return bytes(body), False
