@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._heard = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:  # the second is of a status 101
             self._tell_broke(f"no HTTP answer: {error}")
             self.cut()
 
@@ -106,6 +106,9 @@ class Connection(asyncio.Protocol):
             self._listener.piece(self._parser.get_status_code(), body, self._now)
 
     def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:  # it only says that more is to come
+            self._length_known = False
+            return
         listener, self._listener = self._listener, None
         keep = self._parser.should_keep_alive() and self._length_known
         status = self._parser.get_status_code()
