@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from itertools import islice
+from typing import Any, Final
 
 from cluster.ids import InstanceId
 
@@ -28,6 +30,25 @@ class Role(StrEnum):
     def decodes(self) -> bool:
         """Whether decode legs may be sent here."""
         return self is not Role.PREFILL
+
+
+MODELS_MAX: Final = 4096
+"""Models of one engine that are looked at: vLLM lists one entry for each adapter that it has loaded."""
+
+MODEL_CHARS_MAX: Final = 512
+"""Of a model's name; a longer one is none."""
+
+
+def models_in(listed: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The entries of an engine's ``/v1/models`` that name a model, as they are."""
+    entries = listed.get("data")
+    named = (each for each in entries if _names_a_model(each)) if isinstance(entries, list) else iter(())
+    return tuple(islice(named, MODELS_MAX))
+
+
+def _names_a_model(entry: object) -> bool:
+    name = entry.get("id") if isinstance(entry, dict) else None
+    return isinstance(name, str) and 0 < len(name) <= MODEL_CHARS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,15 @@ TRANSFER = "baton_transfer"
 """Our own key among the transfer fields: the `TransferId` a router gave the hold, before P has answered. An engine with
 our connector gives it up by that name (`RELEASE_PATH`); others do not look at it."""
 
+REASON_CHARS_MAX = 40
+"""Of a ``finish_reason``: it is repeated in logs and errors."""
+
+COUNT_MAX = 1 << 31
+"""A count of tokens from there on is none."""
+
+ENGINE_ID_CHARS_MAX = 256
+"""Of an engine's id, by which it is remembered: vLLM's have 36 and some."""
+
 RELEASE_PATH = "/baton/release"
 """Where an engine's guard takes a `release_by_name`."""
 
@@ -106,13 +115,13 @@ class Transfer:
     def tokens(self) -> int:
         """Prompt tokens whose KV is held."""
         count = self.fields.get("remote_num_tokens")
-        return count if isinstance(count, int) else 0
+        return count if type(count) is int and 0 <= count < COUNT_MAX else 0
 
     @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens that P had cached, as D will tell the client (vLLM 0.32); None: P does not say."""
         count = self.fields.get(_CACHED)
-        return count if type(count) is int else None
+        return count if type(count) is int and 0 <= count < COUNT_MAX else None
 
     def at_most_cached(self, tokens: int | None) -> Transfer:
         """The same, with no more told to be cached than this: what a prompt's first run saw counts, not that of a
@@ -128,7 +137,7 @@ class Transfer:
     @property
     def producer(self) -> str:
         """The engine that holds them, by vLLM's id, which is new at every start of an engine."""
-        return str(self.fields.get("remote_engine_id"))
+        return str(self.fields.get("remote_engine_id"))[:ENGINE_ID_CHARS_MAX]
 
 
 def prefill_body(
@@ -234,7 +243,7 @@ def first_finish_reason(answer: Mapping[str, Any]) -> str | None:
     choices = answer.get("choices")
     if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
         reason = choices[0].get("finish_reason")
-        return reason if isinstance(reason, str) else None
+        return reason[:REASON_CHARS_MAX] if isinstance(reason, str) else None
     return None
 
 

@@ -25,7 +25,7 @@ from router.memory import NOBODY, Memory, Story
 from router.meters import Meters
 from router.promises import judge, late_by, seen_in
 from router.sums import Told
-from router.timing import EngineTimes, Stage, engine_times, told_at_end, told_in
+from router.timing import EngineTimes, Stage, engine_times, told_at_end
 from router.ways import Verdict
 
 if TYPE_CHECKING:
@@ -199,9 +199,9 @@ class Account:
         """The second token is."""
         self._timeline.second(time.monotonic())
 
-    def answered(self, body: bytes) -> dict[str, str]:
+    def answered(self, told: Told) -> dict[str, str]:
         """A whole answer is about to go out: the headers that tell about it."""
-        self._read(told_in(body) or Told())
+        self._read(told)
         return self.headers()
 
     def headers(self) -> dict[str, str]:

@@ -33,6 +33,9 @@ class RouterConfig:
     `least_load`."""
     body_bytes_max: int = 32 << 20
     """32 MiB holds a two-million-token prompt with room to spare."""
+    answer_bytes_max: int = 64 << 20
+    """Most of one answer that is kept to be read: 64 MiB is 100,000 tokens with the log probabilities of six others
+    each. What is passed on as it comes has no limit."""
     body_timeout_s: float = 30.0
     """A client that announced a body and does not send it is cut off after this; it holds a place until then."""
     head_timeout_s: float = 15.0
@@ -94,6 +97,7 @@ class RouterConfig:
             raise UsageError("both --registry and engine URLs given: instances come from one or the other")
         for name in (
             "body_bytes_max",
+            "answer_bytes_max",
             "body_timeout_s",
             "head_timeout_s",
             "first_token_s",

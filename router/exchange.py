@@ -19,8 +19,8 @@ from cluster import wire
 from cluster.errors import ApiError
 from cluster.ids import InstanceId
 from cluster.instance import Instance
-from cluster.readable import json_in
 from cluster.request import Request
+from router import answers
 from router import journey as j
 from router.account import Account
 from router.body import closing, opened
@@ -34,8 +34,9 @@ from router.promises import SHED
 from router.records import Sent
 from router.releases import Releases, stamped, transfer_id
 from router.reply import Reply
-from router.seam import ERROR_EVENT, Seed, seed_of, stops_of
+from router.seam import Seed, seed_of, stops_of
 from router.sent import AnswerLeg, PrefillLeg, Said
+from router.sums import Told
 from router.timing import Stage
 from router.upstream import Answer, EngineLost
 from router.ways import Verdict, Way
@@ -99,6 +100,8 @@ class Exchange:
         "_verdict",
         "_way",
         "_whole",
+        "_whole_told",
+        "answer_bytes_max",
         "reply",
         "streams",
     )
@@ -131,11 +134,19 @@ class Exchange:
         self._router = router
         self._request = request
         self.streams = request.stream
+        self.answer_bytes_max = router.config.answer_bytes_max
         self._journey = journey
         self._verdict = verdict
         self._account = Account(router.memory, router.meters, router.tracing, request, verdict, headers, client)
         resumable = verdict.resumable and request.stream
-        self.reply = Reply(outlet, request, self._account, resumable=resumable, counts=taken is not None)
+        self.reply = Reply(
+            outlet,
+            request,
+            self._account,
+            resumable=resumable,
+            counts=taken is not None,
+            event_bytes_max=self.answer_bytes_max,
+        )
         self._seat = seat
         self._taken = taken
         if headers.onward is None:
@@ -183,6 +194,8 @@ class Exchange:
         self._refusal: Answer | None = None
         self._answer: AnswerLeg | None = None
         self._whole: Answer | None = None
+        self._whole_told: Told | None = None
+        """What it says beside its text."""
         self._seed: Seed | None = None
         self._way = "whole"
         self._relayed = False
@@ -375,8 +388,13 @@ class Exchange:
         self._router.spawn(self._releases().outlast(self._legs.pop(effect.instance)), f"release-{self._request.id}")
 
     def _forward_refusal(self, _: j.ForwardRefusal) -> None:
-        assert self._refusal is not None
-        self.reply.respond(self._refusal.status, self._refusal.body, self._refusal.content_type)
+        refusal = self._refusal
+        assert refusal is not None
+        if answers.object_in(refusal.body) is not None:
+            self.reply.respond(refusal.status, refusal.body, answers.json_type(refusal.content_type))
+        else:
+            error = answers.refusal(refusal.status, refusal.body)
+            self.reply.respond(error.status, msgspec.json.encode(error.body()))
 
     def _fail_stream(self, effect: j.FailStream) -> None:
         self.reply.fail(effect.error)
@@ -499,7 +517,7 @@ class Exchange:
         if isinstance(said, Said):
             self._router.meters.leg("prefill", said.at - leg.started)
         newest = leg.attempt == self._journey.attempt
-        fields = said if isinstance(said, j.Lost) else self._fields(said.answer)
+        fields = said if isinstance(said, j.Lost) else self._fields(leg.instance, said.answer)
         if not isinstance(fields, dict):
             if newest:
                 self._prompt_over(done=False)
@@ -508,7 +526,8 @@ class Exchange:
         self._producer, self._prefill_answer = leg, said.answer
         reason = wire.first_finish_reason(fields)
         usage = fields.get("usage")
-        self._prompt_over(done=newest, usage=usage if isinstance(usage, dict) else {})
+        done = newest and reason in j.PREFILLED  # else it computed nothing that its time could teach us
+        self._prompt_over(done=done, usage=usage if isinstance(usage, dict) and done else {})
         # An older leg's own times began before the stage that it ends: they are left out, and nothing is claimed.
         self._account.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
         return j.PrefillAnswered(reason, self._transfer_in(fields), self._read_seed(fields), by=leg.instance)
@@ -522,15 +541,21 @@ class Exchange:
             self._had_cached = transfer.cached_tokens
         return transfer.at_most_cached(self._had_cached)
 
-    def _fields(self, answer: Answer) -> dict[str, Any] | j.Lost | j.Refused:
+    def _fields(self, by: InstanceId, answer: Answer) -> dict[str, Any] | j.Lost | j.Refused:
         """Of P's answer."""
         if answer.status != 200:
-            return self._refused(answer)
-        try:
-            fields = json_in(answer.body)
-        except msgspec.DecodeError as error:
-            return j.Lost(f"unreadable answer: {error}")
-        return fields if isinstance(fields, dict) else j.Lost("unreadable answer: not an object")
+            return self._refused(by, answer)
+        fields, told = answers.object_in(answer.body), answers.completion_in(answer.body)
+        if fields is not None and isinstance(told, Told):
+            return fields
+        lost = self._unfit(by, told if isinstance(told, str) else "unreadable answer")
+        if fields is None or wire.read_transfer(fields) is None:
+            return lost
+        return {**fields, "choices": None}  # half done: what it holds is pulled or given back
+
+    def _unfit(self, by: InstanceId, because: str) -> j.Lost:
+        """An engine has answered with status 200 and no answer."""
+        return self.engine_lost(by, EngineLost(because, reached=True, unfit="no_completion"))
 
     def _prompt_over(self, *, done: bool, usage: Mapping[str, Any] = _NO_USAGE) -> None:
         """Its prompt was computed where it was last sent to, or will not be (`done` false)."""
@@ -582,8 +607,8 @@ class Exchange:
         self._account.seeds()
         self.reply.give(self._seed)
 
-    def _refused(self, answer: Answer) -> j.Lost | j.Refused:
-        """4xx is the client's to read; 5xx is the engine's fault, and another engine may do better."""
+    def _refused(self, by: InstanceId, answer: Answer) -> j.Lost | j.Refused:
+        """4xx is the client's to read; all else is the engine's fault, and another engine may do better."""
         if wire.is_ticket_refused(answer.status, answer.body):
             logger.error(
                 "%s: our ticket was refused: %s", self._request.label, answer.body[:300].decode(errors="replace")
@@ -591,11 +616,15 @@ class Exchange:
             return j.Lost("the engine's guard refused the router's ticket", untouched=True)
         if answer.status >= 500:
             return j.Lost(f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}")
+        if answer.status < 400:
+            return self._unfit(by, f"it answered {answer.status}, which is no completion")
         self._refusal = answer
         return j.Refused(answer.status)
 
     def engine_lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost:
         """What a broken leg is to the journey."""
+        if lost.unfit:
+            self._router.meters.unfit.labels(lost.unfit).inc()
         if not lost.reached:
             self._router.unreachable(instance)
         logger.warning("%s: %s lost: %s", self._request.label, instance, lost)
@@ -603,8 +632,9 @@ class Exchange:
 
     def _answer_from_prefill(self, _: j.AnswerFromPrefill) -> None:
         assert self._prefill_answer is not None
-        answer = wire.without_transfer(msgspec.json.decode(self._prefill_answer.body))
-        self.reply.respond(200, msgspec.json.encode(answer))
+        raw = self._prefill_answer.body
+        answer, told = wire.without_transfer(answers.object_in(raw) or {}), answers.completion_in(raw)
+        self.reply.respond(200, msgspec.json.encode(answer), told=told if isinstance(told, Told) else None)
 
     # -- the answering leg --
 
@@ -649,14 +679,10 @@ class Exchange:
         if self._presumed is not None:
             self._presumed.cancel()
 
-    def answer_began(self, leg: AnswerLeg) -> None:
-        """The first bytes of a stream with a good status are here."""
+    def answer_began(self, leg: AnswerLeg, because: str) -> None:
+        """The beginning of a stream with a good status is here. `because`: why it is none; empty: it is one."""
         if leg is self._answer:
-            self._try(self._opened, leg, self._first_event(leg))
-
-    def _first_event(self, leg: AnswerLeg) -> j.Event | None:
-        first = leg.pieces
-        return j.Lost(first[6:200].decode(errors="replace")) if first.startswith(ERROR_EVENT) else None
+            self._try(self._opened, leg, self._unfit(leg.instance, because) if because else None)
 
     def answer_ended(self, leg: AnswerLeg) -> None:
         """All of it is here."""
@@ -669,11 +695,14 @@ class Exchange:
 
     def _read_whole(self, leg: AnswerLeg) -> j.Event | None:
         if leg.status == 200 and self.streams:
-            return j.Lost("the stream ended before its first token")
+            return self._unfit(leg.instance, "the stream ended before its first token")
         answer = Answer(leg.status, leg.content_type, leg.pieces)
         if answer.status != 200:
-            return self._refused(answer)
-        self._whole = answer
+            return self._refused(leg.instance, answer)
+        told = answers.completion_in(answer.body)
+        if isinstance(told, str):
+            return self._unfit(leg.instance, told)
+        self._whole, self._whole_told = answer, told
         return None
 
     def answer_lost(self, leg: AnswerLeg, lost: EngineLost) -> None:
@@ -731,7 +760,8 @@ class Exchange:
             self._router.meters.first_byte(time.monotonic() - self._request.arrived)
         self._relayed = True
         if self._whole is not None:
-            self.reply.respond(200, self._whole.body, self._whole.content_type)
+            content_type = answers.json_type(self._whole.content_type)
+            self.reply.respond(200, self._whole.body, content_type, told=self._whole_told)
             return j.Ended()
         leg = self._answer
         assert leg is not None

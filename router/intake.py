@@ -27,6 +27,9 @@ COMPLETION_TOKENS: Final = 16
 
 KEY_BYTES: Final = 32
 
+TOKENS_MAX: Final = 1 << 31
+"""Nothing has so many tokens: a count from there on is no count. Sums of them stay within what numpy's columns hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -121,7 +124,7 @@ def _limit(path: str, body: Mapping[str, Any]) -> int | None:
 
 
 def _count(value: object, *, least: int = 1) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= least else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value < TOKENS_MAX else None
 
 
 def _is_ids(body: Mapping[str, Any]) -> bool:

@@ -120,6 +120,9 @@ TURN_LEAST_S = 0.1
 """A shorter turn gives nobody the time for a prefill: nobody else is asked any more."""
 
 
+PREFILLED: frozenset[str | None] = frozenset({"length", "stop"})
+"""How a prefill leg ends that has computed its prompt."""
+
 _NOBODY: frozenset[InstanceId] = frozenset()
 
 
@@ -281,7 +284,7 @@ class Journey:
         if by is None:
             return ()
         assert self.decode is not None
-        if event.finish_reason not in {"length", "stop"} or (event.finish_reason == "stop" and self.spoken):
+        if event.finish_reason not in PREFILLED or (event.finish_reason == "stop" and self.spoken):
             return self._half_done(by, event)  # "abort": the engine is going down
         self.transfer, self.held_until = event.transfer, self.now + HOLD_USE_S
         self.excluded = (self.excluded | {*self.legs}) - {by}

@@ -56,6 +56,12 @@ class Meters:
             ["kind"],
             registry=self.registry,
         )
+        self.unfit = Counter(
+            "baton_unfit_answers",
+            "Engines' answers that were none: too_long, encoded, malformed (no HTTP), no_completion (nonsense).",
+            ["why"],
+            registry=self.registry,
+        )
         self.seeds = Counter("baton_seeds", "First tokens given to clients before the handoff.", registry=self.registry)
         self.broken_seams = Counter(
             "baton_broken_seams",

@@ -22,6 +22,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.errors import ApiError, bad_request
 from cluster.ids import InstanceId
 from cluster.keys import whose
@@ -34,7 +35,7 @@ from router.memory import Story
 from router.overview import Overview, whole
 from router.pools import LOOK_S
 from router.quarantine import Quarantine, Word
-from router.siblings import FROM, PROOF, Answered, Siblings, TooLong, whole_body
+from router.siblings import FROM, PROOF, Answered, Siblings
 
 if TYPE_CHECKING:
     from router.server import Router
@@ -339,13 +340,17 @@ class Operators:
         instance = http.match_info["id"]
         beat = self._agent_of(instance)
         if self._agents is None:
-            self._agents = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=AGENT_S))
+            limit = aiohttp.ClientTimeout(total=AGENT_S)
+            self._agents = aiohttp.ClientSession(timeout=limit, headers=PLAIN, auto_decompress=False)
         try:
             async with self._agents.post(f"{beat.agent_url}{path}", json=said) as answer:
                 body = await whole_body(answer)
-        except (aiohttp.ClientError, TimeoutError, OSError, TooLong) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, Unfit) as error:
             because = f"The agent of `{instance[:200]}` at {beat.agent_url} does not answer ({type(error).__name__})."
             raise ApiError(502, "UpstreamError", f"{because} `/quarantine` needs no agent.") from None
+        if not 200 <= answer.status < 600:
+            because = f"The agent of `{instance[:200]}` at {beat.agent_url} answers with status {answer.status}."
+            raise ApiError(502, "UpstreamError", f"{because} `/quarantine` needs no agent.")
         return web.Response(status=answer.status, body=body, content_type="application/json")
 
     def _agent_of(self, instance: str) -> Heartbeat:

@@ -8,12 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-import msgspec
-
 from cluster.ids import InstanceId
-from cluster.instance import Instance, Load
-from cluster.readable import json_in
+from cluster.instance import Instance, Load, models_in
 from engine.vllm.metrics import parse_load
+from router.answers import object_in
 from router.paths import Catalogue, paths_in
 from router.upstream import Answer, EngineLost, Upstream
 from router.view import View
@@ -28,6 +26,10 @@ PROBE_S = 5.0
 
 MODELS_EVERY_S = 10.0
 """LoRA adapters are loaded and unloaded while an engine runs: its models are asked for again after this."""
+
+
+class Unreadable(Exception):
+    """An engine's word about itself is no JSON."""
 
 
 class Tell(Protocol):
@@ -88,7 +90,7 @@ class Prober:
                 await self._get(instance, "/health")
                 served = await self._models(instance) if models else None
                 load = _load(await self._get(instance, "/metrics")) if self._read_metrics else None
-        except (EngineLost, TimeoutError, msgspec.DecodeError) as error:
+        except (EngineLost, TimeoutError, Unreadable) as error:
             logger.debug("%s: probe failed: %s", instance.id, error)
             if self._view.knows(instance.id):
                 self._view.probe_failed(instance.id)
@@ -108,11 +110,9 @@ class Prober:
         try:
             async with asyncio.timeout(PROBE_S):
                 answer = await self._upstream.call(instance, "GET", "/openapi.json", None, self._headers)
-            found = paths_in(json_in(answer.body)) if answer.status == 200 else None
         except (EngineLost, TimeoutError):
             return False
-        except msgspec.DecodeError:
-            found = None
+        found = paths_in(object_in(answer.body)) if answer.status == 200 else None
         if self._view.knows(instance.id):
             self._catalogue.told(instance.id, found)
         return True
@@ -125,9 +125,10 @@ class Prober:
 
 
 def _models(answer: Answer) -> tuple[dict[str, object], ...]:
-    listed = json_in(answer.body)
-    entries = listed.get("data") if isinstance(listed, dict) else None
-    return tuple(entry for entry in entries or () if isinstance(entry, dict))
+    listed = object_in(answer.body)
+    if listed is None:
+        raise Unreadable("GET /v1/models: no JSON object")
+    return models_in(listed)
 
 
 def _load(answer: Answer) -> Load:

@@ -15,9 +15,9 @@ import msgspec
 
 from cluster import wire
 from cluster.ids import InstanceId, TransferId
-from cluster.readable import json_in
 from cluster.request import Request
 from router import journey as j
+from router.answers import object_in
 from router.desk import HANDSHAKE_S
 from router.exact import CHAT
 from router.sent import PrefillLeg, Said
@@ -132,8 +132,5 @@ class Releases:
 
 def _hold_in(answer: Answer) -> wire.Transfer | None:
     """What P's answer says it holds for us, of an answer that is not used."""
-    try:
-        fields = json_in(answer.body)
-    except msgspec.DecodeError:
-        return None
-    return wire.read_transfer(fields) if answer.status == 200 and isinstance(fields, dict) else None
+    fields = object_in(answer.body) if answer.status == 200 else None
+    return None if fields is None else wire.read_transfer(fields)

@@ -16,12 +16,10 @@ from router.account import Account
 from router.exact import CHAT
 from router.http.headers import lines
 from router.http.outlet import Outlet
-from router.seam import ERROR_EVENT, Said, Seam, SeamBroken, Seed, said_in
+from router.seam import ERROR_EVENT, EVENT_BYTES_MAX, Said, Seam, SeamBroken, Seed, said_in
+from router.sums import Told
 
 logger = logging.getLogger("baton.router")
-
-EVENT_BYTES_MAX = 1 << 20
-"""An event longer than this is passed on in pieces rather than kept."""
 
 REMEMBERED_BYTES_MAX = 256 << 10
 """So much of a stream is kept for its resumption (about 1,000 chunks of vLLM's); a longer one ends with an error."""
@@ -29,6 +27,9 @@ REMEMBERED_BYTES_MAX = 256 << 10
 _FRAME_ENDS = b"\n\n\r\n"
 
 LAST_EVENT = b"data: [DONE]"
+_LAST_LINE = b"\n" + LAST_EVENT
+"""As it cannot stand in a text: JSON has no line ends there."""
+
 CUT_OFF = b'"finish_reason":"length"'
 """In an answer that ended by its limit. In a text of the model's own its quotes would be escaped."""
 
@@ -42,6 +43,8 @@ class Reply:
         "_account",
         "_counts",
         "_due",
+        "_event_bytes",
+        "_event_bytes_max",
         "_events",
         "_keep",
         "_kept",
@@ -59,9 +62,18 @@ class Reply:
     )
 
     def __init__(
-        self, outlet: Outlet, request: Request, account: Account, *, resumable: bool, counts: bool = False
+        self,
+        outlet: Outlet,
+        request: Request,
+        account: Account,
+        *,
+        resumable: bool,
+        counts: bool = False,
+        event_bytes_max: int = 1 << 26,
     ) -> None:
-        """`counts`: somebody wants to know how many tokens there were."""
+        """`counts`: somebody wants to know how many tokens there were. `event_bytes_max`: a stream with a longer event
+        has failed.
+        """
         self.outlet = outlet
         self._request = request
         self._account = account
@@ -80,6 +92,9 @@ class Reply:
         self._seam: Seam | None = None
         self._rest = b""
         """The beginning of an event whose end has not come."""
+        self._event_bytes = 0
+        """How much of one that is too long to be kept has been passed on; 0: there is none."""
+        self._event_bytes_max = event_bytes_max
         self._simple = False
         """Whole chunks may pass as they come: both first tokens are out, and nothing is to be taken out or kept."""
         self._passage: Callable[[bytes], None] = outlet.write
@@ -96,15 +111,21 @@ class Reply:
         return self._due <= 1
 
     def respond(
-        self, status: int, body: bytes, content_type: str = "application/json", *, retry_after_s: int | None = None
+        self,
+        status: int,
+        body: bytes,
+        content_type: str = "application/json",
+        *,
+        retry_after_s: int | None = None,
+        told: Told | None = None,
     ) -> None:
-        """Answer in one piece."""
+        """Answer in one piece. `told`: what an engine's completion says beside its text; None: it is an error."""
         if self.outlet.gone:
             return  # nobody is there any more
-        told = self._account.answered(body) if status == 200 else self._account.headers()
+        about = self._account.headers() if told is None else self._account.answered(told)
         request = self._request
         names = {"X-Request-Id": request.told_id, "X-Baton-Request-Id": request.id}
-        headers = {"Content-Type": content_type} | names | told
+        headers = {"Content-Type": content_type} | names | about
         if retry_after_s is not None:
             headers["Retry-After"] = str(retry_after_s)
         self.cut_off = CUT_OFF in body
@@ -145,10 +166,17 @@ class Reply:
             if self._seam.closed:
                 self._seam = None
         rest = self._rest + chunk if self._rest else chunk
-        end = rest.rfind(b"\n\n") + 2 if len(rest) < EVENT_BYTES_MAX else len(rest)
+        end = rest.rfind(b"\n\n") + 2
         if end <= 1:
-            self._rest = rest
-            return None
+            if len(rest) < EVENT_BYTES_MAX:
+                self._rest = rest
+                return None
+            end = len(rest)  # too long to be kept: passed on in pieces
+            self._event_bytes += end
+            if self._event_bytes > self._event_bytes_max:
+                return self.lost(f"an event of its stream is longer than {self._event_bytes_max} bytes")
+        else:
+            self._event_bytes = 0
         piece, self._rest = rest[:end], rest[end:]
         fault = _error_at(piece)
         self._write(piece if fault < 0 else piece[:fault])
@@ -179,7 +207,7 @@ class Reply:
     def ended(self) -> j.Event:
         """Its bytes are all here."""
         tail = self._tail()
-        if LAST_EVENT not in tail[-64:] + self._rest:
+        if _LAST_LINE not in (b"\n" + tail)[-64:] + self._rest:
             return self.lost("the stream ended before its end")
         self.cut_off = CUT_OFF in tail
         self.outlet.end(self._rest + self._account.streamed(tail))
@@ -219,6 +247,8 @@ class Reply:
             return
         logger.warning("%s: stream failed: %s", self._request.label, error)
         event = b"data: " + msgspec.json.encode(error.body()) + b"\n\ndata: [DONE]\n\n"
+        if self._event_bytes:
+            event = b"\n\n" + event
         self.outlet.end(event + self._account.comment())
 
     def tokens(self) -> int | None:

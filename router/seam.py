@@ -22,6 +22,12 @@ from router.exact import CHAT
 ERROR_EVENT = b'data: {"error"'
 """How vLLM says, in a stream, that it failed. In an answer's text the quotes would be escaped."""
 
+EVENT_BYTES_MAX = 1 << 20
+"""A longer event is passed on in pieces rather than kept; where it would have to be read, it is none."""
+
+TOKEN_MAX = 1 << 31
+"""Tokens' ids are below it."""
+
 REPLACEMENT = "\ufffd"
 """How a decoder shows bytes that are not a whole character."""
 
@@ -49,7 +55,8 @@ def seed_of(answer: Mapping[str, Any], path: str, stops: Sequence[str]) -> Seed 
     """
     choice = _only_choice(answer)
     tokens = choice.get("token_ids") if choice is not None else None
-    if choice is None or not isinstance(tokens, list) or len(tokens) != 1 or not isinstance(tokens[0], int):
+    token = tokens[0] if isinstance(tokens, list) and len(tokens) == 1 else None
+    if choice is None or type(token) is not int or not 0 <= token < TOKEN_MAX:
         return "P's answer does not name its token"
     text = _text_of(choice, path)
     if isinstance(text, _Unfit):
@@ -58,7 +65,7 @@ def seed_of(answer: Mapping[str, Any], path: str, stops: Sequence[str]) -> Seed 
         return "the first token ends inside a character"
     if any(_may_begin(text, stop) for stop in stops):
         return "the first token may begin a stop string"
-    return Seed(tokens[0], text, path == CHAT, _first_events(answer, path, text))
+    return Seed(token, text, path == CHAT, _first_events(answer, path, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +203,8 @@ class Seam:
         while not self.closed:
             event, end, rest = self._rest.partition(b"\n\n")
             if not end:
+                if len(self._rest) > EVENT_BYTES_MAX:
+                    raise SeamBroken(f"an event of more than {EVENT_BYTES_MAX} bytes came")
                 return out
             if event.startswith(ERROR_EVENT):
                 return out + event + end  # this stream is at its end too: the caller looks for it

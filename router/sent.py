@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cluster.ids import InstanceId
+from router import answers
 from router import journey as j
 from router.http.legs import Leg
-from router.upstream import Answer, EngineLost
+from router.upstream import Answer, EngineLost, too_long
 
 if TYPE_CHECKING:
     from router.exchange import Exchange
@@ -31,6 +32,7 @@ class PrefillLeg:
     """A prefill leg that was sent. A client's leaving does not cut it off before it said what it holds."""
 
     __slots__ = (
+        "_bytes",
         "_content_type",
         "_exchange",
         "_pieces",
@@ -54,6 +56,7 @@ class PrefillLeg:
         self._told: Said | j.Lost | None = None
         self._status, self._content_type = 0, ""
         self._pieces: list[bytes] = []
+        self._bytes = 0
 
     def said(self) -> asyncio.Future[Said | j.Lost]:
         """Done when it has ended."""
@@ -75,9 +78,13 @@ class PrefillLeg:
 
     def body(self, data: bytes) -> None:
         self._pieces.append(data)
+        self._bytes += len(data)
+        if self._bytes > self._exchange.answer_bytes_max and self.http is not None:
+            self._pieces.clear()
+            self.http.refuse(too_long(self._exchange.answer_bytes_max))
 
     def chunk(self, framed: bytes, begin: int) -> None:
-        self._pieces.append(framed[begin:-2])
+        self.body(framed[begin:-2])
 
     def happened(self, found: object) -> None:
         """Nothing can."""
@@ -107,6 +114,7 @@ class AnswerLeg:
     """The leg that answers, sent."""
 
     __slots__ = (
+        "_bytes",
         "_exchange",
         "_pieces",
         "cache_control",
@@ -133,6 +141,7 @@ class AnswerLeg:
         """Its bytes are for the client, as they come."""
         self.status, self.content_type, self.cache_control = 0, "", ""
         self._pieces: list[bytes] = []
+        self._bytes = 0
 
     @property
     def pieces(self) -> bytes:
@@ -158,8 +167,21 @@ class AnswerLeg:
             self._exchange.relayed(data)
             return
         self._pieces.append(data)
+        self._bytes += len(data)
         if self.status == 200 and self._exchange.streams:
-            self._exchange.answer_began(self)
+            self._begin(data)
+        elif self._bytes > self._exchange.answer_bytes_max and self.http is not None:
+            self._pieces.clear()
+            self.http.refuse(too_long(self._exchange.answer_bytes_max))
+
+    def _begin(self, data: bytes) -> None:
+        """A stream's first bytes: its exchange hears of them once they tell whether it is one."""
+        if not self.content_type.startswith("text/event-stream"):
+            self._exchange.answer_began(self, f"it answered a stream with {self.content_type!r}")
+        elif b"\n" in data or self._bytes >= answers.BEGINNING_BYTES_MAX:
+            because = answers.beginning(self.pieces)
+            if because is not None:
+                self._exchange.answer_began(self, because)
 
     def chunk(self, framed: bytes, begin: int) -> None:
         self.body(framed[begin:-2])

@@ -34,6 +34,7 @@ from router.config import RouterConfig
 from router.exchange import Exchange
 from router.generation import Generation, broken, headers_of
 from router.http.bodies import read_body
+from router.http.headers import printable
 from router.http.legs import Legs
 from router.intake import KEY_BYTES, Intake, chunk_key
 from router.line import Line, Losses
@@ -296,18 +297,26 @@ class Router:
             raise deadline_passed(limit) from None
         limit_silence(answer, self.config.stall_s)
         try:
+            odd = _oddity(answer)
+            if odd:
+                self.meters.unfit.labels("malformed").inc()
+                raise EngineLost(f"{instance.id}: no HTTP answer: {odd}", reached=True)
             response = web.StreamResponse(status=answer.status)
-            for name in ("Content-Type", "Cache-Control", "Content-Disposition"):
-                if name in answer.headers:
-                    response.headers[name] = answer.headers[name]
+            for name in _RELAYED:
+                said = printable(answer.headers.get(name, ""))
+                if said:
+                    response.headers[name] = said
             ours = response.headers["X-Baton-Request-Id"] = headers["X-Request-Id"]
             response.headers["X-Request-Id"] = client_id_in(http.headers.get("X-Request-Id")) or ours
             await response.prepare(http)
             try:
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)
+                broken = "" if _says_its_end(http.method, answer) else "only its connection's end tells the answer's"
             except (aiohttp.ClientPayloadError, TimeoutError) as error:
-                logger.warning("%s broke off: %s", instance.id, say(error))
+                broken = say(error)
+            if broken:
+                logger.warning("%s broke off: %s", instance.id, broken)
                 if http.transport is not None:
                     http.transport.abort()  # a broken answer must not look like a finished one
                 return response
@@ -392,6 +401,22 @@ class Router:
         return await read_body(http, limit, self.config.body_timeout_s, too_large(limit))
 
 
+def _oddity(answer: aiohttp.ClientResponse) -> str:
+    """What no HTTP answer says in its head; empty: nothing."""
+    if not 200 <= answer.status < 600:
+        return f"its status is {answer.status}"
+    transfer = answer.headers.get("Transfer-Encoding", "chunked").strip()
+    return "" if transfer.lower() == "chunked" else f"its transfer encoding is {transfer[:40]!r}"
+
+
+def _says_its_end(method: str, answer: aiohttp.ClientResponse) -> bool:
+    """Whether an answer that ended with its connection would have been told from one that was cut short."""
+    if method == "HEAD" or answer.status in {204, 304}:
+        return True
+    chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
+    return chunked or "Content-Length" in answer.headers
+
+
 def _tenant_of(http: web.Request) -> str:
     """As the boundary has found it (`_keys`)."""
     tenant: str = http.get(_TENANT, "")
@@ -418,6 +443,9 @@ def _instances(shown: Iterable[InstanceView]) -> list[dict[str, object]]:
 def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
+
+_RELAYED = ("Content-Type", "Content-Encoding", "Cache-Control", "Content-Disposition")
+"""What an engine says about an answer that is passed on unread."""
 
 _TENANT = web.RequestKey("tenant", str)
 _OPENAPI = msgspec.json.encode(document())

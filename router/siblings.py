@@ -22,6 +22,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
+from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.readable import json_in
 from cluster.registry.membership import Heartbeat
 from kvtransfer.ticket import Key
@@ -35,9 +36,6 @@ PROOF: Final = "x-baton-sibling-proof"
 
 PROOF_S: Final = 30.0
 """For how long a proof is good, clocks that differ included."""
-
-BYTES_MAX: Final = 8 << 20
-"""Of an answer."""
 
 _DOMAIN: Final = b"baton-sibling\x00"
 _UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
@@ -64,24 +62,6 @@ def proof(secret: bytes, method: str, path: str, body: bytes, asker: str, asked:
     """A MAC over who asks whom what, and when."""
     text = "\0".join((method, path, asker, asked, str(at), hashlib.sha256(body).hexdigest()))
     return hmac.new(secret, _DOMAIN + text.encode(), hashlib.sha256).hexdigest()
-
-
-class TooLong(Exception):
-    """A peer says more than anybody wants to hear."""
-
-
-async def whole_body(answer: aiohttp.ClientResponse) -> bytes:
-    """All that it says.
-
-    Raises:
-        TooLong: more than `BYTES_MAX`.
-    """
-    found = bytearray()
-    async for chunk in answer.content.iter_any():
-        found += chunk
-        if len(found) > BYTES_MAX:
-            raise TooLong
-    return bytes(found)
 
 
 class Siblings:
@@ -142,7 +122,8 @@ class Siblings:
         if not others:
             return found
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S))
+            limit = aiohttp.ClientTimeout(total=ASK_S)
+            self._session = aiohttp.ClientSession(timeout=limit, headers=PLAIN, auto_decompress=False)
         async with asyncio.TaskGroup() as group:
             asking = {
                 str(beat.id): group.create_task(self._ask_one(self._session, beat, path, headers, method, body))
@@ -173,8 +154,8 @@ class Siblings:
                 if answer.headers.get(FROM) != str(beat.id):
                     return f"another one answers at {beat.agent_url}: set --admin-host to an address others reach"
                 raw = await whole_body(answer)
-        except TooLong:
-            return f"its answer is longer than {BYTES_MAX} bytes"
+        except Unfit as unfit:
+            return str(unfit)
         except TimeoutError:
             return f"it does not answer within {ASK_S:g} s at {beat.agent_url}"
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -6,9 +6,19 @@ They stand apart since compiled modules can have no such classes (docs/compiled.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
+
+_ABSENT: Final = msgspec.Raw()
+
+
+class Choice(msgspec.Struct):
+    """One of an answer's choices, as far as it tells whether there is an answer: their values are not looked into."""
+
+    text: msgspec.Raw = _ABSENT
+    message: msgspec.Raw = _ABSENT
+    delta: msgspec.Raw = _ABSENT
 
 
 class Told(msgspec.Struct):
@@ -16,6 +26,8 @@ class Told(msgspec.Struct):
 
     metrics: dict[str, Any] | None = None
     usage: dict[str, Any] | None = None
+    choices: list[Choice] | None = None
+    error: Any = None
 
 
 class Sum(msgspec.Struct, frozen=True):

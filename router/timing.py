@@ -93,7 +93,7 @@ def told_in(body: bytes) -> Told | None:
     """From a whole answer: everything else in it is passed over. None: not an engine's JSON."""
     try:
         return _TOLD.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # msgspec's own errors and Unicode's are ValueErrors
         return None
 
 

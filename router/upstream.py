@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import aiohttp
 import msgspec
 
+from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.instance import Instance
 
 KEEPALIVE_S = 4.0
@@ -29,11 +30,22 @@ PIECE_BYTES = 1 << 20
 
 
 class EngineLost(Exception):
-    """An engine could not be reached, or broke off. `reached` tells whether a connection was made at all."""
+    """An engine could not be reached, broke off, or answered what is none.
 
-    def __init__(self, because: str, *, reached: bool) -> None:
+    `reached` tells whether a connection was made at all. `unfit`: what was wrong with its answer, in one word, for the
+    counter of unfit answers (``too_long``, ``encoded``, ``malformed``, ``no_completion``); empty: there was none.
+    """
+
+    def __init__(self, because: str, *, reached: bool, unfit: str = "") -> None:
         super().__init__(because)
         self.reached = reached
+        self.unfit = unfit
+
+
+def too_long(bytes_max: int) -> EngineLost:
+    """An answer that is not kept any further."""
+    because = f"its answer is longer than {bytes_max} bytes (--answer-bytes-max)"
+    return EngineLost(because, reached=True, unfit="too_long")
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -55,7 +67,11 @@ class Upstream:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, use_dns_cache=True, ttl_dns_cache=60)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         self._session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            connector=connector,
+            timeout=timeout,
+            headers=PLAIN,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     async def close(self) -> None:
@@ -102,10 +118,20 @@ class Upstream:
         """Send a request and read the whole answer.
 
         Raises:
-            EngineLost: no connection, or it broke before the last byte.
+            EngineLost: no connection, it broke before the last byte, or the answer is longer than `WORD_BYTES_MAX`.
         """
         response = await self.open(instance, method, path, body, headers)
         return await read(response)
+
+    async def status(self, instance: Instance, path: str, headers: Mapping[str, str]) -> int:
+        """What an engine answers to a GET, its body not read.
+
+        Raises:
+            EngineLost: no connection, or it broke before the headers.
+        """
+        response = await self.open(instance, "GET", path, None, headers)
+        response.close()
+        return response.status
 
     async def say(self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Send a short word.
@@ -141,10 +167,12 @@ async def read(response: aiohttp.ClientResponse) -> Answer:
     """The rest of an open answer.
 
     Raises:
-        EngineLost: it broke before the last byte.
+        EngineLost: it broke before the last byte, is longer than `WORD_BYTES_MAX`, or encoded.
     """
     try:
-        body = await response.read()
+        body = await whole_body(response)
+    except Unfit as unfit:
+        raise EngineLost(str(unfit), reached=True, unfit=unfit.why) from None
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise EngineLost(last_words(error), reached=True) from None
     finally:

@@ -121,12 +121,10 @@ class Whole:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             async with asyncio.timeout(ASK_S):
-                answer = await self._router.upstream.call(
-                    instance, "GET", f"{paths.RESPONSES}/{identifier}", None, headers
-                )
+                status = await self._router.upstream.status(instance, f"{paths.RESPONSES}/{identifier}", headers)
         except (EngineLost, TimeoutError):
             return False
-        return answer.status == 200
+        return status == 200
 
 
 def _tag(tenant: str, instance: InstanceId) -> str:

@@ -137,6 +137,7 @@ _LEGS = {Role.PREFILL: "prefill legs", Role.DECODE: "decode legs", Role.BOTH: "b
 
 _LIMITS = {
     "body_bytes_max": "largest request body, bytes",
+    "answer_bytes_max": "most of one engine's answer that is kept, bytes (a stream as a whole has none)",
     "body_timeout_s": "a body must arrive within this, s",
     "head_timeout_s": "a request head must arrive within this, s",
     "first_token_s": "deadline for the first token, s",

@@ -49,6 +49,7 @@ registry:
   cluster: default
 limits:
   body_bytes_max: 33554432
+  answer_bytes_max: 67108864
   body_timeout_s: 30
   head_timeout_s: 15
   first_token_s: 300

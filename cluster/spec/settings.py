@@ -491,6 +491,16 @@ class Limits:
             aka=("max_body", "body_size_max", "max_body_size", "body_max"),
         ),
     )
+    answer_bytes_max: int = field(
+        default=64 << 20,
+        metadata=about(
+            text="Most of one engine's answer that is kept to be read: answers in one piece, a prefill engine's, one "
+            "event of a stream. A longer one is that engine's failure.",
+            why="holds 100,000 tokens with the log probabilities of six others each; a stream has no limit",
+            at_least=65536,
+            aka=("max_answer", "answer_size_max", "response_bytes_max", "max_response"),
+        ),
+    )
     body_timeout_s: float = field(
         default=30.0,
         metadata=about(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from cluster.instance import Load
 
@@ -16,6 +17,12 @@ _SAMPLE = re.compile(
 )
 _CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>[^\n]*)\}[ \t]", re.MULTILINE)
 _BLOCKS = re.compile(r'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
+REQUESTS_MAX = 1 << 31
+"""No engine has so many requests: from there on it is no count, and reads 0."""
+
+TOKENS_MAX = 1 << 53
+"""The same of tokens, whose counters are floats: from there on they would not count single ones."""
+
 _ONLY = {
     "prompt_tokens_by_source_total": 'source="external_kv_transfer"',
     "num_requests_waiting_by_reason": 'reason="deferred"',
@@ -38,12 +45,12 @@ def parse_load(text: str) -> Load:
             found.setdefault(name, []).append(value)
     usages = found.get("kv_cache_usage_perc", [])
     return Load(
-        running=_total(found.get("num_requests_running", [])),
-        waiting=_total(found.get("num_requests_waiting", [])),
+        running=_total(found.get("num_requests_running", []), REQUESTS_MAX),
+        waiting=_total(found.get("num_requests_waiting", []), REQUESTS_MAX),
         kv_usage=min(1.0, sum(usages) / len(usages)) if usages else 0.0,
         external_kv_tokens=_total(found.get("prompt_tokens_by_source_total", [])),
-        kv_tokens=sum(_kv_tokens(sample["labels"]) for sample in _CACHE.finditer(text)),
-        deferred=_total(found.get("num_requests_waiting_by_reason", [])),
+        kv_tokens=_total([_kv_tokens(sample["labels"]) for sample in _CACHE.finditer(text)]),
+        deferred=_total(found.get("num_requests_waiting_by_reason", []), REQUESTS_MAX),
         prompt_tokens=_total(found.get("prompt_tokens_total", [])),
         generation_tokens=_total(found.get("generation_tokens_total", [])),
     )
@@ -67,6 +74,6 @@ def _number(word: str) -> float | None:
     return value if math.isfinite(value) and value >= 0 else None
 
 
-def _total(values: list[float]) -> int:
+def _total(values: Sequence[float], below: int = TOKENS_MAX) -> int:
     total = sum(values)
-    return int(total) if math.isfinite(total) else 0
+    return int(total) if total < below else 0

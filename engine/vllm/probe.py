@@ -7,7 +7,8 @@ from typing import Any, Self
 
 import aiohttp
 
-from cluster.instance import Load
+from cluster.bounded import PLAIN, Unfit, whole_body
+from cluster.instance import Load, models_in
 from engine.vllm.metrics import parse_load
 
 HEALTH_S = 5.0
@@ -37,7 +38,7 @@ class Probe:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(headers=self._headers)
+        self._session = aiohttp.ClientSession(headers={**PLAIN, **self._headers}, auto_decompress=False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -60,8 +61,8 @@ class Probe:
     async def models(self) -> tuple[dict[str, Any], ...]:
         """Its ``/v1/models`` entries, as they are."""
         match await self._json("GET", "/v1/models", HEALTH_S):
-            case {"data": [*entries]}:
-                return tuple(entry for entry in entries if isinstance(entry, dict))
+            case {"data": [*_]} as listed:
+                return models_in(listed)
             case _:
                 raise Unwell("GET /v1/models: no list in the answer")
 
@@ -77,7 +78,7 @@ class Probe:
     async def _json(self, method: str, path: str, limit_s: float, body: object = None) -> Any:
         try:
             return json.loads(await self._ask(method, path, limit_s, body))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the second one: nested without end
             raise Unwell(f"{method} {path}: the answer is not JSON") from error
 
     async def _ask(self, method: str, path: str, limit_s: float, body: object = None) -> bytes:
@@ -85,11 +86,13 @@ class Probe:
         timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
             async with self._session.request(method, self._url + path, json=body, timeout=timeout) as response:
-                answer = await response.read()
+                answer = await whole_body(response)
         except TimeoutError as error:
             raise Unwell(f"{method} {path}: no answer in {limit_s:g} s") from error
         except aiohttp.ClientConnectorError as error:
             raise Unwell(f"{method} {path}: nobody listens", dead=True) from error
+        except Unfit as error:
+            raise Unwell(f"{method} {path}: {error}") from error
         except aiohttp.ClientError as error:
             raise Unwell(f"{method} {path}: {type(error).__name__}") from error
         if response.status != 200:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, Mapping
 from typing import Final
 
+VALUE_CHARS_MAX: Final = 256
+"""Of what an engine says about an answer's type: vLLM's longest has 33."""
+
 LINE_ENDS: Final = frozenset("\r\n\0")
 
 
@@ -45,6 +48,11 @@ class Headers(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._found)
+
+
+def printable(value: str) -> str:
+    """A peer's word as it may stand in a header of ours: empty, where it is too long or not plain ASCII."""
+    return value if len(value) <= VALUE_CHARS_MAX and value.isascii() and value.isprintable() else ""
 
 
 def lines(headers: Mapping[str, str]) -> bytes:

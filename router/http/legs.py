@@ -7,6 +7,7 @@ what `router.upstream` promises: `EngineLost.reached` tells whether there was a 
 from __future__ import annotations
 
 import asyncio
+import select
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
@@ -14,6 +15,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from cluster.bounded import encoding
+from router.http.headers import printable
 from router.upstream import CONNECT_S, KEEPALIVE_S, EngineLost
 
 SWEEP_S: Final = 0.5
@@ -25,7 +28,11 @@ LONG_SILENCE_S: Final = 10.0
 not matter then, and most legs never need one."""
 
 HEAD_BYTES_MAX: Final = 1 << 16
-"""An answer's head is shorter, or it is no answer."""
+"""An answer's head is shorter, or it is no answer. So is what comes of its framing (trailers, chunks' extensions)
+without a byte of its body between."""
+
+_NO_ANSWER: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade)
+"""What the parser raises: the second one, of a status 101, is none of the first."""
 
 PIECE_BYTES: Final = 1 << 16
 """Bodies over this are not copied together with their heads."""
@@ -50,7 +57,9 @@ _FRAMINGS: Final = _framings(CHUNK_BYTES_MAX)
 """How a whole chunk begins, by its length, framing included. To compare is cheaper than to read a number."""
 
 
-_READ: Final = frozenset({b"content-type", b"cache-control", b"content-length", b"transfer-encoding"})
+_READ: Final = frozenset(
+    {b"content-type", b"cache-control", b"content-encoding", b"content-length", b"transfer-encoding"}
+)
 """Headers of an answer that are looked at."""
 
 
@@ -177,6 +186,13 @@ class Leg:
         elif listener is not None and lost is not None:
             listener.lost(lost)
 
+    def refuse(self, lost: EngineLost) -> None:
+        """Break off: what has come of its answer is not what its listener can take, who hears of the loss."""
+        connection = self._connection
+        if connection is not None:
+            connection.cut()
+        self.over(lost)
+
     def close(self) -> None:
         """Break off: its engine aborts what it is doing for us. Nobody is told."""
         connection = self._connection
@@ -250,6 +266,8 @@ class Connection(asyncio.Protocol):
         "_cache_control",
         "_complete",
         "_content_type",
+        "_fault",
+        "_framing_bytes",
         "_head",
         "_head_bytes",
         "_keep",
@@ -257,6 +275,7 @@ class Connection(asyncio.Protocol):
         "_length_known",
         "_loop",
         "_parser",
+        "_poll",
         "_pool",
         "_status",
         "_time",
@@ -280,21 +299,34 @@ class Connection(asyncio.Protocol):
         self.paused = False
         self.heard_at = self.idle_since = 0.0
         self._parser = httptools.HttpResponseParser(self)
+        self._poll = select.poll()
         self._reset()
 
     def _reset(self) -> None:
         self._content_type, self._cache_control = "application/json", ""
         self._head = self._length_known = self._whole_chunks = self._complete = self._keep = False
-        self._head_bytes = self._status = 0
+        self._head_bytes = self._status = self._framing_bytes = 0
+        self._fault: EngineLost | None = None
+        """Why its answer is not read on."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by descent
         self._pool.opened.add(self)
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            self._poll.register(sock.fileno(), select.POLLIN)
 
     @property
     def usable(self) -> bool:
         """It can take a leg."""
         return self._leg is None and self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def silent(self) -> bool:
+        """Nothing has come that was not read yet. What comes before a leg is sent is no answer to it: bytes behind the
+        end of another client's answer, or the connection's end.
+        """
+        return not self._poll.poll(0)
 
     def send(self, leg: Leg, request: tuple[bytes, ...]) -> None:
         """Write a leg's request."""
@@ -345,12 +377,21 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._give_up(f"no HTTP answer: {error}")
-            return
+        except _NO_ANSWER as error:
+            if not self._complete:
+                self._give_up(self._fault or _malformed(str(error)))
+                return
+            self._keep = False  # the answer is whole; what stands behind its end goes with the connection
         if not self._head and self._head_bytes > HEAD_BYTES_MAX:
-            self._give_up("no HTTP answer: its head has no end")
+            self._give_up(_malformed("its head has no end"))
             return
+        if self._bodies:
+            self._framing_bytes = 0
+        elif self._head:
+            self._framing_bytes += size
+            if self._framing_bytes > HEAD_BYTES_MAX and not self._complete:
+                self._give_up(_malformed("its framing has no end"))
+                return
         # Where a body's last piece is not the last that came, a line end closes its chunk: there is none in between.
         bodies = self._bodies
         self._whole_chunks = bool(
@@ -381,32 +422,50 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         leg.over()
 
-    def _give_up(self, because: str) -> None:
+    def _give_up(self, lost: EngineLost) -> None:
         leg = self._leg
+        self._bodies.clear()
         self.cut()
         if leg is not None:
-            leg.over(EngineLost(because, reached=True))
+            leg.over(lost)
 
     # httptools' callbacks
 
+    def on_message_begin(self) -> None:
+        if self._complete:  # behind the end of an answer: it would be read as the next leg's
+            self._keep = False
+
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name not in _READ:
+        if name not in _READ or self._head:  # trailers say nothing
             return
+        said = value.decode("latin-1")
         if name == b"content-type":
-            self._content_type = value.decode("latin-1")
+            self._content_type = printable(said) or self._content_type
         elif name == b"cache-control":
-            self._cache_control = value.decode("latin-1")
+            self._cache_control = printable(said)
+        elif name == b"content-encoding":
+            found = encoding(said)
+            if found:
+                because = f"its answer is encoded ({found[:40]!r}) although plain bytes were asked for"
+                self._fault = EngineLost(because, reached=True, unfit="encoded")
+        elif name == b"transfer-encoding" and said.strip().lower() != "chunked":
+            self._fault = _malformed(f"its transfer encoding is {said[:40]!r}")
         else:
             self._length_known = True
 
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
         leg = self._leg
-        if self._status < 200:  # what only says that more is to come
-            return
         if self._head:
             raise ValueError("an answer that nobody asked for")
+        if not 100 <= self._status < 600 or self._status == 101:
+            self._fault = _malformed(f"its status is {self._status}")
+        if self._fault is not None:
+            raise ValueError("an answer that is not read")
+        if self._status < 200:  # what only says that more is to come
+            self._content_type, self._cache_control = "application/json", ""
+            return
         self._head = True
         if leg is not None and leg.listener is not None:
             leg.listener.opened(self._status, self._content_type, self._cache_control)
@@ -437,6 +496,10 @@ class Connection(asyncio.Protocol):
             leg.broke(because, heard=self._head_bytes > 0)
 
 
+def _malformed(because: str) -> EngineLost:
+    return EngineLost(f"no HTTP answer: {because}", reached=True, unfit="malformed")
+
+
 class Pool:
     """Connections to one engine."""
 
@@ -456,7 +519,7 @@ class Pool:
         """The connection used last, if one is free: the older ones may then end."""
         while self._idle:
             connection, _ = self._idle.popitem()
-            if connection.usable and now - connection.idle_since < KEEPALIVE_S:
+            if connection.usable and now - connection.idle_since < KEEPALIVE_S and connection.silent:
                 return connection
             connection.cut()
         return None
@@ -527,8 +590,8 @@ class Legs:
             pool = self._pools[url] = Pool(url, self.loop)
         start = self._heads.get((url, path))
         if start is None:
-            start = f"POST {pool.base}{path} HTTP/1.1\r\nHost: {pool.netloc}\r\nAccept: */*\r\n".encode()
-            self._heads[url, path] = start
+            asks = f"Host: {pool.netloc}\r\nAccept: */*\r\nAccept-Encoding: identity\r\n"
+            start = self._heads[url, path] = f"POST {pool.base}{path} HTTP/1.1\r\n{asks}".encode()
         size = sum(map(len, body))
         head = b"%b%bContent-Length: %d\r\n\r\n" % (start, headers, size)
         request = (b"".join((head, *body)),) if size <= PIECE_BYTES else (head, *body)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -183,6 +185,62 @@ async def test_answers_that_break_off(legs: Legs, pieces: tuple[bytes, ...]) -> 
         assert isinstance(lost, EngineLost)
         assert lost.reached
     assert len(engine.asked) == 1, "not sent again: who knows what was done with it"
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [WHOLE.replace(b"{}", b"[]"), b"HTTP/1.1 200 OK\r\nContent-Le", b"H", b"x", b"\r\n\r\nHTTP/1.1 500 x\r\n\r\n"],
+)
+async def test_what_stands_behind_an_answers_end_reaches_no_other_leg(legs: Legs, behind: bytes) -> None:
+    """Not in the same bytes: the answer counts, its connection is not used again."""
+    extra = iter([behind, b""])
+
+    async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(WHOLE + next(extra))
+
+    engine = Engine(speak)
+    async with engine.open() as url:
+        for turn in (1, 2):
+            heard = Heard()
+            send(legs, url, heard)
+            assert await heard.end() is None
+            assert heard.bytes == b"{}"
+            assert engine.connections == turn
+
+
+def speaks_behind(listening: socket.socket, more: threading.Event, said: threading.Event) -> None:
+    """Answers twice, and on the first connection once more without being asked."""
+    for last in (False, True):
+        connection, _ = listening.accept()
+        with connection:
+            head = b""
+            while b"\r\n\r\n{}" not in head:
+                head += connection.recv(4096)
+            connection.sendall(WHOLE)
+            if not last:
+                more.wait(5)
+                connection.sendall(WHOLE.replace(b"{}", b"[]"))
+                said.set()
+            with suppress(ConnectionError):
+                connection.recv(1)
+
+
+async def test_an_answer_that_came_before_its_leg_was_sent_is_none(legs: Legs) -> None:
+    """It lies unread on the idle connection at the moment when the next leg takes that: the loop has not seen it."""
+    more, said = threading.Event(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        engine = threading.Thread(target=speaks_behind, args=(listening, more, said), daemon=True)
+        engine.start()
+        first, second = Heard(), Heard()
+        send(legs, f"http://127.0.0.1:{listening.getsockname()[1]}", first)
+        assert await first.end() is None
+        more.set()
+        assert said.wait(5), "it is there, and the loop has had no chance to read it"
+        send(legs, f"http://127.0.0.1:{listening.getsockname()[1]}", second)
+        assert await second.end() is None
+        legs.close()
+        await asyncio.to_thread(engine.join, 5)
+    assert (first.bytes, second.bytes) == (b"{}", b"{}")
 
 
 @pytest.mark.parametrize("once", [False, True])

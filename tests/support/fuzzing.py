@@ -237,13 +237,13 @@ class Told:
 
 def get(path: str) -> bytes:
     """A request without a body, after which the connection is closed."""
-    return f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
 
 
 def post(path: str, body: bytes, **headers: str) -> bytes:
     """A request with a JSON body, after which the connection is closed. An underscore in a name stands for a hyphen."""
     lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n{lines}"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n{lines}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

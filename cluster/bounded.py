@@ -1,0 +1,52 @@
+"""Reads what a peer answers over HTTP: plain bytes, and no more of them than anybody wants. A shell.
+
+Every session to a peer sends `PLAIN` and does not decompress (``auto_decompress=False``): a few kilobytes of gzip hold
+a gigabyte. What is encoded all the same is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import aiohttp
+
+PLAIN: Final[Mapping[str, str]] = {"Accept-Encoding": "identity"}
+"""Asks for an answer as it is."""
+
+WORD_BYTES_MAX: Final = 8 << 20
+"""Of an answer about a peer itself (its models, metrics, state): vLLM's largest, ``/metrics``, has some 300 KB."""
+
+
+class Unfit(Exception):
+    """The answer is not read. `why`: ``too_long`` or ``encoded``."""
+
+    def __init__(self, because: str, why: str) -> None:
+        super().__init__(because)
+        self.why = why
+
+
+def encoding(value: str) -> str:
+    """What a Content-Encoding header says beyond ``identity``; empty: the answer is as it is."""
+    return ", ".join(
+        word for word in (each.strip() for each in value.split(",")) if word.lower() not in {"", "identity"}
+    )
+
+
+async def whole_body(answer: aiohttp.ClientResponse, bytes_max: int = WORD_BYTES_MAX) -> bytes:
+    """All that a peer says. What breaks off on the way raises what aiohttp raises.
+
+    Raises:
+        Unfit: it is longer than `bytes_max`, or encoded.
+    """
+    encoded = encoding(answer.headers.get("Content-Encoding", ""))
+    if encoded:
+        answer.close()
+        raise Unfit(f"its answer is encoded ({encoded[:40]!r}) although plain bytes were asked for", "encoded")
+    found = bytearray()
+    async for piece in answer.content.iter_any():
+        found += piece
+        if len(found) > bytes_max:
+            answer.close()
+            raise Unfit(f"its answer is longer than {bytes_max} bytes", "too_long")
+    return bytes(found)
