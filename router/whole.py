@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -79,7 +80,10 @@ class Whole:
         if identifier is not None:
             return await self._owner(tenant, path, identifier)
         lacking = self._lacking(path, model, tenant)
-        chosen = self._router.desk.pick(Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant))
+        now = time.monotonic()
+        chosen = self._router.desk.pick(
+            Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant, arrived=now, now=now)
+        )
         if chosen.decode is None:
             raise no_instance(chosen.because)
         return self._router.view.get(chosen.decode).instance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from support.fake_engine import FakeEngine
 from support.fleet import Fleet, Starter
 
 from cluster.keys import digest
-from cluster.spec import Tenant
+from cluster.spec import SloClass, Tenant
 from router import prober
 from router.paths import PATHS, How
 
@@ -328,3 +329,15 @@ async def test_a_relayed_request_ends_in_time(start: Starter) -> None:
     with pytest.raises(aiohttp.ClientPayloadError):
         await fleet.post("/v1/responses", json={"input": "x", "stream": True})
     go_on.set()
+
+
+async def test_relays_are_placed_on_a_machine_that_has_run_for_a_day(
+    monkeypatch: pytest.MonkeyPatch, start: Starter
+) -> None:
+    """What is under way fades with time: a place asked for at second 0 of the machine's clock had no price."""
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 86400.0)
+    fleet = await start(classes={"fast": SloClass(ttft_ms=60_000)})
+    body = {"model": "fake", "prompt": "hello", "max_tokens": 5}
+    assert (await fleet.post("/v1/completions", json=body))[0] == 200
+    assert (await fleet.post("/v1/embeddings", json={"model": "fake", "input": "hello"}))[0] == 200
