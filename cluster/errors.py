@@ -47,8 +47,12 @@ class ApiError(BatonError):
         self.param = param
 
     def body(self) -> dict[str, Any]:
-        """The JSON object to send: the same keys as vLLM's own server (``code`` is the HTTP status)."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
+        """The JSON object to send: the same keys as vLLM's own server (``code`` is the HTTP status).
+
+        A message may quote a header, and headers are bytes: those that are no UTF-8 are shown by their numbers.
+        """
+        message = self.message.encode("utf-8", "backslashreplace").decode()
+        return {"error": {"message": message, "type": self.kind, "param": self.param, "code": self.status}}
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
@@ -79,6 +83,11 @@ def body_timeout(seconds: float) -> ApiError:
 def no_instance(because: str) -> ApiError:
     """503: nothing can take the request now."""
     return ApiError(503, "ServiceUnavailableError", f"No instance can serve this request: {because}.")
+
+
+def no_room(because: str) -> ApiError:
+    """503: the router itself has no room for the request now."""
+    return ApiError(503, "ServiceUnavailableError", f"This router cannot take the request now: {because}.")
 
 
 def shed(because: str, retry_after_s: int) -> ApiError:

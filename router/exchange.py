@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cluster import wire
-from cluster.errors import ApiError
+from cluster.errors import ApiError, no_room
 from cluster.ids import InstanceId
 from cluster.instance import Instance
 from cluster.request import Request
@@ -391,7 +391,9 @@ class Exchange:
         refusal = self._refusal
         assert refusal is not None
         if answers.object_in(refusal.body) is not None:
-            self.reply.respond(refusal.status, refusal.body, answers.json_type(refusal.content_type))
+            retry_after_s = 1 if refusal.status == 503 else None
+            kind = answers.json_type(refusal.content_type)
+            self.reply.respond(refusal.status, refusal.body, kind, retry_after_s=retry_after_s)
         else:
             error = answers.refusal(refusal.status, refusal.body)
             self.reply.respond(error.status, msgspec.json.encode(error.body()))
@@ -500,7 +502,7 @@ class Exchange:
         except Exception:  # whoever is called for the place: this exchange goes on
             logger.exception(_BUG, self._request.label)
 
-    def prefill_said(self, leg: PrefillLeg, said: Said | j.Lost) -> None:
+    def prefill_said(self, leg: PrefillLeg, said: Said | j.Lost | j.Refused) -> None:
         """It has ended by itself."""
         if self._legs.get(leg.instance) is leg:
             del self._legs[leg.instance]
@@ -513,11 +515,11 @@ class Exchange:
             self._router.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
             self.feed(j.Lost("the instance was lost", by=leg.instance))
 
-    def _read_prefill(self, leg: PrefillLeg, said: Said | j.Lost) -> j.Event:
+    def _read_prefill(self, leg: PrefillLeg, said: Said | j.Lost | j.Refused) -> j.Event:
         if isinstance(said, Said):
             self._router.meters.leg("prefill", said.at - leg.started)
         newest = leg.attempt == self._journey.attempt
-        fields = said if isinstance(said, j.Lost) else self._fields(leg.instance, said.answer)
+        fields = self._fields(leg.instance, said.answer) if isinstance(said, Said) else said
         if not isinstance(fields, dict):
             if newest:
                 self._prompt_over(done=False)
@@ -553,7 +555,7 @@ class Exchange:
             return lost
         return {**fields, "choices": None}  # half done: what it holds is pulled or given back
 
-    def _unfit(self, by: InstanceId, because: str) -> j.Lost:
+    def _unfit(self, by: InstanceId, because: str) -> j.Lost | j.Refused:
         """An engine has answered with status 200 and no answer."""
         return self.engine_lost(by, EngineLost(because, reached=True, unfit="no_completion"))
 
@@ -621,8 +623,13 @@ class Exchange:
         self._refusal = answer
         return j.Refused(answer.status)
 
-    def engine_lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost:
-        """What a broken leg is to the journey."""
+    def engine_lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost | j.Refused:
+        """What a broken leg is to the journey. What we have run out of, another instance could not give us either."""
+        if lost.ours:
+            logger.warning("%s: %s", self._request.label, lost)
+            problem = no_room(str(lost))
+            self._refusal = Answer(problem.status, "application/json", msgspec.json.encode(problem.body()))
+            return j.Refused(problem.status)
         if lost.unfit:
             self._router.meters.unfit.labels(lost.unfit).inc()
         if not lost.reached:

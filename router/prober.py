@@ -92,6 +92,8 @@ class Prober:
                 load = _load(await self._get(instance, "/metrics")) if self._read_metrics else None
         except (EngineLost, TimeoutError, Unreadable) as error:
             logger.debug("%s: probe failed: %s", instance.id, error)
+            if isinstance(error, EngineLost) and error.ours:
+                return False
             if self._view.knows(instance.id):
                 self._view.probe_failed(instance.id)
             return False

@@ -51,14 +51,14 @@ class PrefillLeg:
         self.attempt = attempt
         self.started = 0.0
         self.http: Leg | None = None
-        self._said: asyncio.Future[Said | j.Lost] | None = None
+        self._said: asyncio.Future[Said | j.Lost | j.Refused] | None = None
         """For who outlives the exchange."""
-        self._told: Said | j.Lost | None = None
+        self._told: Said | j.Lost | j.Refused | None = None
         self._status, self._content_type = 0, ""
         self._pieces: list[bytes] = []
         self._bytes = 0
 
-    def said(self) -> asyncio.Future[Said | j.Lost]:
+    def said(self) -> asyncio.Future[Said | j.Lost | j.Refused]:
         """Done when it has ended."""
         if self._said is None:
             self._said = asyncio.get_running_loop().create_future()

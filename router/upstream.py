@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
+import os
+import socket
 import traceback
 from collections.abc import Mapping
 
@@ -32,20 +35,39 @@ PIECE_BYTES = 1 << 20
 class EngineLost(Exception):
     """An engine could not be reached, broke off, or answered what is none.
 
-    `reached` tells whether a connection was made at all. `unfit`: what was wrong with its answer, in one word, for the
-    counter of unfit answers (``too_long``, ``encoded``, ``malformed``, ``no_completion``); empty: there was none.
+    `reached` tells whether a connection was made at all, `ours` that it was for want of something that this process is
+    to have: the engine may be as well as ever. `unfit`: what was wrong with its answer, in one word, for the counter of
+    unfit answers (``too_long``, ``encoded``, ``malformed``, ``no_completion``); empty: there was none.
     """
 
-    def __init__(self, because: str, *, reached: bool, unfit: str = "") -> None:
+    def __init__(self, because: str, *, reached: bool, unfit: str = "", ours: bool = False) -> None:
         super().__init__(because)
         self.reached = reached
         self.unfit = unfit
+        self.ours = ours
 
 
 def too_long(bytes_max: int) -> EngineLost:
     """An answer that is not kept any further."""
     because = f"its answer is longer than {bytes_max} bytes (--answer-bytes-max)"
     return EngineLost(because, reached=True, unfit="too_long")
+
+
+def not_connected(error: OSError, because: str) -> EngineLost:
+    """No connection was made, for this reason."""
+    if _no_descriptors(error):
+        return EngineLost("the router is out of file descriptors (`ulimit -n`)", reached=False, ours=True)
+    return EngineLost(because, reached=False)
+
+
+def _no_descriptors(error: OSError) -> bool:
+    """Names are looked up in files: without descriptors every host is unknown."""
+    if isinstance(error, socket.gaierror):
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as instead:
+            error = instead
+    return error.errno in {errno.EMFILE, errno.ENFILE}
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -106,7 +128,10 @@ class Upstream:
                 # An idle connection that the engine closed at this very moment: once more, on a new one.
                 if last:
                     raise EngineLost(last_words(error), reached=True) from None
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            except aiohttp.ClientConnectorError as error:
+                cause = error.os_error
+                raise not_connected(cause, last_words(error)) from None
+            except aiohttp.ConnectionTimeoutError as error:
                 raise EngineLost(last_words(error), reached=False) from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise EngineLost(last_words(error), reached=True) from None

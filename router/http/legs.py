@@ -17,7 +17,7 @@ import httptools
 
 from cluster.bounded import encoding
 from router.http.headers import printable
-from router.upstream import CONNECT_S, KEEPALIVE_S, EngineLost
+from router.upstream import CONNECT_S, KEEPALIVE_S, EngineLost, not_connected
 
 SWEEP_S: Final = 0.5
 """Idle connections are looked at this often, and legs that may be silent for long. (An idle connection older than
@@ -160,7 +160,7 @@ class Leg:
         except TimeoutError:
             self.over(EngineLost(f"no connection within {CONNECT_S:g} s", reached=False))
         except OSError as error:
-            self.over(EngineLost(f"cannot connect to {self._pool.netloc}: {error.strerror or error}", reached=False))
+            self.over(not_connected(error, f"cannot connect to {self._pool.netloc}: {error.strerror or error}"))
         else:
             if self.listener is None:
                 connection.cut()
