@@ -1,4 +1,5 @@
-"""Half an hour at 70 % load with instances coming and going: is memory flat, and is nothing held at the end?
+"""Half an hour at 70 % load, instances coming and going, hostile clients beside the honest ones: is memory flat, is
+nothing held at the end, and do the honest clients notice?
 
     make soak                       30 minutes
     make soak ARGS="--minutes 5"
@@ -11,7 +12,9 @@ Memory is each router's resident memory every 5 s, after a warm-up; its slope is
 (single readings depend on each other), with the 95 % interval of Student's t. A run that is too short for the whole
 warm-up shows it, and does not judge it: what it sees is caches that fill. At the end, when the load has stopped,
 nothing may be open in a router and no KV block in use in an engine, and the routers' counters together must say what
-the load generators say. Ends with 1 where a target is missed.
+the load generators say. In every second phase of 40 s hostile clients are there (`bench/soak_hostile.py`;
+`--no-hostile` leaves them out); the p99 of honest clients' TTFT with them may be 1.5 times that without. Ends with 1
+where a target is missed.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench import soak_hostile
 from bench.processes import BATON_COMMAND, Running, asked, page, stopping
 from bench.published import Table, machine, note_of, publish, result, say, show, target
 from cluster.registry.launch import RegistryCommand, registry_command
@@ -156,6 +160,10 @@ class Front:
     endpoint: str
     admin: str
     load: subprocess.Popen[str] | None = None
+    began: float = 0.0
+    """When its load was started."""
+    out: Path = Path()
+    """What its load writes of each request."""
     readings: list[tuple[float, float]] = field(default_factory=list)
 
 
@@ -173,12 +181,24 @@ def start_load(front: Front, rate: float, seconds: float, seed: int) -> None:
     """Half of the load, for so long."""
     words = ["--rate", f"{rate / ROUTERS:g}", "--duration-s", f"{seconds:g}", "--seed", str(seed), "--json"]
     words += ["--input-tokens", str(INPUT_TOKENS), "--output-tokens", str(OUTPUT_TOKENS), "--token-ids", "1000-20000"]
+    words += ["--out", str(front.out)]
+    front.began = time.monotonic()
     front.load = subprocess.Popen(
         [*BATON_COMMAND, "load", front.endpoint, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
 
 
-def run(minutes: float, rate: float, seed: int) -> dict[str, Any]:
+def start_hostile(fronts: Sequence[Front], running: list[Running], seconds: float, seed: int) -> tuple[Running, float]:
+    """Hostile clients of all routers, and when they began."""
+    words = [sys.executable, "-m", "bench.soak_hostile", *(each.endpoint for each in fronts)]
+    words += ["--seconds", f"{seconds:g}", "--seed", str(seed)]
+    hostile = Running("hostile", words, frozenset(os.sched_getaffinity(0)))
+    running.append(hostile)
+    hostile.line()
+    return hostile, time.monotonic()
+
+
+def run(minutes: float, rate: float, seed: int, *, with_hostile: bool) -> dict[str, Any]:
     """All of it; what was seen."""
     chance, running = random.Random(seed), list[Running]()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
@@ -193,10 +213,17 @@ def run(minutes: float, rate: float, seed: int) -> dict[str, Any]:
         fleet.start(*names)
         fronts = [start_router(fleet, number) for number in range(ROUTERS)]
         say(f"{len(names)} instances, {ROUTERS} routers, {rate:.1f} requests/s for {minutes:g} minutes")
+        hostile = start_hostile(fronts, running, minutes * 60, seed) if with_hostile else None
         for number, front in enumerate(fronts):
+            front.out = Path(folder) / f"load-{number}.jsonl"
             start_load(front, rate, minutes * 60, seed + number)
         turns = go_on(fleet, fronts, names, minutes * 60, chance)
-        return {"turns": turns, **settle(fleet, fronts)}
+        sent_by_hostile = None if hostile is None else json.loads(hostile[0].line())
+        seen = {"turns": turns, **settle(fleet, fronts)}
+        if hostile is not None:
+            records = [each for front in fronts for each in soak_hostile.honest(front.out, front.began - hostile[1])]
+            seen["hostile"] = {"sent": sent_by_hostile, **soak_hostile.judged(records)}
+        return seen
 
 
 def go_on(
@@ -245,7 +272,9 @@ def settle(fleet: Fleet, fronts: Sequence[Front]) -> dict[str, Any]:
         "held": held,
         "open": sum(_sample(text, "baton_open_requests") + _sample(text, "baton_waiting_requests") for text in texts),
         "legs": sum(_sample(text, "baton_instance_inflight") for text in texts),
-        "counted": _sample(both, "baton_requests_total"),
+        "counted": _sample(both, "baton_requests_total", 'path="/v1/completions"'),  # hostile clients ask for chats
+        "connections": sum(_sample(text, "baton_client_connections") for text in texts),
+        "uploads": sum(_sample(text, "baton_upload_bytes") for text in texts),
         "silent": _sample(both, "baton_routers_silent"),
         "reports": reports,
         "slopes": slopes,
@@ -265,11 +294,12 @@ def main() -> int:
     )
     parser.add_argument("--share", type=float, default=SHARE, help="of what decode can do (default %(default)g)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-hostile", dest="hostile", action="store_false", help="honest clients alone")
     parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md and docs/benchmarks/soak.json")
     args = parser.parse_args()
     facts = machine()
     rate = args.share * CAPACITY
-    seen = run(args.minutes, rate, args.seed)
+    seen = run(args.minutes, rate, args.seed, with_hostile=args.hostile)
     slopes = [each for each in seen.pop("slopes") if each is not None]
     reports = seen.pop("reports")
     sent = sum(each["sent"] for each in reports)
@@ -311,9 +341,18 @@ def main() -> int:
         **memory,
         "shares of KV blocks held at the end": target(seen["held"], 0.0),
         "requests and legs open at the end": target(seen["open"] + seen["legs"], 0.0),
+        "connections and bytes of uploads at the end": target(seen["connections"] + seen["uploads"], 0.0),
         "requests the routers counted less those sent": target(abs(seen["counted"] - sent), 0.0),
         "routers that did not answer": target(seen["silent"], 0.0),
     }
+    if args.hostile:
+        ratio = seen["hostile"]["ratio"]
+        if ratio is None:
+            say(f"honest clients' TTFT is not judged: fewer than {soak_hostile.JUDGED_REQUESTS_MIN} requests a phase")
+        else:
+            targets["honest clients' p99 TTFT beside hostile ones, over that without"] = target(
+                ratio, soak_hostile.RATIO_MAX
+            )
     told = result("soak", figures, targets)
     if args.publish:
         missed = [name for name, each in targets.items() if not each["met"]]

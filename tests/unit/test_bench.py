@@ -122,3 +122,15 @@ def test_a_soaks_slope_and_its_interval() -> None:
     assert flat is not None
     assert abs(flat.mb_per_hour) < flat.half_width
     assert slope_of(climbing[:15]) is None, "too short to say"
+
+
+def test_honest_clients_are_judged_by_phase() -> None:
+    from bench.soak_hostile import EDGE_S, JUDGED_REQUESTS_MIN, PHASE_S, judged, phase_at
+
+    assert [phase_at(at)[0] for at in (0.0, PHASE_S - 1, PHASE_S, 2 * PHASE_S)] == [False, False, True, False]
+    every = [(at / 10, 0.2 if phase_at(at / 10)[0] else 0.1) for at in range(int(40 * PHASE_S))]
+    edges = [(number * PHASE_S + EDGE_S / 2, 9.0) for number in range(4) for _ in range(50)]
+    found = judged(every + edges)
+    assert (found["p99_ttft_s_without"], found["p99_ttft_s_beside"], found["ratio"]) == (0.1, 0.2, 2.0)
+    assert judged(every[: int(10 * PHASE_S) + JUDGED_REQUESTS_MIN // 2])["ratio"] is None
+    assert judged([])["p99_ttft_s_beside"] is None
