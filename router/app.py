@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import cast
+from pathlib import Path
 
 from aiohttp import web
 
@@ -16,17 +17,21 @@ from cluster.readable import SMALL_BYTES_MAX
 from cluster.registry.registry import Registry
 from router.config import RouterConfig
 from router.generation import Generation
-from router.http.front import KEEPALIVE_S, LINE_BYTES_MAX, Front
+from router.http import cold
+from router.http.doors import CLIENTS_MAX, SPARE, Doors, guests_of
+from router.http.front import Front
 from router.http.headers import Headers
 from router.http.outlet import Outlet
+from router.http.uploads import Uploads
 from router.server import Router, admin_app, public_app
 from router.tls import limit_untaken, server_context
 
 BACKLOG = 1024
 """Connections the kernel may queue while the loop is busy."""
 
-ADMIN_CONNECTIONS_MAX = 256
-"""Of the admin side, at once: pages, scrapers and siblings keep a few each."""
+ADMIN_GUESTS_MAX = 256
+"""Connections of the admin side: pages, scrapers and sibling routers keep a few each. Fewer where there are few
+descriptors."""
 
 
 async def serve(
@@ -42,47 +47,66 @@ async def serve(
     Raises:
         UsageError: a port is taken, naming the flag.
     """
-    router = Router(config, registry)
+    doors = Doors(_guests_max(config))
+    router = Router(config, registry, doors)
     async with AsyncExitStack() as closing:
         await router.start()
         closing.push_async_callback(router.close)
         tls = None if config.tls_cert_file is None else server_context(config.tls_cert_file, config.tls_key_file)
         front = Front(
             router.generation,
-            await _handlers(public_app(router), config, closing),
+            cold.handlers(await _server(public_app(router), config, closing)),
             body_bytes_max=config.body_bytes_max,
             body_timeout_s=config.body_timeout_s,
             head_timeout_s=config.head_timeout_s,
+            doors=doors,
+            uploads=router.uploads,
         )
         closing.push_async_callback(front.drain, config.drain_s)
         shared = config.shares_port or None
         public = await _listen(front.connect, config, config.host, config.port, "--port", closing, tls, shared=shared)
         operators = Front(
             _NoGeneration(router.generation),
-            await _handlers(admin_app(router), config, closing),
+            cold.handlers(await _server(admin_app(router), config, closing)),
             body_bytes_max=SMALL_BYTES_MAX,
             body_timeout_s=config.body_timeout_s,
             head_timeout_s=config.head_timeout_s,
+            doors=Doors(min(ADMIN_GUESTS_MAX, doors.guests_max)),
+            uploads=Uploads(ADMIN_GUESTS_MAX * SMALL_BYTES_MAX),
         )
         closing.push_async_callback(operators.drain, config.drain_s)
-        connect = _up_to(ADMIN_CONNECTIONS_MAX, operators)
+        connect = operators.connect
         admin = await _listen(connect, config, config.admin_host, config.admin_port, "--admin-port", closing)
         router.announce(public, admin)
         announce(public, admin)
         await stop.wait()
 
 
-async def _handlers(app: web.Application, config: RouterConfig, closing: AsyncExitStack) -> web.Server:
-    """What makes aiohttp's connections."""
+def _guests_max(config: RouterConfig) -> int:
+    """Connections that clients may have open.
+
+    Raises:
+        UsageError: more than there can be descriptors for.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return config.connections_max or CLIENTS_MAX
+    if config.connections_max + SPARE > limit:
+        raise UsageError(
+            f"--connections-max {config.connections_max}: this process may open {limit} files in all "
+            f"(`ulimit -n`), and needs {SPARE} for others: raise that, or give less"
+        )
+    return config.connections_max or guests_of(limit, sum(1 for _ in Path("/proc/self/fd").iterdir()))
+
+
+async def _server(app: web.Application, config: RouterConfig, closing: AsyncExitStack) -> web.Server:
+    """aiohttp's side of a port."""
     # handler_cancellation: a client that leaves cancels its handler; without it we would generate for nobody.
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
         access_log=None,
         shutdown_timeout=config.drain_s,
-        keepalive_timeout=KEEPALIVE_S,
-        max_line_size=LINE_BYTES_MAX,
-        max_field_size=LINE_BYTES_MAX,
     )
     await runner.setup()
     closing.push_async_callback(runner.cleanup)
@@ -122,22 +146,6 @@ async def _listen(
     return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{bound}"
 
 
-def _up_to(connections_max: int, front: Front) -> Callable[[], asyncio.Protocol]:
-    """Connections of `front`, up to so many at once."""
-
-    def connect() -> asyncio.Protocol:
-        return front.connect() if len(front.open) < connections_max else _OneTooMany()
-
-    return connect
-
-
-class _OneTooMany(asyncio.Protocol):
-    """A connection that is closed at once: whoever fills the admin side with connections gets no answers for it."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast("asyncio.Transport", transport).abort()  # uvloop's is none by descent
-
-
 class _NoGeneration:
     """Nothing is generated on the admin side: `Front` is told so before it reads a body."""
 
@@ -151,6 +159,10 @@ class _NoGeneration:
     def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
         """Never: nobody is admitted."""
         raise AssertionError((outlet, path, headers, raw, tenant))
+
+    def leave(self, tenant: str) -> None:
+        """Never: nobody is admitted."""
+        raise AssertionError(tenant)
 
     def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
         """Answer with what was raised."""

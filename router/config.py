@@ -36,6 +36,12 @@ class RouterConfig:
     answer_bytes_max: int = 64 << 20
     """Most of one answer that is kept to be read: 64 MiB is 100,000 tokens with the log probabilities of six others
     each. What is passed on as it comes has no limit."""
+    uploads_bytes_max: int = 0
+    """So many bytes of bodies are read at once; beyond it uploads wait, the oldest goes on. 0: eight of the largest
+    bodies, 64 MiB at least: more than honest clients have under way on any network, and less than a router's memory."""
+    connections_max: int = 0
+    """Connections that clients may have open. 0: as many as descriptors allow, with one to an engine for each, and
+    16,384 at most, which one process cannot serve."""
     body_timeout_s: float = 30.0
     """A client that announced a body and does not send it is cut off after this; it holds a place until then."""
     head_timeout_s: float = 15.0
@@ -84,6 +90,11 @@ class RouterConfig:
     """What is known beforehand of an instance's speed. None: it is learned from its legs."""
 
     @property
+    def uploads_bytes(self) -> int:
+        """Bytes of bodies that are read at once."""
+        return self.uploads_bytes_max or max(8 * self.body_bytes_max, 64 << 20)
+
+    @property
     def chooses_by(self) -> str:
         """The policy."""
         return self.policy or ("workload" if self.classes else "least_load")
@@ -116,5 +127,10 @@ class RouterConfig:
             raise UsageError("tenants without keys, or keys without tenants: each tenant needs a key file")
         if self.tls_key_file is not None and self.tls_cert_file is None:
             raise UsageError("--tls-key-file without --tls-cert-file: a key alone shows nobody who this is")
-        if self.explain_last < 0:
-            raise UsageError(f"--explain-last is {self.explain_last}: give 0 (remember none) or more")
+        for name, none in (
+            ("explain_last", "remember none"),
+            ("uploads_bytes_max", "eight of the largest bodies"),
+            ("connections_max", "as many as descriptors allow"),
+        ):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give 0 ({none}) or more")

@@ -58,15 +58,31 @@ class Generation:
         return self._ids.pop()
 
     def admit(self, headers: Mapping[str, str]) -> str:
-        """The tenant whose request this is. Raises ApiError: 401."""
-        return self._router.clients.tenant(headers, time.monotonic())
+        """The tenant whose request this is; it is open from now on. Raises ApiError: 401, 429."""
+        clients = self._router.clients
+        tenant = clients.tenant(headers, time.monotonic())
+        clients.enter(tenant, self._router.view.routers)
+        return tenant
+
+    def leave(self, tenant: str) -> None:
+        """One that was admitted has ended before it was answered."""
+        self._router.clients.leave(tenant)
 
     def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
-        """Answer a request for generation, now or later.
+        """Answer a request for generation that was admitted, now or later. It is not open any more if this raises.
 
         Raises:
             ApiError: what is wrong with it.
         """
+        try:
+            exchange = self._exchange(outlet, path, headers, raw, tenant)
+        except BaseException:
+            self.leave(tenant)
+            raise
+        exchange.begin()
+
+    def _exchange(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> Exchange:
+        """What answers it."""
         router = self._router
         client = router.clients.client(tenant, headers)
         arrived = time.monotonic()
@@ -103,13 +119,7 @@ class Generation:
             stall_s=router.config.stall_s,
             whole_deadline=arrived + max(limit, router.config.whole_s),
         )
-        router.clients.enter(tenant, router.view.routers)
-        try:
-            exchange = Exchange(router, outlet, headers, request, journey, seat, verdict, client, taken)
-        except Exception:
-            router.clients.leave(tenant)
-            raise
-        exchange.begin()
+        return Exchange(router, outlet, headers, request, journey, seat, verdict, client, taken)
 
     def _read(self, raw: bytes, content_type: str, tenant: str) -> tuple[dict[str, Any], bytes]:
         """A body, and the bytes to send on: the client's own, if they say nothing that engines are not to read."""
@@ -158,9 +168,10 @@ class Generation:
     # -- through aiohttp --
 
     async def over_aiohttp(self, http: web.Request, tenant: str, raw: bytes) -> web.StreamResponse:
-        """The same for a request that aiohttp has read. Its connection ends with the answer."""
+        """The same for a request that aiohttp has read, and that was admitted. Its connection ends with the answer."""
         transport = http.transport
         if transport is None:
+            self.leave(tenant)
             return _Written()
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

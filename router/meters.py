@@ -13,6 +13,8 @@ from router.attainment import Attainment
 from router.finished import Finished
 from router.handoff_guard import HandoffGuard
 from router.histograms import Counts, Histograms, Times
+from router.http.doors import Doors
+from router.http.uploads import Uploads
 from router.lately import Lately
 from router.pairs import Pairs
 from router.timing import Timeline
@@ -73,6 +75,7 @@ class Meters:
         self.attainment = Attainment(self.registry)
         self.waiting = Gauge("baton_waiting_requests", "Requests in line for a place.", registry=self.registry)
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
+        self.clients = _ClientGauges(self.registry)
         self._handoffs = Counts(
             "baton_handoffs",
             "Decode legs that pull, by result: ok when the answer began, failed when the leg came to nothing.",
@@ -157,6 +160,37 @@ class _HandoffsOff(Collector):
         family = GaugeMetricFamily("baton_handoffs_off", told, labels=("slo_class",))
         for name, off in ({} if self.guard is None else self.guard.off()).items():
             family.add_metric((name,), off)
+        yield family
+
+
+class _ClientGauges(Collector):
+    """What clients hold of this router, brought up to date at each scrape."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._connections = Gauge("baton_client_connections", "Connections of clients.", registry=registry)
+        self._most = Gauge(
+            "baton_client_connections_max", "Connections that clients may have open here.", registry=registry
+        )
+        self._doors: Doors | None = None
+        registry.register(self)
+        self._upload_bytes = Gauge("baton_upload_bytes", "Bytes of bodies that are being read.", registry=registry)
+        self._uploads = Gauge("baton_uploads_waiting", "Uploads that wait for their turn.", registry=registry)
+
+    def show(self, doors: Doors, uploads: Uploads) -> None:
+        """As it is now."""
+        self._doors = doors
+        self._connections.set(len(doors.guests))
+        self._most.set(doors.guests_max)
+        self._upload_bytes.set(uploads.bytes)
+        self._uploads.set(uploads.waiting)
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """What Prometheus reads."""
+        told = "Connections without room at the bound: idle ones closed for new ones, and new ones refused."
+        family = CounterMetricFamily("baton_client_connections_ended", told, labels=("what",))
+        doors = self._doors
+        family.add_metric(("closed",), 0 if doors is None else doors.closed)
+        family.add_metric(("refused",), 0 if doors is None else doors.refused)
         yield family
 
 

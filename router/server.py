@@ -17,7 +17,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from cluster import wire
 from cluster.errors import (
     ApiError,
+    bad_request,
     deadline_passed,
+    no_room,
     too_large,
     unknown_model,
     upstream_failed,
@@ -34,8 +36,10 @@ from router.config import RouterConfig
 from router.exchange import Exchange
 from router.generation import Generation, broken, headers_of
 from router.http.bodies import read_body
+from router.http.doors import CLIENTS_MAX, Doors
 from router.http.headers import printable
 from router.http.legs import Legs
+from router.http.uploads import Uploads
 from router.intake import KEY_BYTES, Intake, chunk_key
 from router.line import Line, Losses
 from router.logged import Log, desk_of, prefixes_of, view_of
@@ -68,7 +72,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Router:
     """Everything one router process owns. `start` opens it, `close` ends it."""
 
-    def __init__(self, config: RouterConfig, registry: Registry | None = None) -> None:
+    def __init__(self, config: RouterConfig, registry: Registry | None = None, doors: Doors | None = None) -> None:
+        """`doors`: where clients' connections are counted."""
         self.config = config
         self.watch = None if registry is None else Watch(registry, self._fleet_told)
         self._probes: dict[InstanceId, tuple[Instance, asyncio.Task[None]]] = {}
@@ -96,6 +101,8 @@ class Router:
         self._looks_s = -1.0
         self.losses = Losses()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.uploads = Uploads(config.uploads_bytes)
+        self.doors = doors or Doors(CLIENTS_MAX)
         self.exchanges: set[Exchange] = set()
         """Requests that are not over."""
         self.generation = Generation(self)
@@ -258,7 +265,14 @@ class Router:
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
         """``/v1/completions`` and ``/v1/chat/completions``, where a connection's `Front` has not known them."""
-        return await self.generation.over_aiohttp(http, _tenant_of(http), await self._read_body(http))
+        tenant = _tenant_of(http)
+        self.clients.enter(tenant, self.view.routers)
+        try:
+            raw = await self._read_body(http)
+        except BaseException:
+            self.clients.leave(tenant)
+            raise
+        return await self.generation.over_aiohttp(http, tenant, raw)
 
     def headers_for(self, given: Mapping[str, str]) -> dict[str, str]:
         """A client's headers that an engine may see. A key of ours is none of an engine's business: it has its own."""
@@ -275,11 +289,14 @@ class Router:
         tenant = _tenant_of(http)
         instance, clean = await self.whole.place(http, tenant, await self._read_body(http))
         headers = self.headers_for(http.headers)
+        _check_sendable(headers)
         headers["X-Request-Id"] = self.generation.new_id()
         self.view.leg_started(instance.id)
         try:
             return await self._relay(http, instance, clean, headers)
         except EngineLost as lost:
+            if lost.ours:
+                raise no_room(str(lost)) from None
             if not lost.reached:
                 self.unreachable(instance.id)
             raise upstream_failed(str(lost)) from None
@@ -387,6 +404,7 @@ class Router:
         """What `/metrics` says."""
         stale_s = 0.0 if self.watch is None else self.watch.stale_s(time.monotonic())
         self.meters.open.set(len(self.exchanges))
+        self.meters.clients.show(self.doors, self.uploads)
         return self.meters.text(self.view, len(self.desk.line), stale_s)
 
     async def no_metrics_here(self, _: web.Request) -> web.Response:
@@ -398,7 +416,7 @@ class Router:
 
     async def _read_body(self, http: web.Request) -> bytes:
         limit = self.config.body_bytes_max
-        return await read_body(http, limit, self.config.body_timeout_s, too_large(limit))
+        return await read_body(http, limit, self.config.body_timeout_s, too_large(limit), self.uploads)
 
 
 def _oddity(answer: aiohttp.ClientResponse) -> str:
@@ -421,6 +439,13 @@ def _tenant_of(http: web.Request) -> str:
     """As the boundary has found it (`_keys`)."""
     tenant: str = http.get(_TENANT, "")
     return tenant
+
+
+def _check_sendable(headers: Mapping[str, str]) -> None:
+    """aiohttp leaves out what is no UTF-8, without a word. Raises ApiError."""
+    for name, value in headers.items():
+        if not value.isascii() and value != value.encode("utf-8", "replace").decode():
+            raise bad_request(f"The header `{name}` is no UTF-8.")
 
 
 def _instances(shown: Iterable[InstanceView]) -> list[dict[str, object]]:

@@ -28,6 +28,7 @@ import uvloop
 
 from baton.clusterfile import beside, read
 from baton.decisions_again import opened_log
+from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.makes import makes_of
 from baton.output import announce_ready
@@ -138,6 +139,8 @@ _LEGS = {Role.PREFILL: "prefill legs", Role.DECODE: "decode legs", Role.BOTH: "b
 _LIMITS = {
     "body_bytes_max": "largest request body, bytes",
     "answer_bytes_max": "most of one engine's answer that is kept, bytes (a stream as a whole has none)",
+    "uploads_bytes_max": "bytes of bodies that are read at once, 0: eight of the largest, 64 MiB at least",
+    "connections_max": "connections that clients may have open, 0: as many as descriptors allow",
     "body_timeout_s": "a body must arrive within this, s",
     "head_timeout_s": "a request head must arrive within this, s",
     "first_token_s": "deadline for the first token, s",
@@ -181,6 +184,7 @@ def run(args: argparse.Namespace) -> int:
     )
     processes = _processes(args, spec, config)
     configure_logging(args.log_level)
+    raise_descriptor_limit()
     with ExitStack() as closing:
         if args.decision_log is not None:
             log = opened_log(args.decision_log, "--decision-log", closing, buffered=False)

@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from baton.clusterfile import beside, read
+from baton.descriptors import raise_descriptor_limit
 from baton.fleet import Fleet, Front
 from baton.plan import Wanted, from_counts, from_file, place
 from baton.registry_child import RegistryChild, RegistryElsewhere
@@ -70,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start everything, serve until Ctrl-C or SIGTERM; 0 when it ended as asked, 1 when a part failed for good."""
+    raise_descriptor_limit()
     spec = _spec(args)
     wanted = _from_flags(args) if spec is None else from_file(spec, args.vllm_args)
     wanted = [replace(each, engine=args.engine) for each in wanted]

@@ -50,6 +50,8 @@ registry:
 limits:
   body_bytes_max: 33554432
   answer_bytes_max: 67108864
+  uploads_bytes_max: 268435456
+  connections_max: 4000
   body_timeout_s: 30
   head_timeout_s: 15
   first_token_s: 300

@@ -501,6 +501,26 @@ class Limits:
             aka=("max_answer", "answer_size_max", "response_bytes_max", "max_response"),
         ),
     )
+    uploads_bytes_max: int = field(
+        default=0,
+        metadata=about(
+            text="Bytes of request bodies that a router reads at once; beyond it uploads wait their turn. 0: eight of "
+            "the largest bodies, 64 MiB at least.",
+            why="what all uploads together may take of a router's memory",
+            at_least=0,
+            aka=("uploads_max", "upload_bytes_max"),
+        ),
+    )
+    connections_max: int = field(
+        default=0,
+        metadata=about(
+            text="Connections that clients may have open at a router; at the bound the one that is idle for longest is "
+            "closed. 0: as many as descriptors allow, 16384 at most.",
+            why="engines, the registry and logs need descriptors, too",
+            at_least=0,
+            aka=("max_connections", "max_clients", "clients_max"),
+        ),
+    )
     body_timeout_s: float = field(
         default=30.0,
         metadata=about(

@@ -1,4 +1,4 @@
-"""Reads the body of a request that aiohttp has: within a size and a time. A shell: it waits for a client."""
+"""Reads the body of a request that aiohttp has: within a size and a time, in its turn. A shell: clients take time."""
 
 from __future__ import annotations
 
@@ -8,22 +8,42 @@ import aiohttp
 from aiohttp import web
 
 from cluster.errors import ApiError, bad_request, body_timeout
+from router.http.cold import Turn
+from router.http.uploads import Uploads, no_room_for_bodies
 
 
-async def read_body(http: web.Request, bytes_max: int, timeout_s: float, too_long: ApiError) -> bytes:
-    """All of it. The application's `client_max_size` is to be `bytes_max`, too: that ends bodies of unknown length.
+async def read_body(
+    http: web.Request, bytes_max: int, timeout_s: float, too_long: ApiError, uploads: Uploads | None = None
+) -> bytes:
+    """All of it.
+
+    Args:
+        http: its request.
+        bytes_max: what is read at most.
+        timeout_s: until when it is to be here, waiting for its turn included.
+        too_long: raised for more than `bytes_max`.
+        uploads: all bodies that are being read; None: this one does not count.
 
     Raises:
-        ApiError: `too_long` for more than `bytes_max`; 408 after `timeout_s`; 400 for one that breaks off.
+        ApiError: `too_long`; 408 after `timeout_s`, or 503 where others were before it; 400 for one that breaks off.
     """
     if (http.content_length or 0) > bytes_max:
         raise too_long
+    body, turn = bytearray(), None if uploads is None else Turn(uploads)
     try:
         async with asyncio.timeout(timeout_s):
-            return await http.read()
+            async for piece in http.content.iter_any():
+                body += piece
+                if len(body) > bytes_max:
+                    raise too_long
+                if turn is not None:
+                    await turn.brought(len(piece))
     except TimeoutError:
-        raise body_timeout(timeout_s) from None
-    except web.HTTPRequestEntityTooLarge:
-        raise too_long from None
+        waited = turn is not None and turn.waited
+        raise (no_room_for_bodies() if waited else body_timeout(timeout_s)) from None
     except (aiohttp.ClientPayloadError, web.RequestPayloadError, ValueError) as error:
         raise bad_request(f"The body could not be read: {error}") from None
+    finally:
+        if uploads is not None and turn is not None:
+            uploads.end(turn)
+    return bytes(body)

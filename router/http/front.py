@@ -2,7 +2,12 @@
 
 A connection reads heads itself, so that it knows where each request begins and ends. One for generation is read whole
 and answered through an `Outlet`; the bytes of any other go to a handler of aiohttp's that shares the connection. One
-request is under way at a time: what a client sends before its answer is complete waits, within bounds.
+request is under way at a time: what a client sends before its answer is complete waits, within bounds. So it does
+before the answer is written out: who does not read answers gets no further ones.
+
+Whatever is kept of a client is bounded: its head (`heads`), what belongs to a body and is not one (`framing`), bodies
+that are being read (`uploads`), connections (`doors`). A request is counted from its head on, and a connection that is
+gone leaves nothing behind: nothing here knows itself, in however many steps.
 """
 
 from __future__ import annotations
@@ -14,19 +19,16 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol, cast
 
-import httptools
 from aiohttp.web_protocol import RequestHandler
 
-from cluster.errors import ApiError, bad_request, body_timeout, too_large
+from cluster.errors import ApiError, body_timeout, no_room, too_large
 from router.exact import CHAT, COMPLETIONS
+from router.http.doors import Doors, Place
+from router.http.framing import Chunks
 from router.http.headers import Headers
+from router.http.heads import HEAD_BYTES_MAX, Head, check_expectation, read_head, too_long
 from router.http.outlet import Outlet
-
-LINE_BYTES_MAX: Final = 16384
-"""Longest request line and longest header: room for long tokens and trace states, none for abuse."""
-
-HEAD_BYTES_MAX: Final = 4 * LINE_BYTES_MAX
-"""And all of a head."""
+from router.http.uploads import Uploads, no_room_for_bodies
 
 KEEPALIVE_S: Final = 75.0
 """Idle client connections are kept this long, as common proxies do."""
@@ -37,6 +39,9 @@ AHEAD_BYTES_MAX: Final = 1 << 16
 LINGER_S: Final = 10.0
 """A client that is refused while it sends may go on for so long: closed at once, it would never read why."""
 
+REFUSAL_S: Final = 2.0
+"""A connection that is one too many may take so long to ask, and as long to read that it is."""
+
 COLD_LOOKS_S: Final = 0.01
 """aiohttp does not say when it has answered: where something waits for that, it is looked at this often."""
 
@@ -44,10 +49,7 @@ _HOT: Final = {f"POST {path}{end}".encode(): path for path in (COMPLETIONS, CHAT
 _HOT_LONGEST: Final = max(map(len, _HOT))
 _HEAD_TIMEOUT: Final = ApiError(408, "RequestTimeoutError", "The request head did not arrive in time.")
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
-_UPGRADED: Final = ("upgrade", "transfer-encoding")
-"""Headers after which nobody but aiohttp knows where a request ends."""
-
-_SPECIAL: Final = frozenset({*_UPGRADED, "expect"})
+_SPECIAL: Final = frozenset({"upgrade", "transfer-encoding", "expect"})
 """Headers of requests that are always read anew."""
 
 
@@ -55,10 +57,13 @@ class Answers(Protocol):
     """Who answers."""
 
     def admit(self, headers: Mapping[str, str]) -> str:
-        """The tenant whose request this is; its body is not read yet. Raises `ApiError`."""
+        """The tenant whose request this is; its body is not read yet. From now on it is open. Raises `ApiError`."""
+
+    def leave(self, tenant: str) -> None:
+        """One that was admitted has ended before it could be answered."""
 
     def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
-        """Answer it, now or later. Raises `ApiError`."""
+        """Answer one that was admitted, now or later; it is open until then, or until this raises `ApiError`."""
 
     def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
         """Answer with what was raised."""
@@ -75,7 +80,11 @@ class Front:
         body_bytes_max: int,
         body_timeout_s: float,
         head_timeout_s: float,
+        doors: Doors,
+        uploads: Uploads,
     ) -> None:
+        self.doors: Final = doors
+        self.uploads: Final = uploads
         self.answers: Final = answers
         self.cold: Final = cold
         self.body_bytes_max: Final = body_bytes_max
@@ -121,68 +130,6 @@ class _Phase(Enum):
     """Refused: what still comes is thrown away."""
 
 
-class _Head:
-    """One request's, and its body where that comes in chunks."""
-
-    __slots__ = ("chunks", "complete", "headers", "keep", "longest", "more", "parser", "pieces", "size")
-
-    def __init__(self, known: _Known | None = None) -> None:
-        self.pieces: list[bytes] = []
-        self.size = 0
-        self.longest = 0
-        self.complete = self.more = False
-        self.parser: httptools.HttpRequestParser | None = None
-        if known is not None:
-            self.headers, self.keep, self.chunks = known.headers, known.keep, known.chunks
-            return
-        self.headers = Headers()
-        self.keep = self.chunks = False
-        """Its connection may go on after it; it knows chunks (HTTP/1.1)."""
-        self.parser = httptools.HttpRequestParser(self)
-
-    def on_url(self, url: bytes) -> None:
-        self.longest = max(self.longest, len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.longest = max(self.longest, len(name) + len(value))
-        self.headers.add(name, value)
-
-    def on_headers_complete(self) -> None:
-        if not self.complete and self.parser is not None:
-            self.keep = self.parser.should_keep_alive()
-            self.chunks = self.parser.get_http_version() == "1.1"
-
-    def on_message_begin(self) -> None:
-        self.more = self.complete
-
-    def on_body(self, data: bytes) -> None:
-        if not self.complete:
-            self.pieces.append(data)
-            self.size += len(data)
-
-    def on_message_complete(self) -> None:
-        self.complete = True
-
-    def read(self, data: bytes) -> None:
-        """Raises ApiError for what is no HTTP."""
-        assert self.parser is not None
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            return  # offers of other protocols are not taken up
-        except httptools.HttpParserError as error:
-            raise bad_request(f"This is not a request of HTTP/1.1: {error}") from None
-
-    def length(self) -> int:
-        """Bytes of its body. Raises ApiError."""
-        said = self.headers.get("content-length")
-        if said is None:
-            return 0
-        if not said.isascii() or not said.isdigit() or len(said) > 18:
-            raise bad_request("Content-Length is not a number.")
-        return int(said)
-
-
 class _Known(NamedTuple):
     """A head for generation as it was read, and all of its bytes but the digits of its length: most clients send the
     same again and again. Other digits there make no other head.
@@ -190,9 +137,7 @@ class _Known(NamedTuple):
 
     form: tuple[bytes, bytes]
     path: str
-    headers: Headers
-    keep: bool
-    chunks: bool
+    head: Head
 
 
 class Connection(asyncio.Protocol):
@@ -204,19 +149,26 @@ class Connection(asyncio.Protocol):
         self._phase = _Phase.HEAD
         self._buffer = b""
         """Came, and is not read yet."""
-        self._request: _Head | None = None
+        self._head: Head | None = None
+        """Of the request whose body is coming."""
         self._known: _Known | None = None
         self._path = self._tenant = ""
+        self._admitted = False
+        """A request of this tenant's is open, and nobody answers it yet."""
         self._left = 0
         """Bytes of a body that are still to come; -1: it comes in chunks."""
+        self._body = bytearray()
+        self._chunks: Chunks | None = None
         self._cold: RequestHandler | None = None
         self.outlet: Outlet | None = None
         """Where an answer is on its way."""
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._served = False
-        self._looking = self._paused = self._body_awaited = False
+        self._unwritten = 0
+        """Bytes of answers that the client had not taken when it was last looked at."""
+        self._served = self._surplus = self._unheard = self._waited = False
+        self._looking = self._paused = self._body_awaited = self._full = False
 
     @property
     def answering(self) -> bool:
@@ -231,9 +183,15 @@ class Connection(asyncio.Protocol):
     # -- bytes --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        front = self._front
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by descent
-        self._front.open.add(self)
-        self._limit(self._front.head_timeout_s)
+        front.open.add(self)
+        place = front.doors.enter(self, front.loop.time())
+        if place is Place.NONE:
+            self._transport.abort()
+            return
+        self._surplus = place is Place.REFUSAL
+        self._limit(min(REFUSAL_S, front.head_timeout_s) if self._surplus else front.head_timeout_s)
 
     def data_received(self, data: bytes) -> None:
         if self._phase is _Phase.COLD_FOR_GOOD:
@@ -250,12 +208,12 @@ class Connection(asyncio.Protocol):
         try:
             if self._phase is _Phase.COLD:
                 self._go_on_cold()
-            if self._phase is _Phase.HEAD and self._buffer:
+            if self._phase is _Phase.HEAD and self._buffer and not self._full:
                 self._read_head()
             elif self._phase is _Phase.BODY:
                 data, self._buffer = self._buffer, b""
                 self._read_body(data)
-            elif self._phase is _Phase.ANSWERING and len(self._buffer) > AHEAD_BYTES_MAX:
+            elif len(self._buffer) > AHEAD_BYTES_MAX:
                 self._pause()
         except ApiError as problem:
             self._refuse(problem)
@@ -263,112 +221,122 @@ class Connection(asyncio.Protocol):
     def _read_head(self) -> None:
         data = self._buffer
         end = data.find(b"\r\n\r\n") + 4
+        if self._surplus and (end >= 4 or len(data) > HEAD_BYTES_MAX):
+            raise no_room(f"it has {self._front.doors.guests_max} connections open (--connections-max)")
         if end < 4:
             if len(data) > HEAD_BYTES_MAX:
-                raise _too_long()
+                raise too_long()
             if self._deadline > self._front.loop.time() + self._front.head_timeout_s:
                 self._limit(self._front.head_timeout_s)
             return
         if end > HEAD_BYTES_MAX:
-            raise _too_long()
+            raise too_long()
+        self._front.doors.busy(self)
         found = _LENGTH.search(data, 0, end)
         form = None if found is None else (data[: found.start(1)], data[found.end(1) : end])
         known = self._known
         if known is not None and form == known.form:
             assert found is not None
-            request, self._path, self._left = _Head(known), known.path, int(found[1])
-            self._request = request
+            head, self._path, self._left = known.head, known.path, int(found[1])
         else:
             known = None
             self._path = _hot(data)
-            request = self._request = _Head()
-            request.read(data[:end])
-            if request.longest > LINE_BYTES_MAX:
-                raise _too_long()
+            head = read_head(data, end)
             if not self._path:
-                self._go_cold(request, end)
+                self._go_cold(head, end)
                 return
+            self._chunks = Chunks(self._front.body_bytes_max) if head.comes_in_chunks() else None
+            self._left = -1 if self._chunks is not None else head.length()
         if self._cold is not None:
             self._leave_cold()
         self._buffer = b""
-        if known is not None:
-            self._begin_known(request, data[end:])
+        self._head = head
+        rest = data[end:]
+        if known is None and form is not None and _SPECIAL.isdisjoint(head.headers):
+            head.headers.drop("content-length")
+            self._known = _Known(form, self._path, head)
+        self._begin(head, rest, None if known is not None else head.headers.get("expect"))
+
+    def _begin(self, head: Head, rest: bytes, expects: str | None) -> None:
+        """A request for generation: its head is here, and these bytes after it."""
+        front = self._front
+        try:
+            self._tenant = front.answers.admit(head.headers)
+        except ApiError as problem:
+            if expects is not None or not 0 <= self._left <= len(rest):
+                raise
+            self._turn_away(problem, head, rest)
             return
-        self._begin(request, data[end:])
-        if form is not None and _SPECIAL.isdisjoint(request.headers):
-            request.headers.drop("content-length")
-            self._known = _Known(form, self._path, request.headers, request.keep, request.chunks)
-
-    def _begin_known(self, request: _Head, rest: bytes) -> None:
-        """A request for generation, with the same head as the last one but for its length."""
-        self._tenant = self._front.answers.admit(request.headers)
-        if self._left > self._front.body_bytes_max:
-            raise too_large(self._front.body_bytes_max)
-        self._phase = _Phase.BODY
-        self._read_body(rest)
-
-    def _begin(self, request: _Head, rest: bytes) -> None:
-        """A request for generation: its head is here."""
-        front, headers = self._front, request.headers
-        self._tenant = front.answers.admit(headers)
-        said = headers.get("transfer-encoding")
-        if said is None:
-            self._left = request.length()
-        elif said.lower() == "chunked" and "content-length" not in headers:
-            self._left = -1
-        else:
-            raise bad_request("The body's length is told in a way that is not understood here.")
+        self._admitted = True
         if self._left > front.body_bytes_max:
             raise too_large(front.body_bytes_max)
         self._phase = _Phase.BODY
-        expects = headers.get("expect")
-        if expects is not None and len(rest) < (self._left if self._left >= 0 else 1):
-            self._meet(expects)
+        if expects is not None:
+            self._meet(expects, all_here=len(rest) >= (self._left if self._left >= 0 else 1))
         self._read_body(rest)
 
-    def _meet(self, expectation: str) -> None:
-        if expectation.lower() != "100-continue":
-            raise ApiError(417, "BadRequestError", f"`Expect: {expectation[:80]}` is not understood here.")
+    def _turn_away(self, problem: ApiError, head: Head, rest: bytes) -> None:
+        """A request that is here whole, and not let in: its connection may go on."""
+        self._phase, self._deadline, self._head = _Phase.ANSWERING, math.inf, None
+        self._buffer, self._left = rest[self._left :], 0
+        self._served = True
+        outlet = self._outlet(chunked=head.chunks, keep=head.keep and not self._front.drains)
+        self._front.answers.refuse(outlet, problem)
+
+    def _meet(self, expectation: str, *, all_here: bool) -> None:
+        """`all_here`: the client has not waited for our word."""
+        check_expectation(expectation)
         assert self._transport is not None
-        self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if not all_here:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _read_body(self, data: bytes) -> None:
-        request = self._request
-        assert request is not None
-        if self._left < 0:
-            if data:
-                request.read(data)
-            if request.size > self._front.body_bytes_max:
-                raise too_large(self._front.body_bytes_max)
-            whole = request.complete
+        chunks = self._chunks
+        if chunks is not None:
+            used = chunks.feed(data) if data else 0
+            if chunks.done:
+                # Where the next request begins, two readers could see differently: what follows is not read.
+                self._answer(bytes(chunks.body), keep=used == len(data))
+                return
+        elif not self._body and len(data) >= self._left:
+            self._buffer = data[self._left :]
+            self._answer(data[: self._left] if self._buffer else data, keep=True)
+            return
         else:
-            if not request.pieces and len(data) >= self._left:
-                request.pieces.append(data[: self._left] if len(data) > self._left else data)
-                self._buffer, self._left = data[self._left :], 0
-            else:
-                request.pieces.append(data[: self._left])
-                self._buffer, self._left = data[self._left :], max(0, self._left - len(data))
-            whole = self._left == 0
-        if whole:
-            self._answer(request)
-        elif not self._body_awaited:
+            took = len(data)
+            self._body += data if took <= self._left else data[: self._left]
+            self._buffer = data[self._left :]
+            self._left = max(0, self._left - took)
+            if not self._left:
+                self._answer(bytes(self._body), keep=True)
+                return
+        if data and not self._front.uploads.add(self, len(data)):
+            raise no_room_for_bodies()
+        if not self._body_awaited:
             self._body_awaited = True
             self._limit(self._front.body_timeout_s)
 
-    def _answer(self, request: _Head) -> None:
-        self._phase, self._deadline, self._request = _Phase.ANSWERING, math.inf, None
-        request.parser = None  # the two hold each other
-        self._body_awaited = False
+    def _answer(self, raw: bytes, *, keep: bool) -> None:
+        head = self._head
+        assert head is not None
+        self._end_body()
+        self._phase, self._deadline, self._admitted = _Phase.ANSWERING, math.inf, False
         self._served = True
-        pieces = request.pieces
-        raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        # What comes behind a body in chunks has been read with it: it is not known any more where that one ended.
-        keep = request.keep and not request.more and not self._front.drains
-        outlet = self._outlet(chunked=request.chunks, keep=keep)
+        outlet = self._outlet(chunked=head.chunks, keep=keep and head.keep and not self._front.drains)
         try:
-            self._front.answers.answer(outlet, self._path, request.headers, raw, self._tenant)
+            self._front.answers.answer(outlet, self._path, head.headers, raw, self._tenant)
         except Exception as problem:  # noqa: BLE001 - the one boundary where faults become answers
             self._front.answers.refuse(outlet, problem)
+
+    def _end_body(self) -> None:
+        """No more of this body is waited for, in whatever way it has ended."""
+        self._head = self._chunks = None
+        if self._body:
+            self._body = bytearray()
+        if self._body_awaited:
+            self._body_awaited = self._waited = False
+            self._front.uploads.end(self)
+            self._resume()
 
     def _outlet(self, *, chunked: bool, keep: bool) -> Outlet:
         assert self._transport is not None
@@ -376,7 +344,7 @@ class Connection(asyncio.Protocol):
         return outlet
 
     def _answered(self, outlet: Outlet, keep: bool) -> None:  # noqa: FBT001 - the outlet's one call
-        """All of an answer is written."""
+        """All of an answer is given to the transport."""
         self.outlet = None
         if self._transport is None:
             return
@@ -384,78 +352,115 @@ class Connection(asyncio.Protocol):
             self._linger_or_close()
             return
         self._phase = _Phase.HEAD
+        self._front.doors.idles(self, self._front.loop.time())
         self._limit(KEEPALIVE_S)
         if self._buffer:
             self._front.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """With what came meanwhile."""
+        """With what came meanwhile, once the answer before it is on its way."""
+        if self._full or self._transport is None:
+            return
         self._resume()
         if self._phase is not _Phase.ANSWERING:
             self._advance()
+
+    # -- bodies that wait for their turn (`uploads.Upload`) --
+
+    def hold(self) -> None:
+        """Read no more of this body for now."""
+        self._waited = True
+        self._pause()
+
+    def go_on(self) -> None:
+        """Read on."""
+        self._resume()
 
     # -- refusals --
 
     def _refuse(self, problem: ApiError) -> None:
         """What came cannot be read on."""
+        if self._cold is not None:
+            self._leave_cold()
         self._phase, self._buffer = _Phase.ANSWERING, b""
+        self._let_go()
+        self._unheard = True
         self._front.answers.refuse(self._outlet(chunked=True, keep=False), problem, close=True)
+
+    def _let_go(self) -> None:
+        """Of a request that nobody answers."""
+        self._end_body()
+        if self._admitted:
+            self._admitted = False
+            self._front.answers.leave(self._tenant)
 
     def _linger_or_close(self) -> None:
         """The last answer is on its way."""
         assert self._transport is not None
-        unread = self._request is not None
-        self._request = None
-        if not unread or not self._transport.can_write_eof():
-            self._phase = _Phase.LINGERING
-            self._limit(LINGER_S)
+        unheard, self._unheard = self._unheard, False
+        self._phase, self._buffer = _Phase.LINGERING, b""
+        self._front.doors.idles(self, self._front.loop.time())
+        self._limit(REFUSAL_S if self._surplus else LINGER_S)
+        if not unheard or not self._transport.can_write_eof():
             self._transport.close()
             return
-        self._phase = _Phase.LINGERING
-        self._limit(LINGER_S)
+        self._resume()  # what still comes is thrown away, and the end is to be heard
         self._transport.write_eof()
 
     # -- aiohttp's --
 
-    def _go_cold(self, request: _Head, end: int) -> None:
+    def _go_cold(self, head: Head, end: int) -> None:
         """The request at the beginning of what came is aiohttp's."""
         assert self._transport is not None
+        chunks = Chunks(self._front.body_bytes_max, keeps=False) if head.comes_in_chunks() else None
+        left = -1 if chunks is not None else head.length()
+        expects = head.headers.get("expect")
+        if expects is not None:
+            check_expectation(expects)
         if self._cold is None:
             self._cold = self._front.cold()
             self._cold.connection_made(self._transport)
         self._deadline = math.inf
-        self._request = None
         self._served = True
         data, self._buffer = self._buffer, b""
-        if any(name in request.headers for name in _UPGRADED):
+        if "upgrade" in head.headers:
             self._phase = _Phase.COLD_FOR_GOOD
             self._cold.data_received(data)
+            self._front.doors.idles(self, self._front.loop.time())
             return
-        self._phase = _Phase.COLD
-        self._left = end + request.length()
-        self._feed_cold(data)
+        self._phase, self._chunks, self._left = _Phase.COLD, chunks, left
+        self._cold.data_received(data[:end])
+        self._feed_cold(data[end:])
         self._go_on_cold()
 
     def _feed_cold(self, data: bytes) -> None:
         """No more than the one request that it is answering."""
         assert self._cold is not None
-        mine = data[: self._left]
-        self._buffer = data[self._left :]
-        self._left -= len(mine)
+        if self._chunks is not None:
+            used = self._chunks.feed(data)
+            if self._chunks.done:
+                self._chunks, self._left = None, 0
+        else:
+            used = min(self._left, len(data))
+            self._left -= used
+        mine, self._buffer = data[:used], data[used:]
         if mine:
             self._cold.data_received(mine)
+        if not self._left:
+            self._front.doors.idles(self, self._front.loop.time())
 
     def _go_on_cold(self) -> None:
         """More has come: of this request, or of the next."""
         assert self._cold is not None
-        if self._left:
+        if self._left and self._buffer:
             data, self._buffer = self._buffer, b""
             self._feed_cold(data)
         if not self._buffer:
             return
         if self._cold_is_idle:
             self._phase = _Phase.HEAD
-            self._resume()
+            if not self._full:
+                self._resume()
             return
         if len(self._buffer) > AHEAD_BYTES_MAX:
             self._pause()
@@ -503,11 +508,15 @@ class Connection(asyncio.Protocol):
         elif self._phase is _Phase.LINGERING:
             self._transport.abort()
         elif self._phase is _Phase.BODY:
-            self._refuse(body_timeout(self._front.body_timeout_s))
+            self._refuse(no_room_for_bodies() if self._waited else body_timeout(self._front.body_timeout_s))
+        elif unwritten := self._transport.get_write_buffer_size():
+            if unwritten == self._unwritten:
+                self._transport.abort()  # he does not even read what he was given
+                return
+            self._unwritten = unwritten
+            self._limit(KEEPALIVE_S)
         elif self._phase is _Phase.HEAD and (self._buffer or not self._served):
             self._refuse(_HEAD_TIMEOUT)
-        elif self._transport.get_write_buffer_size():
-            self._transport.abort()  # he does not even read what he was given
         else:
             self._transport.close()
 
@@ -517,6 +526,7 @@ class Connection(asyncio.Protocol):
         """The client does not keep up."""
         if self._cold is not None:
             self._cold.pause_writing()
+        self._full = True
         if self.outlet is not None:
             self.outlet.pause()
 
@@ -524,8 +534,11 @@ class Connection(asyncio.Protocol):
         """It does again."""
         if self._cold is not None:
             self._cold.resume_writing()
+        self._full = False
         if self.outlet is not None:
             self.outlet.resume()
+        elif self._phase is _Phase.HEAD:
+            self._front.loop.call_soon(self._go_on)
 
     def _pause(self) -> None:
         if self._transport is not None and not self._paused:
@@ -554,8 +567,23 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._phase, self._buffer, self._request = _Phase.LINGERING, b"", None
+        self._phase, self._buffer = _Phase.LINGERING, b""
+        self._let_go()
+        self._known = None
+        self._front.doors.leave(self)
         self._front.closed(self)
+
+    def make_room(self) -> bool:
+        """Another client's connection needs this one's place (`doors.Guest`). False: a request is under way."""
+        if self._transport is None:
+            return True
+        if self._phase in {_Phase.BODY, _Phase.ANSWERING} or (self.cold and (self._left or not self._cold_is_idle)):
+            return False
+        if self._phase is _Phase.LINGERING or self._transport.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self._transport.close()
+        return True
 
     def close_if_idle(self) -> None:
         """The router is to stop."""
@@ -576,7 +604,3 @@ def _hot(data: bytes) -> str:
         if start.startswith(known):
             return path
     return ""
-
-
-def _too_long() -> ApiError:
-    return ApiError(431, "BadRequestError", f"A header, or the request line, is longer than {LINE_BYTES_MAX} bytes.")
