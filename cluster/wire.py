@@ -19,9 +19,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from cluster.ids import TransferId
+from cluster.scan import Steps
 
 TRANSFER_KEYS: frozenset[str] = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """Removed at every depth: vLLM reads them at the top level, in ``sampling_params.extra_args`` and ``vllm_xargs``."""
@@ -37,6 +39,10 @@ FREE_FORM_KEYS: frozenset[str] = frozenset({"vllm_xargs", "extra_args"})
 MEDIA_NAME = "uuid"
 """Of a part of a message's content: vLLM keeps what it has made of an image, a sound or a film by this name, which the
 client chooses, and gives it to whoever sends the name without the image. Names of two tenants are kept apart."""
+FREE_TEXT_BYTES_MAX = 1 << 16
+"""Characters of JSON as text in free-form fields that are looked into; a body with more is refused."""
+
+_SPACES_MAX = 1 << 10
 
 DEPTH_MAX = 64
 """Deepest nesting of a body we look into. Real bodies stay under 20; deeper ones are refused, not passed unread."""
@@ -89,6 +95,12 @@ _FORWARDED_HEADERS = frozenset(
 )
 
 
+PARTS_MAX = 1000
+"""Parts of one form: audio endpoints take about twenty."""
+
+PART_HEAD_BYTES_MAX = 8192
+_FORM_STEP = 1 << 20
+
 _BOUNDARY = re.compile(r""";\s*boundary="?([A-Za-z0-9'()+_,./:=? -]{1,70})"?\s*(?:;|$)""", re.IGNORECASE)
 _CHARSET = re.compile(r"""charset\s*=\s*(?!"?utf-8"?\s*(?:;|$))|charset\*""", re.IGNORECASE)
 _PART_NAME = re.compile(
@@ -99,6 +111,10 @@ _PART_NAME = re.compile(
 
 class NestedTooDeep(ValueError):
     """A body nests deeper than `DEPTH_MAX`."""
+
+
+class TextTooLong(ValueError):
+    """Free-form fields hold more JSON as text than `FREE_TEXT_BYTES_MAX`."""
 
 
 class FormUnreadable(ValueError):
@@ -260,9 +276,11 @@ def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
 
     Raises:
         NestedTooDeep: the body nests deeper than `DEPTH_MAX`.
+        TextTooLong: it holds too much JSON as text.
     """
+    left = [FREE_TEXT_BYTES_MAX]
     clean = {
-        key: _strip_value(key, value, 1, namespace)
+        key: _strip_value(key, value, 1, namespace, left)
         for key, value in body.items()
         if key not in TRANSFER_KEYS | TOP_LEVEL_KEYS
     }
@@ -277,12 +295,12 @@ def _apart(namespace: str, name: str) -> str:
     return hashlib.sha256(f"{namespace}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _strip_value(key: str, value: Any, depth: int, namespace: str) -> Any:
+def _strip_value(key: str, value: Any, depth: int, namespace: str, left: list[int]) -> Any:
     if depth > DEPTH_MAX:
         raise NestedTooDeep(f"The body is nested more than {DEPTH_MAX} levels deep.")
     if isinstance(value, dict):
         clean = {
-            name: _strip_value(name, inner, depth + 1, namespace)
+            name: _strip_value(name, inner, depth + 1, namespace, left)
             for name, inner in value.items()
             if name not in TRANSFER_KEYS
         }
@@ -291,19 +309,32 @@ def _strip_value(key: str, value: Any, depth: int, namespace: str) -> Any:
             clean[MEDIA_NAME] = _apart(namespace, named if isinstance(named, str) else json.dumps(named))
         return clean
     if isinstance(value, list):
-        return [_strip_value(key, inner, depth + 1, namespace) for inner in value]
+        return [_strip_value(key, inner, depth + 1, namespace, left) for inner in value]
     if isinstance(value, str) and key in FREE_FORM_KEYS:
-        return _strip_text(value, depth, namespace)
+        return _strip_text(key, value, depth, namespace, left)
     return value
 
 
-def _strip_text(text: str, depth: int, namespace: str) -> Any:
-    """JSON inside a text of a free-form field: looked through when it is an object, left alone when it is not."""
+def _strip_text(key: str, text: str, depth: int, namespace: str, left: list[int]) -> Any:
+    """JSON inside a text of a free-form field: looked through when it is an object, left alone when it is not.
+
+    `left`: characters that may still be looked into, in all of the body: to build them takes 500 times their reading.
+    """
+    start = text[:_SPACES_MAX].lstrip()
+    if not start.startswith(("{", "[")) and (start or len(text) <= _SPACES_MAX):
+        return text
+    left[0] -= len(text)
+    if left[0] < 0:
+        raise TextTooLong(
+            f"`{key}` holds JSON as text: {FREE_TEXT_BYTES_MAX:,} characters of that are looked into. Send objects."
+        )
     try:
         inner = json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return text
-    return json.dumps(_strip_value("", inner, depth + 1, namespace)) if isinstance(inner, dict | list) else text
+    except RecursionError:
+        raise NestedTooDeep(f"The text in `{key}` is nested more than {DEPTH_MAX} levels deep.") from None
+    return json.dumps(_strip_value("", inner, depth + 1, namespace, left)) if isinstance(inner, dict | list) else text
 
 
 def forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -315,42 +346,75 @@ def forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() in _FORWARDED_HEADERS}
 
 
-def form_parts(raw: bytes, content_type: str) -> list[tuple[str, bytes]]:
-    """Names and contents of a multipart form's fields; of ``a[b]`` the name is ``a``.
+class Part(NamedTuple):
+    """One field of a form."""
+
+    field: str
+    """Of ``a[b]`` it is ``a``."""
+    begin: int
+    """Where its content begins in the form's bytes."""
+    end: int
+
+
+def form_parts(raw: bytes, content_type: str) -> Steps[list[Part]]:
+    """The fields of a multipart form, in steps; nothing of it is copied.
 
     Reads only what every reader reads alike: anything else could hide a field from us that an engine then finds.
 
     Raises:
-        FormUnreadable: all of that.
+        FormUnreadable: all of that; and more than `PARTS_MAX` parts.
     """
     match = _BOUNDARY.search(content_type)
     if match is None or content_type.lower().count("boundary") > 1:
         raise FormUnreadable("The multipart body has no readable boundary in its Content-Type.")
     if _CHARSET.search(content_type):
         raise FormUnreadable("The multipart body must be UTF-8.")
-    first, *pieces = (b"\r\n" + raw).split(b"\r\n--" + match.group(1).rstrip().encode())
-    if first.strip() or not pieces or pieces.pop().strip() != b"--":
-        raise FormUnreadable("The multipart body must begin with its boundary, and end with it and `--`.")
-    return [_form_part(piece) for piece in pieces]
-
-
-def form_with(raw: bytes, content_type: str, field: str, content: bytes) -> bytes:
-    """A form that `form_parts` reads, with another content of a field."""
-    match = _BOUNDARY.search(content_type)
-    assert match is not None, "form_parts has read it"
     edge = b"\r\n--" + match.group(1).rstrip().encode()
-    first, *pieces, last = (b"\r\n" + raw).split(edge)
-    changed = (
-        piece.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" + content if _form_part(piece)[0] == field else piece
-        for piece in pieces
-    )
-    return edge.join([first, *changed, last]).removeprefix(b"\r\n")
+    ends = yield from _edges(raw, edge)
+    if not ends or not _only(b"", raw, 0, ends[0]) or not _only(b"--", raw, ends[-1] + len(edge), len(raw)):
+        raise FormUnreadable("The multipart body must begin with its boundary, and end with it and `--`.")
+    parts: list[Part] = []
+    for begin, end in pairwise(ends):
+        parts.append(_form_part(raw, begin + len(edge), end))
+    return parts
 
 
-def _form_part(piece: bytes) -> tuple[str, bytes]:
-    head, found, content = piece.partition(b"\r\n\r\n")
-    lines = head.split(b"\r\n")
+def _only(said: bytes, raw: bytes, begin: int, end: int) -> bool:
+    """Whether this stands there alone, with no more than some spaces around it."""
+    return end - begin <= PART_HEAD_BYTES_MAX and raw[begin : max(begin, end)].strip() == said
+
+
+def _edges(raw: bytes, edge: bytes) -> Steps[list[int]]:
+    """Where a form's boundaries stand, each with the line end before it; the first one may do without (at -2)."""
+    found = [-2] if raw.startswith(edge[2:]) else []
+    at = len(edge) - 2 if found else 0
+    since = at
+    while at < len(raw):
+        step = min(len(raw), at + _FORM_STEP)
+        next_at = raw.find(edge, at, step + len(edge) - 1)
+        if next_at < 0:
+            at = step
+        else:
+            found.append(next_at)
+            at = next_at + len(edge)
+            if len(found) > PARTS_MAX + 1:
+                raise FormUnreadable(f"The multipart body has more than {PARTS_MAX:,} parts; send fewer.")
+        if at - since >= _FORM_STEP:
+            since = at
+            yield
+    return found
+
+
+def form_with(raw: bytes, part: Part, content: bytes) -> bytes:
+    """A form with another content of one of its fields."""
+    return b"".join((memoryview(raw)[: part.begin], content, memoryview(raw)[part.end :]))
+
+
+def _form_part(raw: bytes, begin: int, end: int) -> Part:
+    """The part between two boundaries."""
+    head_end = raw.find(b"\r\n\r\n", begin, min(end, begin + PART_HEAD_BYTES_MAX))
+    lines = raw[begin : max(begin, head_end)].split(b"\r\n")
     names = [_PART_NAME.fullmatch(line) for line in lines if b"content-disposition" in line.lower()]
-    if lines[0] or not found or len(names) != 1 or names[0] is None:
+    if lines[0] or head_end < 0 or len(names) != 1 or names[0] is None:
         raise FormUnreadable('A part of the multipart body has no plain `name`; send `form-data; name="field"`.')
-    return names[0].group(1).decode().split("[", 1)[0], content
+    return Part(names[0].group(1).decode().split("[", 1)[0], head_end + 4, end)

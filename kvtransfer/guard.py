@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.scan import Found, Steps
 from cluster.wire import RELEASE_PATH
 from kvtransfer.fields import name_in
 from kvtransfer.keyfile import KeyFile
@@ -77,7 +78,7 @@ class Guard:
             body = Refusal(408, Why.SLOW, f"The request body did not arrive within {BODY_S:.0f} s.")
         if body is None:
             return  # the client left before he had asked for anything
-        refusal = body if isinstance(body, Refusal) else self._judge(scope, body)
+        refusal = body if isinstance(body, Refusal) else await self._judge(scope, body)
         if refusal is not None:
             self._log(scope, refusal)
             await _answer(send, refusal.status, refusal.body())
@@ -88,13 +89,13 @@ class Guard:
             return
         await self._app(scope, _replaying(body, receive), send)
 
-    def _judge(self, scope: Message, body: bytes) -> Refusal | None:
+    async def _judge(self, scope: Message, body: bytes) -> Refusal | None:
         types = [value for name, value in scope["headers"] if name.lower() == b"content-type"]
         if len(types) > 1:
             return Refusal(400, Why.UNREADABLE, "The request has more than one Content-Type.")
         content_type = types[0].decode("latin-1") if types else ""
         keys: InstanceKeys | None = None if self._file is None else self._file.get()
-        return self._screen.judge(body, content_type, keys, self._clock())
+        return await _stepwise(self._screen.judge(body, content_type, keys, self._clock()))
 
     def _log(self, scope: Message, refusal: Refusal) -> None:
         self._unlogged += 1
@@ -113,6 +114,17 @@ class Guard:
             refusal.message,
         )
         self._logged, self._unlogged = now, 0
+
+
+async def _stepwise(steps: Steps[Found]) -> Found:
+    """All steps, with room for others between them. A usual body has none."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            found: Found = done.value
+            return found
+        await asyncio.sleep(0)
 
 
 def _open(path: str) -> KeyFile[InstanceKeys] | None:
@@ -157,7 +169,7 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
 
 async def _release(scope: Message, body: bytes) -> tuple[int, bytes]:
     """Status and body for who gives a hold up. The ticket was checked: without one there are no fields here."""
-    fields = transfer_fields(body, "application/json")
+    fields = await _stepwise(transfer_fields(body, "application/json"))
     name = name_in(fields)
     if name is None:
         return 400, _error(400, "Send `kv_transfer_params` with a ticket and the name of the transfer.")

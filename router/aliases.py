@@ -6,11 +6,11 @@ they are, carry that. So OpenAI does it, too: who asks for an alias is answered 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
 from cluster import wire
-from cluster.errors import unknown_model
+from cluster.errors import bad_request, unknown_model
 from router.view import InstanceView, View
 
 
@@ -68,15 +68,27 @@ def usual_model(fleet: Iterable[InstanceView], tenant: str) -> str | None:
     return next(iter(names)) if len(names) > 1 else None
 
 
-def in_form(aliases: Aliases, raw: bytes, content_type: str, hides: Callable[[str], bool]) -> tuple[bytes, str | None]:
-    """A readable multipart form with its model's own name in it; and that name, None where it has none. `hides` as in
+NAME_BYTES_MAX: Final = 4096
+"""Of a model in a form."""
+
+
+def in_form(
+    aliases: Aliases, raw: bytes, parts: Sequence[wire.Part], hides: Callable[[str], bool]
+) -> tuple[bytes, str | None]:
+    """A multipart form with its model's own name in it; and that name, None where it has none. `hides` as in
     `Aliases.apply`.
+
+    Raises:
+        ApiError: 400 for a name that is none.
     """
-    named = [content for field, content in wire.form_parts(raw, content_type) if field == "model"]
+    named = [part for part in parts if part.field == "model"]
     if len(named) != 1:  # none: the engine's own; several: the engine shall say which
         return raw, None
-    given = named[0].decode(errors="replace")
+    begin, end = named[0].begin, named[0].end
+    if end - begin > NAME_BYTES_MAX:
+        raise bad_request(f"`model` has {end - begin:,} bytes; a model's name has {NAME_BYTES_MAX:,} at most.", "model")
+    given = raw[begin:end].decode(errors="replace")
     real = aliases.real(given)
     if real != given and hides(real):
         return raw, given
-    return (raw if real == given else wire.form_with(raw, content_type, "model", real.encode())), real or None
+    return (raw if real == given else wire.form_with(raw, named[0], real.encode())), real or None

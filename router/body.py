@@ -9,7 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from cluster import wire
-from cluster.errors import ApiError, bad_request
+from cluster.errors import bad_request
+from cluster.scan import Steps, run
+from router.heavy import Heavy
 
 _REFUSED_PARTS = wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS | {"cache_salt"}
 
@@ -27,6 +29,9 @@ _NESTING: Final = (dict, list)
 _QUOTES_MAX: Final = 1 << 10
 """A body with more of them is read field by field: that is cheaper than looking at each."""
 
+_COPIED_MAX: Final = 1 << 16
+"""Longer bodies are copied once at most."""
+
 _FEW, _APART = 16, 512
 """Quotes, and bytes from one to the next on average: where a split of what is left becomes quicker (seen)."""
 
@@ -37,14 +42,26 @@ def parse_json(raw: bytes, content_type: str) -> dict[str, Any]:
     Raises:
         ApiError: 400 naming what is wrong: content type, syntax with its position, or not an object.
     """
-    media_type = content_type.split(";", 1)[0].strip().lower() if content_type != _JSON else _JSON
-    if media_type != _JSON:
-        said = f"`{media_type[:80]}`" if media_type else "missing"
-        raise bad_request(f"Unsupported Media Type: Content-Type is {said}; send `Content-Type: application/json`.")
+    check_type(content_type)
     body = _decode(raw)
     if not isinstance(body, dict):
         raise bad_request(f"The body must be a JSON object, not {_kind(body)}.")
     return body
+
+
+def check_type(content_type: str) -> None:
+    """Raises ApiError: 400 where a body that must be JSON is not said to be."""
+    media_type = content_type.split(";", 1)[0].strip().lower() if content_type != _JSON else _JSON
+    if media_type != _JSON:
+        said = f"`{media_type[:80]}`" if media_type else "missing"
+        raise bad_request(f"Unsupported Media Type: Content-Type is {said}; send `Content-Type: application/json`.")
+
+
+def object_of(read: Heavy) -> dict[str, Any]:
+    """The fields of a heavy body. Raises ApiError: 400 where it is no object."""
+    if not read.is_object:
+        raise bad_request("The body must be a JSON object.")
+    return read.body
 
 
 def clean_json(
@@ -60,22 +77,16 @@ def clean_json(
     `namespace` is `wire.strip`'s; `salt` may add to an object.
 
     Raises:
-        ApiError: 400 for JSON that does not parse, and for forms that carry fields of ours.
+        ApiError: 400 for what is neither JSON in UTF-8 nor a form, whatever its content type says, since an engine
+            might read fields in it that we do not; and for forms that carry fields of ours.
     """
-    media_type = content_type.split(";", 1)[0].strip().lower()
-    if media_type == "multipart/form-data":
-        check_multipart(raw, content_type)
+    if is_form(content_type):
+        run(form_steps(raw, content_type))
         return raw
-    if media_type == "application/x-www-form-urlencoded":
-        raise bad_request("Unsupported Media Type: send `application/json` or `multipart/form-data`.")
+    check_no_form(content_type)
     if not raw:
         return raw
-    try:
-        body = _decode(raw)
-    except ApiError:
-        if media_type == "application/json" or media_type.endswith("+json"):
-            raise
-        return raw  # not JSON, and not said to be: an engine cannot read fields from it either
+    body = _decode(raw)
     if not isinstance(body, dict):
         return msgspec.json.encode(strip({"": body})[""])
     clean = strip(body, namespace=namespace)
@@ -84,19 +95,32 @@ def clean_json(
     return msgspec.json.encode(clean)
 
 
-def check_multipart(raw: bytes, content_type: str) -> None:
-    """Refuse a form whose field names we cannot read plainly, or that names a field a client must not set.
+def is_form(content_type: str) -> bool:
+    """Whether a body is said to be a multipart form."""
+    return content_type.split(";", 1)[0].strip().lower() == "multipart/form-data"
+
+
+def check_no_form(content_type: str) -> None:
+    """Raises ApiError: 400 for a form that is not multipart: no engine takes one, and we do not read it."""
+    if content_type.split(";", 1)[0].strip().lower() == "application/x-www-form-urlencoded":
+        raise bad_request("Unsupported Media Type: send `application/json` or `multipart/form-data`.")
+
+
+def form_steps(raw: bytes, content_type: str) -> Steps[list[wire.Part]]:
+    """Read a form, in steps. One whose field names we cannot read plainly is refused, and one that names a field that
+    a client must not set.
 
     Raises:
         ApiError: 400.
     """
     try:
-        parts = wire.form_parts(raw, content_type)
+        parts = yield from wire.form_parts(raw, content_type)
     except wire.FormUnreadable as error:
         raise bad_request(str(error)) from None
-    for field, _ in parts:
-        if field in _REFUSED_PARTS:
-            raise bad_request(f"The form field `{field}` is not accepted here.", field)
+    for part in parts:
+        if part.field in _REFUSED_PARTS:
+            raise bad_request(f"The form field `{part.field}` is not accepted here.", part.field)
+    return parts
 
 
 def is_plain(raw: bytes, body: dict[str, Any]) -> bool:
@@ -170,7 +194,11 @@ def spliced(raw: bytes, fields: Mapping[str, Any]) -> bytes:
 
 def opened(raw: bytes) -> bytes:
     """A JSON object to which more fields may be added: `closing`."""
-    start = raw[: raw.rindex(b"}")].rstrip()
+    end = raw.rindex(b"}")
+    if end > _COPIED_MAX:
+        last = raw[end - _COPIED_MAX : end].rstrip() or raw[:end].rstrip()
+        return raw[:end] if last.endswith(b"{") else b"".join((memoryview(raw)[:end], b","))
+    start = raw[:end].rstrip()
     return start if start.endswith(b"{") else start + b","
 
 
@@ -192,14 +220,14 @@ def model_of(body: dict[str, Any]) -> str | None:
 
 
 def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
-    """`wire.strip` with its one failure told to the client.
+    """`wire.strip` with its failures told to the client.
 
     Raises:
-        ApiError: 400 for a body nested too deep.
+        ApiError: 400 for a body nested too deep, or with too much JSON as text.
     """
     try:
         return wire.strip(body, namespace=namespace)
-    except wire.NestedTooDeep as error:
+    except (wire.NestedTooDeep, wire.TextTooLong) as error:
         raise bad_request(str(error)) from None
 
 

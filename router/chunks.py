@@ -23,12 +23,27 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from router.unread import Sort, Unread, beginning
+
 CHUNK_BYTES = 1024
 """About 256 tokens of prose: below, prefill takes hardly less time (it flattens near 1,000 tokens), and each chunk
 costs an entry of the index."""
 
 CHUNKS_MAX = 1024
 """Chunks of one prompt that are named: 1 MB, about 256k tokens. What is beyond matches nothing."""
+
+NAMED_BYTES: Final = CHUNK_BYTES * CHUNKS_MAX
+
+_IDS_BYTES: Final = 3 * NAMED_BYTES
+"""Of a list of token ids: enough for those that are named, at up to eleven digits."""
+
+_OF_A_PROMPT: Final = ("messages", "prompt", "tools")
+
+_UNREAD_VALUES: Final = 50_000
+"""A chat with more objects, arrays, texts and commas gets no names."""
+
+_UNREAD_BUILT: Final = 2 * NAMED_BYTES
+"""Bytes of messages that are built for their text: 20 ms at worst."""
 
 _WORDS = CHUNK_BYTES // 4
 _MASK = (1 << 64) - 1
@@ -86,23 +101,31 @@ def prompt_text(body: Mapping[str, Any]) -> bytes:
     token ids are four bytes a token.
     """
     messages = body.get("messages")
+    if isinstance(messages, Unread):
+        return _unread_chat(messages, body.get("tools"))
     if not isinstance(messages, list):
         return _completion(body.get("prompt"))
     parts: list[str] = []
     tools = body.get("tools")
+    if isinstance(tools, Unread):
+        return _as_it_came(tools)
     if tools:
         parts.append(_json(tools))
     for message in messages:
-        parts.append("\x1e")
-        if not isinstance(message, dict):
-            parts.append(_json(message))
-            continue
-        parts.append(str(message.get("role")))
-        parts.append("\x1f")
-        _content(message.get("content"), parts)
-        if calls := message.get("tool_calls"):
-            parts.append(_json(calls))
+        _message(message, parts)
     return _encoded("".join(parts))
+
+
+def _message(message: Any, parts: list[str]) -> None:
+    parts.append("\x1e")
+    if not isinstance(message, dict):
+        parts.append(_json(message))
+        return
+    parts.append(str(message.get("role")))
+    parts.append("\x1f")
+    _content(message.get("content"), parts)
+    if calls := message.get("tool_calls"):
+        parts.append(_json(calls))
 
 
 def answered_text(text: bytes, answer: str) -> bytes:
@@ -130,7 +153,82 @@ def _completion(prompt: Any) -> bytes:
         return _encoded(prompt)
     if isinstance(prompt, list) and all(type(each) is int and 0 <= each < 1 << 32 for each in prompt):
         return np.array(prompt, dtype="<u4").tobytes()
+    if isinstance(prompt, Unread):
+        return _unread_prompt(prompt)
     return b"" if prompt is None else _encoded(_json(prompt))
+
+
+# --- of large bodies: as far as chunks are named ----------------------------------------------------------------------
+
+
+def prompt_bytes(body: Mapping[str, Any], text: bytes) -> int:
+    """How long a prompt's text is, in bytes; `text` is its `prompt_text`, which stops early where that is unread."""
+    unread = [each for each in map(body.get, _OF_A_PROMPT) if isinstance(each, Unread)]
+    size = sum(4 * each.count if each.sort is Sort.IDS else len(each.raw) for each in unread)
+    return max(len(text), size)
+
+
+def _unread_prompt(prompt: Unread) -> bytes:
+    if prompt.sort is Sort.TEXT:
+        return beginning(prompt.raw, NAMED_BYTES)
+    if prompt.sort is not Sort.IDS:
+        return b""
+    cut = bytes(prompt.raw[:_IDS_BYTES])
+    commas = np.flatnonzero(np.frombuffer(cut, dtype=np.uint8) == ord(","))
+    if len(commas) >= NAMED_BYTES // 4:
+        cut = cut[: commas[NAMED_BYTES // 4 - 1]]
+    elif len(cut) < len(prompt.raw):
+        cut = cut[: commas[-1]] if len(commas) else b""
+    # A fifth of the time that lists of Python's numbers take; what is too large for it becomes the largest.
+    ids = np.fromstring(cut.strip(b"[]").decode(), dtype=np.int64, sep=",")
+    plain = len(ids) and ids.min() >= 0 and ids.max() < 1 << 32
+    return ids.astype("<u4").tobytes() if plain else b""
+
+
+def _unread_chat(messages: Unread, tools: Any) -> bytes:
+    """The same text as of a chat that was read, from its beginning to `NAMED_BYTES`, or to a message that is too large
+    to be built and is not the usual text.
+    """
+    if messages.sort is not Sort.LIST or messages.values > _UNREAD_VALUES:
+        return b""
+    parts: list[str] = []
+    if isinstance(tools, Unread):
+        return _as_it_came(tools)
+    if tools:
+        parts.append(_json(tools))
+    left, built = NAMED_BYTES, _UNREAD_BUILT
+    for each in msgspec.json.decode(messages.raw, type=list[msgspec.Raw]):
+        raw = memoryview(each)
+        if len(raw) > built:
+            return _encoded("".join(parts)) + _large_message(raw)
+        built -= len(raw)
+        have = len(parts)
+        try:
+            _message(msgspec.json.decode(raw), parts)
+        except msgspec.DecodeError:  # a number that nobody can hold
+            break
+        left -= sum(map(len, parts[have:]))
+        if left <= 0:
+            break
+    return _encoded("".join(parts))
+
+
+def _as_it_came(unread: Unread) -> bytes:
+    """What stands for a large field of no known form: its own bytes."""
+    return bytes(unread.raw[:NAMED_BYTES])
+
+
+def _large_message(raw: memoryview) -> bytes:
+    """The beginning of a message that is too large to be built."""
+    if bytes(raw[:1]) != b"{":
+        return b"\x1e" + bytes(raw[:NAMED_BYTES])
+    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    role = msgspec.json.decode(fields["role"]) if "role" in fields and len(memoryview(fields["role"])) < 100 else None
+    head = _encoded(f"\x1e{role}\x1f")
+    content = memoryview(fields["content"]) if "content" in fields else memoryview(b"null")
+    if bytes(content[:1]) == b'"':
+        return head + beginning(content, NAMED_BYTES)
+    return head + bytes(content[:NAMED_BYTES])
 
 
 def _encoded(text: str) -> bytes:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from router.unread import Sort, Unread
 from router.ways import Verdict, Way
 
 COMPLETIONS = "/v1/completions"
@@ -125,10 +126,15 @@ def _several_candidates(_: str, body: Body) -> bool:
     return bool(count) and (count != 1 or isinstance(count, bool))
 
 
+_PROMPTS = frozenset({Sort.TEXT, Sort.IDS})
+
+
 def _odd_prompt(path: str, body: Body) -> bool:
     if path != COMPLETIONS:
         return False
     prompt = body.get("prompt")
+    if isinstance(prompt, Unread):
+        return prompt.sort not in _PROMPTS
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):
@@ -136,8 +142,23 @@ def _odd_prompt(path: str, body: Body) -> bool:
     return not (isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt))
 
 
+STOPS_MAX = 64
+STOP_CHARS_MAX = 4096
+
+
+def _many_stops(_: str, body: Body) -> bool:
+    stop = body.get("stop")
+    if isinstance(stop, str):
+        return len(stop) > STOP_CHARS_MAX
+    if isinstance(stop, list):
+        return len(stop) > STOPS_MAX or any(isinstance(each, str) and len(each) > STOP_CHARS_MAX for each in stop)
+    return isinstance(stop, Unread)
+
+
 def _odd_messages(path: str, body: Body) -> bool:
     messages = body.get("messages")
+    if isinstance(messages, Unread):
+        return path == CHAT and messages.sort is not Sort.LIST
     return path == CHAT and (not isinstance(messages, list) or not messages)
 
 
@@ -207,6 +228,7 @@ _GIVEN_BY: dict[Callable[[str, Body], bool], frozenset[str]] = {
     _tools: frozenset({"tools"}),
     _usage_in_every_chunk: frozenset({"stream_options"}),
     _odd_options: frozenset({"stream_options"}),
+    _many_stops: frozenset({"stop"}),
 }
 """Parameters of which one must be there for these to apply."""
 
@@ -255,6 +277,8 @@ RULES: tuple[Rule, ...] = (
          _usage_in_every_chunk),
     Rule("stream_options", "of another form than vLLM's", _P, False, "only D sees them: the engine shall say so",
          _odd_options),
+    Rule("stop", "more than 64 texts, or one over 4,096 characters", _P, True,
+         "to look for each in the first token would hold up everybody else", _many_stops),
     Rule("tools", "given, tool_choice not none", _P, False, "a parser stands between tokens and text", _tools),
     # seen only in P's answer
     Rule("first token", "ends inside a character, or has no text", _P, True,

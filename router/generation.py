@@ -23,8 +23,11 @@ from cluster.request import Request
 from router import body as bodies
 from router import exact
 from router.aliases import check_served, usual_model
+from router.clients import Client
 from router.desk import Seat
 from router.exchange import Exchange
+from router.heavy import is_heavy
+from router.heavy import read as heavy_steps
 from router.http.front import Connection
 from router.http.headers import Headers
 from router.http.outlet import Outlet
@@ -74,19 +77,52 @@ class Generation:
         Raises:
             ApiError: what is wrong with it.
         """
+        router = self._router
         try:
-            exchange = self._exchange(outlet, path, headers, raw, tenant)
+            client = router.clients.client(tenant, headers)
+            arrived = time.monotonic()
+            content_type = headers.get("content-type") or ""
+            if is_heavy(raw):
+                bodies.check_type(content_type)
+                router.spawn(self._answer_heavy(outlet, path, headers, raw, tenant, client, arrived), "heavy-body")
+                return
+            body, raw = self._read(raw, content_type, tenant)
+            exchange = self._exchange(outlet, path, headers, body, raw, tenant, client, arrived)
         except BaseException:
             self.leave(tenant)
             raise
         exchange.begin()
 
-    def _exchange(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> Exchange:
-        """What answers it."""
+    async def _answer_heavy(
+        self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str, client: Client, arrived: float
+    ) -> None:
+        """The same for a body that is read in steps. What is wrong with it is answered, not raised."""
+        exchange = None
+        try:
+            body, raw = await self._read_heavy(raw, tenant)
+            if not outlet.gone:
+                exchange = self._exchange(outlet, path, headers, body, raw, tenant, client, arrived)
+        except Exception as problem:  # noqa: BLE001 - a boundary where faults become answers
+            self.refuse(outlet, problem)
+        finally:
+            if exchange is None:
+                self.leave(tenant)
+        if exchange is not None:
+            exchange.begin()
+
+    def _exchange(
+        self,
+        outlet: Outlet,
+        path: str,
+        headers: Headers,
+        body: dict[str, Any],
+        raw: bytes,
+        tenant: str,
+        client: Client,
+        arrived: float,
+    ) -> Exchange:
+        """What answers a request that was read. `arrived` in monotonic seconds."""
         router = self._router
-        client = router.clients.client(tenant, headers)
-        arrived = time.monotonic()
-        body, raw = self._read(raw, headers.get("content-type") or "", tenant)
         model = bodies.model_of(body)
         request = Request(
             id=self.new_id(),
@@ -133,12 +169,26 @@ class Generation:
         renamed = router.aliases.apply(body, partial(router.view.lacks, tenant=tenant))
         if not plain:
             return body, msgspec.json.encode(body)
+        return body, self._with_ours(raw, body, salted=salted, renamed=renamed)
+
+    async def _read_heavy(self, raw: bytes, tenant: str) -> tuple[dict[str, Any], bytes]:
+        """The same for a heavy body: what is large in it stays unread."""
+        router = self._router
+        read = await router.slices.through(heavy_steps(raw, namespace=tenant))
+        body = bodies.object_of(read)
+        salted = "cache_salt" not in body
+        router.clients.salt(tenant, body)
+        renamed = router.aliases.apply(body, partial(router.view.lacks, tenant=tenant))
+        return body, self._with_ours(read.raw, body, salted=salted, renamed=renamed)
+
+    def _with_ours(self, raw: bytes, body: dict[str, Any], *, salted: bool, renamed: bool) -> bytes:
+        """A client's own bytes with what was added to its body."""
         ours: dict[str, Any] = {}
         if salted and "cache_salt" in body:
             ours["cache_salt"] = body["cache_salt"]
         if renamed:
             ours["model"] = body["model"]
-        return body, bodies.spliced(raw, ours)
+        return bodies.spliced(raw, ours)
 
     def _take_in(self, wanted: Wanted, request: Request) -> tuple[Seat, Taken | None]:
         """Its place in the desk's book, with what can be foretold of it, where anything is."""

@@ -14,12 +14,13 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from router.chunks import CHUNK_BYTES, Hasher, prompt_text
+from router.chunks import CHUNK_BYTES, Hasher, prompt_bytes, prompt_text
 from router.exact import COMPLETIONS
 from router.foresight import Foresight
 from router.lengths import Lengths, cues_of
 from router.records import Sent, Wanted
 from router.tokens import Kind, Ratios, kind_of
+from router.unread import Sort, Unread
 from router.view import Fleet
 
 COMPLETION_TOKENS: Final = 16
@@ -62,12 +63,13 @@ class Intake:
         """
         text = prompt_text(body)
         model = wanted.model or ""
+        size = prompt_bytes(body, text)
         kind = Kind.IDS if _is_ids(body) else kind_of(text)
-        tokens = self._ratios.estimate(wanted.tenant, model, kind, len(text)).tokens
+        tokens = self._ratios.estimate(wanted.tenant, model, kind, size).tokens
         salt = body.get("cache_salt")
         names = self._hasher.names(self._hasher.scope(model, scope, salt if isinstance(salt, str) else ""), text)
         wanted = replace(
-            wanted, prompt_tokens=tokens, prefix=tuple(names), prefix_block_tokens=_chunk_tokens(tokens, len(text))
+            wanted, prompt_tokens=tokens, prefix=tuple(names), prefix_block_tokens=_chunk_tokens(tokens, size)
         )
         wanted, lengths = self._foresight.foretell(
             wanted,
@@ -76,7 +78,7 @@ class Intake:
             ignore_eos=body.get("ignore_eos") is True,
             cues=cues_of(body),
         )
-        return Taken(wanted, lengths, kind, len(text))
+        return Taken(wanted, lengths, kind, size)
 
     def told(self, wanted: Wanted, taken: Taken, usage: Mapping[str, Any]) -> Wanted:
         """An engine has counted the prompt's tokens: learned from, and put in place of what had been estimated."""
@@ -129,6 +131,8 @@ def _count(value: object, *, least: int = 1) -> int | None:
 
 def _is_ids(body: Mapping[str, Any]) -> bool:
     prompt = body.get("prompt")
+    if isinstance(prompt, Unread):
+        return "messages" not in body and prompt.sort is Sort.IDS
     if "messages" in body or not isinstance(prompt, list) or not prompt:
         return False
     first = prompt[0]

@@ -94,7 +94,7 @@ def _text_of(choice: Mapping[str, Any], path: str) -> str | _Unfit:
 
 def _may_begin(text: str, stop: str) -> bool:
     """Whether a stop string lies in the text, or could begin in it and end in what follows."""
-    return stop in text or any(text.endswith(stop[:length]) for length in range(1, len(stop)))
+    return stop in text or any(text.endswith(stop[:length]) for length in range(1, min(len(stop), len(text) + 1)))
 
 
 def stops_of(body: Mapping[str, Any]) -> tuple[str, ...]:

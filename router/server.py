@@ -54,6 +54,7 @@ from router.prober import Prober
 from router.promises import promises_of
 from router.prover import Prover
 from router.records import Reported
+from router.slices import Slices
 from router.tickets import Tickets
 from router.upstream import EngineLost, Upstream, limit_silence, say
 from router.view import InstanceView
@@ -82,6 +83,8 @@ class Router:
         self._log_writer = None if write is None else LogWriter(write, self.meters.log_dropped.inc)
         self._log = log = None if self._log_writer is None else Log(self._log_writer.add, config.chooses_by)
         self.view = view_of(log, config.makes)
+        self.slices = Slices()
+        """Where large bodies are read."""
         self.memory = Memory(config.explain_last)
         self.tracing = tracing("baton-router")
         self.desk = desk_of(log, self.view, policy, admission=bool(config.classes), foresees=policy in FORESEEING)
@@ -526,6 +529,7 @@ def _errors(router: Router) -> Any:
         except Exception:  # the per-request boundary: one broken request must not take others with it
             logger.exception("%s %s failed", http.method, http.path)
             problem = broken()
+        problem.__traceback__ = problem.__context__ = None  # they hold this frame, and others that hold the body
         router.meters.rejected.labels(str(problem.status)).inc()
         headers = headers_of(problem)
         if problem.status in {408, 413}:

@@ -13,7 +13,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from aiohttp import web
 
 from cluster.errors import ApiError, no_instance
@@ -21,6 +20,8 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance
 from router import aliases, paths
 from router import body as bodies
+from router.heavy import is_heavy
+from router.heavy import read as heavy_steps
 from router.records import Wanted
 from router.upstream import EngineLost
 
@@ -50,20 +51,39 @@ class Whole:
         path = http.path
         paths.check(path, http.method)
         content_type = http.headers.get("Content-Type", "")
-        read: list[dict[str, Any]] = []
-        clean = bodies.clean_json(raw, content_type, namespace=tenant, salt=partial(self._read, tenant, path, read))
-        body = read[0] if read else {}
-        if content_type.lower().startswith("multipart/form-data"):
+        body: dict[str, Any] = {}
+        if bodies.is_form(content_type):
+            parts = await self._router.slices.through(bodies.form_steps(raw, content_type))
             hides = partial(self._router.view.lacks, tenant=tenant)
-            clean, model = aliases.in_form(self._router.aliases, clean, content_type, hides)
+            clean, model = aliases.in_form(self._router.aliases, raw, parts, hides)
         else:
+            clean, body = await self._json(path, tenant, raw, content_type)
             model = bodies.model_of(body)
         aliases.check_served(self._router.aliases, self._router.view, model, tenant)
         instance = await self._instance(path, tenant, model, body)
-        if path == paths.RESPONSES and read:
-            body["request_id"] = paths.response_id(secrets.token_hex(16), _tag(tenant, instance.id))
-            clean = msgspec.json.encode(body)
+        if path == paths.RESPONSES and body:
+            ours = {"request_id": paths.response_id(secrets.token_hex(16), _tag(tenant, instance.id))}
+            clean = bodies.spliced(clean, ours)
         return instance, clean
+
+    async def _json(self, path: str, tenant: str, raw: bytes, content_type: str) -> tuple[bytes, dict[str, Any]]:
+        """A body that is no form, without what no client may set and with what we add, and its fields where it is an
+        object.
+        """
+        if not is_heavy(raw):
+            read: list[dict[str, Any]] = []
+            salt = partial(self._read, tenant, path, read)
+            clean = bodies.clean_json(raw, content_type, namespace=tenant, salt=salt)
+            return clean, read[0] if read else {}
+        bodies.check_no_form(content_type)
+        heavy = await self._router.slices.through(heavy_steps(raw, namespace=tenant))
+        if not heavy.is_object:
+            return heavy.raw, {}
+        body = dict(heavy.body)
+        ours: list[dict[str, Any]] = []
+        self._read(tenant, path, ours, body)
+        changed = {name: value for name, value in body.items() if heavy.body.get(name) is not value}
+        return bodies.spliced(heavy.raw, changed), body
 
     def _read(self, tenant: str, path: str, read: list[dict[str, Any]], body: dict[str, Any]) -> None:
         """A JSON object, already stripped, on its way: what we add to it and change in it."""
@@ -80,10 +100,9 @@ class Whole:
         if identifier is not None:
             return await self._owner(tenant, path, identifier)
         lacking = self._lacking(path, model, tenant)
-        now = time.monotonic()
-        chosen = self._router.desk.pick(
-            Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant, arrived=now, now=now)
-        )
+        now = time.monotonic()  # policies let what instances did lately fade until then
+        wanted = Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant, arrived=now, now=now)
+        chosen = self._router.desk.pick(wanted)
         if chosen.decode is None:
             raise no_instance(chosen.because)
         return self._router.view.get(chosen.decode).instance

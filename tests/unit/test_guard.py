@@ -17,6 +17,7 @@ from support.tickets import FLEET, HOLD, OLD, PIN, PULL, STRANGERS, form, signed
 
 from cluster import wire
 from cluster.ids import InstanceId
+from cluster.scan import run
 from kvtransfer import guard as g
 from kvtransfer.keys import FILE_VARIABLE, InstanceKeys, instance_key, instance_text
 from kvtransfer.screen import LIFE_S, SPENT_MAX, Refusal, Screen, Why, transfer_fields
@@ -36,7 +37,7 @@ def body_with(fields: Any) -> bytes:
 
 
 def judge(raw: bytes, content_type: str = JSON, *, screen: Screen | None = None, at: float = NOW) -> Refusal | None:
-    return (screen or Screen(NOW - 1000)).judge(raw, content_type, KEYS, at)
+    return run((screen or Screen(NOW - 1000)).judge(raw, content_type, KEYS, at))
 
 
 def why(raw: bytes, **kwargs: Any) -> Why | None:
@@ -55,7 +56,7 @@ def test_what_a_router_signed_passes(fields: dict[str, Any]) -> None:
 def test_a_ticket_of_the_former_key_passes_while_both_are_known() -> None:
     assert judge(body_with(signed(PULL, D, at=NOW, key=OLD))) is None
     only = InstanceKeys(D, KEYS.keys[:1])
-    refusal = Screen(0).judge(body_with(signed(PULL, D, at=NOW, key=OLD)), JSON, only, NOW)
+    refusal = run(Screen(0).judge(body_with(signed(PULL, D, at=NOW, key=OLD)), JSON, only, NOW))
     assert refusal is not None
     assert refusal.why is Why.TICKET
 
@@ -109,6 +110,55 @@ def test_a_good_ticket_carries_nothing_else_along() -> None:
     good = signed(PULL, D, at=NOW)
     for raw in smuggled(HOLD, {**BODY, "kv_transfer_params": good}).values():
         assert judge(raw) is not None, raw
+
+
+@pytest.mark.parametrize("name", smuggled(PULL, BODY))
+def test_a_large_body_is_judged_as_a_small_one_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is not built. Other encodings than UTF-8 it may not have."""
+    for fields in (HOLD, signed(PULL, D, at=NOW)):
+        raw = smuggled(fields, BODY)[name]
+        with monkeypatch.context() as patch:
+            small = why(raw)
+            patch.setattr("kvtransfer.screen.BUILT_BYTES_MAX", 0)
+            assert why(raw) == (Why.UNREADABLE if name.startswith("utf") else small)
+
+
+LARGE = b'{"prompt": "' + b"x" * (1 << 17) + b'"'
+
+
+def test_a_large_leg_passes_with_its_ticket_and_not_without() -> None:
+    for fields, passes in ((signed(PULL, D, at=NOW), True), (PULL, False), (signed(HOLD, D, at=NOW), True), ({}, True)):
+        told = json.dumps(fields).encode()
+        raw = LARGE + b', "max_tokens": 1, "kv_transfer_params": ' + told + b', "stream": false}'
+        assert (judge(raw) is None) is passes
+        assert (judge(LARGE + b', "a": {"kv_transfer_params": ' + told + b"}}") is None) is (fields == {})
+        assert (judge(LARGE + b', "vllm_xargs": {"a": "b"}, "extra_args": ["c"]}')) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (LARGE + b', "kv_transfer_params": ' + b"[" * 100_000, "64 levels"),
+        (LARGE + b', "a": [' + b"[]," * 1_100_000 + b'1], "kv_transfer_params": {}}', "1,048,576"),
+        (LARGE + b', "a": [' + b'{"vllm_xargs": 1},' * 300 + b'"kv_transfer_params"]}', "256 times"),
+        (LARGE + b', "vllm_xargs": "' + b"[1]," * 50_000 + b'kv_transfer_params"}', "too large"),
+        (LARGE + b', "kv_transfer_params": {"a": nothing}}', "no JSON"),
+    ],
+    ids=["depth", "values", "names", "text", "syntax"],
+)
+def test_a_large_body_has_limits(raw: bytes, words: str) -> None:
+    """To build them would hold up all of the API server for seconds."""
+    refusal = judge(raw)
+    assert refusal is not None
+    assert (refusal.status, refusal.why) == (400, Why.UNREADABLE)
+    assert words in refusal.message
+
+
+def test_free_form_fields_of_a_form_have_a_limit() -> None:
+    raw = form("b", ('form-data; name="vllm_xargs"', "[1]," * 40_000))
+    refusal = judge(raw, "multipart/form-data; boundary=b")
+    assert refusal is not None
+    assert "131072 bytes" in refusal.message
 
 
 def under_the_fleet_key() -> dict[str, Any]:
@@ -281,6 +331,10 @@ def test_nothing_unsigned_passes_and_nothing_else_is_refused(body: dict[str, Any
 @patiently
 @given(st.binary(max_size=300), st.text(max_size=40) | st.sampled_from([JSON, "multipart/form-data; boundary=b"]))
 def test_the_screen_never_raises(raw: bytes, content_type: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvtransfer.screen.BUILT_BYTES_MAX", 8)
+        for body in (raw + b'"kv_transfer_params":', b'{"vllm_xargs":"\\u0061' + raw + b'"}'):
+            assert judge(body, content_type) is None or judge(body, content_type).status in {400, 403}  # type: ignore[union-attr]
     for body in (raw, raw + b'"kv_transfer_params"', b'{"vllm_xargs":"\\u0061' + raw + b'"}'):
         assert judge(body, content_type) is None or judge(body, content_type).status in {400, 403}  # type: ignore[union-attr]
 
@@ -292,7 +346,7 @@ def test_any_fields_pass_when_they_are_signed_and_come_back_as_they_were(fields:
         return  # a router makes no such fields
     body = {"kv_transfer_params": signed(fields, D, at=NOW)}
     assert judge(json.dumps(body).encode()) is None
-    found = transfer_fields(json.dumps(body).encode(), JSON)
+    found = run(transfer_fields(json.dumps(body).encode(), JSON))
     assert json.dumps(found) == json.dumps(body["kv_transfer_params"])
 
 

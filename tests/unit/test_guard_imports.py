@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = """
 import importlib.abc, json, sys
 
-OURS = {"cluster", "cluster.ids", "cluster.wire", "kvtransfer"}
+OURS = {"cluster", "cluster.ids", "cluster.scan", "cluster.wire", "kvtransfer"}
 
 class Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):

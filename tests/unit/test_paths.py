@@ -10,6 +10,7 @@ import pytest
 from cluster import wire
 from cluster.errors import ApiError
 from cluster.ids import InstanceId
+from cluster.scan import run
 from router.aliases import Aliases, in_form
 from router.exact import GENERATING_PATHS
 from router.openapi import document
@@ -111,16 +112,22 @@ FORM = (
     b'--X\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\ngpt\r\n\r\n--Y\r\n--X--\r\n'
 )
 TYPE = "multipart/form-data; boundary=X"
+PARTS = run(wire.form_parts(FORM, TYPE))
 
 
 def test_a_forms_model_alone_is_changed() -> None:
-    changed, name = in_form(Aliases({"gpt": "a-longer-name"}), FORM, TYPE, never)
+    changed, name = in_form(Aliases({"gpt": "a-longer-name"}), FORM, PARTS, never)
     assert name == "a-longer-name"
     assert changed == FORM.replace(b'"model"\r\n\r\ngpt', b'"model"\r\n\r\na-longer-name')
-    assert wire.form_parts(changed, TYPE) == [("model", b"a-longer-name"), ("file", b"gpt\r\n\r\n--Y")]
-    assert in_form(Aliases({}), FORM, TYPE, never) == (FORM, "gpt")
-    assert in_form(Aliases({"gpt": "x"}), FORM, TYPE, lambda real: real == "x") == (FORM, "gpt")
-    assert in_form(Aliases({"gpt": "x"}), FORM.replace(b'"file"', b'"model"'), TYPE, never)[1] is None
+    parts = run(wire.form_parts(changed, TYPE))
+    assert [(part.field, changed[part.begin : part.end]) for part in parts] == [
+        ("model", b"a-longer-name"),
+        ("file", b"gpt\r\n\r\n--Y"),
+    ]
+    assert in_form(Aliases({}), FORM, PARTS, never) == (FORM, "gpt")
+    assert in_form(Aliases({"gpt": "x"}), FORM, PARTS, lambda real: real == "x") == (FORM, "gpt")
+    twice = FORM.replace(b'"file"', b'"model"')
+    assert in_form(Aliases({"gpt": "x"}), twice, run(wire.form_parts(twice, TYPE)), never)[1] is None
 
 
 def test_the_document_in_docs_is_what_the_router_answers() -> None:

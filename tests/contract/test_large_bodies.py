@@ -1,0 +1,189 @@
+"""Large and odd bodies at a router on mocks: what is right is served, all else is told what is wrong, nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import json
+import time
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.mock import mock_settings
+from support.mocked_router import MockedRouter, mocked_router
+
+from cluster.errors import ApiError, bad_request
+from cluster.instance import Role
+from cluster.scan import Steps
+from router import slices
+from router.config import RouterConfig
+from router.heavy import HEAVY_BYTES
+from router.records import Wanted
+from router.server import Router, _errors
+from router.slices import Slices
+
+JSON = "application/json"
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[MockedRouter]:
+    settings = [mock_settings("prefill-0", Role.PREFILL), mock_settings("decode-0", Role.DECODE)]
+    async with mocked_router(settings, policy="workload") as made:
+        yield made
+
+
+async def post(router: MockedRouter, path: str, raw: bytes, kind: str | None = JSON) -> tuple[int, Any]:
+    headers = {} if kind is None else {"Content-Type": kind}
+    skip = ("Content-Type",) if kind is None else ()
+    async with router.client.post(
+        router.endpoint + path, data=io.BytesIO(raw), headers=headers, skip_auto_headers=skip
+    ) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_large_bodies_are_served(router: MockedRouter) -> None:
+    junk = "x" * HEAVY_BYTES
+    image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + junk}}]
+    short = {"model": "fake", "max_tokens": 3}
+    for path, body in (
+        ("/v1/completions", {**short, "prompt": "hello", "junk": junk}),
+        ("/v1/chat/completions", {**short, "messages": [{"role": "user", "content": "hi"}], "junk": image}),
+        ("/v1/completions", {**short, "prompt": "hello", "priority": 3, "kv_transfer_params": {"a": 1}, "junk": junk}),
+    ):
+        status, answer = await post(router, path, json.dumps(body).encode())
+        assert status == 200, answer
+        assert answer["choices"][0]["finish_reason"] == "length"
+    status, answer = await post(
+        router, "/tokenize", json.dumps({"model": "fake", "prompt": "a b", "junk": junk}).encode()
+    )
+    assert (status, answer["count"]) == (200, len(answer["tokens"]))
+
+
+WRONG = {
+    "values": (b'{"a":[' + b"[]," * 1_100_000 + b"1]}", "1,048,576 objects, arrays and texts"),
+    "depth": (b'{"a":' + b"[" * 2_000_000, "64 levels"),
+    "fields": (b"{" + b",".join(b'"%d":1' % number for number in range(120_000)) + b"}", "1,024 fields"),
+    "syntax": (b'{"a":"' + b"x" * HEAVY_BYTES + b'",}', "not valid JSON"),
+    "a transfer": (b'{"a":[{"kv_transfer_params":1},"' + b"x" * HEAVY_BYTES + b'"]}', "stands inside `a`"),
+    "UTF-8": (b'{"a":"' + b"x" * HEAVY_BYTES + b'\xff"}', "no UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_what_is_wrong_with_a_large_body_is_told(router: MockedRouter, name: str) -> None:
+    raw, words = WRONG[name]
+    for path in ("/v1/completions", "/tokenize"):
+        status, answer = await post(router, path, raw)
+        assert (status, answer["error"]["code"]) == (400, 400), path
+        assert words in answer["error"]["message"], path
+    assert (await router.metrics())["baton_open_requests"] == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-8-sig"])
+@pytest.mark.parametrize(
+    "path", ["/tokenize", "/v1/embeddings", "/v1/responses", "/v1/audio/translations", "/v1/other"]
+)
+async def test_no_encoding_carries_transfer_fields_past(router: MockedRouter, path: str, encoding: str) -> None:
+    """Python's JSON parser reads all of these, so an engine may, whatever the content type says."""
+    text = json.dumps({"model": "fake", "prompt": "x", "kv_transfer_params": {"remote_host": "evil"}})
+    for kind in (None, "text/plain", "application/octet-stream", JSON, f"{JSON}; charset={encoding}", "audio/wav"):
+        status, answer = await post(router, path, text.encode(encoding), kind)
+        assert status == 400, kind
+        assert "not valid JSON" in answer["error"]["message"], kind
+
+
+async def test_forms_of_many_parts_are_refused(router: MockedRouter) -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n'
+    status, answer = await post(
+        router, "/v1/audio/translations", part * 1_001 + b"--b--", "multipart/form-data; boundary=b"
+    )
+    assert (status, "1,000 parts" in answer["error"]["message"]) == (400, True)
+
+
+async def test_what_is_relayed_is_chosen_for_at_this_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At moment zero, whatever runs longer than an hour after the machine's start got a 500 from `workload`."""
+    router = Router(RouterConfig(has_registry=True))
+    asked: list[Wanted] = []
+
+    class Desk:
+        def pick(self, wanted: Wanted) -> None:
+            asked.append(wanted)
+            raise bad_request("that is enough")
+
+    monkeypatch.setattr(router, "desk", Desk())
+    before = time.monotonic()
+    with pytest.raises(ApiError, match="enough"):
+        await router.whole._instance("/tokenize", "", None, {})
+    assert before <= asked[0].now <= time.monotonic()
+
+
+# --- in slices --------------------------------------------------------------------------------------------------------
+
+
+def steps(count: int, told: list[str], name: str) -> Steps[str]:
+    for number in range(count):
+        told.append(f"{name}{number}")
+        yield
+    return name
+
+
+async def test_others_run_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "STEP_S", 0.0)
+    told: list[str] = []
+
+    async def other() -> None:
+        for _ in range(3):
+            told.append("other")
+            await asyncio.sleep(0)
+
+    found, _ = await asyncio.gather(Slices().through(steps(3, told, "a")), other())
+    assert found == "a"
+    assert told == ["a0", "other", "a1", "other", "a2", "other"]
+
+
+async def test_one_body_is_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "STEP_S", 0.0)
+    monkeypatch.setattr(slices, "WAITING_MAX", 2)
+    told: list[str] = []
+    reader = Slices()
+    works = [reader.through(steps(2, told, name)) for name in "abc"]
+    found = await asyncio.gather(*works, return_exceptions=True)
+    assert found[:2] == ["a", "b"]
+    assert isinstance(found[2], ApiError)
+    assert found[2].status == 503
+    assert told == ["a0", "a1", "b0", "b1"]
+    assert await reader.through(steps(0, told, "d")) == "d", "what was refused waits no more"
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+class Large:
+    """Stands for a body: bytes cannot be watched."""
+
+
+async def test_a_refused_body_is_not_kept() -> None:
+    """Its error held the frames that held the body, until somebody looked for cycles: 33 MB each."""
+    router = Router(RouterConfig(has_registry=True))
+    kept: list[weakref.ref[Large]] = []
+
+    async def handler(_: web.Request) -> web.StreamResponse:
+        body = Large()
+        kept.append(weakref.ref(body))
+        try:
+            int("no number")
+        except ValueError:
+            raise bad_request("no") from None
+        return web.Response()
+
+    gc.disable()
+    try:
+        answer = await _errors(router)(None, handler)
+        assert answer.status == 400
+        assert kept[0]() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,289 @@
+"""Large bodies, read in slices: engines get what they would get of a body that is read at once, or the client a 400."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster import wire
+from cluster.errors import ApiError
+from cluster.scan import KEYS_MAX, Steps, run
+from router import body as bodies
+from router import exact, heavy
+from router.chunks import NAMED_BYTES, prompt_bytes, prompt_text
+from router.exact import CHAT, COMPLETIONS, verdict
+from router.heavy import FIELDS_MAX, HEAVY_BYTES, LIGHT_BYTES, Heavy, is_heavy, read
+from router.lengths import cues_of
+from router.unread import Sort, Unread, beginning
+from router.ways import Way
+
+OURS = sorted(wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS | {"cache_salt"})
+WORDS = st.sampled_from(["prompt", "messages", "a", "x" * 40, "é", 'q"', "back\\", '{"kv_transfer_params": 1}', "[1]"])
+KEYS = WORDS | st.sampled_from(OURS)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def refused(steps: Steps[Heavy]) -> str:
+    with pytest.raises(ApiError) as caught:
+        run(steps)
+    assert caught.value.status == 400
+    return caught.value.message
+
+
+def attempt(raw: bytes, namespace: str = "") -> Heavy | ApiError:
+    try:
+        return run(read(raw, namespace=namespace))
+    except ApiError as error:
+        return error
+
+
+def keys_of(raw: bytes) -> set[str]:
+    """Every key at any depth, also of what a later key replaces, and in texts that are JSON."""
+    found: set[str] = set()
+
+    def hook(pairs: list[tuple[str, Any]]) -> None:
+        for name, value in pairs:
+            found.add(name)
+            if name in wire.FREE_FORM_KEYS and isinstance(value, str):
+                try:
+                    found.update(keys_of(value.encode()))
+                except ValueError:
+                    continue
+
+    json.loads(raw, object_pairs_hook=hook)
+    return found
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(KEYS, VALUES, max_size=5), st.booleans(), st.sampled_from([1, 16, 60, 1 << 16]))
+def test_what_is_read_in_slices_is_what_is_read_at_once(body: dict[str, Any], ascii_only: bool, small: int) -> None:
+    """And no transfer field is left in the bytes, however small or large fields count as large."""
+    if small <= LIGHT_BYTES // 2:
+        body.pop("cache_salt", None)  # the longest that is hashed is small
+    raw = json.dumps(body, ensure_ascii=ascii_only).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heavy, "SMALL_BYTES", small)
+        found = attempt(raw, "t")
+    if isinstance(found, ApiError):
+        assert found.param in keys_of(raw) & (wire.TRANSFER_KEYS | wire.FREE_FORM_KEYS), found.message
+        return
+    clean = wire.strip(json.loads(raw), namespace="t")
+    assert json.loads(found.raw) == clean
+    assert found.body.keys() == clean.keys()
+    for name, value in found.body.items():
+        whole = json.loads(bytes(value.raw)) if isinstance(value, Unread) else value
+        assert whole == clean[name] or [whole] == clean[name]
+    assert wire.TRANSFER_KEYS.isdisjoint(keys_of(found.raw))
+
+
+@settings(max_examples=30)
+@given(st.data(), st.sampled_from(sorted(wire.TRANSFER_KEYS)), st.sampled_from([1, 1 << 16]))
+def test_no_spelling_and_no_depth_hides_a_transfer_field(data: st.DataObject, key: str, small: int) -> None:
+    which = data.draw(st.sets(st.integers(0, len(key) - 1)))
+    spelled = "".join(f"\\u{ord(c):04x}" if at in which else c for at, c in enumerate(key))
+    field = f'{{"{spelled}" : {{"remote_host": "evil"}}}}'
+    for _ in range(data.draw(st.integers(0, 3))):
+        field = data.draw(st.sampled_from(['{"x": %s}', "[1, %s]", '{"x": %s, "x": 1}'])) % field
+    raw = '{"a": 1, "deep": ' + field + data.draw(st.sampled_from(["}", ', "deep": 1}']))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heavy, "SMALL_BYTES", small)
+        found = attempt(raw.encode())
+    if isinstance(found, ApiError):
+        assert found.param == key
+        return
+    assert key not in keys_of(found.raw)
+
+
+@given(st.binary(max_size=60) | st.text('{}[]",:\\u01é a-.eE', max_size=60).map(str.encode))
+def test_any_bytes_are_taken_as_they_are_at_once_or_refused(raw: bytes) -> None:
+    try:
+        at_once = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        assert refused(read(raw))
+        return
+    found = attempt(raw)
+    assert isinstance(found, Heavy)
+    assert found.is_object == isinstance(at_once, dict)
+
+
+def large(**fields: Any) -> bytes:
+    """A body over the line, by an unread text."""
+    return json.dumps({"model": "m", **fields, "junk": "x" * HEAVY_BYTES}).encode()
+
+
+def test_which_bodies_are_heavy() -> None:
+    assert not is_heavy(b"[]," * (LIGHT_BYTES // 3))
+    assert is_heavy(b"[]," * LIGHT_BYTES)
+    assert is_heavy(b"1," * LIGHT_BYTES)
+    assert is_heavy(b'"",' * LIGHT_BYTES)
+    assert not is_heavy(b'{"prompt":"' + b"word, " * 10_000 + b'"}'), "an ordinary prompt of 60 kB"
+    numbers = b'{"prompt":[' + b"1," * 60_000 + b"1]}"
+    assert is_heavy(numbers)
+    assert is_heavy(b'{"a":"' + b"1," * 60_000 + b'","b":[' + b"1," * 60_000 + b"1]}")
+    assert is_heavy(b'{"a":[' + b'"",' * 100 + b'"x"' + b",1" * 60_000 + b"]}")
+    assert not is_heavy(b'{"a":"' + b"x, [" * 4_000 + b"y" * 60_000 + b'"}'), "in a text it is all one value"
+    assert not is_heavy(b"x" * HEAVY_BYTES)
+    assert is_heavy(b"x" * (HEAVY_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b'{"a":' + b"[]," * 2_000_000, "1,048,576 objects, arrays and texts"),
+        (b'{"a":[' + b"1," * 9_000_000, "8,388,608 numbers"),
+        (b'{"a":' + b"[" * 100_000, "64 levels"),
+        (b'{"a":' + b'{"b":' * 66 + b"1" + b"}" * 67, "64 levels"),
+        (b"{" + b",".join(b'"%d":1' % number for number in range(FIELDS_MAX + 1)) + b"}", "1,024 fields"),
+        (b'{"a":"\xff"}', "no UTF-8 at byte 6"),
+        (b'{"a":"' + "é".encode() * 600_000 + b'\xc3"}', "no UTF-8 at byte 1200006"),
+        (b"\xef\xbb\xbf{}", "not valid JSON"),
+        ('{"a":1}'.encode("utf-16"), "no UTF-8 at byte 0"),
+        (b'{"a":1,}', "not valid JSON"),
+        (b'{"a":"\\x"}', "not valid JSON"),
+        (b'{"max_tokens":1e400}', "`max_tokens` is not valid JSON"),
+        (b" " * 70_000 + b"{}", "65,536 spaces"),
+        (b'{"vllm_xargs":"[' + b"1," * 40_000 + b'1]"}', "65,536 are looked into"),
+        (large(a=[[[{"kv_transfer_params": {}}]]] * 30_000), "`kv_transfer_params` stands inside `a`"),
+        (large(a=[{"b": 1}] * 30_000 + [{"extra_args": '{"a": 1}'}]), "`extra_args` stands inside `a`"),
+        (large(a=[{"vllm_xargs": "1"}] * KEYS_MAX + ["x"] * 30_000), "`vllm_xargs` stands inside `a`"),
+        (b'[{"kv_transfer_params":1}]', "stands inside the body"),
+    ],
+    ids=lambda value: "" if isinstance(value, bytes) else value,
+)
+def test_what_is_refused_and_how(raw: bytes, words: str) -> None:
+    assert words in refused(read(raw))
+
+
+def test_fields_are_taken_out_and_the_rest_stays_as_it_came() -> None:
+    raw = large(priority=3, kv_transfer_params={"a": 1}, cache_salt="s", vllm_xargs={"b": 1, "ec_transfer_params": 2})
+    found = run(read(raw, namespace="t"))
+    clean = wire.strip(json.loads(raw), namespace="t")
+    assert json.loads(found.raw) == clean
+    assert clean.keys() == {"model", "cache_salt", "vllm_xargs", "junk"}
+    words = [{"extra_args": {"b": "text"}, "priority": 1}, {"vllm_xargs": "a word"}, {"vllm_xargs": None}]
+    plain = large(a=[*words, "x" * LIGHT_BYTES])
+    assert json.loads(run(read(plain)).raw) == json.loads(plain)
+    assert run(read(large(a={"priority": 1}))).raw == large(a={"priority": 1}), "deeper, it is the client's own word"
+
+
+def test_a_large_field_that_no_client_may_set_is_left_out() -> None:
+    raw = large(kv_transfer_params={"x": "y" * LIGHT_BYTES}, priority="z" * LIGHT_BYTES)
+    assert json.loads(run(read(raw)).raw) == {"model": "m", "junk": "x" * HEAVY_BYTES}
+
+
+@given(st.text(max_size=30), st.integers(1, 40), st.booleans())
+def test_a_texts_beginning_is_its_beginning(text: str, limit: int, ascii_only: bool) -> None:
+    try:
+        raw = json.dumps(text, ensure_ascii=ascii_only).encode()
+    except UnicodeEncodeError:
+        return
+    try:
+        whole = msgspec.json.decode(raw).encode(errors="surrogatepass")
+    except msgspec.DecodeError:
+        return  # half a pair
+    found = beginning(memoryview(raw), limit)
+    assert whole.startswith(found)
+    if ascii_only or limit >= len(raw):
+        assert len(found) >= min(len(whole), limit // 6 - 3)
+
+
+CHATS = [
+    [{"role": "user", "content": "word é😀 " * 40}] * 400,
+    [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "t" * 300}, {"type": "image_url", "image_url": {"url": "u"}}],
+        }
+    ]
+    * 400,
+    [{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"arguments": "{}"}}]}] * 2000,
+    [{"role": "user", "content": "x" * 3_000_000}],
+    [{"role": "user", "content": "x" * 1000}, {"role": "user", "content": "é\n" * 500_000}],
+    [{"role": "user", "content": "x" * 700_000}] * 5,
+    ["odd" * 20, 7, {"role": 7}] * 2_000,
+]
+
+
+@pytest.mark.parametrize("messages", CHATS, ids=range(len(CHATS)))
+@pytest.mark.parametrize("tools", [None, [{"type": "function"}]])
+def test_a_chat_has_the_same_names_read_either_way(messages: list[Any], tools: Any) -> None:
+    """A conversation that grows over the line finds its own prefixes."""
+    raw = json.dumps({"messages": messages, "tools": tools, "junk": "x" * HEAVY_BYTES}).encode()
+    found, whole = run(read(raw)), json.loads(raw)
+    assert isinstance(found.body["messages"], Unread)
+    told, text = prompt_text(found.body), prompt_text(whole)
+    assert text.startswith(told)
+    assert len(told) >= min(len(text), NAMED_BYTES // 6)
+    assert prompt_bytes(found.body, told) >= len(told)
+    assert cues_of(found.body) >= 0
+    assert verdict(CHAT, found.body).way == verdict(CHAT, whole).way
+
+
+PROMPTS = [
+    "word " * 50_000,
+    "é😀" * 600_000,
+    list(range(300_000)),
+    [list(range(300_000))],
+    ["word " * 50_000],
+    ["a" * 70_000, "b"],
+    [[1, 2], [3] * 50_000],
+    [1.5] * 50_000,
+    [True] * 50_000,
+    {"a": "x" * 70_000},
+]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=range(len(PROMPTS)))
+def test_a_prompt_is_the_same_read_either_way(prompt: Any) -> None:
+    raw = json.dumps({"prompt": prompt, "stream": True, "junk": "x" * HEAVY_BYTES}).encode()
+    found, whole = run(read(raw)), json.loads(raw)
+    unread = found.body["prompt"]
+    assert isinstance(unread, Unread)
+    kept = verdict(COMPLETIONS, found.body)
+    if prompt != [True] * 50_000:
+        assert kept == verdict(COMPLETIONS, whole)
+    told, text = prompt_text(found.body), prompt_text(whole)
+    assert text.startswith(told)
+    if unread.sort in {Sort.TEXT, Sort.IDS}:
+        assert len(told) >= min(len(text), NAMED_BYTES // 6)
+    if unread.sort is Sort.IDS:
+        assert prompt_bytes(found.body, told) == len(text)
+    else:
+        assert kept.way is Way.WHOLE or unread.sort is Sort.TEXT
+
+
+def test_large_tools_stand_for_themselves() -> None:
+    tools = [{"type": "function", "function": {"name": "f" * 1000}}] * 100
+    raw = json.dumps(
+        {"messages": [{"role": "user", "content": "x"}], "tools": tools, "junk": "x" * HEAVY_BYTES}
+    ).encode()
+    found = run(read(raw)).body
+    assert isinstance(found["tools"], Unread)
+    told = prompt_text(found)
+    assert told[:20] == json.dumps(tools).encode()[:20]
+    assert prompt_bytes(found, told) >= 100_000
+
+
+def test_many_stop_strings_are_not_looked_for_in_a_seed() -> None:
+    plain = {"messages": [{}], "stream": True, "temperature": 0}
+    assert verdict(CHAT, {**plain, "stop": ["x"] * exact.STOPS_MAX}).way is Way.SEEDED
+    for stop in (["x"] * (exact.STOPS_MAX + 1), "x" * 5_000, ["x" * 5_000], Unread(memoryview(b"[]"), Sort.LIST, 1)):
+        assert verdict(CHAT, {**plain, "stop": stop}).way is Way.PLAIN
+
+
+def test_adding_fields_copies_a_body_once() -> None:
+    for raw in (
+        b'{"a": "' + b"x" * 100_000 + b'" }\n',
+        b'{"a": "x"' + b" " * 100_000 + b"}",
+        b"{" + b" " * 100_000 + b"}",
+    ):
+        assert json.loads(bodies.spliced(raw, {"b": 1})) == {**json.loads(raw), "b": 1}

@@ -1,0 +1,136 @@
+"""What a scan finds in a text is what a parser finds in it, wherever the slices are cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster import scan
+from cluster.scan import KEYS_MAX, Key, Names, TooDeep, TooMany, run, survey
+
+OURS = ("kv_transfer_params", "vllm_xargs")
+NAMES = Names(OURS)
+WORDS = st.sampled_from([*OURS, "a", 'q"', "back\\", "\\u006b", "é", "😀", "[{", "}]", ",:", "", "kv_transfer_param"])
+SCALARS = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-1, 1) | WORDS
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=4), max_leaves=15
+)
+
+
+def escaped(text: str, which: set[int]) -> str:
+    """As a JSON string with some letters escaped."""
+    return '"' + "".join(f"\\u{ord(c):04X}" if at in which else json.dumps(c)[1:-1] for at, c in enumerate(text)) + '"'
+
+
+def written(value: Any, data: st.DataObject) -> str:
+    """As JSON, with spaces and escapes of all sorts."""
+    space = data.draw(st.sampled_from(["", " ", "\n\t"]))
+    if isinstance(value, str):
+        plain = value.isascii() and value.isprintable()
+        return escaped(value, data.draw(st.sets(st.integers(0, len(value)), max_size=3)) if plain else set())
+    if isinstance(value, list):
+        return f"[{space}" + f"{space},{space}".join(written(each, data) for each in value) + "]"
+    if isinstance(value, dict):
+        pairs = (f"{written(key, data)}{space}:{space}{written(each, data)}" for key, each in value.items())
+        return "{" + f"{space},".join(pairs) + space + "}"
+    return json.dumps(value)
+
+
+def counted(value: Any) -> tuple[int, int, list[str]]:
+    """Values, depth and keys of ours, by a walk."""
+    if isinstance(value, str):
+        return 1, 0, []
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
+    if inner is None:
+        return 0, 0, []
+    keys = list(value) if isinstance(value, dict) else []
+    found = [counted(each) for each in inner]
+    values = 1 + len(keys) + sum(each[0] for each in found)
+    ours = [key for key in keys if key in OURS] + [key for each in found for key in each[2]]
+    return values, 1 + max((each[1] for each in found), default=0), ours
+
+
+@settings(max_examples=50)
+@given(st.data(), VALUES, st.sampled_from([3, 5, 17, 64, 1 << 16]))
+def test_a_survey_finds_what_a_walk_finds(data: st.DataObject, value: Any, slice_bytes: int) -> None:
+    raw = written(value, data).encode()
+    values, depth, ours = counted(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "SLICE_BYTES", slice_bytes)
+        found = run(survey(raw, NAMES, depth_max=depth))
+        assert found.values == values
+        assert sorted(key.name for key in found.keys) == sorted(ours)
+        for key in found.keys:
+            assert raw[: key.at].rstrip().endswith(b":")
+        if depth:
+            with pytest.raises(TooDeep, match=f"{depth - 1} levels"):
+                run(survey(raw, NAMES, depth_max=depth - 1))
+        if values:
+            with pytest.raises(TooMany, match="objects, arrays and texts"):
+                run(survey(raw, NAMES, depth_max=depth, values_max=values - 1))
+
+
+@given(st.text('\\"a[]{},:k 1', max_size=60), st.sampled_from([1, 2, 3, 9]))
+def test_any_text_is_survived(text: str, slice_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "SLICE_BYTES", slice_bytes)
+        try:
+            run(survey(text.encode(), NAMES, depth_max=8))
+        except TooDeep:
+            assert text.count("[") + text.count("{") > 8
+
+
+def test_keys_that_two_slices_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "SLICE_BYTES", 40)
+    for before in range(60):
+        raw = json.dumps({"x" * before: 1, "kv_transfer_params": 2}).encode()
+        assert run(survey(raw, NAMES, depth_max=1)).keys == (Key("kv_transfer_params", len(raw) - 3),), before
+
+
+def test_what_only_looks_like_a_key_is_none() -> None:
+    for raw in (
+        b'{"a": "kv_transfer_params", "b": 1}',
+        b'{"a": ["kv_transfer_params"]}',
+        b'{"a\\"kv_transfer_params": 1}',
+        b'{"a": "\\"kv_transfer_params\\": 1"}',
+        b'{"\\\\u006bv_transfer_params": 1}',
+    ):
+        assert run(survey(raw, NAMES, depth_max=4)).keys == (), raw
+
+
+def test_limits_are_met_in_the_slice_that_breaks_them() -> None:
+    """Whatever comes behind is not looked at: the rest of the body costs nothing."""
+    steps = survey(b"[" * (64 << 16), NAMES, depth_max=64)
+    with pytest.raises(TooDeep):
+        next(steps)
+    steps = survey(b"[" + b"[]," * (1 << 20), NAMES, depth_max=64, values_max=1000)
+    with pytest.raises(TooMany, match="1,000"):
+        next(steps)
+
+
+def test_numbers_have_a_limit_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "NUMBERS_MAX", 100)
+    assert run(survey(b"[" + b"1," * 100 + b"1]", NAMES, depth_max=4)).commas == 100
+    with pytest.raises(TooMany, match="100 numbers"):
+        run(survey(b"[" + b"1," * 101 + b"1]", NAMES, depth_max=4))
+    assert run(survey(b'["' + b"1," * 101 + b'"]', NAMES, depth_max=4)).commas == 0
+
+
+def test_brackets_that_do_not_match_end_it() -> None:
+    """They were once kept from slice to slice, and gone through again in each."""
+    steps = survey(b"]" * (4 << 16), NAMES, depth_max=64)
+    assert len(list(steps)) == 1
+
+
+def test_no_step_is_longer_than_a_slice() -> None:
+    raw = b'{"a":"' + b"\\\\" * (1 << 19) + b'"}'
+    assert len(list(survey(raw, NAMES, depth_max=64))) == -(-len(raw) // scan.SLICE_BYTES)
+
+
+def test_only_so_many_keys_are_told() -> None:
+    raw = b"[" + b'{"vllm_xargs":1},' * (2 * KEYS_MAX) + b"1]"
+    assert len(run(survey(raw, NAMES, depth_max=4)).keys) == KEYS_MAX
