@@ -68,7 +68,7 @@ class Program:
         async for line in stream:
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 event = None
             if isinstance(event, dict):
                 self._on_event(self.name, event)

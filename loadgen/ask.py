@@ -32,7 +32,7 @@ async def model_of(url: str, headers: Mapping[str, str]) -> str:
             listed = await answer.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise UsageError(f"{url} does not answer: {str(error) or type(error).__name__}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{url}/v1/models does not answer with JSON; name the model with --model") from None
     try:
         return str(listed["data"][0]["id"])
@@ -45,7 +45,7 @@ async def fit_of(url: str, headers: Mapping[str, str], asking: Asking) -> Fit | 
     try:
         async with asyncio.timeout(ASK_S), aiohttp.ClientSession(headers=headers) as session:
             points = [(chars, await _prompt_tokens(session, url, asking, chars)) for chars in PROBE_CHARS]
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError):
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError, LookupError, TypeError):
         return None
     return fit(points[0], points[1])
 

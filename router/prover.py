@@ -19,6 +19,7 @@ import msgspec
 
 from cluster import wire
 from cluster.ids import InstanceId, RequestId, TransferId
+from cluster.readable import json_in
 from router import proofs
 from router.proofs import Pair, Proofs, Said
 from router.upstream import EngineLost
@@ -98,7 +99,7 @@ class Prover:
         self._room(pair.decode)
         told = await self._leg(pair.prefill, request, stamp(wire.prefill_body(asked, transfer=name), pair.prefill))
         try:
-            transfer = wire.read_transfer(msgspec.json.decode(told))
+            transfer = wire.read_transfer(json_in(told))
         except (msgspec.DecodeError, AttributeError):
             raise _NoWord("the prefill leg's answer cannot be read") from None
         if transfer is None:

@@ -87,7 +87,7 @@ async def _ask_agent(session: aiohttp.ClientSession, beat: Heartbeat) -> dict[st
             told: dict[str, Any] = await answer.json()
         if told["state"] == "ready" and not await _healthy(session, beat.url):
             told |= {"state": "unwell", "detail": "its engine does not answer; its agent has not noticed yet"}
-    except (aiohttp.ClientError, TimeoutError, ValueError):
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         ago = max(0.0, time.time() - beat.sent_at)  # noqa: TID251 - said to people
         detail = f"its agent does not answer; last word, {ago:.0f} s ago: {beat.state}"
         return {
@@ -117,7 +117,7 @@ async def _ask_router(session: aiohttp.ClientSession, beat: Heartbeat) -> dict[s
     try:
         async with session.get(f"{beat.agent_url}/ready") as answer:
             seen = await answer.json()
-    except (aiohttp.ClientError, TimeoutError, ValueError):
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         return {**told, "state": "lost", "detail": "does not answer"}
     lacking = [each["id"] for each in seen["instances"] if each["state"] != "up"]
     state = "ready" if seen["ready"] else "incomplete"

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from cluster.errors import ApiError, bad_request
+from cluster.readable import json_in
 from engine.mock.prompts import Prompted, prompted
 from engine.mock.words import ALL_IDS, END, OTHER_ROLE, ROLES, TOOLS, Ids, tokenize
 
@@ -84,8 +85,8 @@ def read_body(raw: bytes, content_type: str) -> dict[str, Any]:
     if content_type.lower().partition(";")[0].strip() != "application/json":
         raise ApiError(400, "Bad Request", "Unsupported Media Type: Only 'application/json' is allowed")
     try:
-        body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
+        body = json_in(raw)
+    except msgspec.DecodeError as error:
         raise ApiError(400, "Bad Request", f"1 validation error:\n  JSON decode error: {error}", "body") from None
     if not isinstance(body, dict):
         raise invalid("body", "Input should be a valid dictionary")

@@ -60,6 +60,6 @@ class HttpPeers:
         try:
             async with self._session.post(url, json={"engine_id": producer.engine_id, **body}) as response:
                 answer = await response.json() if response.status == 200 else None
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, RecursionError):
             return None
         return answer if isinstance(answer, dict) else None

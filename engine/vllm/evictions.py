@@ -60,7 +60,11 @@ class Evictions:
         Raises:
             msgspec.DecodeError: it is none that we know.
         """
-        for event in _DECODER.decode(payload).events:
+        try:
+            events = _DECODER.decode(payload).events
+        except RecursionError:
+            raise msgspec.DecodeError("it is nested too deep") from None
+        for event in events:
             match event:
                 case _Stored():
                     self._block_tokens = event.block_size
