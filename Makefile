@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help
+.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -48,6 +48,9 @@ bench-router: compile ## what a router costs: Baton, vllm-router, a bare relay (
 
 bench-handoff: setup ## what a hand-over costs a client and two real engines (ARGS=--quick, --part client|connectors, --gpu, --publish)
 	@$(BIN)/python -m bench.handoff $(ARGS)
+
+bench-bodies: setup ## the worst bodies we know: what everybody else waits meanwhile, and memory (ARGS=--only NAME, --publish)
+	@$(BIN)/python -m bench.bodies $(ARGS)
 
 bench-connectors: setup ## one part of it: vLLM's connectors and ours (ARGS=--quick, --only, --publish)
 	@$(BIN)/python -m bench.handoff --part connectors $(ARGS)

@@ -27,8 +27,11 @@ MODEL = "bench"
 FIRST_LEG = re.compile(rb'"do_remote_decode"\s*:\s*true')
 SECOND_LEG = re.compile(rb'"do_remote_prefill"\s*:\s*true')
 NAMES_TOKEN = re.compile(rb'"return_token_ids"\s*:\s*true')
-MAX_TOKENS = re.compile(rb'"max_tokens"\s*:\s*(\d+)')
+MAX_TOKENS = re.compile(rb'"max_tokens"\s*:\s*(\d{1,6})\b')
 STREAM = re.compile(rb'"stream"\s*:\s*true')
+
+BLOCKS_MAX = 16_384
+"""All of the context that it says it has."""
 
 BLOCK_BYTES = 64
 """Of a prompt, for each block id in the transfer: 16 tokens of 4 bytes, as on a GPU."""
@@ -167,7 +170,7 @@ class Connection(asyncio.Protocol):
         elif FIRST_LEG.search(body):
             self._engines.first_legs += 1
             named = NAMES_TOKEN.search(body) is not None
-            self._transport.write(prefilled(max(1, len(body) // BLOCK_BYTES), named=named))
+            self._transport.write(prefilled(min(BLOCKS_MAX, max(1, len(body) // BLOCK_BYTES)), named=named))
         else:
             self._generate(body)
 
