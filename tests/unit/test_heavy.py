@@ -63,7 +63,7 @@ def keys_of(raw: bytes) -> set[str]:
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=5), st.booleans(), st.sampled_from([1, 16, 60, 1 << 16]))
 def test_what_is_read_in_slices_is_what_is_read_at_once(body: dict[str, Any], ascii_only: bool, small: int) -> None:
     """And no transfer field is left in the bytes, however small or large fields count as large."""
@@ -85,7 +85,7 @@ def test_what_is_read_in_slices_is_what_is_read_at_once(body: dict[str, Any], as
     assert wire.TRANSFER_KEYS.isdisjoint(keys_of(found.raw))
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), st.sampled_from(sorted(wire.TRANSFER_KEYS)), st.sampled_from([1, 1 << 16]))
 def test_no_spelling_and_no_depth_hides_a_transfer_field(data: st.DataObject, key: str, small: int) -> None:
     which = data.draw(st.sets(st.integers(0, len(key) - 1)))
@@ -103,6 +103,7 @@ def test_no_spelling_and_no_depth_hides_a_transfer_field(data: st.DataObject, ke
     assert key not in keys_of(found.raw)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60) | st.text('{}[]",:\\u01é a-.eE', max_size=60).map(str.encode))
 def test_any_bytes_are_taken_as_they_are_at_once_or_refused(raw: bytes) -> None:
     try:
@@ -180,6 +181,7 @@ def test_a_large_field_that_no_client_may_set_is_left_out() -> None:
     assert json.loads(run(read(raw)).raw) == {"model": "m", "junk": "x" * HEAVY_BYTES}
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30), st.integers(1, 40), st.booleans())
 def test_a_texts_beginning_is_its_beginning(text: str, limit: int, ascii_only: bool) -> None:
     try:

@@ -54,7 +54,7 @@ def counted(value: Any) -> tuple[int, int, list[str]]:
     return values, 1 + max((each[1] for each in found), default=0), ours
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), VALUES, st.sampled_from([3, 5, 17, 64, 1 << 16]))
 def test_a_survey_finds_what_a_walk_finds(data: st.DataObject, value: Any, slice_bytes: int) -> None:
     raw = written(value, data).encode()
@@ -74,6 +74,7 @@ def test_a_survey_finds_what_a_walk_finds(data: st.DataObject, value: Any, slice
                 run(survey(raw, NAMES, depth_max=depth, values_max=values - 1))
 
 
+@settings(deadline=None)
 @given(st.text('\\"a[]{},:k 1', max_size=60), st.sampled_from([1, 2, 3, 9]))
 def test_any_text_is_survived(text: str, slice_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
