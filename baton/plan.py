@@ -16,7 +16,7 @@ ENGINE_PORT = 8100
 AGENT_PORT = 8200
 SIDE_CHANNEL_PORT = 5600
 SIDE_CHANNEL_STEP = 32
-"""vLLM adds its tensor-parallel rank to a side channel's port: leave room between two engines."""
+"""vLLM adds the data-parallel rank to a side channel's port: leave room between two engines."""
 
 PARALLELISM = (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp"))
 """vLLM's flags whose product is the number of GPUs an engine spans."""

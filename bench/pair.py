@@ -72,6 +72,8 @@ class Engines:
     """Whether NIXL's progress thread is paced from outside (`engine/vllm/cpu_site`); ours paces its own."""
     gpus: tuple[str, ...] = ()
     """GPUs that they take in turns, sharing one's memory where there are too few; without any, a core each."""
+    introduced: bool = True
+    """Whether those with Baton's connector are introduced to each other; not where it leaves the cache to vLLM's."""
     running: dict[str, Running] = field(default_factory=dict)
     temporary: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Their folders for temporary files."""
@@ -85,7 +87,8 @@ class Engines:
             for engine in self.running.values():
                 _wait(engine)
             ours = [name for name, role in self.roles.items() if not self.transfer(role)]
-            introduce_each_other(*((name, self.door(name)) for name in ours))
+            if self.introduced:
+                introduce_each_other(*((name, self.door(name)) for name in ours))
         except BaseException:  # an interrupt too: no engine is left behind
             self.stop()
             raise

@@ -63,6 +63,10 @@ class Load:
     """Share of KV blocks in use, 0 to 1. Above 0 with nothing running means blocks held for a consumer."""
     external_kv_tokens: int = 0
     """Prompt tokens whose KV came from another engine, since the engine's start."""
+    recomputed_tokens: int = 0
+    """Prompt tokens that were to come from another engine and that it computed itself, since its start. Exact by the
+    word of Baton's connector; by vLLM's own counts, those whose pull is under way, or whose client has left, may be
+    among them (`engine.vllm.metrics`)."""
     kv_tokens: int = 0
     """Tokens its whole KV cache holds; 0: it does not say."""
     deferred: int = 0

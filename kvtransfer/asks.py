@@ -8,6 +8,7 @@ One JSON object a line, one object a line in answer::
     {"ask": "release", "transfer_id"}                    -> {"ok": true}
     {"ask": "state"}                                     -> {"holds", "legs", "pulls", "peers", "counts"}
 
+An engine whose KV cache is left to vLLM's own connector answers the first and the last with ``{"left_to_vllm": WHY}``.
 What cannot be read is answered with ``{"error": WHY}``. `payloads` are what vLLM's own connector hands out on its ZMQ
 port, one for each rank (`stage` is a pipeline stage, 0 where there is one): to know them is to be able to read and
 write the engine's KV memory. Who may open the socket file may know them.
@@ -24,6 +25,8 @@ from typing import Any, Final
 
 from kvtransfer.fields import NAME_CHARS_MAX
 
+LEFT: Final = "left_to_vllm"
+"""In an answer: why vLLM's own connector hands this engine's KV cache over, and ours does not."""
 LINE_BYTES_MAX: Final = 16 << 20
 PAYLOADS_MAX: Final = 512
 """Ranks of one engine."""

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from kvtransfer.asks import LINE_BYTES_MAX, Ask, parse
+from kvtransfer.asks import LEFT, LINE_BYTES_MAX, Ask, Metadata, State, parse
 
 CLIENTS_MAX: Final = 16
 """One agent, its guards' processes, and somebody who looks at the state."""
@@ -31,13 +31,18 @@ PATH_BYTES_MAX: Final = 107
 logger = logging.getLogger("baton.door")
 
 
+class DoorTaken(OSError):
+    """Another engine answers at this path."""
+
+
 class Door:
     """Serves one socket until it is closed."""
 
     def __init__(self, path: Path, answer: Callable[[Ask], dict[str, Any]]) -> None:
-        """Open it. A socket that is left from before is replaced.
+        """Open it. A socket at which nobody answers any more is replaced.
 
         Raises:
+            DoorTaken: another engine answers there.
             OSError: it cannot be opened there.
             ValueError: the path is too long, or others may enter its folder.
         """
@@ -47,6 +52,11 @@ class Door:
         self._clients = 0
         self._lock = threading.Lock()
         _check_folder(path)
+        if _answers(path):
+            raise DoorTaken(
+                f"another engine answers at {path}: give each engine a door of its own (`baton engine --door`, or "
+                "`door` in kv_connector_extra_config)"
+            )
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -122,6 +132,19 @@ def _check_folder(path: Path) -> None:
         raise ValueError(f"{path.parent} must be this user's and closed to others (chmod 700)")
 
 
+def _answers(path: Path) -> bool:
+    """Whether somebody listens there now."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(1.0)
+        try:
+            caller.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            return True  # its queue is full, or it is no socket of ours: nothing to throw away
+    return True
+
+
 def _user_of(client: socket.socket) -> int | None:
     """Who is on the other end, as the kernel says; None: it does not say."""
     try:
@@ -130,6 +153,27 @@ def _user_of(client: socket.socket) -> int | None:
         return None
     _, user, _ = struct.unpack("3i", raw)
     return int(user)
+
+
+def left_to_vllm(path: Path, why: str) -> Door | None:
+    """The door of an engine whose KV cache is handed over by vLLM's own connector: it says so, and why.
+
+    None: another rank of this engine says the same already.
+
+    Raises:
+        OSError: it cannot be opened there.
+        ValueError: as `Door`.
+    """
+
+    def answer(question: Ask) -> dict[str, Any]:
+        if isinstance(question, Metadata | State):
+            return {LEFT: why}
+        return {"error": f"vLLM's own connector hands over here: {why}"}
+
+    try:
+        return Door(path, answer)
+    except DoorTaken:
+        return None
 
 
 def ask(path: Path, question: dict[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:

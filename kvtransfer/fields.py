@@ -57,6 +57,12 @@ def pull_in(fields: object) -> Pull | str:
     return Pull(engine, request, tokens, blocks, slot)
 
 
+def held_in(fields: Mapping[str, Any], prompt_tokens: int) -> int:
+    """How many of a prompt's tokens a decode leg's fields say are held, at most all; all, where they do not say."""
+    tokens = fields.get("remote_num_tokens")
+    return min(tokens, prompt_tokens) if type(tokens) is int and tokens > 0 else prompt_tokens
+
+
 def _blocks(groups: object) -> int | None:
     """How many blocks the one group of them has."""
     if not isinstance(groups, list | tuple) or len(groups) != 1 or not isinstance(groups[0], list | tuple):

@@ -12,16 +12,21 @@ range of versions is pinned and checked.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from pathlib import Path
 from typing import Any
 
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import connector as stock
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NIXL_CONNECTOR_VERSION
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
+from kvtransfer import served
+from kvtransfer.door import Door, left_to_vllm
 from kvtransfer.vllm_metadata import BatonMetadata
 from kvtransfer.vllm_scheduler import BatonScheduler
 from kvtransfer.vllm_worker import BatonWorker
@@ -44,40 +49,23 @@ def check_version() -> None:
         )
 
 
-def check_digests(vllm_config: Any, device: str) -> None:
-    """Refuse digests where they cannot be made.
+def check_config(vllm_config: Any, left: str | None) -> None:
+    """Refuse a configuration with which this would hand over something wrong, or nothing of what was asked for.
 
     Raises:
-        RuntimeError: the KV cache is in a GPU's memory, or the setting is neither true nor false.
+        RuntimeError: it names the setting and the way out (`kvtransfer.served.refused`).
     """
-    asked = vllm_config.kv_transfer_config.get_from_extra_config("digests", False)
-    if not isinstance(asked, bool):
-        raise RuntimeError(f"`digests` is {asked!r}: it must be true or false")  # noqa: TRY004 - as vLLM shows it best
-    if asked and device != "cpu":
-        raise RuntimeError(
-            "`digests: true` is for KV caches in host memory: every byte is read once more by a processor, on both "
-            "sides. Leave it out on GPUs."
-        )
+    why = served.refused(vllm_config, left=left, device=current_platform.device_type)
+    if why is not None:
+        raise RuntimeError(why)
 
 
 def not_served(vllm_config: Any, kv_cache_config: Any) -> str | None:
-    """Why a model or a layout is left to vLLM's own connector; None: it is served. The same on P and D of a model."""
-    parallel = vllm_config.parallel_config
-    transfer = vllm_config.kv_transfer_config
+    """Why this engine's KV cache is left to vLLM's own connector; None: it is served (`kvtransfer.served`)."""
     groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
-        return "it has more kinds of KV cache than full attention"
-    if parallel.pipeline_parallel_size > 1:
-        return "pipeline parallelism"
-    if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
-        return "context parallelism"
-    if vllm_config.num_prefill_lookahead_tokens > 1:
-        return "speculative decoding that needs the prompt's last tokens computed twice"
-    if transfer.get_from_extra_config("bidirectional_kv_xfer", False):
-        return "bidirectional_kv_xfer"
-    if current_platform.device_type != "cpu" and transfer.kv_buffer_device == "cpu":
-        return "a KV buffer in host memory"
-    return None
+    # Subclasses of full attention may keep other blocks (`RSWASpec`): only what was read is served.
+    full = len(groups) == 1 and type(groups[0].kv_cache_spec) in {FullAttentionSpec, MLAAttentionSpec}
+    return served.left_to_vllm(vllm_config, full_attention=full, device=current_platform.device_type)
 
 
 class _NotDeprecated(logging.Filter):
@@ -92,16 +80,18 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         check_version()
-        check_digests(vllm_config, current_platform.device_type)
+        why = not_served(vllm_config, kv_cache_config)
+        check_config(vllm_config, why)
         stock.logger.addFilter(_NotDeprecated())
         stock.NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
-        why = not_served(vllm_config, kv_cache_config)
+        self._door: Door | None = None
         scheduler, worker = stock.NixlPullConnectorScheduler, stock.NixlPullConnectorWorker
         if why is None:
             scheduler, worker = BatonScheduler, BatonWorker
         elif role == KVConnectorRole.SCHEDULER:
             logger.warning("This engine's KV cache is handed over by vLLM's own connector: %s.", why)
-        self._ours = why is None
+            door = vllm_config.kv_transfer_config.get_from_extra_config("door", None)
+            self._door = None if door is None else left_to_vllm(Path(door), why)
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = scheduler(vllm_config, self.engine_id, kv_cache_config)
         else:
@@ -110,7 +100,7 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
         # On a GPU the forward pass is only launched when vLLM starts loads; on a CPU it is over by then, and a load
         # that starts before it runs beside it. Blocks to read into belong to their request since it was scheduled, and
         # no earlier step is under way on a CPU.
-        self._early = self._ours and current_platform.device_type == "cpu"
+        self._early = why is None and current_platform.device_type == "cpu"
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """The first that a worker hears of a step."""
@@ -139,3 +129,22 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
     def build_connector_worker_meta(self) -> Any:
         """What the worker half tells the scheduler half."""
         return self.connector_worker.tell() if isinstance(self.connector_worker, BatonWorker) else None
+
+    def shutdown(self) -> None:
+        """With the engine."""
+        if self._door is not None:
+            self._door.close()
+        super().shutdown()
+
+
+def _register() -> None:
+    """Let vLLM find this connector by its name alone, too.
+
+    A MultiConnector's statistics are read by the API server under the names of the connectors' classes.
+    """
+    name = BatonConnector.__name__
+    with contextlib.suppress(ValueError):  # a second import under another name, in tests
+        KVConnectorFactory.register_connector(name, __name__, name)
+
+
+_register()

@@ -23,7 +23,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from cluster.wire import TRANSFER
 from kvtransfer.asks import Ask, Forget, Introduce, Metadata, Payload, Release, State
 from kvtransfer.door import Door
-from kvtransfer.fields import name_in, pull_in, sane
+from kvtransfer.fields import held_in, name_in, pull_in, sane
 from kvtransfer.holds import Holds
 from kvtransfer.rests import Rest
 from kvtransfer.slots import FIELD, Slot, Slots, slot_in
@@ -60,8 +60,12 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._meeting: dict[str, float] = {}
         """Engines that were introduced and that the workers have not told of yet, and until when that is waited for."""
         self._marks: dict[str, Slot] = {}
-        self._pulling: dict[str, str] = {}
-        """Requests whose blocks are being read, and from which engine."""
+        self._pulling: dict[str, tuple[str, int]] = {}
+        """Requests whose blocks are being read: from which engine, and how many tokens they hold."""
+        self._refused: dict[str, int] = {}
+        """Requests that are not pulled, and the tokens of each that P holds."""
+        self._recomputed_tokens = 0
+        """Of prompts that were handed over: what was computed here nevertheless."""
         self._ended: dict[str, str] = {}
         """Of these, those that a rank has done with: why their blocks cannot be used, or nothing."""
         self._trust = Trust()
@@ -116,6 +120,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             "legs": self._holds.open_legs,
             "pulls": len(self._pulling),
             "slots_free": self._holds.slots.free,
+            "recomputed_tokens": self._recomputed_tokens,
             "peers": {engine: self._told_of(engine, instance) for engine, instance in dict(self._peers).items()},
             "counts": dict(sorted(counts.items())),
         }
@@ -178,29 +183,32 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         fields = request.kv_transfer_params
         if not fields or not fields.get("do_remote_prefill"):
             return 0, False
-        pull = pull_in(fields)
+        pull, prompt = pull_in(fields), len(request.prompt_token_ids or ())
         if not isinstance(pull, str) and pull.engine not in self._peers:
             pull = f"engine {pull.engine} was not introduced"
         elif not isinstance(pull, str) and not self._trust.may_pull(pull.engine, time.monotonic()):
             pull = f"pulls from {self._peers[pull.engine]} have failed, the last {self._trust.of(pull.engine).in_a_row}"
             self._counts["set aside"] += 1
         if isinstance(pull, str):
-            logger.info("%s is computed here: %s", request.request_id, pull)
-            self._counts["not pulled"] += 1
+            if request.request_id not in self._refused:  # it is asked again at each step, until there is room for it
+                logger.info("%s is computed here: %s", request.request_id, pull)
+                self._counts["not pulled"] += 1
+            self._refused[request.request_id] = max(0, held_in(fields, prompt) - num_computed_tokens)
             return 0, False
         # vLLM takes P's prompt to be as long as ours. A prompt longer than what P holds is taken as far as it goes;
         # of a shorter one the worker reads only the blocks that it has (`BatonWorker._aligned`).
-        usable = min(pull.tokens, len(request.prompt_token_ids or ()))
+        usable = min(pull.tokens, prompt)
         return (usable - num_computed_tokens, True) if usable > num_computed_tokens else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Blocks to read into are there, if any are needed."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._recomputed_tokens += self._refused.pop(request.request_id, 0)
         entry = self._reqs_need_recv.get(request.request_id)
         if entry is None or not entry[3]:
             return  # nothing that it would wait for
         engine = request.kv_transfer_params["remote_engine_id"]
-        self._pulling[request.request_id] = engine
+        self._pulling[request.request_id] = engine, num_external_tokens
         self._trust.began(engine, time.monotonic())
         _, (local,), (cached,), _ = entry
         held, prompt = request.kv_transfer_params["remote_num_tokens"], len(request.prompt_token_ids or ())
@@ -217,6 +225,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """Hold its blocks, unless the router has given them up already."""
+        self._refused.pop(request.request_id, None)
         if not _holds(request):
             passed: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
             return passed
@@ -347,9 +356,12 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             for request, because in told.ended.items():
                 self._ended[request] = self._ended.get(request) or because
         for request in connector_output.finished_recving or ():
-            engine = self._pulling.pop(request, "")
-            if request in self._ended:
-                self._trust.ended(engine, self._ended.pop(request), time.monotonic())
+            engine, tokens = self._pulling.pop(request, ("", 0))
+            because = self._ended.pop(request, None)
+            if because is not None:
+                self._trust.ended(engine, because, time.monotonic())
+            if because or request in connector_output.failed_recving:
+                self._recomputed_tokens += tokens
         if connector_output.finished_sending:
             self._rests.news(time.monotonic())
         for request in connector_output.finished_sending or ():

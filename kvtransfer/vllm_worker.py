@@ -114,7 +114,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         )
 
     def _regions(self) -> list[Region]:
-        """The KV memory of this rank, as it is registered. Only ever of a CPU's (`vllm_connector.check_digests`)."""
+        """The KV memory of this rank, as it is registered. Only ever of a CPU's (`served.refused`)."""
         parts = self._physical_blocks_per_logical_kv_block
         bases = self.kv_caches_base_addr[self.engine_id][self.tp_rank]
         blocks = self._logical_num_blocks * parts

@@ -43,7 +43,7 @@ from engine.vllm.logfile import default_path
 from engine.vllm.placement import Gpu
 from engine.vllm.spec import Connector, Device, EngineSpec, value_of
 from engine.vllm.supervise import START_MAX_S, State
-from engine.vllm.transfer import ASKED, connector_for
+from engine.vllm.transfer import ASKED, connector_for, left_by_flags
 from engine.vllm.weights import weights_of
 from kvtransfer.door import PATH_BYTES_MAX
 from prefill.rules import PrefillRules
@@ -125,6 +125,9 @@ def run(args: argparse.Namespace) -> int:
     """Run until stopped: 0. 1 when the engine cannot be started or kept alive, with the last lines of its log."""
     configure_logging("WARNING")
     spec = spec_of(args, os.environ)
+    left = left_by_flags(spec.extra_args)
+    if spec.connector == "nixl" and spec.device == "cpu" and left is not None:
+        say(f"baton: {spec.instance}: vLLM's own connector hands its KV cache over: {left}")
     log_path = args.log_file or default_path(spec.instance, os.environ)
     return asyncio.run(_Instance(spec, log_path, args).run())
 

@@ -155,19 +155,27 @@ def _with_ticket_keys(
 
 
 def _with_connectors(wanted: list[Wanted], hardware: Hardware) -> list[Wanted]:
-    """Who moves each one's KV cache, where the user leaves that to us."""
-    return [
-        replace(
-            each,
-            connector=connector_for(
-                each.connector,
-                device=hardware.device,
-                vllm=hardware.vllm,
-                meets=each.ticket_keys_file is not None,
-                vllm_args=each.vllm_args,
-            ),
+    """Who moves each one's KV cache, where the user leaves that to us: the same for all of a model, since instances
+    with different connectors hand nothing over to each other.
+    """
+    chosen = [
+        connector_for(
+            each.connector,
+            device=hardware.device,
+            vllm=hardware.vllm,
+            meets=each.ticket_keys_file is not None,
+            vllm_args=each.vllm_args,
         )
         for each in wanted
+    ]
+    left = {
+        each.model
+        for each, connector in zip(wanted, chosen, strict=True)
+        if each.connector == "auto" and connector == "nixl"
+    }
+    return [
+        replace(each, connector="nixl" if each.connector == "auto" and each.model in left else connector)
+        for each, connector in zip(wanted, chosen, strict=True)
     ]
 
 

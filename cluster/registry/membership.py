@@ -212,8 +212,8 @@ def decode(payload: bytes) -> tuple[Heartbeat | None, str]:
 
 def _checked(beat: Heartbeat) -> tuple[Heartbeat | None, str]:
     load = beat.load
-    counts = (load.running, load.waiting, load.deferred, load.external_kv_tokens, load.prompt_tokens)
-    if min(*counts, load.generation_tokens) < 0 or not 0.0 <= load.kv_usage <= 1.0:
+    counts = (load.running, load.waiting, load.deferred, load.external_kv_tokens, load.recomputed_tokens)
+    if min(*counts, load.prompt_tokens, load.generation_tokens) < 0 or not 0.0 <= load.kv_usage <= 1.0:
         return None, "its load has values that no engine reports"
     if any(not 1 <= ranks <= 65536 for ranks in beat.shape.values()):
         return None, "its shape has a number of ranks below 1 or above 65536"

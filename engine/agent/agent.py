@@ -10,13 +10,13 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
-from cluster.instance import Role
+from cluster.instance import Load, Role
 from cluster.registry.membership import BEAT_EVERY_S, SHUNS_BYTES_MAX, SHUNS_MAX, Heartbeat, Kind, Membership
 from cluster.registry.membership import State as MemberState
 from cluster.registry.registry import Refused, Registry, RegistryDown
@@ -262,6 +262,7 @@ class Agent:
             "baton_agent_waiting": load.waiting,
             "baton_agent_kv_usage": load.kv_usage,
             "baton_agent_kv_evicted_tokens_total": self._evictions.tokens,
+            "baton_agent_recomputed_tokens_total": load.recomputed_tokens,
         }
         text = "".join(
             f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n{name}{label} {value:.17g}\n"
@@ -370,7 +371,7 @@ class Agent:
             while not self._over:
                 if self.machine.state in {State.READY, State.DRAINING}:
                     with contextlib.suppress(Unwell):
-                        self._feed(LoadRead(await probe.load()))
+                        self._feed(LoadRead(self._with_recomputed(await probe.load())))
                         looks += 1
                         if looks % MODELS_EVERY_LOOKS == 0:
                             self._hear_models(await probe.models())
@@ -378,6 +379,11 @@ class Agent:
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._look.wait()
                 self._look.clear()
+
+    def _with_recomputed(self, load: Load) -> Load:
+        """Of what was handed over and computed here nevertheless, our connector knows more than the engine's counts."""
+        told = None if self._moves is None else self._moves.handoffs.recomputed_tokens
+        return load if told is None else replace(load, recomputed_tokens=told)
 
     # -- the registry --
 

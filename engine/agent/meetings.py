@@ -15,6 +15,7 @@ from typing import Any
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import Member, State
+from kvtransfer.asks import LEFT
 
 MET = "met"
 """An engine's word for another whose memory it has read."""
@@ -72,6 +73,12 @@ def read_engine(told: object) -> Engine | None:
     return Engine(engine_id, epoch, str(compatibility or "")[:TEXT_CHARS_MAX], kept)
 
 
+def left_in(told: object) -> str:
+    """From a door's answer: why the engine's KV cache is handed over by vLLM's own connector; empty: it is not."""
+    why = told.get(LEFT) if isinstance(told, Mapping) else None
+    return "".join(char if char.isprintable() else "?" for char in why[:TEXT_CHARS_MAX]) if isinstance(why, str) else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Pulls:
     """What became of one engine's pulls from one other."""
@@ -96,6 +103,8 @@ class Handoffs:
     counts: Mapping[str, int] = field(default_factory=dict)
     """What happened since its start, by the connector's own words."""
     pulls: tuple[Pulls, ...] = ()
+    recomputed_tokens: int | None = None
+    """Tokens of prompts that were handed over and that it computed itself, since its start; None: it does not say."""
 
     @property
     def able(self) -> frozenset[str]:
@@ -115,7 +124,9 @@ def read_state(told: object) -> Handoffs:
         if isinstance(counts, Mapping)
         else {}
     )
-    return Handoffs(kept, tuple(each for each in pulls if each is not None))
+    tokens = told.get("recomputed_tokens")
+    recomputed = tokens if type(tokens) is int and tokens >= 0 else None
+    return Handoffs(kept, tuple(each for each in pulls if each is not None), recomputed)
 
 
 def _pulls(engine: str, told: object) -> Pulls | None:
@@ -267,4 +278,13 @@ class Acquainted:
         able = sum(me not in each.beat.shuns for each in ready)
         enough_pull = len(producers) - len(self.shuns) >= min(PEERS_ENOUGH, len(producers))
         self.enough = enough_pull and able >= min(PEERS_ENOUGH, len(consumers))
+        return self.shuns != former
+
+    def look_as_vllms(self, role: Role, met: Iterable[Member], found: Mapping[InstanceId, Engine]) -> bool:
+        """As `look`, of an engine that is left to vLLM's own connector: it reaches its like by their addresses, without
+        a meeting, and nobody whose agent shows an engine of ours (`found`): such a one opens no port.
+        """
+        producers = [each.id for each in met if role.decodes and each.beat.role.prefills]
+        former, self.shuns = self.shuns, tuple(sorted(name for name in producers if name in found))
+        self.enough, self._since = True, {}
         return self.shuns != former

@@ -26,6 +26,7 @@ from engine.agent.meetings import (
     Engine,
     Handoffs,
     Meetings,
+    left_in,
     peers,
     read_engine,
     read_state,
@@ -97,6 +98,8 @@ class Transfers:
         self.handoffs = Handoffs()
         """What our engine said last of the blocks that come and go."""
         self.counts = {"introduced": 0, "forgotten": 0, "not_opened": 0, "refused_by_engine": 0}
+        self.left = ""
+        """Why our engine's KV cache is handed over by vLLM's own connector; empty: it is not."""
         self.acquainted = Acquainted()
         self._on_change = on_change
         self._settles_until = 0.0
@@ -136,11 +139,19 @@ class Transfers:
         met = peers(snapshot, self.me, self._role(), models)
         authors = tuple(Author(each.id, each.beat.agent, each.beat.epoch) for each in met)
         shown = dict(zip(authors, await self._registry.posted(authors, CREDENTIALS), strict=True))
-        found = {} if ours is None else await self._meet(shown, snapshot)
-        if self.acquainted.look(self.me, self._role(), met, found, self.handoffs):
+        found = await self._found(shown) if ours is not None or self.left else {}
+        if ours is not None:
+            await self._meet(found, snapshot)
+        if (
+            self.acquainted.look_as_vllms(self._role(), met, found)
+            if self.left
+            else self.acquainted.look(self.me, self._role(), met, found, self.handoffs)
+        ):
             self._settles_until = now + MEETING_S
             self._on_change()
-        if ours is None or not models:  # its door opens before it says what it serves: nobody can be met until then
+        if (
+            ours is None and not self.left
+        ) or not models:  # its door opens before it says what it serves: nobody can be met until then
             self.acquainted.enough = False
         # Last: who reads that we know it finds in our next heartbeat whether our engine can pull from it.
         await self._post(ours, {author: said for author, said in shown.items() if said is not None})
@@ -157,10 +168,13 @@ class Transfers:
             self.handoffs = read_state(await ask_door(self._door, {"ask": "state"}))
         except DoorShut:
             self.meetings.ended()
-            self.handoffs = Handoffs()
+            self.handoffs, self.left = Handoffs(), ""
             return None
-        ours = read_engine(answer)
-        if ours is None:
+        ours, self.left = read_engine(answer), left_in(answer)
+        if self.left:
+            self.meetings.ended()
+            self._say_once(f"{self.me}: its KV cache is handed over by vLLM's own connector: {self.left}")
+        elif ours is None:
             self._say_once(f"{self.me}: its engine's door has no metadata: {str(answer.get('error'))[:200]}")
         else:
             self.meetings.began(ours)
@@ -198,7 +212,7 @@ class Transfers:
 
     # --- others, for ours --------------------------------------------------------------------------------------------
 
-    async def _meet(self, shown: dict[Author, bytes | None], snapshot: tuple[Member, ...]) -> dict[InstanceId, Engine]:
+    async def _found(self, shown: dict[Author, bytes | None]) -> dict[InstanceId, Engine]:
         """The engines of those that have sealed something for us."""
         authors = tuple(author for author, theirs in shown.items() if theirs is not None)
         found: dict[InstanceId, Engine] = {}
@@ -208,9 +222,12 @@ class Transfers:
             engine = self._opened(author, shown[author] or b"", sealed)
             if engine is not None:
                 found[InstanceId(author.name)] = engine
+        return found
+
+    async def _meet(self, found: dict[InstanceId, Engine], snapshot: tuple[Member, ...]) -> None:
+        """Tell our engine of them, and of those that are gone."""
         for ask in self.meetings.due(found, [member.id for member in snapshot]):
             await self._tell(ask, found)
-        return found
 
     def _opened(self, author: Author, theirs: bytes, sealed: bytes) -> Engine | None:
         text = self._identity.unseal(sealed, InstanceId(author.name), theirs, life=_life(author))

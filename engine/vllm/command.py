@@ -35,6 +35,10 @@ CONNECTORS = {"nixl": "NixlConnector", "baton": "BatonConnector"}
 CONNECTOR_MODULE = "kvtransfer.vllm_connector"
 """Where vLLM imports ours from."""
 
+CONV_STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
+"""vLLM's name for how a Mamba layer's state is laid out. Its connector reads one layout only, and vLLM chooses that by
+itself on CPU alone, where `kv_connector` is one of its own names; else such an engine does not start."""
+
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
 
 SECRET_FLAGS = frozenset({"--api-key", "--hf-token"})
@@ -107,6 +111,8 @@ def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) ->
     env = dict(base_env)
     env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = spec.side_channel_host
     env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(spec.side_channel_port)
+    if not given(spec.extra_args, "--kv-transfer-config"):
+        env.setdefault(CONV_STATE_LAYOUT, "DS")
     if spec.ticket_keys_file is not None:
         env[FILE_VARIABLE] = spec.ticket_keys_file
     if spec.gpus:

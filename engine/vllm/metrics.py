@@ -10,7 +10,8 @@ from cluster.instance import Load
 
 _SAMPLE = re.compile(
     r"""^(?P<name>vllm:(?:num_requests_running|num_requests_waiting|num_requests_waiting_by_reason|kv_cache_usage_perc
-                                 |prompt_tokens_by_source_total|prompt_tokens_total|generation_tokens_total))
+                                 |prompt_tokens_by_source_total|prompt_tokens_total|generation_tokens_total
+                                 |external_prefix_cache_hits_total))
         (?:\{(?P<labels>[^\n]*)\})?   # label values may hold spaces and braces, so up to the line's last brace
         [ \t]+(?P<value>[^ \t\n]+)(?:[ \t]+-?\d+)?[ \t]*$""",
     re.MULTILINE | re.VERBOSE,
@@ -24,10 +25,10 @@ TOKENS_MAX = 1 << 53
 """The same of tokens, whose counters are floats: from there on they would not count single ones."""
 
 _ONLY = {
-    "prompt_tokens_by_source_total": 'source="external_kv_transfer"',
-    "num_requests_waiting_by_reason": 'reason="deferred"',
+    "prompt_tokens_by_source_total": {'source="external_kv_transfer"': "pulled", 'source="local_compute"': "computed"},
+    "num_requests_waiting_by_reason": {'reason="deferred"': "deferred"},
 }
-"""Of these, the samples that have this label."""
+"""Of these, the samples that have one of these labels, and what they are here."""
 
 
 def parse_load(text: str) -> Load:
@@ -37,23 +38,40 @@ def parse_load(text: str) -> Load:
     """
     found: dict[str, list[float]] = {}
     for sample in _SAMPLE.finditer(text):
-        name = sample["name"].removeprefix("vllm:")
-        if name in _ONLY and _ONLY[name] not in (sample["labels"] or ""):
-            continue
+        name = _named(sample["name"].removeprefix("vllm:"), sample["labels"] or "")
         value = _number(sample["value"])
         if value is not None:
             found.setdefault(name, []).append(value)
     usages = found.get("kv_cache_usage_perc", [])
+    pulled = _total(found.get("pulled", []))
     return Load(
         running=_total(found.get("num_requests_running", []), REQUESTS_MAX),
         waiting=_total(found.get("num_requests_waiting", []), REQUESTS_MAX),
         kv_usage=min(1.0, sum(usages) / len(usages)) if usages else 0.0,
-        external_kv_tokens=_total(found.get("prompt_tokens_by_source_total", [])),
+        external_kv_tokens=pulled,
+        recomputed_tokens=_recomputed(found, pulled),
         kv_tokens=_total([_kv_tokens(sample["labels"]) for sample in _CACHE.finditer(text)]),
-        deferred=_total(found.get("num_requests_waiting_by_reason", []), REQUESTS_MAX),
+        deferred=_total(found.get("deferred", []), REQUESTS_MAX),
         prompt_tokens=_total(found.get("prompt_tokens_total", [])),
         generation_tokens=_total(found.get("generation_tokens_total", [])),
     )
+
+
+def _named(name: str, labels: str) -> str:
+    """What a sample is here; empty: nothing that is asked for."""
+    if name not in _ONLY:
+        return name
+    return next((what for label, what in _ONLY[name].items() if label in labels), "")
+
+
+def _recomputed(found: dict[str, list[float]], pulled: int) -> int:
+    """Tokens that vLLM's connector was to bring and that did not come, as far as the engine computed any.
+
+    vLLM 0.32 counts a connector's hit when it begins to load, and does not take it back; where a prompt's tokens came
+    from it counts with the first token of the answer, after a failed load anew.
+    """
+    missing = _total(found.get("external_prefix_cache_hits_total", [])) - pulled
+    return max(0, min(missing, _total(found.get("computed", []))))
 
 
 def _kv_tokens(labels: str) -> int:

@@ -29,7 +29,7 @@ from engine.agent.meetings import (
     read_text,
 )
 from engine.agent.transfers import DoorShut, Transfers, ask_door
-from kvtransfer.asks import Forget, Introduce, Metadata, Payload, parse
+from kvtransfer.asks import LEFT, Forget, Introduce, Metadata, Payload, parse
 from kvtransfer.keys import read_fleet
 from kvtransfer.seal import identity_text, read_identity
 
@@ -46,6 +46,8 @@ class FakeDoor:
         self.known: dict[str, tuple[str, Any]] = {}
         self.asked: list[str] = []
         self.answer: bytes | None = None
+        self.left = ""
+        """Why its engine's KV cache is handed over by vLLM's own connector."""
         self.aside: set[str] = set()
         """Instances that its engine has set aside."""
         self.tries = False
@@ -83,6 +85,8 @@ class FakeDoor:
 
     def _answer(self, ask: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(ask["ask"])
+        if self.left:
+            return {LEFT: self.left} if ask["ask"] in {"metadata", "state"} else {"error": self.left}
         match ask["ask"]:
             case "metadata":
                 return {"engine_id": self.engine_id, "epoch": 0, "compatibility": "c", "payloads": self.payloads}
@@ -316,6 +320,31 @@ async def test_who_starts_is_met_before_it_takes_work(fleet) -> None:
     await p.door.open()
     await fleet.settle()
     assert d.transfers.acquainted.shuns == () and p.transfers.acquainted.enough
+
+
+async def test_engines_that_are_left_to_vllm_hand_over_to_each_other(fleet, caplog) -> None:
+    """vLLM's own connector introduces nobody: engines that are left to it need not meet, and none shuns another."""
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    p.door.left = d.door.left = "it has more kinds of KV cache than full attention"
+    await fleet.settle()
+    for site in (p, d):
+        assert site.transfers.acquainted.shuns == () and site.transfers.acquainted.enough
+        assert site.door.known == {} and set(site.door.asked) <= {"metadata", "state"}
+    said = [each.getMessage() for each in caplog.records]
+    assert [each for each in said if each.startswith("d0:")] == [
+        "d0: its KV cache is handed over by vLLM's own connector: it has more kinds of KV cache than full attention"
+    ]
+
+
+@pytest.mark.parametrize("left", ["p0", "d0"])
+async def test_an_engine_that_is_left_to_vllm_and_one_that_is_not_hand_over_nothing(fleet, left) -> None:
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    fleet.sites[left].door.left = "data parallelism"
+    await fleet.settle()
+    assert d.transfers.acquainted.shuns == ("p0",) and p.door.known == d.door.known == {}
+    fleet.sites[left].door.left = ""  # it was started anew, with other flags
+    await fleet.settle(6)
+    assert d.transfers.acquainted.shuns == () and set(d.door.known) == {"p0#1"}
 
 
 async def test_who_does_not_know_yet_what_it_serves_has_met_nobody(fleet) -> None:

@@ -35,49 +35,51 @@ def test_another_vllm_is_refused_with_a_way_out(
             c.check_version()
 
 
-def config(*, extra: dict[str, Any] | None = None, lookahead: int = 0, **parallel: int) -> Any:
-    sizes = {"pipeline_parallel_size": 1, "prefill_context_parallel_size": 1, "decode_context_parallel_size": 1}
-    transfer = SimpleNamespace(kv_buffer_device="cpu", get_from_extra_config=(extra or {}).get)
-    return SimpleNamespace(
-        parallel_config=SimpleNamespace(**sizes | parallel),
-        kv_transfer_config=transfer,
-        num_prefill_lookahead_tokens=lookahead,
-    )
-
-
-@pytest.mark.parametrize(
-    ("asked", "device", "wrong"),
-    [(True, "cpu", None), (False, "cuda", None), (True, "cuda", "host memory"), ("yes", "cpu", "true or false")],
-)
-def test_digests_are_refused_where_they_cannot_be_made(asked: Any, device: str, wrong: str | None) -> None:
-    from kvtransfer.vllm_connector import check_digests
-
-    if wrong is None:
-        check_digests(config(extra={"digests": asked}), device)
-    else:
-        with pytest.raises(RuntimeError, match=wrong):
-            check_digests(config(extra={"digests": asked}), device)
-
-
 def caches(*specs: Any) -> Any:
     return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=each) for each in specs])
 
 
-def test_what_is_not_served_is_left_to_vllm_with_a_reason() -> None:
+def test_one_group_of_full_attention_alone_is_served() -> None:
+    """The rest of the rule is `tests/unit/test_connector_served.py`."""
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, RSWASpec, SlidingWindowSpec
 
     from kvtransfer.vllm_connector import not_served
 
+    parallel = {"pipeline_parallel_size": 1, "prefill_context_parallel_size": 1, "data_parallel_size": 1}
+    transfer = SimpleNamespace(kv_buffer_device="cpu", engine_id="e", get_from_extra_config={}.get)
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(**parallel, data_parallel_index=0),
+        kv_transfer_config=transfer,
+        num_prefill_lookahead_tokens=0,
+    )
     size: Any = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
     full, sliding = FullAttentionSpec(**size), SlidingWindowSpec(**size, sliding_window=64)
-    assert not_served(config(), caches(full)) is None
-    for why, asked, kinds in (
-        ("kinds of KV cache", config(), caches(full, sliding)),
-        ("kinds of KV cache", config(), caches(sliding)),
-        ("pipeline", config(pipeline_parallel_size=2), caches(full)),
-        ("context", config(decode_context_parallel_size=2), caches(full)),
-        ("speculative", config(lookahead=2), caches(full)),
-        ("bidirectional", config(extra={"bidirectional_kv_xfer": True}), caches(full)),
-    ):
-        assert why in (not_served(asked, kinds) or "")
+    assert not_served(config, caches(full)) is None
+    assert not_served(config, caches(MLAAttentionSpec(**size))) is None
+    for kinds in (caches(full, sliding), caches(sliding), caches(RSWASpec(**size, rswa_window=64)), caches()):
+        assert "kinds of KV cache" in (not_served(config, kinds) or "")
+
+
+def test_inside_a_multi_connector_its_statistics_are_read_by_its_name() -> None:
+    """vLLM's API server knows a child of a MultiConnector by the name of its class alone."""
+    from vllm.config.kv_transfer import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
+
+    ours = {
+        "kv_connector": "BatonConnector",
+        "kv_connector_module_path": "kvtransfer.vllm_connector",
+        "kv_role": "kv_both",
+    }
+    theirs = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    whole = KVTransferConfig(
+        kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config={"connectors": [ours, theirs]}
+    )
+    config = SimpleNamespace(kv_transfer_config=whole)
+    classes = [each.__name__ for each, _ in MultiConnector._get_connector_classes_and_configs(config)]
+    assert classes == ["BatonConnector", "ExampleConnector"]
+    told = NixlKVConnectorStats()
+    told.record_failed_transfer()
+    read = MultiConnector.build_kv_connector_stats({"BatonConnector": told.data})
+    assert isinstance(read["BatonConnector"], NixlKVConnectorStats) and not read.is_empty()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cluster.wire import TRANSFER
 from kvtransfer.asks import Forget, Introduce, Metadata, Payload, Release, State
 from kvtransfer.asks import parse as parse_ask
-from kvtransfer.fields import Pull, name_in, pull_in, sane
+from kvtransfer.fields import Pull, held_in, name_in, pull_in, sane
 from kvtransfer.holds import REMEMBER_S, REMEMBERED_MAX, Holds
 from kvtransfer.notes import Beat, Read, with_proof
 from kvtransfer.notes import parse as parse_note
@@ -532,3 +532,10 @@ def test_blocks_are_free_late_by_half_of_the_time_they_were_held_at_most(held_s:
         looks += 1
     assert now - read_at <= min(LONG_S, max(STEP_S, held_s / 2)) + 1e-9
     assert looks <= QUIET_S / STEP_S + 10 + held_s / LONG_S
+
+
+@pytest.mark.parametrize(
+    ("told", "tokens"), [(281, 281), (300, 281), (7, 7), (0, 281), (None, 281), (True, 281), ("9", 281)]
+)
+def test_what_a_leg_that_is_not_pulled_says_was_held(told: Any, tokens: int) -> None:
+    assert held_in({"remote_num_tokens": told}, 281) == tokens

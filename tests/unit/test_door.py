@@ -66,13 +66,38 @@ def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
         Engine(tmp_path / ("x" * 100) / "door", "e")
 
 
-def test_a_socket_left_from_before_is_replaced(engine: Engine) -> None:
-    again = Engine(engine.door.path, "e-2")
+def test_a_socket_left_from_before_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "p" / "door"
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
+        killed.bind(str(path))  # its process ends without a word: the path stays, and nobody listens
+    again = Engine(path, "e-2")
     try:
         assert d.ask(again.door.path, {"ask": "metadata"})["engine_id"] == "e-2"
     finally:
         again.door.close()
     assert not again.door.path.exists()
+
+
+def test_the_door_of_an_engine_that_lives_is_not_taken_over(engine: Engine) -> None:
+    """Two engines behind one door: one of them would hand over nothing, and nobody would be told."""
+    with pytest.raises(d.DoorTaken, match=r"another engine answers at .*/door: give each engine a door of its own"):
+        Engine(engine.door.path, "e-2")
+    assert d.ask(engine.door.path, {"ask": "metadata"})["engine_id"] == "e-p"
+
+
+def test_an_engine_that_is_left_to_vllm_says_so_at_its_door(tmp_path: Path) -> None:
+    path = tmp_path / "p" / "door"
+    one = d.left_to_vllm(path, "data parallelism")
+    assert one is not None
+    try:
+        assert d.left_to_vllm(path, "data parallelism") is None, "its other ranks would say the same"
+        for asked in ({"ask": "metadata"}, {"ask": "state"}):
+            assert d.ask(path, asked) == {"left_to_vllm": "data parallelism"}
+        refusal = d.ask(path, {"ask": "release", "transfer_id": "r-1/1/1"})
+        assert set(refusal) == {"error"} and "data parallelism" in refusal["error"]
+    finally:
+        one.close()
 
 
 def test_several_questions_on_one_connection(engine: Engine) -> None:

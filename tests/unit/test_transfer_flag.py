@@ -18,6 +18,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.vllm.hardware import Hardware
 from engine.vllm.placement import Gpu, Share
+from engine.vllm.transfer import left_by_flags
 
 
 def planned(wanted: Wanted) -> list[str]:
@@ -81,12 +82,46 @@ HERE = Hardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
         ({"connector": "baton"}, replace(HERE, vllm="0.33.0"), "baton"),
         ({"ticket_keys_file": None}, HERE, "nixl"),
         ({"vllm_args": ("--kv-transfer-config", "{}")}, HERE, "nixl"),
+        ({"vllm_args": ("-dp", "2")}, HERE, "nixl"),
+        ({"connector": "baton", "vllm_args": ("-dp", "2")}, HERE, "baton"),
     ],
-    ids=["on CPU", "asked", "on GPUs", "another vLLM", "asked, another vLLM", "no keys", "the user's own"],
-)
+    ids=["on CPU", "asked", "on GPUs", "another vLLM", "asked, another vLLM", "no keys", "the user's own", "ranks",
+         "asked, ranks"],
+)  # fmt: skip
 def test_who_moves_it_where_nobody_has_said(changed: dict[str, Any], hardware: Hardware, connector: str) -> None:
     wanted = Wanted(name="p", role=Role.PREFILL, model=None, connector="auto", ticket_keys_file="keys")
     assert [each.connector for each in up._with_connectors([replace(wanted, **changed)], hardware)] == [connector]
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ("--data-parallel-size 2", "data parallelism"),
+        ("--data_parallel_size=2", "data parallelism"),
+        ("-dp2", "data parallelism"),
+        ("-dp 2 -dpl 1 --data-parallel-hybrid-lb", "data parallelism"),
+        ("--data-parallel-size 1 --data-parallel-rank 1", "data parallelism"),
+        ("-dpn 0", "data parallelism"),
+        ("-pp 2", "pipeline parallelism"),
+        ("--prefill-context-parallel-size 2", "context parallelism"),
+        ("-dcp=2", "context parallelism"),
+        ("-dp 1 -pp 1 -tp 2 --seed 2", None),
+        ("--data-parallel-size-local 1", None),
+        ("", None),
+    ],
+)
+def test_flags_that_leave_the_cache_to_vllm(args: str, why: str | None) -> None:
+    assert left_by_flags(tuple(args.split())) == why
+
+
+def test_instances_of_one_model_have_one_connector() -> None:
+    """Two connectors hand nothing over to each other: one instance that is left to vLLM's takes the others with it."""
+    wanted = Wanted(name="d", role=Role.DECODE, model="/m", connector="auto", ticket_keys_file="keys")
+    ranks = replace(wanted, name="p", role=Role.PREFILL, vllm_args=("-dp", "2"))
+    other = replace(wanted, name="o", model="/n")
+    assert [each.connector for each in up._with_connectors([ranks, wanted, other], HERE)] == ["nixl", "nixl", "baton"]
+    asked = [replace(ranks, connector="baton"), wanted]
+    assert [each.connector for each in up._with_connectors(asked, HERE)] == ["baton", "baton"]
 
 
 def test_an_engine_alone_has_its_door_among_our_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,17 @@ def test_kv_events_come_to_a_socket_that_the_user_has_no_other_use_for() -> None
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("connector", ["nixl", "baton"])
+def test_a_state_of_mamba_is_laid_out_as_a_hand_over_reads_it(device: str, connector: str) -> None:
+    """vLLM sees to it by itself on CPU only, and only where the connector goes by one of its own names."""
+    name = "VLLM_SSM_CONV_STATE_LAYOUT"
+    assert env(device=device, connector=connector)[name] == "DS"
+    assert env({name: "SD"}, device=device, connector=connector)[name] == "SD"
+    assert env(device=device, connector=connector, extra_env={name: "SD"})[name] == "SD"
+    assert name not in env(device=device, extra_args=("--kv-transfer-config", "{}"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_a_lease_that_was_asked_for_is_given(device: str) -> None:
     assert transfer_config(device=device, kv_lease_s=5)["kv_connector_extra_config"] == {"kv_lease_duration": 5}
 
@@ -201,6 +212,7 @@ def test_cpu_environment() -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "2,3",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
+        "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
     }
 
 
@@ -210,6 +222,7 @@ def test_gpu_environment_has_nothing_of_the_cpus() -> None:
         "CUDA_VISIBLE_DEVICES": "1,3",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
+        "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
     }
 
 

@@ -33,6 +33,26 @@ def test_vllms_own_text() -> None:
     assert parse_load(REAL) == expected
 
 
+def text(hits: float, pulled: float, computed: float, engine: int = 0) -> str:
+    label = f'engine="{engine}",model_name="m"'
+    return (
+        f"vllm:external_prefix_cache_hits_total{{{label}}} {hits}\n"
+        f'vllm:prompt_tokens_by_source_total{{{label},source="external_kv_transfer"}} {pulled}\n'
+        f'vllm:prompt_tokens_by_source_total{{{label},source="local_compute"}} {computed}\n'
+        f'vllm:prompt_tokens_by_source_total{{{label},source="local_cache_hit"}} 9000.0\n'
+    )
+
+
+def test_tokens_that_were_to_come_and_were_computed_are_told() -> None:
+    """vLLM counts a hit of its connector's when the pull begins, and where a prompt came from with its first token."""
+    assert parse_load(text(3724.0, 3724.0, 480.0)).recomputed_tokens == 0
+    assert parse_load(text(3724.0, 3443.0, 480.0)).recomputed_tokens == 281
+    assert parse_load(text(3724.0, 0.0, 480.0)).recomputed_tokens == 480, "the others are on their way, or were left"
+    assert parse_load(text(10.0, 20.0, 480.0)).recomputed_tokens == 0, "counts of two moments"
+    both = parse_load(text(300.0, 300.0, 0.0) + text(281.0, 0.0, 281.0, engine=1))
+    assert (both.recomputed_tokens, both.external_kv_tokens) == (281, 300)
+
+
 def test_data_parallel_ranks_are_one_server() -> None:
     text = "\n".join(
         f'vllm:num_requests_running{{engine="{rank}"}} {running}\nvllm:kv_cache_usage_perc{{engine="{rank}"}} {usage}'

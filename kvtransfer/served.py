@@ -1,0 +1,81 @@
+"""Which engines Baton's connector serves, which it leaves to vLLM's own connector, and which must not start. Pure.
+
+vLLM's configuration is read by the names of its fields only, so that this is decided, and tested, without vLLM.
+
+- *Left to vLLM*: vLLM's own connector moves the KV cache, inside the same engine, and the log says why.
+- *Refused*: vLLM adapts or refuses a setting where its connector goes by the name ``NixlConnector``, and does neither
+  under another name. The engine must not start with it: what it would hand over is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+RANKS: Final = "data parallelism"
+STAGES: Final = "pipeline parallelism"
+CONTEXT: Final = "context parallelism"
+
+_RANK: Final = re.compile(r"_dp\d+\Z")
+"""vLLM ends an engine's id so in each data-parallel rank; a dense model's rank is told `data_parallel_size` 1."""
+
+
+def left_to_vllm(config: Any, *, full_attention: bool, device: str) -> str | None:
+    """Why this engine's KV cache is handed over by vLLM's own connector; None: Baton's serves it.
+
+    Args:
+        config: vLLM's whole configuration, as a connector is given it.
+        full_attention: whether the KV cache has one kind of block only, and that is full attention's.
+        device: what the engine computes on, in vLLM's words.
+    """
+    parallel, transfer = config.parallel_config, config.kv_transfer_config
+    if not full_attention:
+        return "it has more kinds of KV cache than full attention"
+    if parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0 or _RANK.search(transfer.engine_id or ""):
+        return f"{RANKS}: an engine has one door, and each of its ranks would need its own"
+    if parallel.pipeline_parallel_size > 1:
+        return STAGES
+    if parallel.prefill_context_parallel_size > 1:
+        return CONTEXT
+    if config.num_prefill_lookahead_tokens > 1:
+        return "speculative decoding that needs the prompt's last tokens computed twice"
+    if transfer.get_from_extra_config("bidirectional_kv_xfer", False):
+        return "bidirectional_kv_xfer"
+    if device != "cpu" and transfer.kv_buffer_device == "cpu":
+        return "a KV buffer in host memory"
+    return None
+
+
+def refused(config: Any, *, left: str | None, device: str) -> str | None:
+    """Why an engine with this configuration must not start, and what to write instead; None: it may.
+
+    Args:
+        config: as in `left_to_vllm`.
+        left: that function's answer.
+        device: what the engine computes on, in vLLM's words.
+    """
+    use = "Use vLLM's own connector: `transfer: {connector: nixl}` in the cluster file, or `--transfer nixl`."
+    asked = config.kv_transfer_config.get_from_extra_config("digests", False)
+    if not isinstance(asked, bool):
+        return f"`digests` is {asked!r}: it must be true or false"
+    if asked and device != "cpu":
+        return (
+            "`digests: true` is for KV caches in host memory: every byte is read once more by a processor, on both "
+            "sides. Leave it out on GPUs."
+        )
+    if asked and left is not None:
+        return (
+            f"`digests: true` is for what Baton's connector hands over, and this engine's KV cache is left to vLLM's "
+            f"own ({left}). Leave `digests` out."
+        )
+    if config.parallel_config.decode_context_parallel_size > 1:
+        return (
+            "`decode_context_parallel_size` is above 1: vLLM interleaves the KV cache as a hand-over needs it only "
+            f"where `kv_connector` is NixlConnector. {use}"
+        )
+    if config.aux_output_config.enable_return_routed_experts:
+        return (
+            "`enable_return_routed_experts` is set: no hand-over carries which experts the prompt's tokens went to, "
+            "so a decode instance would answer with others. Leave it out."
+        )
+    return None

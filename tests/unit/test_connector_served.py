@@ -1,0 +1,81 @@
+"""Which engines Baton's connector serves, leaves to vLLM's own, or refuses; configurations by their fields alone."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtransfer.served import left_to_vllm, refused
+
+
+def config(
+    *, extra: dict[str, Any] | None = None, lookahead: int = 0, engine_id: str = "7c0e", buffer: str = "cpu",
+    experts: bool = False, **parallel: int,
+) -> Any:  # fmt: skip
+    sizes = dict.fromkeys(("data_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"), 1)
+    sizes |= {"decode_context_parallel_size": 1, "data_parallel_index": 0}
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**sizes | parallel),
+        kv_transfer_config=SimpleNamespace(
+            kv_buffer_device=buffer, engine_id=engine_id, get_from_extra_config=(extra or {}).get
+        ),
+        num_prefill_lookahead_tokens=lookahead,
+        aux_output_config=SimpleNamespace(enable_return_routed_experts=experts),
+    )
+
+
+def left(asked: Any, *, full: bool = True, device: str = "cpu") -> str | None:
+    return left_to_vllm(asked, full_attention=full, device=device)
+
+
+def test_an_ordinary_engine_is_served() -> None:
+    assert left(config()) is None and left(config(buffer="cuda"), device="cuda") is None
+    assert left(config(engine_id="my_dp0_engine")) is None
+    assert left(config(lookahead=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("why", "asked"),
+    [
+        ("data parallelism", {"data_parallel_size": 2}),
+        # A rank of a dense model is told that it is alone; so is each server of a fleet that is balanced from outside.
+        ("data parallelism", {"engine_id": "7c0e_dp0"}),
+        ("data parallelism", {"engine_id": "7c0e_dp11", "data_parallel_index": 11}),
+        ("data parallelism", {"data_parallel_index": 1}),
+        ("pipeline parallelism", {"pipeline_parallel_size": 2}),
+        ("context parallelism", {"prefill_context_parallel_size": 2}),
+        ("speculative", {"lookahead": 2}),
+        ("bidirectional", {"extra": {"bidirectional_kv_xfer": True}}),
+    ],
+)
+def test_what_is_left_to_vllm_has_a_reason(why: str, asked: dict[str, Any]) -> None:
+    assert why in (left(config(**asked)) or "")
+
+
+def test_kinds_of_cache_and_of_memory_that_are_left_to_vllm() -> None:
+    assert "kinds of KV cache" in (left(config(), full=False) or "")
+    assert "host memory" in (left(config(buffer="cpu"), device="cuda") or "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "why_left", "device", "wrong"),
+    [
+        ({}, None, "cpu", None),
+        ({}, "pipeline parallelism", "cuda", None),
+        ({"extra": {"digests": True}}, None, "cpu", None),
+        ({"extra": {"digests": False}}, "pipeline parallelism", "cuda", None),
+        ({"extra": {"digests": True}}, None, "cuda", "host memory"),
+        ({"extra": {"digests": "yes"}}, None, "cpu", "true or false"),
+        ({"extra": {"digests": True}}, "data parallelism", "cpu", r"data parallelism.*Leave `digests` out"),
+        ({"decode_context_parallel_size": 2}, None, "cuda", "decode_context_parallel_size.*--transfer nixl"),
+        ({"experts": True}, None, "cuda", "enable_return_routed_experts.*Leave it out"),
+    ],
+)
+def test_what_would_hand_over_something_wrong_does_not_start(
+    asked: dict[str, Any], why_left: str | None, device: str, wrong: str | None
+) -> None:
+    said = refused(config(**asked), left=why_left, device=device)
+    assert said is None if wrong is None else said is not None and re.search(wrong, said) is not None
