@@ -160,6 +160,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             logger.warning("%s: transfer fields that cannot be read are left out", request.request_id)
             self._counts["unreadable fields"] += 1
             request.kv_transfer_params = None
+            if isinstance(fields, dict) and fields.get("do_remote_prefill"):
+                self._refused[request.request_id] = held_in(fields, len(request.prompt_token_ids or ()))
         super().on_new_request(request)
         if _holds(request):
             slot = self._holds.open(request.request_id, name_in(request.kv_transfer_params))
@@ -357,10 +359,9 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 self._ended[request] = self._ended.get(request) or because
         for request in connector_output.finished_recving or ():
             engine, tokens = self._pulling.pop(request, ("", 0))
-            because = self._ended.pop(request, None)
-            if because is not None:
-                self._trust.ended(engine, because, time.monotonic())
-            if because or request in connector_output.failed_recving:
+            if request in self._ended:
+                self._trust.ended(engine, self._ended[request], time.monotonic())
+            if self._ended.pop(request, "") or request in connector_output.failed_recving:
                 self._recomputed_tokens += tokens
         if connector_output.finished_sending:
             self._rests.news(time.monotonic())

@@ -17,6 +17,7 @@ from router.http.doors import Doors
 from router.http.uploads import Uploads
 from router.lately import Lately
 from router.pairs import Pairs
+from router.recomputed import Recomputed
 from router.timing import Timeline
 from router.view import View
 
@@ -95,6 +96,8 @@ class Meters:
         )
         self.pairs = Pairs()
         self.registry.register(_PairFailures(self.pairs))
+        self.recomputed = Recomputed()
+        self.registry.register(_Recomputed(self.recomputed))
         self.handoffs_off = _HandoffsOff()
         self.registry.register(self.handoffs_off)
         self._fleet = _FleetGauges(self.registry)
@@ -146,6 +149,24 @@ class _PairFailures(Collector):
             if pair.failed:
                 family.add_metric((pair.prefill, pair.decode), pair.failed)
         yield family
+
+
+class _Recomputed(Collector):
+    """From what engines say of it."""
+
+    def __init__(self, counted: Recomputed) -> None:
+        self._counted = counted
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """What Prometheus reads."""
+        told = "Prompt tokens that were handed over to this instance and that it computed itself nevertheless."
+        recomputed = CounterMetricFamily("baton_handoff_recomputed_tokens", told, labels=("instance",))
+        told = "Prompt tokens whose KV cache this instance had from elsewhere."
+        pulled = CounterMetricFamily("baton_handoff_pulled_tokens", told, labels=("instance",))
+        for name, each in self._counted:
+            recomputed.add_metric((name,), each.recomputed)
+            pulled.add_metric((name,), each.pulled)
+        return recomputed, pulled
 
 
 class _HandoffsOff(Collector):

@@ -75,7 +75,12 @@ class Operators:
             router.config.ticket_keys,
         )
         self._overview: Final = Overview(
-            router.desk, router.memory, router.meters.lately, router.meters.pairs, router.config.classes
+            router.desk,
+            router.memory,
+            router.meters.lately,
+            router.meters.pairs,
+            router.meters.recomputed,
+            router.config.classes,
         )
         self._agents: aiohttp.ClientSession | None = None
         self._off: set[str] = set()
@@ -86,6 +91,7 @@ class Operators:
     async def look_forever(self) -> None:
         """Once a second, for the page."""
         while True:
+            self._router.meters.recomputed.look(self._router.view.all())
             self._overview.look(time.monotonic(), self._router.meters.times.parts_of_ttft())
             self._say_what_is_off()
             await asyncio.sleep(LOOK_S)

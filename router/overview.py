@@ -18,6 +18,7 @@ from router.memory import Memory
 from router.pairs import Pair, Pairs
 from router.pools import Looks, together_pools
 from router.promises import COUNTED, MET
+from router.recomputed import Recomputed
 
 Json = dict[str, Any]
 
@@ -34,12 +35,19 @@ class Overview:
     """One router's own word."""
 
     def __init__(
-        self, desk: Desk, memory: Memory, lately: Lately, pairs: Pairs, classes: Mapping[str, SloClass]
+        self,
+        desk: Desk,
+        memory: Memory,
+        lately: Lately,
+        pairs: Pairs,
+        recomputed: Recomputed,
+        classes: Mapping[str, SloClass],
     ) -> None:
         self._desk: Final = desk
         self._memory: Final = memory
         self._lately: Final = lately
         self._pairs: Final = pairs
+        self._recomputed: Final = recomputed
         self._classes: Final = classes
         self._looks: Final = Looks()
 
@@ -80,7 +88,7 @@ class Overview:
             if not seen.instance.serves(reader):
                 continue
             prompts, generated = self._looks.rates(seen.id, now)
-            load = seen.load
+            load, again = seen.load, self._recomputed.of(seen.id)
             told.append(
                 {
                     "id": seen.id,
@@ -100,6 +108,8 @@ class Overview:
                     "kv_usage": load.kv_usage,
                     "prompt_tokens_s": round(prompts, 1),
                     "generation_tokens_s": round(generated, 1),
+                    "recomputed_tokens": None if again is None else again.recomputed,
+                    "recomputed_lately": 0 if again is None else again.lately,
                 }
             )
         return told

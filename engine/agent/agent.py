@@ -10,13 +10,13 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
-from cluster.instance import Load, Role
+from cluster.instance import Role
 from cluster.registry.membership import BEAT_EVERY_S, SHUNS_BYTES_MAX, SHUNS_MAX, Heartbeat, Kind, Membership
 from cluster.registry.membership import State as MemberState
 from cluster.registry.registry import Refused, Registry, RegistryDown
@@ -40,7 +40,7 @@ from engine.agent.machine import (
     StopEngine,
     Tick,
 )
-from engine.agent.meetings import exposition
+from engine.agent.meetings import exposition, with_door
 from engine.agent.rules import Rules
 from engine.agent.transfers import MEETING_S, Transfers
 from engine.vllm.child import Change, EngineProcess
@@ -371,7 +371,8 @@ class Agent:
             while not self._over:
                 if self.machine.state in {State.READY, State.DRAINING}:
                     with contextlib.suppress(Unwell):
-                        self._feed(LoadRead(self._with_recomputed(await probe.load())))
+                        load = await probe.load()
+                        self._feed(LoadRead(load if self._moves is None else with_door(load, self._moves.handoffs)))
                         looks += 1
                         if looks % MODELS_EVERY_LOOKS == 0:
                             self._hear_models(await probe.models())
@@ -379,11 +380,6 @@ class Agent:
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._look.wait()
                 self._look.clear()
-
-    def _with_recomputed(self, load: Load) -> Load:
-        """Of what was handed over and computed here nevertheless, our connector knows more than the engine's counts."""
-        told = None if self._moves is None else self._moves.handoffs.recomputed_tokens
-        return load if told is None else replace(load, recomputed_tokens=told)
 
     # -- the registry --
 

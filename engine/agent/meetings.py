@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.ids import InstanceId
-from cluster.instance import Role
+from cluster.instance import Load, Role
 from cluster.registry.membership import Member, State
 from kvtransfer.asks import LEFT
 
@@ -127,6 +127,11 @@ def read_state(told: object) -> Handoffs:
     tokens = told.get("recomputed_tokens")
     recomputed = tokens if type(tokens) is int and tokens >= 0 else None
     return Handoffs(kept, tuple(each for each in pulls if each is not None), recomputed)
+
+
+def with_door(load: Load, told: Handoffs) -> Load:
+    """An engine's load by its own counts, with what its door knows better: our connector's counts are exact."""
+    return load if told.recomputed_tokens is None else replace(load, recomputed_tokens=told.recomputed_tokens)
 
 
 def _pulls(engine: str, told: object) -> Pulls | None:

@@ -65,7 +65,7 @@ class Handoffs:
     ) -> None:
         self.engine_id = ""
         self.epoch = 0
-        self.on_failed_pull: Callable[[RequestId], None] = lambda _: None
+        self.on_failed_pull: Callable[[RequestId, int], None] = lambda _, __: None
         self._settings = settings
         self._clock = clock
         self._faults = faults
@@ -144,7 +144,7 @@ class Handoffs:
     def _recompute(self, order: Pull) -> None:
         """Nothing of it is used."""
         self._wanted.pop(order.source.transfer, None)
-        self.on_failed_pull(order.request)
+        self.on_failed_pull(order.request, order.source.tokens)
         self._clock.tell(KvFailed(order.request))
 
     def give_back(self, source: Source, leg: Leg = Leg.DECODE) -> None:

@@ -97,14 +97,16 @@ class Metrics:
         """Those of the next life of the engine: counts begin at zero."""
         return Metrics(self.model, self.block_size, self.num_blocks)
 
-    def prompt(self, tokens: int, local: int, remote: int) -> None:
-        """A prompt was computed: so much of it was in the cache here, so much came from another engine."""
+    def prompt(self, tokens: int, local: int, remote: int, failed: int = 0) -> None:
+        """A prompt was computed: so much of it was in the cache here, so much came from another engine, and so much was
+        to come and did not. vLLM counts that as a hit, too, and asks its connector a second time.
+        """
         self.counts["prompt_tokens"] += tokens
         self.counts["prefix_cache_queries"] += tokens
         self.counts["prefix_cache_hits"] += local
-        if remote:
-            self.counts["external_prefix_cache_queries"] += tokens - local
-            self.counts["external_prefix_cache_hits"] += remote
+        if remote or failed:
+            self.counts["external_prefix_cache_queries"] += (tokens - local) * (2 if failed else 1)
+            self.counts["external_prefix_cache_hits"] += remote + failed
         self.local_cache_hit += local
         self.local_compute += tokens - local - remote
 

@@ -59,7 +59,8 @@ class Part:
     made: int = 0
     first_ns: int | None = None
     over: Finished | None = None
-    pull_failed: bool = False
+    not_pulled: int = 0
+    """Tokens that were held for it, and whose pull has failed."""
     submitting: asyncio.TimerHandle | None = None
     """Until the engine sees it."""
 

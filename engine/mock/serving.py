@@ -217,10 +217,10 @@ class Serving:
             self._touched.pop(part, None)
             part.answer.exchange.drop()
 
-    def pull_failed(self, request: RequestId) -> None:
+    def pull_failed(self, request: RequestId, held_tokens: int) -> None:
         """Its prompt will be computed here."""
         if (part := self._parts.get(request)) is not None:
-            part.pull_failed = True
+            part.not_pulled = held_tokens
 
     def _count_end(self, part: Part, effect: Finished) -> None:
         metrics, now_ns = self.metrics, effect.at_ns
@@ -228,8 +228,9 @@ class Serving:
         metrics.counts["generation_tokens"] += effect.outputs
         if effect.first_run_ns is None or part.first_ns is None:
             return
-        remote = 0 if part.pull_failed else effect.remote_tokens
-        metrics.prompt(len(part.prompt.ids), effect.local_tokens, remote)
+        tokens, remote = len(part.prompt.ids), 0 if part.not_pulled else effect.remote_tokens
+        failed = max(0, min(part.not_pulled, tokens) - effect.local_tokens)
+        metrics.prompt(tokens, effect.local_tokens, remote, failed)
         real_s = 1 / (1000 * MS) / self._settings.speed
         arrived_ns = part.answer.arrived_ns
         metrics.observe("time_to_first_token_seconds", (part.first_ns - arrived_ns) * real_s)

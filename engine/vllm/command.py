@@ -151,10 +151,12 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
 
 
 def _ranks(args: tuple[str, ...]) -> int:
-    """How many worker processes the user's flags make: tensor times pipeline parallelism."""
+    """How many worker processes the user's flags make here: data times pipeline times tensor parallelism."""
+    data = value_of(args, "--data-parallel-size-local", "-dpl") or value_of(args, "--data-parallel-size", "-dp")
     sizes = (
-        value_of(args, "--tensor-parallel-size", "-tp"),
+        None if given(args, "--data-parallel-rank", "-dpn") else data,  # the other ranks have servers of their own
         value_of(args, "--pipeline-parallel-size", "-pp"),
+        value_of(args, "--tensor-parallel-size", "-tp"),
     )
     ranks = 1
     for size in sizes:

@@ -231,12 +231,18 @@ function shown(all) {
   return [...all].sort((a, b) => trouble(b) - trouble(a)).slice(0, ROWS);
 }
 
+// Prompt tokens that were handed over to it and that it computed itself: it should be none.
+function again(each) {
+  if (each.recomputed_tokens === null) return make("td", "", "dim");
+  return make("td", number(each.recomputed_tokens), each.recomputed_lately ? "bad" : each.recomputed_tokens ? "warn" : "dim");
+}
+
 function instances(data) {
   const more = data.instances.length - ROWS;
   $("instances-more").textContent = more > 0 ? `${more} others are not shown: they are ready, or have less waiting.` : "";
   table(
     "instances",
-    [["instance"], ["role"], ["state"], ["running", true], ["waiting", true], ["legs of credits", true], ["KV memory", true], ["prompt tokens/s", true], ["tokens made/s", true], ["model"]],
+    [["instance"], ["role"], ["state"], ["running", true], ["waiting", true], ["legs of credits", true], ["KV memory", true], ["prompt tokens/s", true], ["tokens made/s", true], ["computed again", true], ["model"]],
     shown(data.instances).map((each) => {
       const [state, look] = STATES[each.state] || [each.state, "warn"];
       const kept = each.tenants?.length ? ` · only for ${each.tenants.join(", ")}` : "";
@@ -244,7 +250,7 @@ function instances(data) {
         each.id, each.role, make("td", each.detail ? `${state}: ${each.detail}` : state, look),
         number(each.running), number(each.waiting),
         each.credits === null ? number(each.legs) : `${each.legs} of ${each.credits}`,
-        kv(each.kv_usage), number(each.prompt_tokens_s), number(each.generation_tokens_s), make("td", each.models.join(", ") + kept, "dim"),
+        kv(each.kv_usage), number(each.prompt_tokens_s), number(each.generation_tokens_s), again(each), make("td", each.models.join(", ") + kept, "dim"),
       ];
     }),
     "No instance is known.",

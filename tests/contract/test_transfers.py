@@ -9,13 +9,14 @@ import json
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.ids import InstanceId
-from cluster.instance import Role
+from cluster.instance import Load, Role
 from cluster.registry.membership import Heartbeat, State
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import Author, RegistryDown
@@ -27,6 +28,7 @@ from engine.agent.meetings import (
     read_engine,
     read_state,
     read_text,
+    with_door,
 )
 from engine.agent.transfers import DoorShut, Transfers, ask_door
 from kvtransfer.asks import LEFT, Forget, Introduce, Metadata, Payload, parse
@@ -320,6 +322,12 @@ async def test_who_starts_is_met_before_it_takes_work(fleet) -> None:
     await p.door.open()
     await fleet.settle()
     assert d.transfers.acquainted.shuns == () and p.transfers.acquainted.enough
+
+
+@pytest.mark.parametrize(("told", "tokens"), [(281, 281), (0, 0), (None, 480), (-1, 480), (True, 480), ("9", 480)])
+def test_what_a_door_knows_of_tokens_computed_again_goes_before_the_engines_counts(told: Any, tokens: int) -> None:
+    load = Load(running=2, recomputed_tokens=480)
+    assert with_door(load, read_state({"recomputed_tokens": told})) == replace(load, recomputed_tokens=tokens)
 
 
 async def test_engines_that_are_left_to_vllm_hand_over_to_each_other(fleet, caplog) -> None:

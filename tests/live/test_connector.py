@@ -236,9 +236,10 @@ def test_blocks_that_cannot_be_are_computed_again(fleet: Fleet) -> None:
         {"remote_request_id": ["a"]},
         {"tp_size": "x"},
     ):
-        name = fleet.name()
+        name, before = fleet.name(), fleet.state("d")["recomputed_tokens"]
         transfer = fleet.leg(prompt, name)
         assert fleet.decode(prompt, {**transfer.fields, **change}) == fleet.alone(prompt), change
+        assert fleet.state("d")["recomputed_tokens"] - before == 500, change
         fleet.release(name)
         prompt = fleet.prompt(500)
 

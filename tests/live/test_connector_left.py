@@ -1,4 +1,4 @@
-"""Engines that Baton's connector leaves to vLLM's own hand over and say why; inside a MultiConnector it pulls itself."""
+"""Engines that Baton's connector leaves to vLLM's own hand over, and say why; inside a MultiConnector it pulls."""
 
 from __future__ import annotations
 

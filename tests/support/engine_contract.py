@@ -406,6 +406,29 @@ def counts_pulled_tokens_as_cached_where_the_producer_says_nothing(pair: Pair) -
 
 
 @check
+def tells_of_tokens_that_were_handed_over_and_that_it_computes(pair: Pair) -> None:
+    """Of a producer that lives no more. The client sees nothing of it; the engine's counts tell.
+
+    (Baton's connector does not promise what it cannot pull, and counts it at its door: `test_connector.py`.)
+    """
+    pair.hand_over()
+    settles(pair)
+    body, transfer = pair.leg(prompt=f"[{uuid.uuid4().hex}] " + STORY * 4)
+    before = load(pair.decode)
+    lost = wire.Transfer({**transfer.fields, "remote_engine_id": "nobody"})
+    status, answer = ask(pair.decode, COMPLETIONS, wire.decode_body(body, lost))
+    assert status == 200
+    prompt = answer["usage"]["prompt_tokens"]
+    within(IDLE_S, lambda: load(pair.decode).prompt_tokens - before.prompt_tokens == prompt)
+    after = load(pair.decode)
+    assert after.external_kv_tokens == before.external_kv_tokens
+    if not pair.introduced:
+        assert after.recomputed_tokens - before.recomputed_tokens == transfer.tokens
+    ask(pair.decode, COMPLETIONS, wire.decode_body(body, transfer))  # its hold ends
+    settles(pair)
+
+
+@check
 def releases_what_a_rejected_leg_names(pair: Pair) -> None:
     pair.hand_over()  # the pair has met: a first word would only begin a handshake
     _, transfer = pair.leg()

@@ -34,6 +34,8 @@ class Pair:
     prefill: str
     decode: str
     model: str
+    introduced: bool = False
+    """Whether D pulls only from whom it was introduced to: Baton's connector."""
 
     @property
     def both(self) -> tuple[str, str]:

@@ -270,6 +270,21 @@ def test_each_tensor_parallel_rank_gets_its_own_cores() -> None:
     assert (made["VLLM_CPU_OMP_THREADS_BIND"], made["OMP_NUM_THREADS"]) == ("0,1|2,3", "2")
 
 
+@pytest.mark.parametrize(
+    ("args", "bound"),
+    [
+        ("-dp 2", "0,1|2,3"),
+        ("--data-parallel-size=2 -tp 2", "0|1|2|3"),
+        ("-dp 4 -dpl 2", "0,1|2,3"),
+        ("-dp 2 --data-parallel-rank 1", "0,1,2,3"),
+        ("-dp 1", "0,1,2,3"),
+    ],
+)
+def test_each_data_parallel_rank_here_gets_its_own_cores(args: str, bound: str) -> None:
+    """vLLM takes a rank's part of the list, and does not start where there is none."""
+    assert env(cores=(0, 1, 2, 3), extra_args=tuple(args.split()))["VLLM_CPU_OMP_THREADS_BIND"] == bound
+
+
 def test_who_wants_compiled_code_on_cpu_gets_it() -> None:
     assert "TORCHDYNAMO_DISABLE" not in env(extra_args=("--no-enforce-eager",))
     assert env({"TORCHDYNAMO_DISABLE": "0"})["TORCHDYNAMO_DISABLE"] == "0"

@@ -1,0 +1,93 @@
+"""Prompt tokens that were handed over and computed again: engines' words folded into counters that never go back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
+from router.meters import Meters
+from router.recomputed import LATELY, LOOKS, Recomputed
+from router.view import View
+
+D = InstanceId("d")
+
+
+def fleet(epoch: int = 1) -> View:
+    view = View()
+    view.add(Instance(id=D, role=Role.DECODE, url="http://d", epoch=epoch))
+    return view
+
+
+def words(counts: Recomputed, view: View, *tokens: int, pulled: int = 1000, times: int = 1) -> None:
+    for each in tokens:
+        for _ in range(times):
+            view.get(D).load = Load(recomputed_tokens=each, external_kv_tokens=pulled, prompt_tokens=9000)
+            counts.look(view.all())
+
+
+def told(counts: Recomputed) -> tuple[int, int] | None:
+    found = counts.of(D)
+    return None if found is None else (found.recomputed, found.pulled)
+
+
+def test_nothing_is_told_of_an_instance_that_has_not_said_enough() -> None:
+    counts, view = Recomputed(), fleet()
+    counts.look(view.all())
+    assert told(counts) is None, "its engine has said nothing"
+    words(counts, view, *[7] * (LOOKS - 1))
+    assert told(counts) is None
+    words(counts, view, 7)
+    assert told(counts) == (7, 1000), "a router that starts later counts from where the engine is"
+
+
+def test_pulls_that_are_under_way_are_not_counted() -> None:
+    counts, view = Recomputed(), fleet()
+    words(counts, view, 0, times=LOOKS)
+    words(counts, view, *[300, 0, 900, 0, 300] * 4)
+    assert told(counts) == (0, 1000)
+    words(counts, view, *[281, 281 + 300, 281, 281 + 900, 281])
+    assert told(counts) == (281, 1000)
+
+
+def test_what_is_counted_is_not_taken_back() -> None:
+    counts, view = Recomputed(), fleet()
+    words(counts, view, 500, times=LOOKS)
+    words(counts, view, 0, times=LOOKS)
+    assert told(counts) == (500, 1000)
+
+
+def test_a_new_life_of_an_engine_adds_to_the_last() -> None:
+    counts, view = Recomputed(), fleet()
+    words(counts, view, 500, times=LOOKS)
+    view.get(D).instance = replace(view.get(D).instance, epoch=2)
+    words(counts, view, 30, pulled=20, times=LOOKS - 1)
+    assert told(counts) == (500, 1000)
+    words(counts, view, 30, pulled=20)
+    assert told(counts) == (530, 1020)
+    words(
+        counts, view, 4, pulled=5, times=LOOKS
+    )  # an engine whose agent gives no epochs: it has pulled less than before
+    assert told(counts) == (534, 1025)
+
+
+def test_who_has_left_is_left_out_and_what_came_lately_is_told_apart() -> None:
+    counts, view = Recomputed(), fleet()
+    words(counts, view, 5, times=LOOKS)
+    found = counts.of(D)
+    assert found is not None and found.lately == 0
+    words(counts, view, 45, times=LOOKS)
+    assert found.lately == 40
+    words(counts, view, 45, times=LATELY)
+    assert (found.lately, found.recomputed) == (0, 45)
+    view.all().remove(D)
+    counts.look(view.all())
+    assert counts.of(D) is None
+
+
+def test_prometheus_is_told() -> None:
+    meters, view = Meters(), fleet()
+    words(meters.recomputed, view, 281, times=LOOKS)
+    lines = meters.text(view, 0).decode().splitlines()
+    assert 'baton_handoff_recomputed_tokens_total{instance="d"} 281.0' in lines
+    assert 'baton_handoff_pulled_tokens_total{instance="d"} 1000.0' in lines
