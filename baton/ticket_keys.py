@@ -14,7 +14,16 @@ from typing import TypeVar
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from kvtransfer.keyfile import KeyFile
-from kvtransfer.keys import FILE_VARIABLE, KEYS_MAX, SECRET_BYTES, fleet_text, instance_text, read_fleet, read_instance
+from kvtransfer.keys import (
+    FILE_VARIABLE,
+    KEYS_MAX,
+    SECRET_BYTES,
+    InstanceKeys,
+    fleet_text,
+    instance_text,
+    read_fleet,
+    read_instance,
+)
 from kvtransfer.seal import Identity, identity_text, read_identity
 from kvtransfer.ticket import Key
 
@@ -49,6 +58,15 @@ def open_fleet_keys(path: Path | None) -> KeyFile[tuple[Key, ...]] | None:
         UsageError: the file cannot be used.
     """
     return None if path is None else _open(path, read_fleet)
+
+
+def open_instance_keys(path: Path | None) -> KeyFile[InstanceKeys] | None:
+    """One instance's keys, read anew when the file changes.
+
+    Raises:
+        UsageError: the file cannot be used.
+    """
+    return None if path is None else _open(path, read_instance)
 
 
 def open_identity(ticket_keys: Path | None, instance: InstanceId) -> Identity | None:

@@ -23,6 +23,11 @@ KEY_BYTES = 32
 KEY_CHARS_MAX = 256
 """Longest text that is hashed as a key; ours have 52, and headers may have kilobytes."""
 
+KEY_HEADERS = ("authorization", "x-api-key")
+"""Where clients of OpenAI's API and of Anthropic's put their keys."""
+
+_SCHEME = "bearer "
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -81,3 +86,11 @@ def whose(key: str, digests: Mapping[str, Iterable[str]]) -> str | None:
             if hmac.compare_digest(mine, each):
                 owner = tenant
     return owner if len(key) <= KEY_CHARS_MAX else None
+
+
+def key_in(headers: Mapping[str, str]) -> str:
+    """The key that a request brings; empty where it brings none."""
+    said = headers.get("Authorization", "")
+    if said[: len(_SCHEME)].lower() == _SCHEME:
+        return said[len(_SCHEME) :].strip()
+    return headers.get("x-api-key", "").strip()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.errors import ApiError, bad_request, shed
-from cluster.keys import whose
+from cluster.keys import key_in, whose
 from cluster.spec import CacheScope, SloClass, Tenant
 
 CLASS_HEADER: Final = "x-slo-class"
@@ -26,11 +26,6 @@ KEYS_EVERY_S: Final = 1.0
 
 RETRY_S: Final = 1
 """Told to a client with too many open requests: one of its own may end at any time."""
-
-KEY_HEADERS: Final = ("authorization", "x-api-key")
-"""Where clients of OpenAI's API and of Anthropic's put their keys."""
-
-_SCHEME: Final = "bearer "
 
 Keys = Callable[[], tuple[str, ...]]
 """Tells the digests of one tenant's keys as they are now."""
@@ -170,14 +165,6 @@ class Clients:
 def _salt(tenant: str) -> str:
     """Of no client's own: `cluster.wire.strip` hashes salts of one character or more, in the tenant's namespace."""
     return hashlib.sha256(f"{tenant}\0".encode()).hexdigest()
-
-
-def key_in(headers: Mapping[str, str]) -> str:
-    """The key that a request brings; empty where it brings none."""
-    said = headers.get("Authorization", "")
-    if said[: len(_SCHEME)].lower() == _SCHEME:
-        return said[len(_SCHEME) :].strip()
-    return headers.get("x-api-key", "").strip()
 
 
 def _unauthorized(message: str) -> ApiError:

@@ -5,6 +5,7 @@ For processes that share one port, and for people with `curl`. A Prometheus serv
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -24,9 +25,13 @@ GAUGES: Final = {
     "baton_slo_attainment": _LEAST,  # of shares nothing can be summed: baton_slo_requests_total can
     "baton_slo_attainment_target": _LARGEST,
     "baton_registry_stale_seconds": _LARGEST,
+    "baton_registry_unproven": _LARGEST,
     "baton_routers": _LARGEST,
 }
 """How a gauge's values become one. One that is not here is shown as the largest."""
+
+
+_SAMPLE: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{[ -~\u00a0-\U0010ffff]*\})?")
 
 
 class _Metric:
@@ -63,7 +68,7 @@ def _read(text: str, metrics: dict[str, _Metric]) -> None:
                 metric.type = words[3]
             continue
         key, _, value = line.rpartition(" ")
-        if not key or line.startswith("#"):
+        if not _SAMPLE.fullmatch(key):
             continue
         try:
             number = float(value)

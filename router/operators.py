@@ -8,14 +8,14 @@ one, or with an operator's key. A browser's requests from other sites are refuse
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
 import logging
+import math
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -23,19 +23,22 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from cluster.bounded import PLAIN, Unfit, whole_body
+from cluster.callers import from_another_site, from_here, names_this_machine
 from cluster.errors import ApiError, bad_request
 from cluster.ids import InstanceId
-from cluster.keys import whose
+from cluster.keys import key_in, whose
 from cluster.readable import SMALL_BYTES_MAX, deadline_in, object_in, text_in, too_large_here
 from cluster.registry.membership import Heartbeat
-from router.clients import KEY_HEADERS, key_in
+from kvtransfer.keys import instance_key
+from kvtransfer.signed import NONCE_BYTES, READER, SIGNATURE, TO, Ask, signed_headers
 from router.expositions import merged
 from router.http.bodies import read_body
 from router.memory import Story
 from router.overview import Overview, whole
 from router.pools import LOOK_S
 from router.quarantine import Quarantine, Word
-from router.siblings import FROM, PROOF, Answered, Siblings
+from router.siblings import FROM, Answered, Siblings
+from router.words import an_object, listed, own_word
 
 if TYPE_CHECKING:
     from router.server import Router
@@ -58,7 +61,7 @@ _FILES: Final = {
 AGENT_S: Final = 5.0
 """An agent that does not answer within this is as good as lost."""
 
-_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
+_UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -130,9 +133,11 @@ class Operators:
 
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
         """Every answer says whose it is, refusals too. After a body in chunks nobody counts the bytes of what follows:
-        the connection ends.
+        the connection ends. A sibling's says on whose behalf it was asked.
         """
         response.headers[FROM] = str(self.siblings.name)
+        if self.siblings.asks(http.headers) and READER in http.headers:
+            response.headers[READER] = http.headers[READER]
         if "Transfer-Encoding" in http.headers or "Upgrade" in http.headers:
             response.force_close()
 
@@ -142,13 +147,23 @@ class Operators:
         """Whose requests may be read: None, everybody's, for operators; else the tenant's whose key it has.
 
         Raises:
-            ApiError: 401 for an unknown key, and for none from elsewhere; 403 for another site's name.
+            ApiError: 401 for an unknown key, and for none from elsewhere; 403 for another site's page or name; 421
+                where another router is meant.
         """
+        meant = http.headers.get(TO, self.siblings.name)
+        if meant != self.siblings.name:
+            raise ApiError(421, "MisdirectedError", f"This is {self.siblings.name}, not {meant[:200]}.")
+        if from_another_site(http.headers, http.host, changes=http.method != "GET"):
+            raise ApiError(403, "PermissionDeniedError", "A page of another site asks for this: refused.")
+        found = None if self.siblings.vouched(http.method, http.path_qs, http.headers, body) else self._by_key(http)
+        behalf = http.headers.get(READER) if self.siblings.asks(http.headers) else None
+        return behalf if found is None else found
+
+    def _by_key(self, http: web.Request) -> str | None:
+        """As `reader`, for who brings a key, or asks from this machine without one."""
         clients, operators = self._router.clients, self._router.config.admin_keys
-        if self.siblings.vouched(http.method, http.path_qs, http.headers, body):
-            return None
-        key, here = key_in(http.headers), http.remote in _LOOPBACK
-        if here and not _is_this_machine(http.host):
+        key, here = key_in(http.headers), from_here(http.remote)
+        if here and not names_this_machine(http.host):
             message = "Ask as 127.0.0.1 or localhost: under another name it may be another site's page that asks."
             raise ApiError(403, "PermissionDeniedError", message)
         if here and (not key or (operators is None and not clients.closed)):
@@ -167,7 +182,7 @@ class Operators:
         Raises:
             ApiError: as `reader`; 403 for tenants and pages of other sites; 408, 413 for a body that is slow or large.
         """
-        vouched = PROOF in http.headers
+        vouched = SIGNATURE in http.headers
         if not vouched:
             self._must_be_operator(http, b"")
         too_long = too_large_here(SMALL_BYTES_MAX)
@@ -178,16 +193,8 @@ class Operators:
 
     def _must_be_operator(self, http: web.Request, body: bytes) -> None:
         """Raises ApiError (403) unless an operator asks, of his own accord."""
-        origin = http.headers.get("Origin")
-        if http.headers.get("Sec-Fetch-Site") == "cross-site" or (origin and urlsplit(origin).netloc != http.host):
-            raise ApiError(403, "PermissionDeniedError", "A page of another site asks for this: refused.")
         if self.reader(http, body) is not None:
             raise ApiError(403, "PermissionDeniedError", "A tenant's key changes nothing here: ask as an operator.")
-
-    @staticmethod
-    def _keys(http: web.Request) -> dict[str, str]:
-        """The asker's own, to ask siblings with."""
-        return {name: http.headers[name] for name in KEY_HEADERS if name in http.headers}
 
     # --- seeing -------------------------------------------------------------------------------------------------------
 
@@ -206,8 +213,9 @@ class Operators:
         own = self._overview.own(str(self.siblings.name), time.monotonic(), reader)
         if self.siblings.asks(http.headers):
             return _json(own)
-        answers = await self.siblings.ask("/ui/data", self._keys(http))
-        return _json(whole(own, {name: _word(answer) for name, answer in answers.items()}))
+        answers = await self.siblings.ask("/ui/data", reader)
+        words = {name: _word(answer, own_word) for name, answer in answers.items()}
+        return _json(whole(own, words, self._router.unproven() if reader is None else {}))
 
     async def metrics(self, http: web.Request) -> web.Response:
         """``/metrics``: this router's; ``?all=1``: all routers' as one, the number of those that are missing beside."""
@@ -216,7 +224,7 @@ class Operators:
         own = self._router.metrics_text()
         if http.query.get("all") != "1":
             return web.Response(body=own, headers={"Content-Type": CONTENT_TYPE_LATEST})
-        answers = await self.siblings.ask("/metrics", self._keys(http))
+        answers = await self.siblings.ask("/metrics", None)
         texts = [each.body for each in answers.values() if isinstance(each, Answered) and each.status == 200]
         missing = len(answers) - len(texts)
         silent = (
@@ -230,15 +238,15 @@ class Operators:
         given = http.query.get("n", "100")
         if not given.isdecimal() or len(given) > 9:
             raise bad_request(f"`n` is {given[:50]!r}: give a count, as in /explain?n=20", "n")
-        now, memory = time.monotonic(), self._router.memory
+        now, memory, reader = time.monotonic(), self._router.memory, self.reader(http)
         found = [
             {**story.line(now), "ago_s": round(now - story.timeline.arrived, 3), "router": str(self.siblings.name)}
-            for story in memory.latest(int(given), self.reader(http))
+            for story in memory.latest(int(given), reader)
         ]
         silent: dict[str, str] = {}
         if not self.siblings.asks(http.headers):
-            for name, answer in (await self.siblings.ask(f"/explain?n={given}", self._keys(http))).items():
-                said = _word(answer)
+            for name, answer in (await self.siblings.ask(f"/explain?n={given}", reader)).items():
+                said = _word(answer, listed)
                 if isinstance(said, str):
                     silent[name] = said
                 else:
@@ -261,7 +269,7 @@ class Operators:
         found = [{**self._told(alike[0]), "named_alike": len(alike)}] if alike else []
         missing = ""
         if not self.siblings.asks(http.headers):
-            answers = await self.siblings.ask(f"/explain/{quote(name, safe='')}", self._keys(http))
+            answers = await self.siblings.ask(f"/explain/{quote(name, safe='')}", reader)
             found += [said for answer in answers.values() if isinstance(said := _word(answer), dict)]
             silent = [f"{each} ({why})" for each, why in answers.items() if isinstance(why, str)]
             missing = f" Not asked: {'; '.join(silent)}." if silent else ""
@@ -308,7 +316,7 @@ class Operators:
         words = {name: list(word) for name, word in self.quarantine.words.items()}
         body = msgspec.json.encode({"words": words})
         path = f"/quarantine/{quote(str(instance), safe='')}"
-        answers = await self.siblings.ask(path, self._keys(http), method=http.method, body=body)
+        answers = await self.siblings.ask(path, None, method=http.method, body=body)
         told = {name: "told" if not isinstance(_word(each), str) else _word(each) for name, each in answers.items()}
         return _json({"instance": instance, "quarantined": aside, "routers": {str(self.siblings.name): "told", **told}})
 
@@ -348,16 +356,27 @@ class Operators:
         if self._agents is None:
             limit = aiohttp.ClientTimeout(total=AGENT_S)
             self._agents = aiohttp.ClientSession(timeout=limit, headers=PLAIN, auto_decompress=False)
+        sent = msgspec.json.encode(said)
+        headers = {**self._signed(instance, path, sent), "Content-Type": "application/json"}
         try:
-            async with self._agents.post(f"{beat.agent_url}{path}", json=said) as answer:
+            url = f"{beat.agent_url}{path}"
+            async with self._agents.post(url, data=sent, headers=headers, allow_redirects=False) as answer:
                 body = await whole_body(answer)
-        except (aiohttp.ClientError, TimeoutError, OSError, Unfit) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, Unfit) as error:
             because = f"The agent of `{instance[:200]}` at {beat.agent_url} does not answer ({type(error).__name__})."
-            raise ApiError(502, "UpstreamError", f"{because} `/quarantine` needs no agent.") from None
+            fix = "Without --ticket-keys-file an agent listens on its own machine only. `/quarantine` needs no agent."
+            raise ApiError(502, "UpstreamError", f"{because} {fix}") from None
         if not 200 <= answer.status < 600:
             because = f"The agent of `{instance[:200]}` at {beat.agent_url} answers with status {answer.status}."
             raise ApiError(502, "UpstreamError", f"{because} `/quarantine` needs no agent.")
         return web.Response(status=answer.status, body=body, content_type="application/json")
+
+    def _signed(self, instance: str, path: str, body: bytes) -> dict[str, str]:
+        """The headers of what is asked of an instance's agent."""
+        keys = self._router.config.ticket_keys
+        key = None if keys is None else instance_key(keys()[0], InstanceId(instance))
+        ask = Ask(method="POST", path=path, body=body, by=str(self.siblings.name), to=instance)
+        return signed_headers(ask, key, now=_UNIX_TIME(), nonce=secrets.token_bytes(NONCE_BYTES))
 
     def _agent_of(self, instance: str) -> Heartbeat:
         watch = self._router.watch
@@ -370,16 +389,6 @@ class Operators:
         raise ApiError(409, "ConflictError", message)
 
 
-def _is_this_machine(host: str) -> bool:
-    """Whether a browser that asks for this host can mean no site of others, whose name leads here (DNS rebinding)."""
-    with contextlib.suppress(ValueError):
-        name = urlsplit(f"//{host}").hostname or ""
-        if name == "localhost" or name.endswith(".localhost"):
-            return True
-        return bool(ipaddress.ip_address(name))
-    return False
-
-
 def _newest(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Of what several routers tell about one name: the request that we call so, else the newest of those whose clients
     do, with how many there are of these.
@@ -387,18 +396,27 @@ def _newest(found: list[dict[str, Any]]) -> dict[str, Any]:
     ours = next((each for each in found if "named_alike" not in each), None)
     if ours is not None:
         return ours
-    return {
-        **min(found, key=lambda each: float(each["ago_s"])),
-        "named_alike": sum(each["named_alike"] for each in found),
-    }
+    newest: dict[str, Any] = min(found, key=_ago_s)
+    return {**newest, "named_alike": sum(map(_alike, found))}
 
 
-def _word(answer: Answered | str) -> Any:
+def _ago_s(said: dict[str, Any]) -> float:
+    """How long ago a request came; infinite where a router's word is no number."""
+    ago_s = said.get("ago_s")
+    return float(ago_s) if isinstance(ago_s, int | float) else math.inf
+
+
+def _alike(said: dict[str, Any]) -> int:
+    """How many requests a router says there are of a name; one where its word is no count."""
+    count = said.get("named_alike")
+    return count if isinstance(count, int) and 0 < count < 1 << 31 else 1
+
+
+def _word(answer: Answered | str, read: Callable[[bytes], dict[str, Any] | str] = an_object) -> dict[str, Any] | str:
     """What a sibling said, or why nothing of use."""
     if isinstance(answer, str):
         return answer
-    said = answer.json() if answer.status == 200 else None
-    return said if isinstance(said, dict) else f"it answers with HTTP {answer.status}"
+    return read(answer.body) if answer.status == 200 else f"it answers with HTTP {answer.status}"
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -23,10 +23,19 @@ from pathlib import Path
 from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command
 from baton.output import announce_ready, emit, say
-from baton.registry import add_registry_arguments, open_registry
+from baton.registry import UNIX_TIME, add_registry_arguments, open_registry
 from baton.signals import stopping_signals
 from baton.state import state_folder
-from baton.ticket_keys import add_ticket_keys_argument, check_instance_keys, has_identity, named_file, open_identity
+from baton.tenant_keys import open_keys
+from baton.ticket_keys import (
+    add_ticket_keys_argument,
+    check_instance_keys,
+    has_identity,
+    named_file,
+    open_identity,
+    open_instance_keys,
+)
+from cluster.callers import is_loopback
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import TENANTS_MAX, Role
@@ -46,11 +55,14 @@ from engine.vllm.supervise import START_MAX_S, State
 from engine.vllm.transfer import ASKED, connector_for, left_by_flags
 from engine.vllm.weights import weights_of
 from kvtransfer.door import PATH_BYTES_MAX
+from kvtransfer.proving import InstanceProofs
 from prefill.rules import PrefillRules
 
 FREE_PORTS = range(20000, 32000)
 """Where port 0 looks: below Linux's ephemeral range, because an engine opens its port half a minute after it was
 chosen, and until then an outgoing connection of anybody could get it."""
+
+LOOPBACK = "127.0.0.1"
 
 TINY_NAME = "baton-tiny"
 TINY_TOKENS = 2048
@@ -106,8 +118,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="environment of vLLM; no secrets: visible")
     add("--log-file", type=Path, metavar="FILE", help="vLLM's log (default: $XDG_STATE_HOME/baton/logs/NAME.log)")
-    add("--agent-host", metavar="HOST", help="address of the agent's own HTTP (default: --host)")
+    _add_agent_arguments(parser)
+    add("--json", action="store_true", help="one JSON object a line on stdout")
+    add("--lifeline", action="store_true", help="end at once when standard input (a pipe) ends: the parent died")
+    add_ticket_keys_argument(parser, "this instance's")
+    add_registry_arguments(parser)
+
+
+def _add_agent_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the agent, the engine's parent."""
+    add = parser.add_argument
+    add(
+        "--agent-host",
+        metavar="HOST",
+        help="address of the agent's own HTTP (default: --host with --ticket-keys-file or --admin-key-file, "
+        "else 127.0.0.1)",
+    )
     add("--agent-port", type=int, default=0, metavar="PORT", help="its port, 0 = a free one (default 0)")
+    add(
+        "--admin-key-file",
+        type=Path,
+        metavar="FILE",
+        help="SHA-256 lines of operators' keys, to ask the agent from other machines (`baton key new`)",
+    )
     add(
         "--drain-s",
         type=float,
@@ -115,10 +148,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="time for what runs after SIGTERM (default %(default)s)",
     )
-    add("--json", action="store_true", help="one JSON object a line on stdout")
-    add("--lifeline", action="store_true", help="end at once when standard input (a pipe) ends: the parent died")
-    add_ticket_keys_argument(parser, "this instance's")
-    add_registry_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -169,18 +198,23 @@ class _Instance:
         rules = rules_for(spec, start_max_s=args.start_timeout)
         argv = mock_command(spec) if args.engine == "mock" else None
         self.process = EngineProcess(spec, log_path, on_change=self._pass_on, rules=rules, argv=argv)
+        ticket_keys = open_instance_keys(_path(spec.ticket_keys_file))
+        admin_keys = None if args.admin_key_file is None else open_keys("--admin-key-file", args.admin_key_file)
         config = AgentConfig(
-            host=args.agent_host or spec.host,
+            host=agent_host(args.agent_host, spec.host, guarded=(ticket_keys or admin_keys) is not None),
             port=args.agent_port,
             drain_s=args.drain_s,
             weights=partial(_weights, args.weights, spec),
             node=this_node() if args.node is None else args.node,
             tenants=tenants_of(args.tenant),
+            ticket_keys=None if ticket_keys is None else lambda: ticket_keys.get().keys,
+            admin_keys=admin_keys,
         )
         rules_by_role = agent_rules(spec)
         flips = rules_by_role if spec.flips else None
-        identity = open_identity(None if spec.ticket_keys_file is None else Path(spec.ticket_keys_file), spec.instance)
-        registry = open_registry(args)
+        identity = open_identity(_path(spec.ticket_keys_file), spec.instance)
+        proofs = None if ticket_keys is None else InstanceProofs(ticket_keys.get, UNIX_TIME)
+        registry = open_registry(args, proofs)
         self.agent = Agent(self.process, rules_by_role[spec.role], config, registry, self.tell, say, flips, identity)
 
     def _pass_on(self, change: Change) -> None:
@@ -213,6 +247,28 @@ class _Instance:
         say(f"last lines of {self.process.log_path}:")
         for line in failure.log_tail:
             say(f"  {line}")
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
+
+
+def agent_host(asked: str | None, engine: str, *, guarded: bool) -> str:
+    """Where the agent listens: beside its engine where it can tell who asks (`guarded`), else on this machine alone.
+
+    Raises:
+        UsageError: another machine could reach it, and nobody would be asked for a key.
+    """
+    if guarded or (asked is None and is_loopback(engine)):
+        return asked or engine
+    if asked is None:
+        return LOOPBACK
+    if not is_loopback(asked):
+        raise UsageError(
+            f"--agent-host {asked}: whoever reaches it could drain this instance. Give --ticket-keys-file (see "
+            "`baton key tickets`) or --admin-key-file (`baton key new`), or leave --agent-host out"
+        )
+    return asked
 
 
 # -- from flags to a spec --

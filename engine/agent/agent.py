@@ -21,7 +21,7 @@ from cluster.registry.membership import BEAT_EVERY_S, SHUNS_BYTES_MAX, SHUNS_MAX
 from cluster.registry.membership import State as MemberState
 from cluster.registry.registry import Refused, Registry, RegistryDown
 from engine.agent.grants import concerning
-from engine.agent.http import agent_app, listen
+from engine.agent.http import Gate, agent_app, listen
 from engine.agent.kv_events import follow, make_room
 from engine.agent.machine import (
     AgentMachine,
@@ -47,6 +47,7 @@ from engine.vllm.child import Change, EngineProcess
 from engine.vllm.evictions import Evictions
 from engine.vllm.probe import Probe, Unwell
 from kvtransfer.seal import Identity
+from kvtransfer.ticket import Key
 
 logger = logging.getLogger("baton.agent")
 
@@ -55,6 +56,10 @@ LOOK_EVERY_S = 0.5
 
 MODELS_EVERY_LOOKS = 20
 """LoRA adapters are loaded and unloaded while an engine runs: its models are asked for again every ten seconds."""
+
+ROUTERS_MAX = 128
+"""Routers that share an instance's credits: their names and grants take a third of a heartbeat. Of more, those whose
+names come first."""
 
 CLAIM_ATTEMPTS_S = 2.5
 """A taken name is asked for during this many ttls: that of an agent that was killed is free after one."""
@@ -76,6 +81,10 @@ class AgentConfig:
     """Names the machine (`engine.agent.node`)."""
     tenants: tuple[str, ...] = ()
     """Whose requests alone it is to serve; none: everybody's."""
+    ticket_keys: Callable[[], tuple[Key, ...]] | None = None
+    """Tells this instance's ticket keys: requests to its agent are checked with them. None: it has none."""
+    admin_keys: Callable[[], tuple[str, ...]] | None = None
+    """Tells the digests of operators' keys, for requests from other machines. None: there are none."""
 
 
 class Agent:
@@ -128,7 +137,9 @@ class Agent:
             EngineFailed: with the engine's last words.
         """
         self._code = asyncio.get_running_loop().create_future()
-        runner, self.url = await listen(agent_app(self), self.config.host, self.config.port)
+        config = self.config
+        gate = Gate(self.spec.instance, ticket_keys=config.ticket_keys, admin_keys=config.admin_keys, bound=config.host)
+        runner, self.url = await listen(agent_app(self, gate), config.host, config.port)
         try:
             await self._claim(self._code)
             return self._code.result() if self._code.done() else await self._run_tasks(self._code)
@@ -483,7 +494,8 @@ class Agent:
         routers.fold(beats, now)
         names = [str(entry["id"]) for entry in self._models if "id" in entry]
         role, whose = self.machine.role, self.config.tenants
-        said = (concerning(each.beat, self.spec.instance, role, names, whose) for each in routers.snapshot())
+        heard = list(routers.snapshot())[:ROUTERS_MAX]
+        said = (concerning(each.beat, self.spec.instance, role, names, whose) for each in heard)
         self._feed(RoutersHeard(tuple(said)))
 
     async def _say_goodbye(self) -> None:

@@ -1,25 +1,40 @@
-"""The agent's own HTTP: what it says of its instance, and how it is told to drain. A shell.
+"""The agent's own HTTP: what it says of its instance, how it is told to drain, and who may tell it. A shell.
 
-``GET /health /ready /state /metrics``, ``POST /drain {"deadline_s": …}``, ``/resume``,
-``/role {"role": …}``. It binds loopback by default; whoever reaches it can take the instance out of service, so keep it
-inside the cluster's network.
+``GET /health /ready /state /metrics``, ``POST /drain {"deadline_s": …}``, ``/resume``, ``/role {"role": …}``. `/health`
+and `/ready` answer everybody, with a status and no more. All else is for programs on this machine, for requests signed
+with the fleet's ticket keys (`kvtransfer.signed`), and for operators' keys. Pages of other sites that a browser on this
+machine shows are refused.
 """
 
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
+from cluster.callers import from_another_site, from_here, names_this_machine
 from cluster.errors import ApiError, UsageError, bad_request
 from cluster.instance import Role
+from cluster.keys import key_in, whose
 from cluster.readable import deadline_in, object_in, too_large_here
+from kvtransfer.signed import SIGNATURE, TO, Judge, ask_in
+from kvtransfer.ticket import Key
 
 BODY_BYTES_MAX = 4096
 DRAIN_S = 60.0
 """Deadline of a drain asked without one: a long stream may need it; an operator in a hurry names a shorter one."""
+
+
+BODY_S = 10.0
+"""A body of `BODY_BYTES_MAX` has arrived by then, or is not waited for."""
+
+OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+"""Probes ask them, with no key and from anywhere."""
+
+_UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
 
 
 class Answers(Protocol):
@@ -44,14 +59,74 @@ class Answers(Protocol):
         """Take another role; why it cannot, or None."""
 
 
-def agent_app(agent: Answers) -> web.Application:
+class Gate:
+    """Who may ask one agent. Without keys: programs on this machine."""
+
+    def __init__(
+        self,
+        instance: str,
+        *,
+        ticket_keys: Callable[[], tuple[Key, ...]] | None = None,
+        admin_keys: Callable[[], tuple[str, ...]] | None = None,
+        bound: str = "",
+        clock: Callable[[], float] = _UNIX_TIME,
+    ) -> None:
+        """`ticket_keys`: this instance's; `admin_keys`: digests of operators' keys; `bound`: the host it listens on."""
+        self._instance: Final = instance
+        self._ticket_keys: Final = ticket_keys
+        self._admin_keys: Final = admin_keys
+        self._bound: Final = bound
+        self._clock: Final = clock
+        self._judge: Final = Judge(instance, clock())
+
+    async def admit(self, http: web.Request) -> None:
+        """Raises ApiError unless whoever asks may: 401 and 403 say what is missing, 421 that another agent is meant."""
+        meant = http.headers.get(TO, self._instance)
+        if meant != self._instance:
+            raise ApiError(421, "MisdirectedError", f"This is {self._instance}'s agent, not {meant[:200]}'s.")
+        if from_another_site(http.headers, http.host, changes=http.method != "GET"):
+            raise ApiError(403, "PermissionDeniedError", "A page of another site asks for this: refused.")
+        if SIGNATURE in http.headers:
+            await self._check_signature(http)
+        elif key := key_in(http.headers):
+            self._check_key(key)
+        elif not from_here(http.remote):
+            message = (
+                "From other machines this asks for a request signed with the fleet's ticket keys "
+                "(routers and `baton status` sign with --ticket-keys-file), or an operator's key (--admin-key-file)."
+            )
+            raise ApiError(401, "AuthenticationError", message)
+        elif not names_this_machine(http.host, self._bound):
+            message = "Ask as 127.0.0.1 or localhost: under another name it may be another site's page that asks."
+            raise ApiError(403, "PermissionDeniedError", message)
+
+    async def _check_signature(self, http: web.Request) -> None:
+        keys = () if self._ticket_keys is None else self._ticket_keys()
+        ask = ask_in(http.headers, http.method, http.path_qs, await _body(http))
+        fault = self._judge.fault(http.headers[SIGNATURE], ask, keys, self._clock())
+        if fault:
+            raise ApiError(401, "AuthenticationError", f"The request is refused by {self._instance}'s agent: {fault}.")
+
+    def _check_key(self, key: str) -> None:
+        digests = () if self._admin_keys is None else self._admin_keys()
+        if whose(key, {"": digests}) is None:
+            raise ApiError(401, "AuthenticationError", "The key is not one of this agent's --admin-key-file.")
+
+
+def agent_app(agent: Answers, gate: Gate) -> web.Application:
     """The routes."""
 
     async def health(_: web.Request) -> web.Response:
         return web.Response()
 
-    async def ready(_: web.Request) -> web.Response:
-        return web.json_response(agent.state(), status=200 if agent.is_ready() else 503)
+    async def ready(http: web.Request) -> web.Response:
+        try:
+            await gate.admit(http)
+        except ApiError:
+            told = {"ready": agent.is_ready()}
+        else:
+            told = agent.state()
+        return web.json_response(told, status=200 if agent.is_ready() else 503)
 
     async def state(_: web.Request) -> web.Response:
         return web.json_response(agent.state())
@@ -73,18 +148,26 @@ def agent_app(agent: Answers) -> web.Application:
             raise ApiError(409, "ConflictError", refusal)
         return web.json_response(agent.state(), status=202)
 
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors])
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors, _admission(gate)])
     app.add_routes([web.get("/health", health), web.get("/ready", ready), web.get("/state", state)])
     app.add_routes([web.get("/metrics", metrics), web.post("/drain", drain), web.post("/resume", resume)])
     app.add_routes([web.post("/role", role)])
     return app
 
 
-async def _object(http: web.Request, *fields: str) -> dict[str, Any]:
+async def _body(http: web.Request) -> bytes:
+    """All of it; aiohttp keeps it for the next who reads."""
     try:
-        return object_in(await http.read(), fields)
+        async with asyncio.timeout(BODY_S):
+            return await http.read()
+    except TimeoutError:
+        raise ApiError(408, "RequestTimeoutError", f"The body did not arrive within {BODY_S:g} s.") from None
     except web.HTTPRequestEntityTooLarge:
         raise too_large_here(BODY_BYTES_MAX) from None
+
+
+async def _object(http: web.Request, *fields: str) -> dict[str, Any]:
+    return object_in(await _body(http), fields)
 
 
 async def _role(http: web.Request) -> Role:
@@ -97,6 +180,20 @@ async def _role(http: web.Request) -> Role:
 
 async def _deadline(http: web.Request) -> float:
     return deadline_in(await _object(http, "deadline_s"), DRAIN_S)
+
+
+def _admission(gate: Gate) -> Any:
+    """Nobody who may not ask gets beyond this, but for what probes ask."""
+
+    @web.middleware
+    async def middleware(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.path not in OPEN_PATHS:
+            await gate.admit(request)
+        return await handler(request)
+
+    return middleware
 
 
 @web.middleware

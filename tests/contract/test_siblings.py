@@ -20,10 +20,11 @@ from cluster.keys import digest
 from cluster.registry.membership import Heartbeat, Kind, State
 from cluster.registry.memory import MemoryRegistry
 from cluster.spec import Tenant
-from kvtransfer.ticket import Key
+from kvtransfer.signed import BY, LIFE_S, READER, SIGNATURE, TO, Ask, signed_headers
+from kvtransfer.ticket import SKEW_S, Key
 from router.app import serve
 from router.config import RouterConfig
-from router.siblings import FROM, PROOF, Answered, Siblings, proof
+from router.siblings import FROM, Answered, Siblings
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 FLEET_KEY = Key("k1", b"s" * 32)
@@ -341,30 +342,54 @@ async def test_an_answer_of_many_pieces_is_heard_to_its_end() -> None:
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     beat = Heartbeat(id=InstanceId("other"), agent="o", kind=Kind.ROUTER, url=url, agent_url=url)
     siblings = Siblings("one", lambda: (beat,), None)
-    found = (await siblings.ask("/?n=20", {}))["other"]
+    found = (await siblings.ask("/?n=20", None))["other"]
     assert isinstance(found, Answered)
     assert len(found.body) == 20 * 65536
-    said = (await siblings.ask("/?n=200", {}))["other"]
+    said = (await siblings.ask("/?n=200", None))["other"]
     assert isinstance(said, str)
     assert "longer than" in said
     await siblings.close()
     await runner.cleanup()
 
 
-def test_a_router_vouches_for_what_it_asks_and_for_nothing_else() -> None:
+def test_a_router_vouches_for_what_it_asks_once_and_for_nothing_else() -> None:
     now = [1000.0]
-    asked = Siblings("asked", tuple, lambda: (FLEET_KEY,), lambda: now[0])
-    mac = proof(FLEET_KEY.secret, "POST", "/quarantine/p", b"{}", "asker", "asked", 1000)
-    good = {FROM: "asker", PROOF: f"1000.{mac}"}
-    assert asked.vouched("POST", "/quarantine/p", good, b"{}")
-    assert not asked.vouched("DELETE", "/quarantine/p", good, b"{}")
-    assert not asked.vouched("POST", "/quarantine/q", good, b"{}")
-    assert not asked.vouched("POST", "/quarantine/p", good, b"{ }")
-    assert not asked.vouched("POST", "/quarantine/p", {**good, FROM: "another"}, b"{}")
-    other = Siblings("other", tuple, lambda: (FLEET_KEY,), lambda: now[0])
-    assert not other.vouched("POST", "/quarantine/p", good, b"{}")
-    for odd in ("", ".", "1000.", "x.y", f"1000.{mac[:-1]}é", f"{10**30}.{mac}", "١٠٠٠.x"):
-        assert not asked.vouched("POST", "/quarantine/p", {FROM: "asker", PROOF: odd}, b"{}")
-    now[0] += 31
-    assert not asked.vouched("POST", "/quarantine/p", good, b"{}"), "it is too old"
-    assert not Siblings("asked", tuple, None, lambda: 1000.0).vouched("POST", "/quarantine/p", good, b"{}")
+
+    def asked(name: str = "asked", keys: tuple[Key, ...] | None = (FLEET_KEY,)) -> Siblings:
+        return Siblings(name, tuple, None if keys is None else lambda: keys, lambda: now[0])
+
+    def signed(**more: str) -> dict[str, str]:
+        ask = Ask(method="POST", path="/quarantine/p", body=b"{}", by="asker", to="asked", **more)
+        return signed_headers(ask, FLEET_KEY, now=1000.0, nonce=bytes(16)) | {FROM: "asker"}
+
+    good = signed()
+    receiver = asked()
+    assert receiver.vouched("POST", "/quarantine/p", good, b"{}")
+    assert not receiver.vouched("POST", "/quarantine/p", good, b"{}"), "it was used before"
+    others = (
+        ("DELETE", "/quarantine/p", good, b"{}"),
+        ("POST", "/quarantine/q", good, b"{}"),
+        ("POST", "/quarantine/p", good, b"{ }"),
+        ("POST", "/quarantine/p", {**good, BY: "another"}, b"{}"),
+        ("POST", "/quarantine/p", {**good, TO: "other"}, b"{}"),
+        ("POST", "/quarantine/p", {**good, READER: "acme"}, b"{}"),
+        ("POST", "/quarantine/p", {**good, BY: "\ud800"}, b"{}"),
+    )
+    for method, path, headers, body in others:
+        assert not asked().vouched(method, path, headers, body), (method, path, headers)
+    assert not asked("other").vouched("POST", "/quarantine/p", good, b"{}"), "it is for another router"
+    text = good[SIGNATURE]
+    for odd in ("", ".", "1.k1", text[:-1], text[:-1] + "é", text.upper(), f"1.k1.{10**30}.{'0' * 32}.{'0' * 64}"):
+        assert not asked().vouched("POST", "/quarantine/p", {**good, SIGNATURE: odd}, b"{}"), odd
+    as_tenant = signed(reader="acme")
+    assert asked().vouched("POST", "/quarantine/p", as_tenant, b"{}")
+    without = {name: value for name, value in as_tenant.items() if name != READER}
+    assert not asked().vouched("POST", "/quarantine/p", without, b"{}"), "a tenant's question is no operator's"
+    assert not asked(keys=None).vouched("POST", "/quarantine/p", good, b"{}")
+    now[0] = 1000.0 + LIFE_S + SKEW_S + 1
+    assert not asked().vouched("POST", "/quarantine/p", good, b"{}"), "it is too old"
+    assert not receiver.vouched("POST", "/quarantine/p", good, b"{}")
+    now[0] = 900.0
+    assert not asked().vouched("POST", "/quarantine/p", good, b"{}"), "it is from the future"
+    now[0] = 1010.0
+    assert not asked().vouched("POST", "/quarantine/p", good, b"{}"), "older than a process that has just begun"
