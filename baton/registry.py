@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
+from typing import Final
 
+from cluster.registry.proofs import Proofs
 from cluster.registry.registry import DEFAULT_CLUSTER, Registry
+from kvtransfer.keyfile import KeyFile
+from kvtransfer.proving import FleetProofs
+from kvtransfer.ticket import Key
+
+UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
 
 
 def add_registry_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +32,10 @@ def add_registry_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_registry(args: argparse.Namespace) -> Registry | None:
+def open_registry(args: argparse.Namespace, proofs: Proofs | None = None) -> Registry | None:
     """The registry the flags name; None without ``--registry``. Connects at its first use.
+
+    `proofs`: what this program proves its heartbeats with and judges others' by; None where it has no ticket keys.
 
     Raises:
         UsageError: a URL or file that cannot be used.
@@ -35,8 +45,17 @@ def open_registry(args: argparse.Namespace) -> Registry | None:
     from cluster.registry.redis import RedisRegistry
 
     return RedisRegistry.open(
-        args.registry, cluster=args.cluster, password_file=args.registry_password_file, ca_file=args.registry_ca_file
+        args.registry,
+        cluster=args.cluster,
+        password_file=args.registry_password_file,
+        ca_file=args.registry_ca_file,
+        proofs=proofs,
     )
+
+
+def fleet_proofs(keys: KeyFile[tuple[Key, ...]] | None, *, accepts_unproven: bool = False) -> FleetProofs | None:
+    """Of a program that has the fleet's ticket keys; None without."""
+    return None if keys is None else FleetProofs(keys.get, UNIX_TIME, accepts_unproven=accepts_unproven)
 
 
 def registry_words(args: argparse.Namespace) -> list[str]:

@@ -128,10 +128,10 @@ class Meters:
         self.pairs.tried(prefill, decode, failure)
         self._handoffs.add(("ok" if failure is None else "failed",))
 
-    def text(self, view: View, waiting: int, stale_s: float = 0.0) -> bytes:
+    def text(self, view: View, waiting: int, stale_s: float = 0.0, unproven: int = 0) -> bytes:
         """Prometheus text, with the fleet's gauges and the line's brought up to date; who has left is left out."""
         self.waiting.set(waiting)
-        self._fleet.show(view, stale_s)
+        self._fleet.show(view, stale_s, unproven)
         return generate_latest(self.registry)
 
 
@@ -235,6 +235,11 @@ class _FleetGauges:
             "Since when the registry has not been heard; 0 while it is, or where there is none.",
             registry=registry,
         )
+        self._unproven = Gauge(
+            "baton_registry_unproven",
+            "Instances and routers in the registry that do not prove themselves; they are ignored.",
+            registry=registry,
+        )
         self._legs = Gauge(
             "baton_leg_ready",
             "1 when some instance takes such legs; never without a value.",
@@ -250,8 +255,9 @@ class _FleetGauges:
         self._routers = Gauge("baton_routers", "Routers that share the fleet, as this one sees it.", registry=registry)
         self._shown: set[tuple[str, str]] = set()
 
-    def show(self, view: View, stale_s: float) -> None:
+    def show(self, view: View, stale_s: float, unproven: int) -> None:
         """As it is now; who has left is left out."""
+        self._unproven.set(unproven)
         self._stale.set(stale_s)
         self._routers.set(view.routers)
         ready = [seen.role for seen in view.all() if seen.ready]

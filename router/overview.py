@@ -137,8 +137,10 @@ class Overview:
         ]
 
 
-def whole(own: Json, others: Mapping[str, Json | str]) -> Json:
-    """What the page shows. `others`: by router's name its own word, or why there is none."""
+def whole(own: Json, others: Mapping[str, Json | str], unproven: Mapping[str, str] | None = None) -> Json:
+    """What the page shows. `others`: by router's name its own word, or why there is none. `unproven`: who is ignored in
+    the registry, and why.
+    """
     heard = [each for each in others.values() if not isinstance(each, str)]
     lately = together(each["lately"] for each in (own, *heard))
     pools = together_pools(own["pools"], [each["pools"] for each in heard])
@@ -161,6 +163,7 @@ def whole(own: Json, others: Mapping[str, Json | str]) -> Json:
     return {
         "router": own["router"],
         "routers": _routers(own, others),
+        "unproven": unproven or {},
         "bottleneck": verdict.as_json(),
         "rate": round(rate, 2),
         "line": own["line"] + sum(each["line"] for each in heard),

@@ -26,12 +26,13 @@ from cluster.errors import (
 )
 from cluster.ids import InstanceId, client_id_in
 from cluster.instance import Instance
+from cluster.keys import KEY_HEADERS
 from cluster.readable import SMALL_BYTES_MAX
 from cluster.registry.registry import Registry
 from cluster.telemetry import tracing
 from router import exact
 from router.aliases import Aliases
-from router.clients import KEY_HEADERS, Clients
+from router.clients import Clients
 from router.config import RouterConfig
 from router.exchange import Exchange
 from router.generation import Generation, broken, headers_of
@@ -77,6 +78,10 @@ class Router:
         """`doors`: where clients' connections are counted."""
         self.config = config
         self.watch = None if registry is None else Watch(registry, self._fleet_told)
+        self._knows_engines = registry is None or registry.judges_all
+        """Whether engines are those they say they are: named by URL, or proven by their agents' ticket keys. Others
+        get no key of anybody's.
+        """
         self._probes: dict[InstanceId, tuple[Instance, asyncio.Task[None]]] = {}
         policy, write = POLICIES[config.chooses_by], config.decision_log
         self.meters = Meters()
@@ -129,6 +134,11 @@ class Router:
         """Open connections and begin probing."""
         if self.config.ticket_keys is None:
             logger.info("tickets are off: whoever reaches an engine may start transfers there (--ticket-keys-file)")
+        if not self._knows_engines:
+            logger.warning(
+                "instances and routers prove nothing: whoever has the registry's password can put in false ones, which "
+                "get prompts. No API key goes to engines, neither clients' nor VLLM_API_KEY (--ticket-keys-file)"
+            )
         await self.upstream.start()
         self.loop = asyncio.get_running_loop()
         self.legs = Legs()
@@ -160,7 +170,7 @@ class Router:
     def engine_headers(self) -> dict[str, str]:
         """Of what we ask of engines ourselves."""
         key = self.config.engine_key
-        return {"Authorization": f"Bearer {key}"} if key else {}
+        return {"Authorization": f"Bearer {key}"} if key and self._knows_engines else {}
 
     def announce(self, endpoint: str, admin_url: str) -> None:
         """Both ports are open: other routers and agents may know."""
@@ -278,12 +288,14 @@ class Router:
         return await self.generation.over_aiohttp(http, tenant, raw)
 
     def headers_for(self, given: Mapping[str, str]) -> dict[str, str]:
-        """A client's headers that an engine may see. A key of ours is none of an engine's business: it has its own."""
+        """A client's headers that an engine may see. A key of ours is none of an engine's business: it has its own. An
+        engine that may be anybody's sees no key at all.
+        """
         headers = wire.forwarded_headers(given)
-        if not self.clients.closed:
+        if not self.clients.closed and self._knows_engines:
             return headers
         headers = {name: value for name, value in headers.items() if name.lower() not in KEY_HEADERS}
-        if self.config.engine_key:
+        if self.config.engine_key and self._knows_engines:
             headers["Authorization"] = f"Bearer {self.config.engine_key}"
         return headers
 
@@ -382,7 +394,7 @@ class Router:
         """200 when every leg has somebody to run it; 503 otherwise. Who is there is nobody's business without a key,
         where there are any.
         """
-        return self._readiness(() if self.clients.closed else self.view.all())
+        return self._readiness(() if self.clients.closed else self.view.all(), everybody=not self.clients.closed)
 
     async def ready_and_who(self, http: web.Request) -> web.Response:
         """The same on the admin side: with everybody for operators, and for a tenant with those that serve it."""
@@ -390,25 +402,34 @@ class Router:
             reader = self.operators.reader(http)
         except ApiError:
             return self._readiness(())
-        return self._readiness([seen for seen in self.view.all() if seen.instance.serves(reader)])
+        shown = [seen for seen in self.view.all() if seen.instance.serves(reader)]
+        return self._readiness(shown, everybody=reader is None)
 
-    def _readiness(self, shown: Iterable[InstanceView]) -> web.Response:
+    def _readiness(self, shown: Iterable[InstanceView], *, everybody: bool = False) -> web.Response:
         ready = [seen for seen in self.view.all() if seen.ready]
         complete = any(seen.role.prefills for seen in ready) and any(seen.role.decodes for seen in ready)
         heard = self.watch is None or self.watch.heard
-        told = {"ready": complete, "registry": "heard" if heard else "away", "instances": _instances(shown)}
+        told: dict[str, object] = {"ready": complete, "registry": "heard" if heard else "away"}
+        told["instances"] = _instances(shown)
+        unproven = self.unproven() if everybody else {}
+        if unproven:
+            told["unproven"] = unproven
         return _json(told, 200 if complete else 503)
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus text."""
         return web.Response(body=self.metrics_text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    def unproven(self) -> dict[str, str]:
+        """Instances and routers in the registry that prove nothing and are ignored; and why."""
+        return {} if self.watch is None else self.watch.unproven()
+
     def metrics_text(self) -> bytes:
         """What `/metrics` says."""
         stale_s = 0.0 if self.watch is None else self.watch.stale_s(time.monotonic())
         self.meters.open.set(len(self.exchanges))
         self.meters.clients.show(self.doors, self.uploads)
-        return self.meters.text(self.view, len(self.desk.line), stale_s)
+        return self.meters.text(self.view, len(self.desk.line), stale_s, len(self.unproven()))
 
     async def no_metrics_here(self, _: web.Request) -> web.Response:
         """``/metrics`` on the clients' port of a router with tenants: it names them. With processes that share it, it

@@ -77,6 +77,15 @@ class Watch:
         """The other routers, as last heard; also while the registry is away."""
         return tuple(member.beat for member in self._routers.snapshot() if member.id != self._name)
 
+    @property
+    def judges_all(self) -> bool:
+        """Whether instances and routers in the registry have proven that they are of this fleet."""
+        return self._registry.judges_all
+
+    def unproven(self) -> dict[str, str]:
+        """Who was left out of the last reading, as it proved nothing; and why."""
+        return {name: because for kind in Kind for name, because in self._registry.unproven(kind).items()}
+
     def stale_s(self, now: float) -> float:
         """For how long the registry has not been heard, seconds; 0 while it is."""
         return 0.0 if self.heard else now - (self._began_at if self.heard_at is None else self.heard_at)
@@ -157,18 +166,28 @@ class Watch:
             quarantined={name: (*word,) for name, word in self.quarantine.words.items()},
             sent_at=time.time(),  # noqa: TID251 - informative
         )
-        if self.desk is None:
-            return beat
-        goes_by = {member.id: member.beat.order for member in self.snapshot()}
-        beat = replace(beat, legs=legs_said(self.desk.view, goes_by, self._seq))
-        told = replace(beat, demand=demands(self.desk))
-        try:
-            encode(told)
-        except ValueError as fault:  # a tenant's or model's name that no announcement can hold
-            logger.log(logging.DEBUG if self._mute else logging.WARNING, "this router's demand is not told: %s", fault)
-            self._mute = True
-            return beat
-        self._mute = False
+        return self._readable(beat)
+
+    def _readable(self, beat: Heartbeat) -> Heartbeat:
+        """`beat` with as much as readers take: with legs and demand; where a tenant's or model's name cannot be
+        announced, without demand; where another router's word cannot, without those.
+        """
+        fuller = [beat, replace(beat, quarantined={})]
+        if self.desk is not None:
+            goes_by = {member.id: member.beat.order for member in self.snapshot()}
+            legs = replace(beat, legs=legs_said(self.desk.view, goes_by, self._seq))
+            fuller = [replace(legs, demand=demands(self.desk)), legs, *fuller]
+        fault = ""
+        for told in fuller:
+            try:
+                encode(told)
+            except ValueError as error:
+                fault = fault or str(error)
+            else:
+                break
+        if fault:
+            logger.log(logging.DEBUG if self._mute else logging.WARNING, "not all of it is announced: %s", fault)
+        self._mute = bool(fault)
         return told
 
     def stop(self) -> None:

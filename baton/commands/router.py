@@ -33,7 +33,7 @@ from baton.lifeline import watch_lifeline
 from baton.makes import makes_of
 from baton.output import announce_ready
 from baton.processes import Processes
-from baton.registry import add_registry_arguments, open_registry
+from baton.registry import add_registry_arguments, fleet_proofs, open_registry
 from baton.signals import stopping_signals
 from baton.tenant_keys import open_keys, open_tenant_keys
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
@@ -107,6 +107,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what each choice depended on, and the choice, one JSON object a line (large: for finding out why)",
     )
     add_ticket_keys_argument(parser, "the fleet's")
+    parser.add_argument(
+        "--accept-unproven",
+        action="store_true",
+        help="with ticket keys: hear instances and routers that prove nothing, too, while a fleet is upgraded",
+    )
     add_registry_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
     parser.add_argument("--lifeline", action="store_true", help="stop when stdin ends: for a parent that may be killed")
@@ -183,6 +188,8 @@ def run(args: argparse.Namespace) -> int:
         **_settings(args, spec),
     )
     processes = _processes(args, spec, config)
+    proofs = fleet_proofs(ticket_keys, accepts_unproven=args.accept_unproven)
+    opened_registry = partial(open_registry, args, proofs)
     configure_logging(args.log_level)
     raise_descriptor_limit()
     with ExitStack() as closing:
@@ -193,8 +200,8 @@ def run(args: argparse.Namespace) -> int:
         gc.set_threshold(GARBAGE, 10, 10)
         announce = partial(_announce, config, as_json=args.json)
         if processes > 1:
-            return _run_processes(processes, config, args, announce)
-        uvloop.run(_serve(config, open_registry(args), announce, lifeline=args.lifeline))
+            return _run_processes(processes, config, args, opened_registry, announce)
+        uvloop.run(_serve(config, opened_registry(), announce, lifeline=args.lifeline))
     return 0
 
 
@@ -219,12 +226,16 @@ def _processes(args: argparse.Namespace, spec: Spec | None, config: RouterConfig
 
 
 def _run_processes(
-    count: int, config: RouterConfig, args: argparse.Namespace, announce: Callable[[str, str], None]
+    count: int,
+    config: RouterConfig,
+    args: argparse.Namespace,
+    registry: Callable[[], Registry | None],
+    announce: Callable[[str, str], None],
 ) -> int:
     """Each is a router as any other: it meets its siblings in the registry, and shares credits with them."""
 
     def serve_one(number: int, port: int, tell: Callable[[str, str], None]) -> None:
-        uvloop.run(_serve(_one_of(config, number, port), open_registry(args), tell, lifeline=True))
+        uvloop.run(_serve(_one_of(config, number, port), registry(), tell, lifeline=True))
 
     processes = Processes(count, serve_one, announce, config.drain_s)
     return processes.run(config.host, config.port, lifeline=args.lifeline)

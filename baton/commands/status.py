@@ -1,29 +1,41 @@
 """Who is in the fleet, what each says of itself, and whether it really answers.
 
 Reads the registry, then asks every agent, engine and router it names: what is shown is their own word of this moment,
-and who does not answer is shown as lost or unwell, with the last thing it said.
+and who does not answer is shown as lost or unwell, with the last thing it said. Agents on other machines answer whoever
+signs with the fleet's ticket keys. With these keys, what does not prove itself in the registry is shown as ignored and
+is not asked.
 
 examples:
   baton status
   baton status --registry redis://10.0.0.9:6379 --registry-password-file keys/registry --json
+  baton status --registry redis://10.0.0.9:6379 --registry-password-file keys/registry --ticket-keys-file keys/tickets
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import time
+import os
+import secrets
+import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from baton.output import emit
-from baton.registry import add_registry_arguments, open_registry
+from baton.registry import UNIX_TIME, add_registry_arguments, fleet_proofs, open_registry
 from baton.state import must_load
+from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
+from cluster.callers import is_loopback
 from cluster.errors import UsageError
 from cluster.registry.membership import Heartbeat, Kind
 from cluster.registry.registry import Registry, RegistryDown
+from kvtransfer.keys import instance_key
+from kvtransfer.signed import NONCE_BYTES, Ask, signed_headers
+from kvtransfer.ticket import Key
 
 ASK_S = 2.0
 """An agent that does not answer within this is as good as lost: it does nothing but answer and count."""
@@ -40,20 +52,24 @@ _COLOURS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton status`."""
+    add_ticket_keys_argument(parser, "the fleet's", "those of `baton up`")
     add_registry_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the fleet; 0 when all of it is ready, 1 when something is not."""
+    ticket_keys = named_file(args, os.environ)
     if args.registry is None:
         running = must_load(args.cluster)
         args.registry = running.registry
         args.registry_password_file = Path(running.registry_password_file) if running.registry_password_file else None
         args.registry_ca_file = Path(running.registry_ca_file) if running.registry_ca_file else None
-    registry = open_registry(args)
+        ticket_keys = ticket_keys or (Path(running.ticket_keys_file) if running.ticket_keys_file else None)
+    keys = open_fleet_keys(ticket_keys)
+    registry = open_registry(args, fleet_proofs(keys))
     assert registry is not None
-    told = asyncio.run(_ask_all(registry, args.registry))
+    told = asyncio.run(_ask_all(registry, args.registry, Asker(None if keys is None else keys.get)))
     if args.json:
         emit(told)
     else:
@@ -62,7 +78,23 @@ def run(args: argparse.Namespace) -> int:
     return 0 if fine and all(each["state"] == "ready" for each in told["instances"] + told["routers"]) else 1
 
 
-async def _ask_all(registry: Registry, url: str) -> dict[str, Any]:
+class Asker:
+    """Signs what is asked of agents and routers, where there are keys."""
+
+    def __init__(self, keys: Callable[[], tuple[Key, ...]] | None) -> None:
+        """`keys` tells the fleet's."""
+        self._keys: Final = keys
+
+    def headers(self, beat: Heartbeat, path: str) -> dict[str, str]:
+        """For a GET of `path` from whom this heartbeat is of."""
+        key = None if self._keys is None else self._keys()[0]
+        if key is not None and beat.kind is Kind.INSTANCE:
+            key = instance_key(key, beat.id)
+        ask = Ask(method="GET", path=path, by="status", to=str(beat.id))
+        return signed_headers(ask, key, now=UNIX_TIME(), nonce=secrets.token_bytes(NONCE_BYTES))
+
+
+async def _ask_all(registry: Registry, url: str, asker: Asker) -> dict[str, Any]:
     try:
         beats = await registry.read()
         routers = await registry.read(Kind.ROUTER)
@@ -70,38 +102,85 @@ async def _ask_all(registry: Registry, url: str) -> dict[str, Any]:
         raise UsageError(f"--registry: {down}") from None
     finally:
         await registry.close()
+    unproven = {name: because for kind in Kind for name, because in registry.unproven(kind).items()}
     timeout = aiohttp.ClientTimeout(total=ASK_S)
     async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as group:
-        agents = [group.create_task(_ask_agent(session, beat)) for beat in beats if beat.state != "gone"]
-        fronts = [group.create_task(_ask_router(session, beat)) for beat in routers if beat.state != "gone"]
+        agents = [group.create_task(_ask_agent(session, beat, asker)) for beat in beats if beat.state != "gone"]
+        fronts = [group.create_task(_ask_router(session, beat, asker)) for beat in routers if beat.state != "gone"]
     return {
         "registry": {"url": url, "state": "answers"},
         "routers": [task.result() for task in fronts],
         "instances": sorted((task.result() for task in agents), key=lambda each: str(each["instance"])),
+        **({"ignored": unproven} if unproven else {}),
     }
 
 
-async def _ask_agent(session: aiohttp.ClientSession, beat: Heartbeat) -> dict[str, Any]:
+async def _ask_agent(session: aiohttp.ClientSession, beat: Heartbeat, asker: Asker) -> dict[str, Any]:
     try:
-        async with session.get(f"{beat.agent_url}/state") as answer:
-            told: dict[str, Any] = await answer.json()
+        headers = asker.headers(beat, "/state")
+        async with session.get(f"{beat.agent_url}/state", headers=headers, allow_redirects=False) as answer:
+            if answer.status in {401, 421}:
+                return await _unasked(session, beat, _why_not(answer.status))
+            told = _state_of(await answer.json(), beat)
         if told["state"] == "ready" and not await _healthy(session, beat.url):
             told |= {"state": "unwell", "detail": "its engine does not answer; its agent has not noticed yet"}
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
-        ago = max(0.0, time.time() - beat.sent_at)  # noqa: TID251 - said to people
-        detail = f"its agent does not answer; last word, {ago:.0f} s ago: {beat.state}"
-        return {
-            "instance": beat.id,
-            "role": beat.role.value,
-            "state": "lost",
-            "detail": detail,
-            "epoch": beat.epoch,
-            "engine": beat.url,
-            "agent": beat.agent_url,
-            "credits": 0,
-            "load": None,
-        }
+        if _is_elsewhere(beat):
+            return await _unasked(session, beat, _why_not(421))
+        return _by_heartbeat(beat, f"its agent does not answer; {_last_word(beat)}", "lost")
     return told
+
+
+async def _unasked(session: aiohttp.ClientSession, beat: Heartbeat, why: str) -> dict[str, Any]:
+    """Of an instance whose agent does not tell us: its heartbeat's word, if its engine bears that out."""
+    well = beat.state.value != "ready" or await _healthy(session, beat.url)
+    return _by_heartbeat(beat, f"{_last_word(beat)}; {why}", beat.state.value if well else "unwell")
+
+
+def _last_word(beat: Heartbeat) -> str:
+    return f"last word, {max(0.0, UNIX_TIME() - beat.sent_at):.0f} s ago: {beat.state}"
+
+
+def _why_not(status: int) -> str:
+    if status == 401:
+        return "its agent answers who signs with the fleet's --ticket-keys-file"
+    return "its agent listens on its own machine only: give it --ticket-keys-file"
+
+
+def _is_elsewhere(beat: Heartbeat) -> bool:
+    """Whether its agent listens on the loopback of another machine."""
+    host = urlsplit(beat.agent_url or "").hostname or ""
+    return is_loopback(host) and beat.where.rpartition(":")[0] != socket.gethostname()
+
+
+def _by_heartbeat(beat: Heartbeat, detail: str, state: str) -> dict[str, Any]:
+    return {
+        "instance": beat.id,
+        "role": beat.role.value,
+        "state": state,
+        "detail": detail,
+        "epoch": beat.epoch,
+        "engine": beat.url,
+        "agent": beat.agent_url,
+        "credits": 0,
+        "load": None,
+    }
+
+
+def _state_of(told: Any, beat: Heartbeat) -> dict[str, Any]:
+    """What an agent said.
+
+    Raises:
+        ValueError: it is no agent's word.
+    """
+    load = told.get("load") if isinstance(told, dict) else None
+    if not isinstance(load, dict) or told.get("instance") != beat.id:
+        raise ValueError("no agent of that name")
+    numbers = (load.get("running"), load.get("waiting"), load.get("kv_usage"), told.get("credits"), told.get("epoch"))
+    texts = (told.get("role"), told.get("state"), told.get("engine"), told.get("detail"))
+    if not all(isinstance(each, int | float) for each in numbers) or not all(isinstance(each, str) for each in texts):
+        raise ValueError("no agent's word")
+    return dict(told)
 
 
 async def _healthy(session: aiohttp.ClientSession, engine: str) -> bool:
@@ -112,16 +191,21 @@ async def _healthy(session: aiohttp.ClientSession, engine: str) -> bool:
         return False
 
 
-async def _ask_router(session: aiohttp.ClientSession, beat: Heartbeat) -> dict[str, Any]:
+async def _ask_router(session: aiohttp.ClientSession, beat: Heartbeat, asker: Asker) -> dict[str, Any]:
     told: dict[str, Any] = {"router": beat.id, "endpoint": beat.url, "admin": beat.agent_url}
     try:
-        async with session.get(f"{beat.agent_url}/ready") as answer:
+        headers = asker.headers(beat, "/ready")
+        async with session.get(f"{beat.agent_url}/ready", headers=headers, allow_redirects=False) as answer:
             seen = await answer.json()
+        listed = seen["instances"]
+        lacking = [str(each["id"]) for each in listed if each["state"] != "up"]
+        ready = bool(seen["ready"])
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         return {**told, "state": "lost", "detail": "does not answer"}
-    lacking = [each["id"] for each in seen["instances"] if each["state"] != "up"]
-    state = "ready" if seen["ready"] else "incomplete"
-    return {**told, "state": state, "detail": f"does not use {', '.join(lacking)}" if lacking else "", "sees": seen}
+    except (KeyError, TypeError):
+        return {**told, "state": "lost", "detail": "what answers at its address is no router"}
+    detail = f"does not use {', '.join(lacking)}" if lacking else ""
+    return {**told, "state": "ready" if ready else "incomplete", "detail": detail, "sees": seen}
 
 
 def _print(told: dict[str, Any]) -> None:
@@ -150,4 +234,6 @@ def _print(told: dict[str, Any]) -> None:
         more = [usage, str(each["credits"]), str(each["epoch"]), each["engine"].removeprefix("http://"), each["detail"]]
         table.add_row(Text(each["instance"], "bold"), each["role"], state, *counts, *more)
     console.print(table)
+    for name, because in told.get("ignored", {}).items():
+        console.print(Text(f"ignored: {name}: {because}", "red"))
     console.print(Text(f"registry {told['registry']['url']}", "dim"))

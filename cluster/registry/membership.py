@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -57,6 +58,9 @@ NAMES_REMEMBERED_MAX = 4096
 EPOCH_ZERO_S = 1_767_225_600
 """2026-01-01 00:00 UTC in Unix seconds: where epochs begin to count."""
 
+EPOCH_MAX = 2**48
+"""No instance is started so often. A larger number in the registry was put there to have no epoch above it."""
+
 
 class Kind(StrEnum):
     """What announces itself; each kind has names of its own."""
@@ -82,9 +86,12 @@ class State(StrEnum):
     """The goodbye: an agent's last heartbeat, written by `Registry.leave`."""
 
 
+COUNT_MAX = 2**53
+"""Above any count that is one: the largest number that every reader of JSON takes as it is."""
+
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z"  # no colon: names stand between colons in the registry's keys
 _Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
 _Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[!-~]+\Z", max_length=512)]
 
@@ -212,9 +219,13 @@ def decode(payload: bytes) -> tuple[Heartbeat | None, str]:
 
 def _checked(beat: Heartbeat) -> tuple[Heartbeat | None, str]:
     load = beat.load
-    counts = (load.running, load.waiting, load.deferred, load.external_kv_tokens, load.recomputed_tokens)
-    if min(*counts, load.prompt_tokens, load.generation_tokens) < 0 or not 0.0 <= load.kv_usage <= 1.0:
+    counts = [load.running, load.waiting, load.deferred, load.external_kv_tokens, load.prompt_tokens]
+    counts += [load.generation_tokens, load.kv_tokens, load.recomputed_tokens]
+    if min(counts) < 0 or max(counts) > COUNT_MAX or not 0.0 <= load.kv_usage <= 1.0:
         return None, "its load has values that no engine reports"
+    for name, url in (("url", beat.url), ("agent_url", beat.agent_url)):
+        if url is not None and not _is_base(url):
+            return None, f"`{name}` is not of the form http://HOST:PORT"
     if any(not 1 <= ranks <= 65536 for ranks in beat.shape.values()):
         return None, "its shape has a number of ranks below 1 or above 65536"
     texts = [
@@ -230,6 +241,15 @@ def _checked(beat: Heartbeat) -> tuple[Heartbeat | None, str]:
         if not text.isprintable():
             return None, f"control characters in `{name}`"
     return beat, ""
+
+
+def _is_base(url: str) -> bool:
+    """Whether it is scheme, host and perhaps port and path, as others connect to it."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0 and not (parts.username or parts.query or parts.fragment)
+    except ValueError:  # no such port, or brackets that hold no address
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,9 +471,12 @@ def next_epoch(stored: int | None, above: int, clock_s: float) -> int:
     It also never falls behind the registry's clock (`clock_s`, Unix seconds; 0 for a registry without one), counted in
     seconds since 2026: a registry that lost its data would otherwise begin at 1 again, and every reader that remembers
     more would take the newcomer for a heartbeat from before. An engine takes seconds to start, so a count of starts
-    never outruns it for long, and what has been stored may be forgotten after a while.
+    never outruns it for long, and what has been stored may be forgotten after a while. A stored number above
+    `EPOCH_MAX` counts as none.
     """
-    return max((stored or 0) + 1, above + 1, int(clock_s) - EPOCH_ZERO_S if clock_s else 0)
+    if stored is None or stored > EPOCH_MAX:
+        stored = 0
+    return max(stored + 1, above + 1, int(clock_s) - EPOCH_ZERO_S if clock_s else 0)
 
 
 def duration(seconds: float) -> str:

@@ -6,11 +6,14 @@ A shell only because it has the registry's `async` face; nothing in it waits but
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.registry.membership import TTL_S, Heartbeat, Kind, decode, encode, next_epoch
+from cluster.registry.membership import TTL_S, Heartbeat, Kind, State, decode, next_epoch
+from cluster.registry.proofs import Hearing, Proofs, parted, proven
 from cluster.registry.registry import (
+    DEFAULT_CLUSTER,
     Author,
     Beaten,
     Claimed,
@@ -23,11 +26,15 @@ from cluster.registry.registry import (
     worth_a_nudge,
 )
 
+logger = logging.getLogger("baton.registry")
+
 
 @dataclass(slots=True)
 class _Stored:
     beat: Heartbeat
     until: float
+    payload: bytes
+    """As it would stand in Redis."""
 
 
 class MemoryRegistry:
@@ -36,9 +43,11 @@ class MemoryRegistry:
     `down` makes every call fail as a registry that cannot be reached; `forget` is a restart without its data.
     """
 
-    def __init__(self, clock: Callable[[], float], ttl_s: float = TTL_S) -> None:
+    def __init__(self, clock: Callable[[], float], ttl_s: float = TTL_S, proofs: Proofs | None = None) -> None:
+        """`proofs`: of all who share it. With a fleet's keys it proves what anybody writes, and judges what is read."""
         self.ttl_s = ttl_s
         self.down = False
+        self._hearing = Hearing(DEFAULT_CLUSTER, proofs, logger.warning)
         self._clock = clock
         self._owners: dict[tuple[Kind, str], _Stored] = {}
         self._goodbyes: dict[tuple[Kind, str, str], _Stored] = {}
@@ -61,7 +70,8 @@ class MemoryRegistry:
         if owner is None or owner.beat.agent != agent:
             return False
         del self._owners[kind, name]
-        self._goodbyes[kind, name, agent] = _Stored(goodbye(owner.beat), now + self.ttl_s)
+        last = goodbye(owner.beat)
+        self._goodbyes[kind, name, agent] = _Stored(last, now + self.ttl_s, self._written(last))
         self._nudge()
         return True
 
@@ -72,8 +82,20 @@ class MemoryRegistry:
 
     async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
         self._reach()
-        stored = [*self._goodbyes.items(), *self._owners.items()]
-        return tuple(kept.beat for key, kept in stored if key[0] is kind)
+        stored = [kept for key, kept in (*self._goodbyes.items(), *self._owners.items()) if key[0] is kind]
+        if self._hearing.proofs is None:
+            return tuple(kept.beat for kept in stored)
+        self._hearing.begin(kind)
+        said = ((kept.beat, kept.payload) for kept in stored)
+        heard = (self._hearing.hear(kind, str(beat.id), beat.agent, payload) for beat, payload in said)
+        return tuple(beat for beat in heard if beat is not None)
+
+    @property
+    def judges_all(self) -> bool:
+        return self._hearing.judges_all
+
+    def unproven(self, kind: Kind) -> Mapping[str, str]:
+        return self._hearing.unproven(kind)
 
     async def post(self, author: Author, items: Mapping[str, bytes]) -> None:
         check_items(items)
@@ -119,16 +141,36 @@ class MemoryRegistry:
         self._posted.clear()
         self._epochs.clear()
 
+    def plant(self, payload: bytes) -> None:
+        """Put in what anybody may write who has the registry's password, in the place of what is there.
+
+        Raises:
+            ValueError: nobody would read it.
+        """
+        beat, fault = decode(payload)
+        if beat is None:
+            raise ValueError(fault)
+        kept = _Stored(beat, self._reach() + self.ttl_s, payload)
+        if beat.state is State.GONE:
+            self._goodbyes[beat.kind, beat.id, beat.agent] = kept
+        else:
+            self._owners[beat.kind, beat.id] = kept
+        self._nudge()
+
+    def _written(self, beat: Heartbeat) -> bytes:
+        return proven(beat, self._hearing.cluster, self._hearing.proofs)
+
     def _put(self, beat: Heartbeat) -> Refused | None:
         now = self._reach()
-        kept, fault = decode(encode(beat))  # as every reader of the real one would get it
+        payload = self._written(beat)
+        kept, fault = decode(parted(payload)[0])  # as every reader of the real one would get it
         assert kept is not None, fault
         if (beat.kind, beat.id, beat.agent) in self._left:
             return said_goodbye(beat)
         owner = self._owners.get((beat.kind, beat.id))
         if owner is not None and owner.beat.agent != beat.agent:
             return refusal(beat, owner.beat, owner.beat.agent)
-        self._owners[beat.kind, beat.id] = _Stored(kept, now + self.ttl_s)
+        self._owners[beat.kind, beat.id] = _Stored(kept, now + self.ttl_s, payload)
         if worth_a_nudge(owner.beat if owner else None, beat):
             self._nudge()
         return None

@@ -1,13 +1,6 @@
 """The registry in Redis (tested with 7.0; no command newer than Redis 3): a shell that writes, arbitrates and reads.
 
-Keys, all under ``baton:CLUSTER:``; each expires by itself, and nothing is ever scanned:
-
-    KIND:lock:NAME          string   id of the agent that owns the name                            ttl
-    KIND:beat:NAME:AGENT    string   that agent's last heartbeat, JSON                             ttl
-    KIND:members            set      ``NAME AGENT`` of all who wrote; readers remove the silent    1 day
-    KIND:changed            channel  a nudge for readers: something other than load is new         -
-    posted:NAME:AGENT:EPOCH hash     what that life of an instance posted for others, by their names  ttl
-    epoch:NAME              string   the last epoch given out                                      30 days
+Its keys are `cluster.registry.layout`'s; each expires by itself, and nothing is ever scanned.
 
 One heartbeat is one MULTI, sent as one pipeline: take the lock if it is free, extend it, say whose it is, write the
 payload, be in the set. A reading is two round trips: the set, then all locks and payloads.
@@ -22,6 +15,10 @@ Why no script is needed, though the pipeline extends a lock before it knows whos
 - Two newcomers race on ``SET NX``, which is atomic. What they write lies under their own agent ids, so neither can
   overwrite the other's, and readers take only what the lock's owner wrote.
 - Goodbye frees a lock that must still be ours: a watched transaction, as it happens once in an agent's life.
+- A lock alone is nobody's word: whoever holds it and lives has a heartbeat beside it. A lock of an agent that shows
+  none (with ticket keys: none that proves itself, or one of an earlier life) was written by somebody else who has the
+  password, or by a newcomer that died at once. An agent that has the name takes such a lock back and says so; a
+  newcomer does after a ttl. Readers with a fleet's keys go by the heartbeats that prove themselves.
 - After Redis lost its data the first of two that want a name gets it: who had it, if its heartbeat comes before the
   other's next claim. The other one is told by its own next call, and readers keep the one they know until it is silent.
 
@@ -49,7 +46,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cluster.errors import UsageError
-from cluster.registry.membership import TTL_S, Heartbeat, Kind, State, decode, encode, next_epoch
+from cluster.registry.layout import Keys
+from cluster.registry.membership import TTL_S, Heartbeat, Kind, State, decode, next_epoch
+from cluster.registry.proofs import Hearing, Proofs, parted, printable, proven
 from cluster.registry.registry import (
     DEFAULT_CLUSTER,
     Author,
@@ -77,6 +76,9 @@ EPOCH_KEPT_S = 30 * 86400
 
 MEMBERS_KEPT_S = 86400
 """How long the set of members outlives the last heartbeat of all, where no reader empties it."""
+
+EPOCH_DIGITS_MAX = 19
+"""Longer numbers are no epochs of ours (`membership.EPOCH_MAX`)."""
 
 RACES_MAX = 5
 """A watched transaction that was disturbed this often in a row is given up; each disturbance was another's success."""
@@ -164,20 +166,28 @@ class RedisRegistry:
     """See `Registry`. Connects at its first use and again whenever it must."""
 
     def __init__(
-        self, place: Place, *, cluster: str = DEFAULT_CLUSTER, ttl_s: float = TTL_S, timeout_s: float = TIMEOUT_S
+        self,
+        place: Place,
+        *,
+        cluster: str = DEFAULT_CLUSTER,
+        ttl_s: float = TTL_S,
+        timeout_s: float = TIMEOUT_S,
+        proofs: Proofs | None = None,
     ) -> None:
         if not _CLUSTER.fullmatch(cluster):
             raise UsageError(f"--cluster {cluster!r}: letters, digits, dot, dash and underscore, 64 at most")
         self.ttl_s = ttl_s
         self._place = place
-        self._prefix = f"baton:{cluster}:"
+        self._keys = Keys(cluster)
         self._ttl_ms = int(ttl_s * 1000)
         self._timeout_s = timeout_s
         self._redis = _connect(place, timeout_s)
         self._mine: dict[Member, Heartbeat] = {}
         self._left: set[Member] = set()
         self._silent: dict[Kind, set[bytes]] = {kind: set() for kind in Kind}
-        self._unreadable: set[bytes] = set()
+        self._hearing = Hearing(cluster, proofs, logger.warning)
+        self._strange: dict[tuple[Kind, str], tuple[str, float]] = {}
+        """Names whose lock an agent holds that shows no heartbeat: which agent, and since when, on the loop's clock."""
         self._nudges: PubSub | None = None
         self._listening = False
 
@@ -191,6 +201,7 @@ class RedisRegistry:
         ca_file: Path | None = None,
         ttl_s: float = TTL_S,
         timeout_s: float = TIMEOUT_S,
+        proofs: Proofs | None = None,
     ) -> Self:
         """A registry by its URL. Touches the files, not the network.
 
@@ -198,10 +209,10 @@ class RedisRegistry:
             UsageError: a URL or file that cannot be used.
         """
         place = parse_place(url, password_file, ca_file)
-        return cls(place, cluster=cluster, ttl_s=ttl_s, timeout_s=timeout_s)
+        return cls(place, cluster=cluster, ttl_s=ttl_s, timeout_s=timeout_s, proofs=proofs)
 
     def __repr__(self) -> str:
-        return f"RedisRegistry({self._place}, {self._prefix!r})"
+        return f"RedisRegistry({self._place}, {self._keys.prefix!r})"
 
     # --- agents ------------------------------------------------------------------------------------------------------
 
@@ -213,18 +224,18 @@ class RedisRegistry:
 
     async def leave(self, name: str, agent: str, kind: Kind = Kind.INSTANCE) -> bool:
         self._left.add((kind, name, agent))
-        self._mine.pop((kind, name, agent), None)
+        last = self._mine.pop((kind, name, agent), None)
         async with self._asking():
             for _ in range(RACES_MAX):
                 with contextlib.suppress(WatchError):
-                    return await self._leave_once(kind, name, agent)
+                    return await self._leave_once((kind, name, agent), last)
         raise RegistryDown(f"the registry at {self._place}: {name} is fought over, no goodbye could be written")
 
     async def next_epoch(self, name: str, above: int = 0) -> int:
         async with self._asking():
             for _ in range(RACES_MAX):
                 with contextlib.suppress(WatchError):
-                    return await self._draw_epoch(f"{self._prefix}epoch:{name}", above)
+                    return await self._draw_epoch(self._keys.epoch(name), above)
         raise RegistryDown(f"the registry at {self._place}: the epoch of {name} is fought over")
 
     async def post(self, author: Author, items: Mapping[str, bytes]) -> None:
@@ -251,11 +262,12 @@ class RedisRegistry:
 
     async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
         silent = self._silent[kind]
+        self._hearing.begin(kind)
         async with self._asking():
             async with self._redis.pipeline(transaction=False) as pipe:
                 if silent:
-                    pipe.srem(self._key(kind, "members"), *silent)
-                pipe.smembers(self._key(kind, "members"))
+                    pipe.srem(self._keys.members(kind), *silent)
+                pipe.smembers(self._keys.members(kind))
                 entries = sorted((await pipe.execute())[-1])
             silent.clear()
             members = {entry: _member(kind, entry) for entry in entries}
@@ -268,10 +280,14 @@ class RedisRegistry:
                 pipe.mget([self._payload(member) for member in known.values()])
                 owners, payloads = await pipe.execute()
         silent.update(entry for entry, payload in zip(known, payloads, strict=True) if payload is None)
-        read = zip(known.items(), owners, payloads, strict=True)
-        return tuple(
-            beat for (entry, member), owner, payload in read for beat in self._heard(entry, member, owner, payload)
-        )
+        return self._heard(list(zip(known.values(), owners, payloads, strict=True)))
+
+    @property
+    def judges_all(self) -> bool:
+        return self._hearing.judges_all
+
+    def unproven(self, kind: Kind) -> Mapping[str, str]:
+        return self._hearing.unproven(kind)
 
     async def posted(self, authors: Sequence[Author], item: str) -> tuple[bytes | None, ...]:
         if not authors:
@@ -280,8 +296,8 @@ class RedisRegistry:
         async with self._asking(), self._redis.pipeline(transaction=False) as pipe:
             for author in authors:
                 pipe.hmget(self._posts(author), [item])  # the stand-in answers HGET with a line, which bytes may break
-            found = await pipe.execute()
-        return tuple(value for (value,) in found)
+            found = await pipe.execute(raise_on_error=False)  # one key that is no hash takes nobody else's with it
+        return tuple(answer[0] if isinstance(answer, list) else None for answer in found)
 
     async def wait_changed(self, timeout_s: float) -> bool:
         """See `Registry`. Nudges between two calls are kept. One caller at a time; a second one only sleeps."""
@@ -291,7 +307,7 @@ class RedisRegistry:
             cancelled = _cancelled()
             try:
                 return await self._nudged(until)
-            except (RedisError, OSError, RegistryDown):  # whoever reads next hears why
+            except (RedisError, OSError, ValueError, RegistryDown):  # whoever reads next hears why
                 if _cancelled() > cancelled:
                     raise asyncio.CancelledError from None  # see `_asking`
                 await self._stop_listening()
@@ -323,36 +339,38 @@ class RedisRegistry:
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
-    def _key(self, kind: Kind, what: str) -> str:
-        return f"{self._prefix}{kind.value}:{what}"
-
     def _posts(self, author: Author) -> str:
-        return f"{self._prefix}posted:{author.name}:{author.agent}:{author.epoch}"
+        return self._keys.posted(author.name, author.agent, author.epoch)
 
     def _lock(self, member: Member) -> str:
         kind, name, _ = member
-        return self._key(kind, f"lock:{name}")
+        return self._keys.lock(kind, name)
 
     def _payload(self, member: Member) -> str:
-        kind, name, agent = member
-        return self._key(kind, f"beat:{name}:{agent}")
+        return self._keys.beat(*member)
 
     async def _put(self, beat: Heartbeat) -> Refused | None:
         """Write a heartbeat if the name is ours or free."""
-        payload = encode(beat)
+        payload = self._written(beat)
         member = (beat.kind, str(beat.id), beat.agent)
         if member in self._left:
             return said_goodbye(beat)
         async with self._asking():
-            if member not in self._mine:
+            had_it = member in self._mine
+            if not had_it:
                 owner = await self._ask_for_name(member)
                 if owner != beat.agent:
-                    return await self._refuse(beat, owner)
+                    refused = await self._refuse(beat, owner, had_it=False)
+                    if refused is not None:
+                        return refused
             owner = await self._write(member, beat, payload)
             if owner != beat.agent:
-                self._mine.pop(member, None)
-                await self._take_back(member)
-                return await self._refuse(beat, owner)
+                refused = await self._refuse(beat, owner, had_it=had_it)
+                if refused is not None:
+                    self._mine.pop(member, None)
+                    await self._take_back(member)
+                    return refused
+        self._strange.pop(member[:2], None)
         self._mine[member] = beat
         return None
 
@@ -372,10 +390,10 @@ class RedisRegistry:
             pipe.pexpire(self._lock(member), self._ttl_ms)
             pipe.get(self._lock(member))
             pipe.set(self._payload(member), payload, px=self._ttl_ms)
-            pipe.sadd(self._key(kind, "members"), f"{name} {agent}")
-            pipe.expire(self._key(kind, "members"), MEMBERS_KEPT_S)
+            pipe.sadd(self._keys.members(kind), f"{name} {agent}")
+            pipe.expire(self._keys.members(kind), MEMBERS_KEPT_S)
             if worth_a_nudge(self._mine.get(member), beat):
-                pipe.publish(self._key(kind, "changed"), name)
+                pipe.publish(self._keys.changed(kind), name)
             _, _, owner, *_ = await pipe.execute()
         return _text(owner)
 
@@ -384,13 +402,62 @@ class RedisRegistry:
         kind, name, agent = member
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(self._payload(member))
-            pipe.srem(self._key(kind, "members"), f"{name} {agent}")
+            pipe.srem(self._keys.members(kind), f"{name} {agent}")
             await pipe.execute()
 
-    async def _refuse(self, beat: Heartbeat, owner: str) -> Refused:
-        payload: Any = await self._redis.get(self._payload((beat.kind, str(beat.id), owner)))
-        holder = decode(payload)[0] if payload else None
-        return refusal(beat, holder, owner)
+    async def _refuse(self, beat: Heartbeat, owner: str, *, had_it: bool) -> Refused | None:
+        """Why the name is another's; None: it is nobody's who lives, and its lock is ours now. `had_it`: until now it
+        was ours.
+        """
+        member = (beat.kind, str(beat.id), owner)
+        payload: Any = await self._redis.get(self._payload(member))
+        holder = self._holder(beat, member, payload) if payload else None
+        if holder is not None:
+            self._strange.pop(member[:2], None)
+            return refusal(beat, holder, printable(owner))
+        now = asyncio.get_running_loop().time()
+        agent, since = self._strange.get(member[:2], ("", now))
+        if agent != owner:
+            since = now
+            self._strange[member[:2]] = owner, now
+            line = "the lock of %s is held by agent %s, which shows no heartbeat that counts%s"
+            what = ": it is taken back" if had_it else f"; it is taken over after {self.ttl_s:g} s"
+            logger.warning(line, beat.id, printable(owner, 12), what)
+        if not had_it and now - since < self.ttl_s:
+            return refusal(beat, None, printable(owner))
+        return None if await self._seize(beat, owner) else refusal(beat, None, printable(owner))
+
+    def _holder(self, beat: Heartbeat, member: Member, payload: bytes) -> Heartbeat | None:
+        """The heartbeat of who holds the name that `beat` wants, if it counts against `beat`."""
+        holder, _ = decode(payload)
+        if holder is None or (holder.kind, holder.id, holder.agent) != member or holder.state is State.GONE:
+            return None
+        proofs = self._hearing.proofs
+        if proofs is None:
+            return holder
+        body, proof = parted(payload)
+        proves = proof or not proofs.prove(self._hearing.cluster, beat, b"{}")  # who has keys is not yielded to without
+        genuine = proves and not proofs.fault(self._hearing.cluster, holder, body, proof)
+        # Whoever takes a name draws an epoch above all before: a copy of an earlier life's heartbeat has a lower one.
+        return holder if genuine and (holder.epoch > beat.epoch or not self._has(beat)) else None
+
+    def _has(self, beat: Heartbeat) -> bool:
+        return (beat.kind, str(beat.id), beat.agent) in self._mine
+
+    async def _seize(self, beat: Heartbeat, owner: str) -> bool:
+        """Make the lock ours, if it is still that owner's."""
+        lock = self._lock((beat.kind, str(beat.id), beat.agent))
+        async with self._redis.pipeline(transaction=True) as pipe:
+            try:
+                await pipe.watch(lock)
+                if _text(await pipe.get(lock)) != owner:
+                    return False
+                pipe.multi()  # type: ignore[no-untyped-call] # as below
+                pipe.set(lock, beat.agent, px=self._ttl_ms)
+                await pipe.execute()
+            except WatchError:
+                return False
+        return True
 
     async def _draw_epoch(self, key: str, above: int) -> int:
         """One try at counting an epoch up.
@@ -402,58 +469,64 @@ class RedisRegistry:
             await pipe.watch(key)
             stored: Any = await pipe.get(key)
             clock_s, _microseconds = await pipe.time()
-            epoch = next_epoch(int(stored) if stored and stored.isdigit() else None, above, float(clock_s))
+            digits = stored if stored and stored.isdigit() and len(stored) < EPOCH_DIGITS_MAX else None
+            epoch = next_epoch(None if digits is None else int(digits), above, float(clock_s))
             pipe.multi()  # type: ignore[no-untyped-call] # the library's gap
             pipe.set(key, epoch, ex=EPOCH_KEPT_S)
             await pipe.execute()
         return epoch
 
-    async def _leave_once(self, kind: Kind, name: str, agent: str) -> bool:
-        """Free the name and put the goodbye in the payload's place, if the name is still ours.
+    async def _leave_once(self, member: Member, last: Heartbeat | None) -> bool:
+        """Free the name and put the goodbye in the payload's place, if the name is still ours. `last`: what we wrote.
 
         Raises:
             WatchError: the lock changed meanwhile; nothing was done.
         """
-        member = (kind, name, agent)
+        kind, name, agent = member
         async with self._redis.pipeline(transaction=True) as pipe:
             await pipe.watch(self._lock(member))
-            found: list[Any] = await pipe.mget(self._lock(member), self._payload(member))
-            owner, payload = found
-            ours = _text(owner) == agent
-            last = decode(payload)[0] if payload and ours else None
+            ours = _text(await pipe.get(self._lock(member))) == agent
             pipe.multi()  # type: ignore[no-untyped-call] # as above
             if ours:
                 pipe.delete(self._lock(member))
-            if last is not None:
-                pipe.set(self._payload(member), encode(goodbye(last)), px=self._ttl_ms)
+            if ours and last is not None:
+                pipe.set(self._payload(member), self._written(goodbye(last)), px=self._ttl_ms)
             else:
                 pipe.delete(self._payload(member))
-                pipe.srem(self._key(kind, "members"), f"{name} {agent}")
-            pipe.publish(self._key(kind, "changed"), name)
+                pipe.srem(self._keys.members(kind), f"{name} {agent}")
+            pipe.publish(self._keys.changed(kind), name)
             await pipe.execute()
         return ours
 
-    def _heard(self, entry: bytes, member: Member, owner: bytes | None, payload: bytes | None) -> tuple[Heartbeat, ...]:
-        """What one entry of the set contributes to a reading: its owner's heartbeat, or a goodbye, or nothing."""
-        if payload is None:
-            self._unreadable.discard(entry)
-            return ()
-        beat, fault = decode(payload)
-        if beat is not None and (beat.kind, beat.id, beat.agent) != member:
-            beat, fault = None, "it stands under another's name"
-        if beat is None:
-            if entry not in self._unreadable:
-                self._unreadable.add(entry)
-                logger.warning("a heartbeat of %s that cannot be read is ignored: %s", member[1], fault)
-            return ()
-        self._unreadable.discard(entry)
-        return (beat,) if beat.state is State.GONE or _text(owner) == beat.agent else ()
+    def _written(self, beat: Heartbeat) -> bytes:
+        return proven(beat, self._hearing.cluster, self._hearing.proofs)
+
+    def _heard(self, found: Sequence[tuple[Member, bytes | None, bytes | None]]) -> tuple[Heartbeat, ...]:
+        """What a reading's entries contribute, each with its lock's owner and its payload: owners' heartbeats, and
+        goodbyes.
+        """
+        heard: list[tuple[Heartbeat, str]] = []
+        for (kind, name, agent), owner, payload in found:
+            if payload is None:
+                self._hearing.gone(kind, name, agent)
+                continue
+            beat = self._hearing.hear(kind, name, agent, payload)
+            if beat is not None:
+                heard.append((beat, _text(owner)))
+        told = {(beat.id, beat.agent) for beat, _ in heard if beat.state is not State.GONE}
+        # With a fleet's keys a lock counts for no more than its owner's heartbeat: who may be heard has proven itself.
+        proves = self._hearing.judges_all
+        return tuple(
+            beat
+            for beat, owner in heard
+            if beat.state is State.GONE or owner == beat.agent or (proves and (beat.id, owner) not in told)
+        )
 
     async def _listen(self) -> PubSub:
         nudges: PubSub = self._redis.pubsub()
         try:
             async with self._asking():
-                await nudges.subscribe(*(self._key(kind, "changed") for kind in Kind))
+                await nudges.subscribe(*(self._keys.changed(kind) for kind in Kind))
         except BaseException:  # a cancellation too: the connection is ours alone until it is returned
             await _close(nudges)
             raise
@@ -471,7 +544,11 @@ class RedisRegistry:
         try:
             async with asyncio.timeout(self._timeout_s):
                 yield
-        except (RedisError, OSError) as error:  # OSError: asyncio's TimeoutError too
+        except (
+            RedisError,
+            OSError,
+            ValueError,
+        ) as error:  # OSError: asyncio's TimeoutError too; ValueError: see `_down`
             if _cancelled() > cancelled:
                 # Seen live: a reader, cancelled twice, that read on and kept its router alive. Where the cancellation
                 # was lost was not seen; our guess is the library's clean-up failing in its place. Right in either case.
@@ -487,7 +564,7 @@ class RedisRegistry:
             because = f"did not answer within {self._timeout_s:g} s"
         elif isinstance(error, RedisConnectionError | OSError):
             because = f"cannot be reached: {said}"
-        elif isinstance(error, InvalidResponse):
+        elif isinstance(error, InvalidResponse | ValueError):  # asyncio's, of a line that does not end
             because = f"does not speak Redis' protocol: {said}"
         else:
             because = f"refuses to work: {said}"
@@ -535,5 +612,5 @@ def _member(kind: Kind, entry: bytes) -> Member | None:
     return (kind, name, agent) if space and name and agent else None
 
 
-def _text(value: bytes | None) -> str:
-    return value.decode(errors="replace") if value else ""
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else ""

@@ -71,6 +71,12 @@ class Registry(Protocol):
     def ttl_s(self) -> float:
         """Seconds after which a name whose owner fell silent is free again."""
 
+    @property
+    def judges_all(self) -> bool:
+        """Whether what is read has proven whose it is. False: whoever has the registry's password may have written
+        it.
+        """
+
     async def claim(self, beat: Heartbeat) -> Claimed | Refused:
         """Take the name, if it is free or already ours, and write the heartbeat."""
 
@@ -89,6 +95,9 @@ class Registry(Protocol):
 
     async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
         """The last heartbeat of everyone who owns a name, and goodbyes. What cannot be read is logged and left out."""
+
+    def unproven(self, kind: Kind) -> Mapping[str, str]:
+        """Names that the last reading found a heartbeat under which proves nothing, and why. None without keys."""
 
     async def post(self, author: Author, items: Mapping[str, bytes]) -> None:
         """Put these in the place of what this author posted before, for a ttl. What they are, only readers know.

@@ -8,6 +8,7 @@ machine shows are refused.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import time
 from collections.abc import Awaitable, Callable

@@ -26,11 +26,16 @@ import redis.asyncio.connection
 from support.redis_server import RedisServer, start, wait_for_line
 
 from cluster.errors import UsageError
+from cluster.ids import InstanceId
 from cluster.registry import launch
 from cluster.registry.membership import TTL_S, Heartbeat, Kind, Membership, State
 from cluster.registry.memory import MemoryRegistry
+from cluster.registry.proofs import proven
 from cluster.registry.redis import RedisRegistry, parse_place
 from cluster.registry.registry import Author, Beaten, Claimed, Refused, Registry, RegistryDown
+from kvtransfer.keys import InstanceKeys, instance_key
+from kvtransfer.proving import FleetProofs, InstanceProofs
+from kvtransfer.ticket import Key
 
 SHORT_TTL_S = 0.3
 SOON_S = 20.0
@@ -428,6 +433,7 @@ async def test_an_owner_that_lost_its_name_unnoticed(redis_world) -> None:
     prefix = f"baton:{redis_world.cluster}:instance:"
     lock, long_ms = f"{prefix}lock:prefill-0", 10**9
     payload = (await paused._redis.get(f"{prefix}beat:prefill-0:alfa")).replace(b"alfa", b"bravo")
+    await paused._redis.set(f"{prefix}beat:prefill-0:bravo", payload)  # a lock alone would be nobody's word
     for extended in (True, False, False):
         await paused._redis.set(lock, "bravo", px=long_ms)
         assert isinstance(await paused.beat(beat("alfa", seq=1)), Refused)
@@ -439,6 +445,108 @@ async def test_an_owner_that_lost_its_name_unnoticed(redis_world) -> None:
     await paused._redis.set(f"{prefix}beat:prefill-0:bravo", payload)  # bravo is in the middle of such a pipeline
     await paused._redis.sadd(f"{prefix}members", "prefill-0 bravo")
     assert [seen.agent for seen in await reader.read()] == ["alfa"]
+
+
+FLEET = Key("k1", b"f" * 32)
+MINE = InstanceKeys(InstanceId("prefill-0"), (instance_key(FLEET, InstanceId("prefill-0")),))
+
+
+def agents(world: RedisWorld, keys: InstanceKeys | None = MINE) -> RedisRegistry:
+    """An agent's client; with its ticket keys, or without."""
+    return world.open(proofs=None if keys is None else InstanceProofs(lambda: keys, lambda: 1000.0))
+
+
+@pytest.mark.parametrize("keys", [MINE, None], ids=["keys", "no keys"])
+async def test_a_lock_that_nobody_alive_holds_stops_no_agent(redis_world, keys, caplog) -> None:
+    """Whoever has the password can write one; it costs a line in the log."""
+    agent = agents(redis_world, keys)
+    lock = f"baton:{redis_world.cluster}:instance:lock:prefill-0"
+    await agent.claim(beat("alfa", sent_at=1000.0))
+    for seq, owner in enumerate((b"nobody", b"nobody", b"\xff\x1b[2J", b"x" * 5000), 1):
+        await agent._redis.set(lock, owner)
+        assert await agent.beat(beat("alfa", seq=seq, sent_at=1000.0)) == Beaten()
+        assert await agent._redis.get(lock) == b"alfa"
+        assert await agent._redis.pttl(lock) > 0, "it expires"
+    assert not any("\x1b" in line for line in caplog.messages)
+    assert sum("shows no heartbeat that counts" in line for line in caplog.messages) >= 3
+
+
+async def test_a_newcomer_waits_a_ttl_for_a_lock_that_nobody_alive_holds(redis_world) -> None:
+    redis_world.ttl_s = SHORT_TTL_S
+    agent = agents(redis_world)
+    await agent._redis.set(f"baton:{redis_world.cluster}:instance:lock:prefill-0", "nobody")  # and it never expires
+    assert isinstance(await agent.claim(beat("alfa", sent_at=1000.0)), Refused), "it may be about to write"
+
+    async def claimed() -> bool:
+        return await agent.claim(beat("alfa", sent_at=1000.0)) == Claimed()
+
+    await expect_soon(claimed, redis_world)
+
+
+async def test_with_keys_an_agent_yields_to_who_proves_to_have_come_later(redis_world) -> None:
+    """Not to a heartbeat that proves nothing, is too old, or is a copy of an earlier life's."""
+    agent, other = agents(redis_world), agents(redis_world)
+    prefix = f"baton:{redis_world.cluster}:instance:"
+    await agent.claim(beat("alfa", epoch=5, sent_at=1000.0))
+    strangers = InstanceProofs(lambda: InstanceKeys(MINE.instance, (Key("k1", b"x" * 32),)), lambda: 1000.0)
+    proofs, cluster = InstanceProofs(lambda: MINE, lambda: 1000.0), redis_world.cluster
+
+    async def put(payload: bytes) -> None:
+        await agent._redis.set(f"{prefix}lock:prefill-0", "bravo")
+        await agent._redis.set(f"{prefix}beat:prefill-0:bravo", payload)
+
+    later = beat("bravo", epoch=6, sent_at=1000.0)
+    good = proven(later, cluster, proofs)
+    worthless = (
+        proven(later, cluster, None), proven(later, cluster, strangers), proven(later, "another", proofs),
+        proven(replace(later, sent_at=900.0), cluster, proofs), proven(replace(later, epoch=5), cluster, proofs),
+        good.replace(b'"epoch":6', b'"epoch":7'), b"junk",
+    )  # fmt: skip
+    for seq, payload in enumerate(worthless, 1):
+        await put(payload)
+        assert await agent.beat(beat("alfa", epoch=5, seq=seq, sent_at=1000.0)) == Beaten(), payload
+        assert await agent._redis.get(f"{prefix}lock:prefill-0") == b"alfa"
+    await put(good)
+    answer = await agent.beat(beat("alfa", epoch=5, seq=9, sent_at=1000.0))
+    assert isinstance(answer, Refused) and "agent bravo" in answer.because
+    await agent._redis.delete(f"{prefix}lock:prefill-0")
+    assert await other.claim(beat("charlie", epoch=8, sent_at=1000.0)) == Claimed()
+
+
+async def test_readers_with_the_fleets_keys_go_by_proofs_and_not_by_locks(redis_world) -> None:
+    agent, strict = agents(redis_world), FleetProofs(lambda: (FLEET,), lambda: 1000.0)
+    reader, careless = redis_world.open(proofs=strict), redis_world.open()
+    prefix = f"baton:{redis_world.cluster}:instance:"
+    mine = beat("alfa", sent_at=1000.0)
+    await agent.claim(mine)
+    await agent._redis.set(f"{prefix}lock:prefill-0", "nobody")
+    await agent._redis.set(f"{prefix}beat:prefill-0:nobody", proven(beat("nobody", epoch=99), "x", None))
+    await agent._redis.sadd(f"{prefix}members", "prefill-0 nobody")
+    assert await reader.read() == (mine,)
+    assert "carries no proof" in reader.unproven(Kind.INSTANCE)["prefill-0"]
+    assert [each.agent for each in await careless.read()] == ["nobody"], "this is what the keys are for"
+    await agent._redis.delete(f"{prefix}beat:prefill-0:nobody")
+    assert await reader.read() == (mine,) and not reader.unproven(Kind.INSTANCE)
+
+
+async def test_a_goodbye_is_proven_and_says_nothing_that_stood_in_the_registry(redis_world) -> None:
+    """Whoever has the password must not get a goodbye of its own making signed."""
+    agent, reader = agents(redis_world), redis_world.open(proofs=FleetProofs(lambda: (FLEET,), lambda: 1000.0))
+    mine = beat("alfa", sent_at=1000.0)
+    await agent.claim(mine)
+    key = f"baton:{redis_world.cluster}:instance:beat:prefill-0:alfa"
+    await agent._redis.set(key, proven(replace(mine, seq=2**53 - 1, detail="false"), "x", None))
+    assert await agent.leave("prefill-0", "alfa")
+    (last,) = await reader.read()
+    assert (last.state, last.seq, last.detail) == (State.GONE, 1, "")
+
+
+async def test_an_epoch_that_leaves_none_above_it_counts_as_none(redis_world) -> None:
+    agent = redis_world.open()
+    key = f"baton:{redis_world.cluster}:epoch:prefill-0"
+    for planted in (str(2**53), str(2**63), "9" * 5000):
+        await agent._redis.set(key, planted)
+        assert await agent.next_epoch("prefill-0", above=7) < 2**48
 
 
 async def test_a_restart_between_two_heartbeats_is_not_noticed(redis_world) -> None:

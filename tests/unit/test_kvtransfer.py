@@ -233,8 +233,8 @@ OUTSIDE = {"cluster.ids", "cluster.scan", "cluster.wire"}
 INSIDE_VLLM = {"vllm", "msgspec", "blake3"}
 """What the modules named `vllm_…` are written against, with what vLLM requires: it is there, or they are not loaded."""
 
-BESIDES = {"nixl": {"nixl", "numpy"}, "seal": {"cryptography"}}
-"""NIXL needs numpy itself; `seal` is the agents' and runs in no engine."""
+BESIDES = {"nixl": {"nixl", "numpy"}, "seal": {"cryptography"}, "proving": {"cluster"}}
+"""NIXL needs numpy itself; `seal` and `proving` are agents' and routers' and run in no engine."""
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "kvtransfer").glob("*.py")), ids=lambda path: path.stem)

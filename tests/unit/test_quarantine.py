@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from router.desk import Seat
 from router.journey import Choose
 from router.logged import Log, desk_of, view_of
 from router.policy import POLICIES
-from router.quarantine import BECAUSE_MAX, WORDS_MAX, Quarantine
+from router.quarantine import BECAUSE_MAX, STAMP_MAX, WORDS_MAX, Quarantine, Word
 from router.records import Wanted
 from router.view import View
 from sim.replay import replay
@@ -96,3 +97,30 @@ def test_a_decision_log_tells_it() -> None:
         assert chosen.decode not in reasons
     replayed = replay(map(entry_of, lines))
     assert (replayed.choices, replayed.differences) == (2, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("a", Word(2**53, True, "", "other")), ("a", Word(STAMP_MAX + 1, True, "", "other")),
+        ("a", Word(0, True, "", "other")),
+        ("a", Word(-1, True, "", "other")), ("a", Word(5, True, "x" * 121, "other")),
+        ("a", Word(5, True, "\x1b", "other")),
+        ("a", Word(5, True, "", "")), ("a", Word(5, True, "", "o ther")), ("", Word(5, True, "", "other")),
+        ("a:b", Word(5, True, "", "other")), ("x" * 129, Word(5, True, "", "other")),
+    ],
+)  # fmt: skip
+def test_what_no_router_says_is_not_heard(name: str, word: Word) -> None:
+    """A stamp that has none above it would have the last word for ever; other words could not be announced on."""
+    one = Quarantine("one")
+    assert not one.hear({InstanceId(name): word})
+    assert one.words == {}
+
+
+def test_after_the_highest_stamp_there_is_still_an_announcement() -> None:
+    one = Quarantine("one")
+    one.hear({A: Word(STAMP_MAX, True, "", "other")})
+    one.say(B, aside=True)
+    quarantined = {name: (*word,) for name, word in one.words.items()}
+    encode(Heartbeat(id=InstanceId("one"), agent="a", kind=Kind.ROUTER, url="http://x:1", quarantined=quarantined))
+    assert set(one.aside) == {A, B}

@@ -1,0 +1,106 @@
+"""Which keys a fleet has in Redis, and what each kind of program may do with them there. Pure.
+
+All under ``baton:CLUSTER:``; each expires by itself:
+
+    KIND:lock:NAME          string   id of the agent that owns the name                            ttl
+    KIND:beat:NAME:AGENT    string   that agent's last heartbeat, JSON, with its proof             ttl
+    KIND:members            set      ``NAME AGENT`` of all who wrote; readers remove the silent    1 day
+    KIND:changed            channel  a nudge for readers: something other than load is new         -
+    posted:NAME:AGENT:EPOCH hash     what that life of an instance posted for others, by their names  ttl
+    epoch:NAME              string   the last epoch given out                                      30 days
+
+`users` writes these rights down as Redis' access control lists (Redis 7): ``deploy/redis/users.acl``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cluster.registry.membership import Kind
+
+ANY: Final = "*"
+"""In the place of a name: all of them, as Redis' patterns have it."""
+
+_READS: Final = ("smembers", "mget", "multi", "exec", "discard")
+_HEARS: Final = ("subscribe", "unsubscribe", "ping")
+_WRITES: Final = ("get", "set", "del", "pexpire", "expire", "sadd", "srem", "publish")
+_WATCHES: Final = ("watch", "unwatch", "time")
+_POSTS: Final = ("hset", "hmget")
+
+USERS: Final = ("baton-router", "baton-agent", "baton-reader")
+
+
+class Keys:
+    """The keys of one cluster."""
+
+    def __init__(self, cluster: str) -> None:
+        self.prefix: Final = f"baton:{cluster}:"
+
+    def lock(self, kind: Kind, name: str) -> str:
+        """Who owns a name."""
+        return f"{self.prefix}{kind.value}:lock:{name}"
+
+    def beat(self, kind: Kind, name: str, agent: str) -> str:
+        """One agent's last heartbeat."""
+        return f"{self.prefix}{kind.value}:beat:{name}:{agent}"
+
+    def members(self, kind: Kind) -> str:
+        """The set of all who wrote."""
+        return f"{self.prefix}{kind.value}:members"
+
+    def changed(self, kind: Kind) -> str:
+        """The channel of nudges."""
+        return f"{self.prefix}{kind.value}:changed"
+
+    def posted(self, name: str, agent: str, epoch: int | str) -> str:
+        """What one life of an instance posted."""
+        return f"{self.prefix}posted:{name}:{agent}:{epoch}"
+
+    def epoch(self, name: str) -> str:
+        """The last epoch given out."""
+        return f"{self.prefix}epoch:{name}"
+
+
+def users(cluster: str, instance: str = ANY) -> str:
+    """The lines of an ACL file: routers, agents (of one instance, or of all), and who only looks. Passwords are to be
+    filled in.
+    """
+    keys, rights = Keys(cluster), {}
+    rights["baton-router"] = [
+        *_rw(keys.lock(Kind.ROUTER, ANY), keys.beat(Kind.ROUTER, ANY, ANY), keys.members(Kind.ROUTER)),
+        *_rw(keys.members(Kind.INSTANCE)),
+        *_r(keys.lock(Kind.INSTANCE, ANY), keys.beat(Kind.INSTANCE, ANY, ANY)),
+        *_channels(keys),
+        *_may(*_READS, *_HEARS, *_WRITES, *_WATCHES),
+    ]
+    rights["baton-agent"] = [
+        *_rw(keys.lock(Kind.INSTANCE, instance), keys.beat(Kind.INSTANCE, instance, ANY), keys.members(Kind.INSTANCE)),
+        *_rw(keys.posted(instance, ANY, ANY), keys.epoch(instance), keys.members(Kind.ROUTER)),
+        *_r(keys.lock(Kind.INSTANCE, ANY), keys.beat(Kind.INSTANCE, ANY, ANY), keys.posted(ANY, ANY, ANY)),
+        *_r(keys.lock(Kind.ROUTER, ANY), keys.beat(Kind.ROUTER, ANY, ANY)),
+        *_channels(keys),
+        *_may(*_READS, *_HEARS, *_WRITES, *_WATCHES, *_POSTS),
+    ]
+    rights["baton-reader"] = [
+        *(right for kind in Kind for right in _r(keys.lock(kind, ANY), keys.beat(kind, ANY, ANY), keys.members(kind))),
+        *_may(*_READS, "ping"),
+    ]
+    assert tuple(rights) == USERS
+    lines = [f"user {name} on >{name}-PASSWORD {' '.join(words)}\n" for name, words in rights.items()]
+    return "".join(["user default off\n", *lines])
+
+
+def _rw(*keys: str) -> list[str]:
+    return [f"~{key}" for key in keys]
+
+
+def _r(*keys: str) -> list[str]:
+    return [f"%R~{key}" for key in keys]
+
+
+def _channels(keys: Keys) -> list[str]:
+    return [f"&{keys.changed(kind)}" for kind in Kind]
+
+
+def _may(*commands: str) -> list[str]:
+    return [f"+{name}" for name in commands]

@@ -1,0 +1,143 @@
+"""Heartbeats that prove whose they are, and what a reader makes of those that do not. Pure.
+
+Whoever has the registry's password can write anything there. So a heartbeat carries a proof: the last field of its JSON
+object, which is made from all bytes before it by the sender's keys (`kvtransfer.proving` has them; this layer knows
+none). Readers of another version see a field that they do not know, and ignore it.
+
+A proof is of the bytes as they were written. To decode and encode again would not do: a reader of another version drops
+fields that it does not know, and would find every proof wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, Kind, decode, encode
+
+TOLD_MAX: Final = 1000
+"""Entries that cannot be read or prove nothing, and are named: whoever writes them may write millions."""
+
+_PROOF: Final = re.compile(rb',"proof":"([A-Za-z0-9_. -]{0,1024})"\}\Z')
+
+
+class Proofs(Protocol):
+    """What a program proves its own heartbeats with, and judges others' by."""
+
+    @property
+    def judges_all(self) -> bool:
+        """Whether `fault` can tell of every instance and router. An agent can tell of its own name only."""
+
+    @property
+    def accepts_unproven(self) -> bool:
+        """Whether heartbeats without any proof are heard, too: while a fleet is upgraded to proofs."""
+
+    def prove(self, cluster: str, beat: Heartbeat, body: bytes) -> str:
+        """The proof of `beat`, whose JSON is `body`; empty where it is not ours to prove."""
+
+    def fault(self, cluster: str, beat: Heartbeat, body: bytes, proof: str) -> str:
+        """Why this is no proof, in words; empty: it is one, or nobody here can tell. Never raises."""
+
+
+def proven(beat: Heartbeat, cluster: str, proofs: Proofs | None) -> bytes:
+    """One heartbeat as it is written: JSON, with a proof where there are keys.
+
+    Raises:
+        ValueError: what nobody would read.
+    """
+    body = encode(beat)
+    proof = "" if proofs is None else proofs.prove(cluster, beat, body)
+    if not proof:
+        return body
+    payload = body[:-1] + b',"proof":"' + proof.encode() + b'"}'
+    if len(payload) > HEARTBEAT_BYTES_MAX:
+        raise ValueError(f"a heartbeat of {beat.id!r} that nobody would read: {len(payload)} bytes with its proof")
+    return payload
+
+
+def parted(payload: bytes) -> tuple[bytes, str]:
+    """What was proven, and the proof; an empty one where there is none."""
+    match = _PROOF.search(payload, max(0, len(payload) - 1100))
+    if match is None:
+        return payload, ""
+    return payload[: match.start()] + b"}", match[1].decode()
+
+
+class Hearing:
+    """One reader's ear: decodes, judges proofs, and says once what it leaves out."""
+
+    def __init__(self, cluster: str, proofs: Proofs | None, warn: Callable[[str], None]) -> None:
+        """`warn` gets a line for each that is left out, once."""
+        self._warn: Final = warn
+        self.cluster: Final = cluster
+        self.proofs: Final = proofs
+        self._told: Final[set[tuple[Kind, str, str]]] = set()
+        self._unproven: Final[dict[Kind, dict[str, str]]] = {kind: {} for kind in Kind}
+        self._former: Final[dict[Kind, dict[tuple[str, str], tuple[bytes, Heartbeat]]]] = {kind: {} for kind in Kind}
+        self._heard: Final[dict[Kind, dict[tuple[str, str], tuple[bytes, Heartbeat]]]] = {kind: {} for kind in Kind}
+        """What was believed at the last reading and at this one, by name and agent: readers read twice as often as
+        programs write, and nobody's heartbeat is new for being read again.
+        """
+
+    @property
+    def judges_all(self) -> bool:
+        """Whether what is heard has proven itself."""
+        return self.proofs is not None and self.proofs.judges_all
+
+    def begin(self, kind: Kind) -> None:
+        """Another reading of this kind."""
+        self._unproven[kind] = {}
+        self._former[kind], self._heard[kind] = self._heard[kind], {}
+
+    def unproven(self, kind: Kind) -> Mapping[str, str]:
+        """By name, why what stood under it at the last reading was no proof."""
+        return self._unproven[kind]
+
+    def hear(self, kind: Kind, name: str, agent: str, payload: bytes) -> Heartbeat | None:
+        """The heartbeat that stands under this name and agent; None where it is not to be believed."""
+        known = self._former[kind].get((name, agent))
+        if known is None or known[0] != payload:
+            beat = self._judged(kind, name, agent, payload)
+            if beat is None:
+                return None
+            known = (payload, beat)
+        if not self._unproven[kind].get(name):  # what is heard though it proves nothing is told at each reading
+            self._heard[kind][name, agent] = known
+        return known[1]
+
+    def _judged(self, kind: Kind, name: str, agent: str, payload: bytes) -> Heartbeat | None:
+        beat, fault = decode(payload)
+        if beat is not None and (beat.kind, beat.id, beat.agent) != (kind, name, agent):
+            beat, fault = None, "it stands under another's name"
+        if beat is None:
+            self._say(kind, name, agent, f"a heartbeat of {printable(name)} that cannot be read is ignored: {fault}")
+            return None
+        if self.proofs is None:
+            self._told.discard((kind, name, agent))
+            return beat
+        body, proof = parted(payload)
+        fault = self.proofs.fault(self.cluster, beat, body, proof)
+        if not fault:
+            self._told.discard((kind, name, agent))
+            return beat
+        if len(self._unproven[kind]) < TOLD_MAX:
+            self._unproven[kind][name] = fault
+        accepted = not proof and self.proofs.accepts_unproven
+        end = "it is heard all the same (--accept-unproven)" if accepted else "it is ignored"
+        self._say(kind, name, agent, f"{kind.value} {name} at {beat.url} does not prove itself: {fault}; {end}")
+        return beat if accepted else None
+
+    def gone(self, kind: Kind, name: str, agent: str) -> None:
+        """Nothing stands there any more."""
+        self._told.discard((kind, name, agent))
+
+    def _say(self, kind: Kind, name: str, agent: str, line: str) -> None:
+        if (kind, name, agent) not in self._told and len(self._told) < TOLD_MAX:
+            self._told.add((kind, name, agent))
+            self._warn(line)
+
+
+def printable(text: str, chars_max: int = 128) -> str:
+    """`text` for a log or a terminal: cut, and without control characters."""
+    return "".join(char if char.isprintable() else "?" for char in text[:chars_max])

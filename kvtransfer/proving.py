@@ -1,0 +1,123 @@
+"""What heartbeats in the registry are proven with: the keys that tickets are signed with. Pure.
+
+An instance's heartbeat carries a MAC by the instance's ticket key, a router's one by the fleet's. Routers have the
+fleet's keys, from which all instances' follow: they can judge every heartbeat. An agent can judge those under its own
+name, which is what it has to know when it loses that name.
+
+A heartbeat names every key that its sender has, so that it is believed while keys are being replaced, whichever file is
+changed first. A copy of an old heartbeat is worth nothing: it says when it was sent, and is not believed later than
+`AGE_S`; and what a reader has heard once it does not hear again (`cluster.registry.membership`). The machines' clocks
+must therefore be closer together than that; for tickets they must be closer still.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Collection
+from typing import Final
+
+from cluster.ids import InstanceId
+from cluster.registry.membership import Heartbeat, Kind
+from kvtransfer.keys import InstanceKeys, instance_key
+from kvtransfer.ticket import Key
+
+AGE_S: Final = 30.0
+"""How old a heartbeat may be, and how far ahead of the reader's clock. Five ttls: one of a paused machine is not lost
+for that alone, and a copy of a dead instance's last word brings it back for no longer."""
+
+INSTANCES_MAX: Final = 8192
+"""Instances whose keys are kept once they were derived."""
+
+_DOMAIN: Final = b"baton-heartbeat\x00"
+"""Keeps a MAC that was made with the same key for another purpose from being a proof."""
+
+
+class InstanceProofs:
+    """An agent's."""
+
+    judges_all: Final = False
+    accepts_unproven: Final = False
+
+    def __init__(self, keys: Callable[[], InstanceKeys], clock: Callable[[], float]) -> None:
+        """`keys` tells the instance's keys as they are now, `clock` Unix time in seconds."""
+        self._keys: Final = keys
+        self._clock: Final = clock
+
+    def prove(self, cluster: str, beat: Heartbeat, body: bytes) -> str:
+        """See `cluster.registry.proofs.Proofs`."""
+        mine = self._keys()
+        return _proof(mine.keys, cluster, body) if _is(beat, mine.instance) else ""
+
+    def fault(self, cluster: str, beat: Heartbeat, body: bytes, proof: str) -> str:
+        """See `cluster.registry.proofs.Proofs`."""
+        mine = self._keys()
+        return _fault(mine.keys, cluster, beat, body, proof, self._clock()) if _is(beat, mine.instance) else ""
+
+
+class FleetProofs:
+    """A router's, or whoever else has the fleet's keys."""
+
+    judges_all: Final = True
+
+    def __init__(
+        self,
+        keys: Callable[[], tuple[Key, ...]],
+        clock: Callable[[], float],
+        *,
+        accepts_unproven: bool = False,
+    ) -> None:
+        """`keys` tells the fleet's keys as they are now, `clock` Unix time in seconds."""
+        self.accepts_unproven: Final = accepts_unproven
+        self._keys: Final = keys
+        self._clock: Final = clock
+        self._of: Final[dict[InstanceId, tuple[Key, ...]]] = {}
+        self._made_from: tuple[Key, ...] = ()
+
+    def prove(self, cluster: str, beat: Heartbeat, body: bytes) -> str:
+        """See `cluster.registry.proofs.Proofs`."""
+        return _proof(self._keys_of(beat), cluster, body)
+
+    def fault(self, cluster: str, beat: Heartbeat, body: bytes, proof: str) -> str:
+        """See `cluster.registry.proofs.Proofs`."""
+        return _fault(self._keys_of(beat), cluster, beat, body, proof, self._clock())
+
+    def _keys_of(self, beat: Heartbeat) -> tuple[Key, ...]:
+        fleet = self._keys()
+        if beat.kind is not Kind.INSTANCE:
+            return fleet
+        if fleet != self._made_from or len(self._of) > INSTANCES_MAX:
+            self._of.clear()
+            self._made_from = fleet
+        found = self._of.get(beat.id)
+        if found is None:
+            found = self._of[beat.id] = tuple(instance_key(key, beat.id) for key in fleet)
+        return found
+
+
+def _is(beat: Heartbeat, instance: InstanceId) -> bool:
+    return beat.kind is Kind.INSTANCE and beat.id == instance
+
+
+def _proof(keys: Collection[Key], cluster: str, body: bytes) -> str:
+    return " ".join(f"{key.id}.{_mac(key, cluster, body)}" for key in keys)
+
+
+def _fault(keys: Collection[Key], cluster: str, beat: Heartbeat, body: bytes, proof: str, now: float) -> str:
+    if not proof:
+        return "it carries no proof: its program is older than this one, or has no --ticket-keys-file"
+    said = dict(word.partition(".")[::2] for word in proof.split(" "))
+    known = [key for key in keys if key.id in said]
+    if not known:
+        return "it is proven with keys that are not valid here"
+    if not any(hmac.compare_digest(_mac(key, cluster, body), said[key.id]) for key in known):
+        return "its proof is wrong: it was not made with this fleet's keys for this name, or was changed"
+    age_s = now - beat.sent_at
+    if abs(age_s) > AGE_S:
+        what = f"{age_s:.0f} s old" if age_s > 0 else f"from {-age_s:.0f} s in the future"
+        return f"it is {what} by this machine's clock: a copy of an old one, or the clocks differ"
+    return ""
+
+
+def _mac(key: Key, cluster: str, body: bytes) -> str:
+    return hmac.digest(key.secret, _DOMAIN + cluster.encode() + b"\x00" + body, hashlib.sha256).hex()
