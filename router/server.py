@@ -78,7 +78,7 @@ class Router:
         """`doors`: where clients' connections are counted."""
         self.config = config
         self.watch = None if registry is None else Watch(registry, self._fleet_told)
-        self._knows_engines = registry is None or registry.judges_all
+        self._knows_engines = registry is None or registry.all_proven
         """Whether engines are those they say they are: named by URL, or proven by their agents' ticket keys. Others
         get no key of anybody's.
         """
@@ -136,8 +136,9 @@ class Router:
             logger.info("tickets are off: whoever reaches an engine may start transfers there (--ticket-keys-file)")
         if not self._knows_engines:
             logger.warning(
-                "instances and routers prove nothing: whoever has the registry's password can put in false ones, which "
-                "get prompts. No API key goes to engines, neither clients' nor VLLM_API_KEY (--ticket-keys-file)"
+                "instances and routers need not prove themselves: whoever has the registry's password can put in false "
+                "ones, which get prompts. No API key goes to engines, neither clients' nor VLLM_API_KEY "
+                "(give --ticket-keys-file, and leave --accept-unproven out)"
             )
         await self.upstream.start()
         self.loop = asyncio.get_running_loop()

@@ -77,11 +77,6 @@ class Watch:
         """The other routers, as last heard; also while the registry is away."""
         return tuple(member.beat for member in self._routers.snapshot() if member.id != self._name)
 
-    @property
-    def judges_all(self) -> bool:
-        """Whether instances and routers in the registry have proven that they are of this fleet."""
-        return self._registry.judges_all
-
     def unproven(self) -> dict[str, str]:
         """Who was left out of the last reading, as it proved nothing; and why."""
         return {name: because for kind in Kind for name, because in self._registry.unproven(kind).items()}

@@ -91,8 +91,8 @@ class MemoryRegistry:
         return tuple(beat for beat in heard if beat is not None)
 
     @property
-    def judges_all(self) -> bool:
-        return self._hearing.judges_all
+    def all_proven(self) -> bool:
+        return self._hearing.all_proven
 
     def unproven(self, kind: Kind) -> Mapping[str, str]:
         return self._hearing.unproven(kind)

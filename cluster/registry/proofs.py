@@ -81,9 +81,9 @@ class Hearing:
         """
 
     @property
-    def judges_all(self) -> bool:
-        """Whether what is heard has proven itself."""
-        return self.proofs is not None and self.proofs.judges_all
+    def all_proven(self) -> bool:
+        """Whether all that is heard has proven itself."""
+        return self.proofs is not None and self.proofs.judges_all and not self.proofs.accepts_unproven
 
     def begin(self, kind: Kind) -> None:
         """Another reading of this kind."""

@@ -283,8 +283,8 @@ class RedisRegistry:
         return self._heard(list(zip(known.values(), owners, payloads, strict=True)))
 
     @property
-    def judges_all(self) -> bool:
-        return self._hearing.judges_all
+    def all_proven(self) -> bool:
+        return self._hearing.all_proven
 
     def unproven(self, kind: Kind) -> Mapping[str, str]:
         return self._hearing.unproven(kind)
@@ -515,7 +515,7 @@ class RedisRegistry:
                 heard.append((beat, _text(owner)))
         told = {(beat.id, beat.agent) for beat, _ in heard if beat.state is not State.GONE}
         # With a fleet's keys a lock counts for no more than its owner's heartbeat: who may be heard has proven itself.
-        proves = self._hearing.judges_all
+        proves = self._hearing.all_proven
         return tuple(
             beat
             for beat, owner in heard

@@ -72,7 +72,7 @@ class Registry(Protocol):
         """Seconds after which a name whose owner fell silent is free again."""
 
     @property
-    def judges_all(self) -> bool:
+    def all_proven(self) -> bool:
         """Whether what is read has proven whose it is. False: whoever has the registry's password may have written
         it.
         """
