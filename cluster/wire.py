@@ -133,6 +133,21 @@ class Transfer:
         count = self.fields.get("remote_num_tokens")
         return count if type(count) is int and 0 <= count < COUNT_MAX else 0
 
+    def stops_short_of(self, answer: Mapping[str, Any]) -> str:
+        """Why the token in P's answer may not be the first of the client's answer; empty: it is that token.
+
+        P's token is the first one only if P has computed the whole prompt. On some models P leaves the prompt's last
+        tokens to D (Mamba and its hybrids, MTP of several modules: vLLM 0.32, ``nixl/base_scheduler.py``,
+        ``_prefill_backoff``), and P's token is then what P would say *before* these tokens. P's answer does not say so;
+        the held tokens are then fewer than the prompt's (`usage`). Where either number is missing nobody can tell.
+        """
+        usage = answer.get("usage")
+        prompt = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
+        held = self.fields.get("remote_num_tokens")
+        if type(prompt) is not int or type(held) is not int or prompt < 1:
+            return "P does not say how much of the prompt it has computed"
+        return "" if held == prompt else f"P holds {held} of the prompt's {prompt} tokens: its token is not the first"
+
     @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens that P had cached, as D will tell the client (vLLM 0.32); None: P does not say."""

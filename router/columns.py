@@ -63,6 +63,10 @@ class Columns:
     """Number of the weights that it serves (`number`); 0: it does not say."""
     node: Ints
     """The same of the machine it is on."""
+    gives: Ints
+    """Number of the circle of instances that are proven to be alike in which it is proven as a producer; 0: in none."""
+    takes: Ints
+    """The same of the consumer that it is proven as (`router.proofs`)."""
     ready: Bools
     prefills: Bools
     decodes: Bools
@@ -79,6 +83,8 @@ class Columns:
         "order": np.int64,
         "weights": np.int64,
         "node": np.int64,
+        "gives": np.int64,
+        "takes": np.int64,
         "ready": np.bool_,
         "prefills": np.bool_,
         "decodes": np.bool_,

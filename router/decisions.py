@@ -74,6 +74,13 @@ class Distrusted(msgspec.Struct, tag="distrusted"):
     pairs: list[tuple[InstanceId, InstanceId, str]]
 
 
+class Proven(msgspec.Struct, tag="proven"):
+    """These are proven to be alike, and no others: the circle of each as producer, and as consumer."""
+
+    gives: dict[InstanceId, int]
+    takes: dict[InstanceId, int]
+
+
 class LegStarted(msgspec.Struct, tag="leg_started"):
     """A prefill leg went there, or a request that stands in no line."""
 
@@ -230,9 +237,9 @@ class Missing(msgspec.Struct, tag="missing"):
 Outcome = Decided | Came
 
 Entry = (
-    Made | Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | Distrusted | LegStarted | Indexed | Cached
-    | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened | Finished | FoundNone | Occupied
-    | LegEnded | Roomy | Looked | FleetChanged | Decided | Came | Missing
+    Made | Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed
+    | Cached | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened | Finished | FoundNone
+    | Occupied | LegEnded | Roomy | Looked | FleetChanged | Decided | Came | Missing
 )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ class Desk:
             calls += self.line.leave(seat, placed=False)
             return self._shed(wanted), calls
         chosen = self.policy(self.view.all(), wanted)
-        if effect.second and chosen.prefill is None:
+        if effect.second and (chosen.prefill is None or self._keeps_apart(effect, wanted, chosen)):
             kept = former if former is not None and self.view.knows(former) else None
             return Chosen(None, None, chosen.because), calls + self.occupy(seat, kept)
         if chosen.prefill is not None:
@@ -145,6 +145,8 @@ class Desk:
             self._second_legs = min(SECOND_LEGS_SAVED, self._second_legs + more)
             seat.prefill, seat.ended = chosen.prefill, self._ended.get(chosen.prefill, 0)
             seat.ahead = self.view.get(chosen.prefill).inflight
+            if self._keeps_apart(effect, wanted, chosen):
+                chosen = replace(chosen, anew=True)
         if chosen.wait:
             return chosen, calls + self._stand_in_line(seat, wanted)
         calls += self.line.leave(seat, placed=chosen.decode is not None)
@@ -153,6 +155,11 @@ class Desk:
             if seat.whole:
                 chosen = replace(chosen, because=f"{chosen.because}; {LOSES}")
         return chosen, calls + self.occupy(seat, chosen.decode)
+
+    def _keeps_apart(self, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
+        """Whether the chosen decode instance must not have the blocks of one of those who hold or compute them."""
+        fleet, decode = self.view.all(), chosen.decode
+        return decode is not None and not all(fleet.pairs(each, decode, wanted.model) for each in effect.holders)
 
     def pick(self, wanted: Wanted) -> Chosen:
         """An instance for a request that nobody can foretell, and that stands in no line: as soon as credits allow,

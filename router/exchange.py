@@ -532,7 +532,18 @@ class Exchange:
         self._prompt_over(done=done, usage=usage if isinstance(usage, dict) and done else {})
         # An older leg's own times began before the stage that it ends: they are left out, and nothing is claimed.
         self._account.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
-        return j.PrefillAnswered(reason, self._transfer_in(fields), self._read_seed(fields), by=leg.instance)
+        transfer = self._transfer_in(fields)
+        not_first = self._not_first(leg, transfer, fields)
+        token = self._read_seed(fields, not_first)
+        return j.PrefillAnswered(reason, transfer, token, not not_first, by=leg.instance)
+
+    def _not_first(self, leg: PrefillLeg, transfer: wire.Transfer | None, fields: Mapping[str, Any]) -> str:
+        """Why P's token is not known to be the answer's first: by its own word, and by the proof of the pair."""
+        if transfer is None:
+            return "P holds nothing: nobody can tell what it has computed"
+        because = transfer.stops_short_of(fields)
+        decode = self._seat.decode
+        return because or ("" if decode is None else self._router.view.not_exact(leg.instance, decode))
 
     def _transfer_in(self, fields: dict[str, Any]) -> wire.Transfer | None:
         """The hold that P's answer describes; a client is told of what the first of his P had cached."""
@@ -576,10 +587,13 @@ class Exchange:
         allowed = self._router.config.seeding and self._verdict.way is Way.SEEDED
         return allowed and self._router.desk.pins(self._seat)
 
-    def _read_seed(self, answer: dict[str, Any]) -> int | None:
+    def _read_seed(self, answer: dict[str, Any], not_first: str) -> int | None:
         if self._seed is not None or not self._may_seed():
             off = not self._router.config.seeding
             self._account.not_seeded("seeding is off" if off else "D's engine cannot be told its first token")
+            return None
+        if not_first:
+            self._account.not_seeded(not_first)
             return None
         if not self._has_room(answer):
             self._account.not_seeded("D may refuse its length")

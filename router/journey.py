@@ -238,7 +238,9 @@ class Journey:
         self.attempt += 1
         previous, self.decode = self.decode, event.decode
         usable = self.transfer is not None and not self.touched and self.now < self.held_until
-        if event.prefill is not None and usable:  # the blocks still wait on the first P: another D pulls them
+        if (
+            event.prefill is not None and usable and not event.anew
+        ):  # the blocks still wait on the first P: another D pulls them
             return (self._send_decode(event.decode, self.transfer),)
         release = self._let_go(event.decode if event.decode != self.prefill else previous)
         if event.prefill is None:  # whole, on one engine; a producer must never be asked to pull
@@ -277,20 +279,27 @@ class Journey:
         return SendDecode(instance, transfer, self.first_token)
 
     def _fleet_changed(self, event: FleetChanged) -> tuple[Effect, ...]:
-        return (Choose(self.excluded, self.hand_over),)
+        return (self._choose(),)
+
+    def _choose(self) -> Choose:
+        """Ask for instances; what P holds goes only to a D that may have it."""
+        usable = self.transfer is not None and not self.touched
+        holders = (self.prefill,) if usable and self.prefill is not None else ()
+        return Choose(self.excluded, self.hand_over, holders=holders)
 
     def _prefilled(self, event: PrefillAnswered) -> tuple[Effect, ...]:
         by = self._answered(event.by)
         if by is None:
             return ()
         assert self.decode is not None
-        if event.finish_reason not in PREFILLED or (event.finish_reason == "stop" and self.spoken):
+        stopped = event.finish_reason == "stop" and event.first
+        if event.finish_reason not in PREFILLED or (stopped and self.spoken):
             return self._half_done(by, event)  # "abort": the engine is going down
         self.transfer, self.held_until = event.transfer, self.now + HOLD_USE_S
         self.excluded = (self.excluded | {*self.legs}) - {by}
         self.prefill = by
         others = self._outlast()
-        if event.finish_reason == "length":
+        if not stopped:  # also where P stopped at a token that is not the answer's first: what it said is of no use
             seed: tuple[Effect, ...] = ()
             if event.first_token is not None and self.stream and not self.spoken:
                 self.first_token = event.first_token
@@ -349,7 +358,7 @@ class Journey:
 
     def _ask_second(self) -> tuple[Effect, ...]:
         self.asks_second = True
-        return (Choose(self.excluded | {*self.legs}, self.hand_over, second=True),)
+        return (Choose(self.excluded | {*self.legs}, self.hand_over, second=True, holders=self.legs),)
 
     def _outlast(self) -> tuple[Effect, ...]:
         """Leave the prefill legs that are still under way to themselves."""
@@ -413,7 +422,7 @@ class Journey:
         if self.attempt >= self.attempts_max:
             return self._fail(upstream_failed(self.last_failure))
         self.state = State.CHOOSING
-        return (Choose(self.excluded, self.hand_over),)
+        return (self._choose(),)
 
     def _fail(self, error: ApiError) -> tuple[Effect, ...]:
         return (self._say(error), *self._wind_up("failed"))

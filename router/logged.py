@@ -136,6 +136,15 @@ class LoggedView(View):
         with self._log.of(d.Distrusted([(*names, because) for names, because in pairs.items()])):
             super().distrust(pairs)
 
+    def proven(
+        self,
+        gives: Mapping[InstanceId, int],
+        takes: Mapping[InstanceId, int],
+        inexact: Mapping[tuple[InstanceId, InstanceId], str],
+    ) -> None:
+        with self._log.of(d.Proven(dict(gives), dict(takes))):  # what is not exact decides no choice
+            super().proven(gives, takes, inexact)
+
     def leg_started(self, instance: InstanceId) -> None:
         with self._log.of(d.LegStarted(instance)):
             super().leg_started(instance)

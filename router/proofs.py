@@ -1,4 +1,4 @@
-"""Whether two instances really hand over to each other: which pairs are to be proven, and what two answers prove. Pure.
+"""Whether two instances really hand over to each other: which pairs are to be proven, and what answers prove. Pure.
 
 A pair may shake hands, move bytes and confirm holds, and still be wrong: other weights under the same name that nobody
 has told apart, a layout that one of them reads otherwise, a connector that pulls nothing and says nothing. So each pair
@@ -6,9 +6,15 @@ is given a prompt that nobody has seen, under a salt that no cache knows: P comp
 then D answers the same prompt alone, under another salt. (A prompt that was used before would be found in D's own
 cache, and prove nothing.)
 
-Greedy tokens have to be the same, and D has to say that it had tokens from elsewhere. Where they differ once, both are
-asked for logprobs: a tie that another batch decides otherwise is no fault (`TIE`). A pair that fails hands nothing over
-until it has passed; it is tried again after a while. Who asks is `router.prover`.
+*The hand-over* is proven if both answers have the same greedy tokens, if D says that it had tokens from elsewhere, and
+if both instances read a prompt and a chat as the same tokens. Where answers differ once, both are asked for logprobs: a
+tie that another batch decides otherwise is no fault (`TIE`). *P's token* is proven if P has computed all of the prompt by
+its own word, and if the token with which P ends its leg is D's first one, in both answers. Only then may it be given to
+a client before D speaks, or stand for an answer. What cannot be told is not proven.
+
+What is equal to the same is equal: instances that are linked by proven pairs are a *circle* (`Standing`),
+and hand over among themselves. So of a large fleet not every pair has to be tried. A pair that fails hands nothing over
+until it has passed, whatever its circle says; it is tried again after a while. Who asks is `router.prover`.
 """
 
 from __future__ import annotations
@@ -45,13 +51,17 @@ LOGPROBS: Final = 5
 """Candidates that are asked for where answers differ."""
 
 
+TRIES: Final = 3
+"""Partners with which an instance that nobody has proven fails, one after another, before it waits as a pair does."""
+
+
 class Pair(NamedTuple):
-    """Two lives of two instances."""
+    """Two lives of two instances (`InstanceView.life`)."""
 
     prefill: InstanceId
-    prefill_epoch: int
+    prefill_life: int
     decode: InstanceId
-    decode_epoch: int
+    decode_life: int
 
     @property
     def names(self) -> tuple[InstanceId, InstanceId]:
@@ -69,6 +79,10 @@ class Said(msgspec.Struct, frozen=True):
     """With logprobs: the tokens..."""
     best: tuple[dict[str, float], ...] = ()
     """... and at each place the likeliest ones."""
+    ids: tuple[int, ...] = ()
+    """Its tokens, where the engine names them..."""
+    prompt: tuple[int, ...] = ()
+    """... and the prompt's."""
 
 
 class _Logprobs(msgspec.Struct):
@@ -79,6 +93,8 @@ class _Logprobs(msgspec.Struct):
 class _Choice(msgspec.Struct):
     text: str
     logprobs: _Logprobs | None = None
+    token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class _Details(msgspec.Struct):
@@ -104,27 +120,89 @@ def read(body: bytes) -> Said | None:
         return None
     choice, details = answer.choices[0], None if answer.usage is None else answer.usage.prompt_tokens_details
     cached = None if details is None else details.cached_tokens or 0
+    said = Said(choice.text, cached, ids=choice.token_ids or (), prompt=choice.prompt_token_ids or ())
     told = choice.logprobs
     if told is None:
-        return Said(choice.text, cached)
-    return Said(choice.text, cached, tuple(told.tokens), tuple(each or {} for each in told.top_logprobs))
+        return said
+    best = tuple(each or {} for each in told.top_logprobs)
+    return msgspec.structs.replace(said, tokens=tuple(told.tokens), best=best)
+
+
+class _ChatUsage(msgspec.Struct):
+    prompt_tokens: int | None = None
+
+
+class _Chat(msgspec.Struct):
+    prompt_token_ids: tuple[int, ...] | None = None
+    usage: _ChatUsage | None = None
+
+
+def chat_read(body: bytes) -> tuple[int, ...] | int | None:
+    """As which tokens an engine has read a chat, or at least as how many; None: it does not say. Never raises."""
+    try:
+        answer = msgspec.json.decode(body, type=_Chat)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return answer.prompt_token_ids or (None if answer.usage is None else answer.usage.prompt_tokens)
 
 
 def question(model: str, prompt: str, salt: str, *, logprobs: bool = False) -> dict[str, Any]:
     """The request that is asked in all three ways."""
     asked = {"model": model, "prompt": prompt, "cache_salt": salt, "temperature": 0, "max_tokens": ANSWER_TOKENS}
-    return {**asked, "ignore_eos": True, **({"logprobs": LOGPROBS} if logprobs else {})}
+    return {**asked, "ignore_eos": True, "return_token_ids": True, **({"logprobs": LOGPROBS} if logprobs else {})}
+
+
+def chat(model: str, prompt: str, salt: str) -> dict[str, Any]:
+    """A chat that both instances are asked to read; nothing of it is handed over."""
+    asked = {"model": model, "messages": [{"role": "user", "content": prompt}], "cache_salt": salt, "max_tokens": 1}
+    return {**asked, "temperature": 0, "return_token_ids": True}
+
+
+def told_by(secret: str) -> str:
+    """A prompt made of a secret: all of it, and its first half again. A model that has seen how a text goes on goes on
+    so again: it is sure of each next token, so that a token too early or too late is seen to be another one.
+    """
+    return secret + secret[: len(secret) // 2]
 
 
 def fault(handed: Said, alone: Said) -> str | None:
     """What is wrong with a pair whose D has said this; empty: nothing. None: with logprobs one could tell."""
+    if handed.prompt and alone.prompt and handed.prompt != alone.prompt:
+        return "the prefill and the decode instance read a prompt as other tokens"
+    if handed.cached_tokens is None:
+        return "nobody can tell what was handed over: the decode instance wants --enable-prompt-tokens-details"
     if handed.cached_tokens == 0:
         return "nothing was handed over: the decode instance has computed all of the prompt"
-    if handed.text == alone.text and (not handed.tokens or handed.tokens == alone.tokens):
+    if handed.text == alone.text and handed.ids == alone.ids:
         return ""
     if not handed.tokens or not alone.tokens:
         return None
     return "" if _tie(handed, alone) else "with the other's blocks the decode instance answers otherwise than alone"
+
+
+def inexact(first: Said, held: str, handed: Said, alone: Said) -> str:
+    """Why P's own token may not stand for D's first; empty: it may.
+
+    Args:
+        first: what P has ended its leg with.
+        held: why P's token is none, by its own word (`Transfer.stops_short_of`).
+        handed: what D has said with P's blocks.
+        alone: what D has said by itself.
+    """
+    if held:
+        return held
+    if len(first.ids) != 1 or not handed.ids or not alone.ids:
+        return "engines do not name their tokens (return_token_ids)"
+    if first.ids[0] == handed.ids[0] == alone.ids[0]:
+        return ""
+    return "P's own token is not D's first"
+
+
+def other_chat(prefill: tuple[int, ...] | int | None, decode: tuple[int, ...] | int | None) -> str:
+    """Whether the two read a chat otherwise (`chat_read`), in words; empty: not as far as they say."""
+    if prefill is None or decode is None or type(prefill) is not type(decode) or prefill == decode:
+        return ""
+    return "the prefill and the decode instance read a chat as other tokens: their chat templates differ"
 
 
 def _tie(handed: Said, alone: Said) -> bool:
@@ -144,8 +222,28 @@ class _Record:
     good: bool = False
     because: str = ""
     """Why it is not to be relied on."""
+    inexact: str = ""
+    """Of a good one: why P's token may not stand for D's first."""
     again_s: float = 0.0
     until: float = 0.0
+
+
+class Standing(NamedTuple):
+    """What proofs say of a fleet."""
+
+    gives: dict[InstanceId, int]
+    """By producer, the number of the circle that it is proven to belong to; 0: to none."""
+    takes: dict[InstanceId, int]
+    """The same by consumer."""
+    inexact: dict[tuple[InstanceId, InstanceId], str]
+    """Pairs that hand over, but P's token may not stand for D's first, and why. A pair of one circle that was not tried
+    itself is no better than another pair of its P."""
+    failed: dict[tuple[InstanceId, InstanceId], str]
+    """Pairs that hand nothing over until they have passed, and why."""
+
+
+_Node = tuple[bool, InstanceId, int]
+"""One life of an instance, as a producer (true) or as a consumer."""
 
 
 class Proofs:
@@ -153,26 +251,90 @@ class Proofs:
 
     def __init__(self) -> None:
         self._records: dict[Pair, _Record] = {}
+        self._circles: dict[_Node, int] = {}
+        """Never parted: that two lives are alike stays true, whoever it was proven by has left."""
+        self._circle = 0
+        """The newest one."""
+        self.tried = 0
+        """Proofs that are over, whatever came of them."""
+
+    # --- which is next ------------------------------------------------------------------------------------------------
+
+    def joining(self, fleet: Fleet, model: str, now: float, busy: frozenset[InstanceId] = frozenset()) -> Pair | None:
+        """A pair with an instance that nobody has proven yet, and that hands nothing over until then; or one of two
+        circles that may be one. None: there is none. `busy`: nobody of these.
+        """
+        prefills, decodes, counts = self._ready(fleet, model, busy)
+        joined = {each.id for each in prefills if self._in(each, producer=True)}
+        served = {each.id for each in decodes if self._in(each, producer=False)}
+        if len(joined) < len(prefills) or len(served) < len(decodes):
+            able = [each for each in prefills if each.id in joined or self._may_try(each, now)]
+            takers = [each for each in decodes if each.id in served or self._may_try(each, now)]
+            able.sort(key=lambda each: (each.id not in joined, counts[each.id]))  # what is proven lets the other join
+            takers.sort(key=lambda each: (each.id not in served, counts[each.id]))
+            for decode in takers:
+                for prefill in able:
+                    new = prefill.id not in joined or decode.id not in served
+                    if new and self._wants(fleet, prefill, decode, now):
+                        return _pair(prefill, decode)
+        return self._bridge(fleet, prefills, decodes, now)
+
+    def _bridge(
+        self, fleet: Fleet, prefills: list[InstanceView], decodes: list[InstanceView], now: float
+    ) -> Pair | None:
+        """A pair of two circles that was never tried."""
+        gives = {each.id: self._circles.get((True, each.id, each.life), 0) for each in prefills}
+        takes = {each.id: self._circles.get((False, each.id, each.life), 0) for each in decodes}
+        if len({*gives.values(), *takes.values()} - {0}) < 2:
+            return None
+        for prefill in prefills:
+            for decode in decodes if gives[prefill.id] and self._may_try(prefill, now) else ():
+                apart = takes[decode.id] not in (0, gives[prefill.id])
+                if not apart or _pair(prefill, decode) in self._records or not self._may_try(decode, now):
+                    continue
+                if self._wants(fleet, prefill, decode, now):
+                    return _pair(prefill, decode)
+        return None
 
     def due(self, fleet: Fleet, model: str, now: float) -> Pair | None:
-        """The pair that is to be proven next, if any: instances with the fewest proofs first, so that one that has just
-        come is proven with somebody soon.
+        """The pair that is to be proven next, if any: first those that `joining` names, then instances with the fewest
+        proofs, up to `EACH`.
         """
-        ready = fleet.ready(model)
-        prefills = [fleet.at(row) for row in ready.prefills.tolist()]
-        decodes = [fleet.at(row) for row in ready.decodes.tolist()]
-        self._forget(fleet)
-        counts: Counter[InstanceId] = Counter()
-        for pair, record in self._records.items():
-            if record.good:
-                counts.update(pair.names)
+        joining = self.joining(fleet, model, now)
+        if joining is not None:
+            return joining
+        prefills, decodes, counts = self._ready(fleet, model, frozenset())
         for decode in sorted(decodes, key=lambda each: counts[each.id]):
-            if counts[decode.id] >= EACH and not self._failed_with(decode.id):
+            if counts[decode.id] >= EACH and not self._wanting_with(decode.id):
                 continue
             for prefill in sorted(prefills, key=lambda each: counts[each.id]):
                 if self._wants(fleet, prefill, decode, now):
                     return _pair(prefill, decode)
         return None
+
+    def _ready(
+        self, fleet: Fleet, model: str, busy: frozenset[InstanceId]
+    ) -> tuple[list[InstanceView], list[InstanceView], Counter[InstanceId]]:
+        """Who prefills, who decodes, and how many good proofs each has."""
+        ready = fleet.ready(model)
+        self._forget(fleet)
+        counts: Counter[InstanceId] = Counter()
+        for pair, record in self._records.items():
+            if record.good:
+                counts.update(pair.names)
+        prefills, decodes = (
+            [view for view in map(fleet.at, rows.tolist()) if view.id not in busy]
+            for rows in (ready.prefills, ready.decodes)
+        )
+        return prefills, decodes, counts
+
+    def _in(self, view: InstanceView, *, producer: bool) -> bool:
+        return (producer, view.id, view.life) in self._circles
+
+    def _may_try(self, view: InstanceView, now: float) -> bool:
+        """Whether it has not just failed with several."""
+        lately = [pair for pair, record in self._records.items() if view.id in pair.names and record.until > now]
+        return len(lately) < TRIES
 
     def _wants(self, fleet: Fleet, prefill: InstanceView, decode: InstanceView, now: float) -> bool:
         if prefill.id == decode.id or prefill.id in decode.shuns or fleet.strangers(prefill.row, decode.row):
@@ -181,28 +343,63 @@ class Proofs:
         if theirs and others and theirs.isdisjoint(others):
             return False  # nobody is ever handed over between them
         record = self._records.get(_pair(prefill, decode))
-        return record is None or (not record.good and now >= record.until)
+        return record is None or ((not record.good or bool(record.inexact)) and now >= record.until)
 
-    def _failed_with(self, decode: InstanceId) -> bool:
-        return any(record.because for pair, record in self._records.items() if pair.decode == decode)
+    def _wanting_with(self, decode: InstanceId) -> bool:
+        """Whether a pair with it has failed, or is not exact."""
+        return any(record.because or record.inexact for pair, record in self._records.items() if pair.decode == decode)
 
     def _forget(self, fleet: Fleet) -> None:
         """Lives that are over."""
-        alive = {(each.id, each.instance.epoch) for each in fleet}
+        alive = {(each.id, each.life) for each in fleet}
         over = [pair for pair in self._records if not {pair[:2], pair[2:]} <= alive]
         for pair in over:
             del self._records[pair]
+        for node in [node for node in self._circles if node[1:] not in alive]:
+            del self._circles[node]
 
-    def ended(self, pair: Pair, because: str | None, now: float) -> None:
-        """A proof is over: well (empty), or not and why; None: it says nothing of the pair."""
+    # --- what came of it ----------------------------------------------------------------------------------------------
+
+    def ended(self, pair: Pair, because: str | None, now: float, inexact: str = "") -> None:
+        """A proof is over: well (empty), or not and why; None: it says nothing of the pair. `inexact`: of one that is
+        over well, why P's token may not stand for D's first.
+        """
+        self.tried += 1
         record = self._records.setdefault(pair, _Record())
         if because == "":
-            record.good, record.because, record.again_s = True, "", 0.0
-            return
-        record.again_s = min(AGAIN_S_MAX, 2 * record.again_s or (AGAIN_S if because else LATER_S))
+            record.good, record.because, record.inexact = True, "", inexact
+            self._join(pair)
+            if not inexact:
+                record.again_s = record.until = 0.0
+                return
+        record.again_s = min(AGAIN_S_MAX, 2 * record.again_s or (LATER_S if because is None else AGAIN_S))
         record.until = now + record.again_s
         if because:
-            record.good, record.because = False, because
+            record.good, record.because, record.inexact = False, because, ""
+
+    def _join(self, pair: Pair) -> None:
+        """The two are alike, and so are their circles."""
+        nodes: tuple[_Node, _Node] = (True, *pair[:2]), (False, *pair[2:])
+        known = [self._circles[node] for node in nodes if node in self._circles]
+        if not known:
+            self._circle += 1
+        circle = min(known, default=self._circle)
+        for node, former in list(self._circles.items()):
+            if former in known:
+                self._circles[node] = circle
+        self._circles |= dict.fromkeys(nodes, circle)
+
+    def standing(self, fleet: Fleet) -> Standing:
+        """What is known of this fleet now."""
+        self._forget(fleet)
+        circles = self._circles
+        gives = {each.id: circles.get((True, each.id, each.life), 0) for each in fleet}
+        takes = {each.id: circles.get((False, each.id, each.life), 0) for each in fleet}
+        told = {pair.names: record.inexact for pair, record in self._records.items() if record.good}
+        inexact = {names: because for names, because in told.items() if because}
+        for prefill, because in {prefill: because for (prefill, _), because in inexact.items()}.items():
+            inexact |= {(prefill, decode): because for decode in takes if (prefill, decode) not in told}
+        return Standing(gives, takes, inexact, self.failed())
 
     def failed(self) -> dict[tuple[InstanceId, InstanceId], str]:
         """Pairs that hand nothing over until they have passed, and why."""
@@ -214,7 +411,7 @@ class Proofs:
 
 
 def _pair(prefill: InstanceView, decode: InstanceView) -> Pair:
-    return Pair(prefill.id, prefill.instance.epoch, decode.id, decode.instance.epoch)
+    return Pair(prefill.id, prefill.life, decode.id, decode.life)
 
 
 def models_of(views: Iterable[InstanceView]) -> list[str]:

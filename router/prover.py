@@ -1,7 +1,9 @@
-"""Proves pairs (`router.proofs`), one after another, with three short requests each. A shell: random prompts, a clock.
+"""Proves pairs (`router.proofs`) with a few short requests each. A shell: random prompts, a clock.
 
-Its legs are legs as any others: they have tickets, count against an instance's places, and are sent only where one is
-free, so that nobody waits for a proof.
+Instances that nobody has proven yet come first, several at once and without a pause: until then they hand nothing over.
+All others are proven one after another. Legs of a proof are legs as any others: they have tickets, count against an
+instance's places, and are sent only where one is free, so that nobody waits for a proof; only an instance that is not
+proven at all takes one leg beyond its places, or a full fleet would never be.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from cluster import wire
 from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.readable import json_in
 from router import proofs
+from router.exact import CHAT, COMPLETIONS
 from router.proofs import Pair, Proofs, Said
 from router.upstream import EngineLost
 
@@ -29,13 +32,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("baton.router")
 
-EVERY_S: Final = 1.0
-"""Between two proofs."""
+EVERY_S = 1.0
+"""Between two proofs, where nobody waits for one."""
+AT_ONCE: Final = 8
+"""Proofs of instances that nobody has proven yet; an instance is in one of them."""
 LEG_S: Final = 30.0
 """A leg that takes longer says nothing of its pair."""
-PROMPT_BYTES: Final = 192
-"""Of chance, in hex: a few hundred tokens, so that several blocks move."""
-PATH: Final = "/v1/completions"
+READY_S: Final = 5.0
+"""So long a router that could serve waits for the first proof before it says that it is ready: the first requests are
+then handed over, too. Longer, and a fleet that cannot be proven would not be served at all."""
+SECRET_BYTES: Final = 64
+"""Of chance, in hex, one and a half times: about 120 tokens of most vocabularies and 192 of letters, so that several
+blocks move, and any context holds it."""
 
 _Stamp = Callable[[Mapping[str, Any], InstanceId], Mapping[str, Any]]
 """A leg with its ticket."""
@@ -45,90 +53,184 @@ class _NoWord(Exception):
     """The proof could not be made."""
 
 
+class _Refused(_NoWord):
+    """An instance has answered that it does not do what it was asked for."""
+
+
 class Prover:
     """The proofs of one router."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self.proofs: Final = Proofs()
+        self.news: Final = asyncio.Event()
+        """The fleet has changed: there may be somebody to prove."""
+        self._complete_at: float | None = None
+        router.view.proven({}, {}, {})  # from here on, nothing else is handed over
+
+    def settled(self, now: float) -> bool:
+        """Whether a router with somebody for each leg, now, has proven enough to begin: one pair, or as long as there
+        is reason to wait for one (`READY_S`).
+        """
+        if self._complete_at is None:
+            self._complete_at = now
+        known = all(seen.models for seen in self._router.view.all() if seen.ready)
+        return self.proofs.tried > 0 or now - self._complete_at >= READY_S or (known and not self._due(now))
+
+    def _due(self, now: float) -> bool:
+        fleet = self._router.view.all()
+        return any(self.proofs.due(fleet, model, now) is not None for model in proofs.models_of(fleet))
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(EVERY_S)
-            fleet = self._router.view.all()
-            for model in proofs.models_of(fleet):
-                pair = self.proofs.due(fleet, model, time.monotonic())
-                if pair is not None:
-                    await self.prove(pair, model)
-                    break
+            if not await self._prove_joining() and not await self._prove_due():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY_S):
+                        await self.news.wait()
+            self.news.clear()
 
-    async def prove(self, pair: Pair, model: str) -> None:
+    async def _prove_joining(self) -> bool:
+        """Whether there was somebody to prove."""
+        fleet, busy, now = self._router.view.all(), frozenset[InstanceId](), time.monotonic()
+        found: list[tuple[Pair, str]] = []
+        for model in proofs.models_of(fleet):
+            while len(found) < AT_ONCE and (pair := self.proofs.joining(fleet, model, now, busy)) is not None:
+                found.append((pair, model))
+                busy |= {*pair.names}
+        async with asyncio.TaskGroup() as group:
+            for pair, model in found:
+                group.create_task(self.prove(pair, model, joining=True))
+        return bool(found)
+
+    async def _prove_due(self) -> bool:
+        fleet = self._router.view.all()
+        for model in proofs.models_of(fleet):
+            pair = self.proofs.due(fleet, model, time.monotonic())
+            if pair is not None:
+                await self.prove(pair, model)
+                await asyncio.sleep(EVERY_S)
+                return True
+        return False
+
+    async def prove(self, pair: Pair, model: str, *, joining: bool = False) -> None:
         """Once; the router's view is told what came of it."""
+        inexact = ""
         try:
-            because = await self._fault(pair, model)
+            because, inexact = await _Proof(self._router, pair, model, joining=joining).made()
         except (_NoWord, EngineLost, TimeoutError) as none:
             logger.debug("%s to %s: not proven: %s", *pair.names, none)
             because = None
-        self.proofs.ended(pair, because, time.monotonic())
+        self.proofs.ended(pair, because, time.monotonic(), inexact)
         self._router.meters.proofs.labels({None: "none", "": "passed"}.get(because, "failed")).inc()
-        failed = self.proofs.failed()
         if because:
             logger.warning("%s to %s: nothing is handed over for now: %s", *pair.names, because)
-        if failed != self._router.view.distrusted:
-            self._router.view.distrust(failed)
+        elif inexact:
+            logger.warning("%s to %s: handed over, but P's token is not relied on: %s", *pair.names, inexact)
+        self._tell()
 
-    async def _fault(self, pair: Pair, model: str) -> str | None:
-        found = None
+    def _tell(self) -> None:
+        router, view = self._router, self._router.view
+        gives, takes, inexact, failed = self.proofs.standing(view.all())
+        view.proven(gives, takes, inexact)
+        if failed != view.distrusted:
+            view.distrust(failed)
+        router.call(router.desk.fleet_changed())
+
+
+class _Proof:
+    """One try at one pair."""
+
+    def __init__(self, router: Router, pair: Pair, model: str, *, joining: bool) -> None:
+        self._router = router
+        self._pair = pair
+        self._model = model
+        self._joining = joining
+        self._request = RequestId(f"proof-{secrets.token_hex(8)}")
+
+    async def made(self) -> tuple[str | None, str]:
+        """What is wrong with the pair, and why P's token may not stand for D's first; empty: nothing."""
+        found, inexact, doubt = None, "", ""
         for logprobs in (False, True):
-            prompt = secrets.token_hex(PROMPT_BYTES)
-            request = RequestId(f"proof-{secrets.token_hex(8)}")
-            handed = await self._handed_over(pair, request, _question(model, prompt, logprobs=logprobs))
-            if isinstance(handed, str):
-                return handed
-            alone = await self._answer(pair.decode, request, _question(model, prompt, logprobs=logprobs))
-            found = proofs.fault(handed, alone)
-            if found is not None:
+            try:
+                found, inexact = await self._compared(logprobs=logprobs)
+            except _Refused:
+                if not doubt:
+                    raise
+                return doubt, ""  # as it differs, and no logprobs say that this is a tie
+            if found or (found == "" and not inexact):
                 break
-        return found
+            doubt = "" if found == "" else "with the other's blocks the decode instance answers otherwise than alone"
+            if found == "" and inexact and logprobs is False and self._held:
+                break  # that is how P is, and not a tie
+        return (found or await self._chats()) if found is not None else None, inexact
 
-    async def _handed_over(self, pair: Pair, request: RequestId, asked: dict[str, Any]) -> Said | str:
-        """What D says with P's blocks, or why there are none."""
-        name = TransferId(request, 1, pair.prefill_epoch)
+    async def _compared(self, *, logprobs: bool) -> tuple[str | None, str]:
+        prompt = proofs.told_by(secrets.token_hex(SECRET_BYTES))
+        self._held = ""
+        asked = partial(proofs.question, self._model, prompt, logprobs=logprobs)
+        told = await self._handed_over(asked(secrets.token_hex(16)))
+        if isinstance(told, str):
+            return told, ""
+        first, handed = told
+        alone = await self._answer(self._pair.decode, asked(secrets.token_hex(16)))
+        return proofs.fault(handed, alone), proofs.inexact(first, self._held, handed, alone)
+
+    async def _chats(self) -> str:
+        """What is wrong with how the two read a chat; engines without a template for chats read none."""
+        prompt, read = secrets.token_hex(8), []
+        for name in self._pair.names:
+            body = proofs.chat(self._model, prompt, secrets.token_hex(16))
+            try:
+                read.append(proofs.chat_read(await self._leg(name, body, CHAT)))
+            except _Refused:
+                read.append(0)
+        return proofs.other_chat(*read)
+
+    async def _handed_over(self, asked: dict[str, Any]) -> tuple[Said, Said] | str:
+        """What P says, and D with P's blocks; or why there are none."""
+        pair, request = self._pair, self._request
+        view = self._router.view
+        if not view.knows(pair.prefill):
+            raise _NoWord(f"{pair.prefill} has left")
+        name = TransferId(request, 1, view.get(pair.prefill).instance.epoch)
         stamp = partial(self._router.tickets.stamp, transfer=name, producer=pair.prefill)
         self._room(pair.decode)
-        told = await self._leg(pair.prefill, request, stamp(wire.prefill_body(asked, transfer=name), pair.prefill))
+        leg = wire.prefill_body(asked, token_ids=True, transfer=name)
+        told = await self._leg(pair.prefill, stamp(leg, pair.prefill))
         try:
-            transfer = wire.read_transfer(json_in(told))
+            fields = json_in(told)
+            transfer = wire.read_transfer(fields)
         except (msgspec.DecodeError, AttributeError):
             raise _NoWord("the prefill leg's answer cannot be read") from None
         if transfer is None:
             return "the prefill instance holds nothing for others"
-        pulled = False
+        self._held = transfer.stops_short_of(fields)
+        first, pulled = proofs.read(told), False
         try:
-            said = await self._answer(
-                pair.decode, request, stamp(wire.decode_body(asked, transfer.untold()), pair.decode)
-            )
+            said = await self._answer(pair.decode, stamp(wire.decode_body(asked, transfer.untold()), pair.decode))
             pulled = said.cached_tokens != 0
-            return said
         finally:
             if not pulled:
-                await self._release(pair, request, transfer, stamp)
+                await self._release(transfer, stamp)
+        if first is None:
+            raise _NoWord("the prefill leg's answer cannot be read")
+        return first, said
 
-    async def _release(self, pair: Pair, request: RequestId, transfer: wire.Transfer, stamp: _Stamp) -> None:
+    async def _release(self, transfer: wire.Transfer, stamp: _Stamp) -> None:
         """Nobody has pulled it: tell P its name, if it has one, else have D tell P; or it is left to its lease."""
         name = transfer.fields.get(wire.TRANSFER)
-        to, path, body = pair.decode, PATH, wire.release_body(transfer)
+        to, path, body = self._pair.decode, COMPLETIONS, wire.release_body(transfer)
         if isinstance(name, str):
-            to, path, body = pair.prefill, wire.RELEASE_PATH, wire.release_by_name(name)
+            to, path, body = self._pair.prefill, wire.RELEASE_PATH, wire.release_by_name(name)
         view = self._router.view
         if view.knows(to):
             with contextlib.suppress(EngineLost):
                 sent = msgspec.json.encode(stamp(body, to))
-                await self._router.upstream.say(view.get(to).instance, path, sent, self._headers(request))
+                await self._router.upstream.say(view.get(to).instance, path, sent, self._headers())
 
-    async def _answer(self, instance: InstanceId, request: RequestId, body: Any) -> Said:
-        said = proofs.read(await self._leg(instance, request, body))
+    async def _answer(self, instance: InstanceId, body: Any) -> Said:
+        said = proofs.read(await self._leg(instance, body))
         if said is None:
             raise _NoWord("an answer that cannot be read")
         return said
@@ -138,13 +240,13 @@ class Prover:
         view = self._router.view
         if not view.knows(instance) or not view.get(instance).ready:
             raise _NoWord(f"{instance} takes no new legs")
-        if not view.get(instance).has_place(view.routers):
+        if not self._joining and not view.get(instance).has_place(view.routers):
             raise _NoWord(f"{instance} has no place")
 
-    def _headers(self, request: RequestId) -> dict[str, str]:
-        return {**self._router.engine_headers, "X-Request-Id": request, "Content-Type": "application/json"}
+    def _headers(self) -> dict[str, str]:
+        return {**self._router.engine_headers, "X-Request-Id": self._request, "Content-Type": "application/json"}
 
-    async def _leg(self, instance: InstanceId, request: RequestId, body: Any) -> bytes:
+    async def _leg(self, instance: InstanceId, body: Any, path: str = COMPLETIONS) -> bytes:
         """One of its requests, if there is a place for it."""
         view = self._router.view
         self._room(instance)
@@ -152,15 +254,12 @@ class Prover:
         view.leg_started(instance)
         try:
             async with asyncio.timeout(LEG_S):
-                sent, headers = msgspec.json.encode(body), self._headers(request)
-                answer = await self._router.upstream.call(target, "POST", PATH, sent, headers)
+                answer = await self._router.upstream.call(
+                    target, "POST", path, msgspec.json.encode(body), self._headers()
+                )
         finally:
             self._router.leg_ended(instance)
         if answer.status != 200:
-            raise _NoWord(f"{instance}: HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}")
+            because = f"{instance}: HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}"
+            raise _Refused(because) if 400 <= answer.status < 500 else _NoWord(because)
         return answer.body
-
-
-def _question(model: str, prompt: str, *, logprobs: bool) -> dict[str, Any]:
-    """Under a salt of its own each time."""
-    return proofs.question(model, prompt, secrets.token_hex(16), logprobs=logprobs)

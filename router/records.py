@@ -5,8 +5,8 @@ They stand apart from what uses them since compiled classes (docs/compiled.md) f
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import msgspec
@@ -46,6 +46,8 @@ class Reported:
     """Producers that its engine pulls nothing from for now."""
     evicted: tuple[int, int] = (0, 0)
     """Since its engine's start: tokens thrown out of its KV cache, and how often all were."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Digests of its LoRA adapters by name (`cluster.registry.membership.Heartbeat.adapters`)."""
 
 
 class Sent(NamedTuple):

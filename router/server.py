@@ -117,6 +117,7 @@ class Router:
         self.operators = Operators(self)
         for instance in config.instances:
             self.view.add(instance)
+        self.prover = Prover(self) if config.proves else None
 
     def _intake(self) -> Intake | None:
         """Only where somebody foresees. Routers of a fleet with ticket keys give the same names to prompts; elsewhere
@@ -156,8 +157,8 @@ class Router:
         self.spawn(self.operators.look_forever(), "probe-operators")
         if self._log_writer is not None:
             self.spawn(self._flush_forever(self._log_writer), "probe-log")
-        if self.config.proves:
-            self.spawn(Prover(self).run(), "probe-pairs")
+        if self.prover is not None:
+            self.spawn(self.prover.run(), "probe-pairs")
         if self.watch is not None:
             await self.watch.read()
             self.spawn(self.watch.read_forever(), "probe-registry")
@@ -197,7 +198,12 @@ class Router:
         for lost in self.view.fold(reported):
             self.losses.announce(lost)
         self._probe_all()
+        self._look_for_proofs()
         self.call(self.desk.fleet_changed())
+
+    def _look_for_proofs(self) -> None:
+        if self.prover is not None:
+            self.prover.news.set()
 
     async def close(self) -> None:
         """Stop probing, let what still releases holds finish for a moment, and close every connection."""
@@ -271,6 +277,7 @@ class Router:
 
     def _probed(self, instance: InstanceId, *, up: bool) -> None:
         if up:
+            self._look_for_proofs()
             self.call(self.desk.fleet_changed())
         else:
             self.losses.announce(instance)
@@ -409,6 +416,8 @@ class Router:
     def _readiness(self, shown: Iterable[InstanceView], *, everybody: bool = False) -> web.Response:
         ready = [seen for seen in self.view.all() if seen.ready]
         complete = any(seen.role.prefills for seen in ready) and any(seen.role.decodes for seen in ready)
+        if complete and self.prover is not None:
+            complete = self.prover.settled(time.monotonic())
         heard = self.watch is None or self.watch.heard
         told: dict[str, object] = {"ready": complete, "registry": "heard" if heard else "away"}
         told["instances"] = _instances(shown)

@@ -39,6 +39,8 @@ class Chosen(msgspec.Struct, frozen=True):
     because: str
     wait: bool = False
     """Somebody could, but all of them have their hands full: worth asking again when that changes."""
+    anew: bool = False
+    """The chosen decode instance must not have what is held already: the chosen prefill instance computes it anew."""
     shed_s: int | None = None
     """It is refused, as its class wants it where a promise cannot be kept; worth sending again in so many seconds."""
 
@@ -54,6 +56,8 @@ class PrefillAnswered(msgspec.Struct, frozen=True):
     transfer: Transfer | None
     first_token: int | None = None
     """Set where the client may be given this token now, and D be bound to it."""
+    first: bool = True
+    """P's token is the first of the client's answer. False: it is not, or nobody can tell; then D says everything."""
     by: InstanceId | None = None
     """Whose leg; None: the one that was sent last."""
 
@@ -114,6 +118,8 @@ class Choose(msgspec.Struct, frozen=True):
     second: bool = False
     """A prefill leg is under way, and D's place is taken: another pair is wanted only if it can begin now. Where there
     is none, all stays as it is."""
+    holders: tuple[InstanceId, ...] = ()
+    """Who holds the prompt's blocks, or may do so soon: a new decode instance is to be one that may have them."""
 
 
 class AwaitFleet(msgspec.Struct, frozen=True):

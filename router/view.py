@@ -40,6 +40,7 @@ class InstanceView:
 
     __slots__ = (
         "_accepting",
+        "_adapters",
         "_aside",
         "_columns",
         "_credits",
@@ -49,6 +50,7 @@ class InstanceView:
         "_models",
         "_sent",
         "_up",
+        "downs",
         "evicted",
         "failures",
         "instance",
@@ -72,7 +74,10 @@ class InstanceView:
         """Producers that its engine pulls nothing from for now, by its agent's word."""
         self.evicted: tuple[int, int] | None = None
         """What its agent said last of what its engine has thrown out (`Reported.evicted`); None: nothing yet."""
+        self.downs = 0
+        """How often it was found to be down."""
         self._models: tuple[str, ...] = ()
+        self._adapters: Mapping[str, str] = {}
         self._up, self._accepting, self._aside = False, True, ""
         self._load = _NO_LOAD
         self.inflight, self.sent, self.credits, self.grant = inflight, sent, None, None
@@ -111,6 +116,40 @@ class InstanceView:
     def role(self) -> Role:
         """Which legs it runs."""
         return self.instance.role
+
+    @property
+    def life(self) -> int:
+        """Told apart from its other lives: by its epoch, or, of an engine that nobody numbers, by how often it was down
+        (below 0).
+        """
+        return self.instance.epoch or -self.downs
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Digests of the LoRA adapters that it has loaded, by name, by its agent's word."""
+        return self._adapters
+
+    @adapters.setter
+    def adapters(self, value: Mapping[str, str]) -> None:
+        if value != self._adapters:
+            self._adapters = dict(value)
+            self._columns.changed()
+
+    def adapter(self, model: str | None) -> str | None:
+        """The digest of the LoRA adapter that this name means here. Empty: nobody says. None: it means no adapter."""
+        for entry in self.models_json:
+            if entry.get("id") == model:
+                return self._adapters.get(str(model), "") if entry.get("parent") else None
+        return None
+
+    def learn_models(self, models: tuple[dict[str, object], ...]) -> None:
+        """What the engine says that it serves."""
+        if models is self.models_json or models == self.models_json:
+            return
+        before, self.models_json = self.models_json, models
+        self.models = tuple(str(entry["id"]) for entry in models if "id" in entry)
+        if [entry.get("parent") for entry in before] != [entry.get("parent") for entry in models]:
+            self._columns.changed()  # the same name may mean an adapter now
 
     @property
     def ready(self) -> bool:
@@ -237,6 +276,14 @@ class Ready(NamedTuple):
     prefills: Ints
     decodes: Ints
     of: dict[Role, Ints]
+    alike: bool = True
+    """Any of those that prefill may hand over to any that decodes, as far as weights, proofs and adapters go."""
+    adapters: Ints | None = None
+    """By row, the number of the LoRA adapter that the model's name means there; -1: one that nobody knows; 0: none.
+    None: it means none anywhere."""
+
+
+_UNKNOWN: Final = -1
 
 
 class Fleet(Sequence[InstanceView]):
@@ -260,6 +307,10 @@ class Fleet(Sequence[InstanceView]):
         """
         self.distrusted: Mapping[tuple[InstanceId, InstanceId], str] = {}
         """Pairs of prefill and decode instances that failed their proof (`router.proofs`), and how."""
+        self.proving = False
+        """Nothing is handed over that is not proven."""
+        self.inexact: Mapping[tuple[InstanceId, InstanceId], str] = {}
+        """Pairs that hand over and whose first tokens differ, or cannot be compared, and why."""
         self._rows: dict[int, InstanceView] = {}
         self._ready: dict[tuple[str | None, str | None], Ready] = {}
         self._version = -1
@@ -305,10 +356,33 @@ class Fleet(Sequence[InstanceView]):
             some = np.array(sorted(rows), dtype=np.int64)
             prefills, decodes = some[columns.prefills[some]], some[columns.decodes[some]]
             of = {role: some[[self._rows[row].role is role for row in some.tolist()]] for role in Role} if rows else {}
-            found = Ready(some, prefills, decodes, of)
+            adapters = self._adapters_of(able, model)
+            found = Ready(some, prefills, decodes, of, adapters=adapters)
+            found = found._replace(alike=self._alike(found))
             if rows:  # names that nobody serves are a client's: as many as it likes
                 self._ready[model, tenant] = found
         return found
+
+    def _adapters_of(self, views: list[InstanceView], model: str | None) -> Ints | None:
+        """`Ready.adapters` of such a name."""
+        told = [(view.row, view.adapter(model)) for view in views if model is not None and model in view.models]
+        if all(digest is None for _, digest in told):
+            return None
+        found = np.zeros(len(self.columns.ready), dtype=np.int64)
+        for row, digest in told:
+            found[row] = 0 if digest is None else self.columns.number(f"adapter {digest}") if digest else _UNKNOWN
+        return found
+
+    def _alike(self, found: Ready) -> bool:
+        """Whether `kinships` would find one kind, and everybody in it."""
+        columns, adapters = self.columns, found.adapters
+        if len(self._weights) > 1:
+            return False
+        if self.proving:
+            circles = {*columns.gives[found.prefills].tolist(), *columns.takes[found.decodes].tolist()}
+            if len(circles) > 1 or 0 in circles:
+                return False
+        return adapters is None or (len({*adapters[found.any].tolist()}) < 2 and int(adapters[found.any].min()) >= 0)
 
     def whose(self, tenant: str) -> str:
         """A tenant that some instances are kept for; all others are one: the one without a name."""
@@ -382,34 +456,90 @@ class Fleet(Sequence[InstanceView]):
         else:
             self.shunning.pop(view.row, None)
 
+    def circles(
+        self,
+        gives: Mapping[InstanceId, int],
+        takes: Mapping[InstanceId, int],
+        inexact: Mapping[tuple[InstanceId, InstanceId], str],
+    ) -> None:
+        """Who is proven to be alike (`router.proofs`), by circle's number, as producer and as consumer; from now on
+        nothing is handed over that is not proven.
+        """
+        columns = self.columns
+        for view in self:
+            columns.gives[view.row], columns.takes[view.row] = gives.get(view.id, 0), takes.get(view.id, 0)
+        self.proving, self.inexact = True, dict(inexact)
+        columns.changed()
+
+    def unproven(self, view: InstanceView) -> None:
+        """What was proven of it was proven of another life."""
+        if self.columns.gives[view.row] or self.columns.takes[view.row]:
+            self.columns.gives[view.row] = self.columns.takes[view.row] = 0
+            self.columns.changed()
+
     @property
     def parted(self) -> bool:
-        """Whether there are pairs that hand nothing over."""
-        self._refresh()
-        return bool(self.shunning) or len(self._weights) > 1
+        """Whether there are pairs of one kind (`kinships`) that hand nothing over."""
+        return bool(self.shunning)
 
     def apart(self, prefill: int, decode: int) -> bool:
         """Whether nothing is to be handed over between these rows: ever, as their weights differ, or for now."""
         if decode in self.shunning and self._rows[prefill].id in self.shunning[decode]:
             return True
-        return self.strangers(prefill, decode)
+        return self.strangers(prefill, decode) or not self.proven(prefill, decode)
 
     def strangers(self, prefill: int, decode: int) -> bool:
         """Whether these rows are known to serve other weights."""
         weights = self.columns.weights.item(prefill)
         return weights != 0 and self.columns.weights.item(decode) not in (weights, 0)
 
+    def proven(self, prefill: int, decode: int) -> bool:
+        """Whether these rows are proven to hand over, where that is asked for."""
+        if not self.proving:
+            return True
+        circle: int = self.columns.gives.item(prefill)
+        return circle != 0 and circle == self.columns.takes.item(decode)
+
+    def pairs(self, prefill: InstanceId, decode: InstanceId, model: str | None) -> bool:
+        """Whether blocks of this producer, for this model, are good for that consumer."""
+        p, d = self.by_id.get(prefill), self.by_id.get(decode)
+        if p is None or d is None or self.apart(p.row, d.row):
+            return False
+        adapter = p.adapter(model)
+        return adapter != "" and adapter == d.adapter(model)
+
     def kinships(self, found: Ready) -> list[tuple[Ints, Ints]]:
-        """Who may prefill, and who may decode, of each kind of weights: where a model is being replaced there are two.
-        Those that do not say are of every kind.
+        """Who may prefill, and who may decode, of each kind: of one circle of those that are proven to be alike, with
+        the same weights and the same adapter. Where a model is being replaced there are two. Those that do not say
+        which weights they have are of every kind.
         """
-        self._refresh()
-        if len(self._weights) < 2:
-            return [(found.prefills, found.decodes)]
-        of = self.columns.weights
-        kinds = [(of[found.prefills], of[found.decodes], name) for name in self._weights]
-        each = [((p == name) | (p == 0), (d == name) | (d == 0)) for p, d, name in kinds]
-        return [(found.prefills[p], found.decodes[d]) for p, d in each if p.any() and d.any()]
+        kinds = [(found.prefills, found.decodes)]
+        if found.alike:
+            return kinds
+        columns, adapters = self.columns, found.adapters
+        if len(self._weights) > 1:
+            kinds = _split(kinds, columns.weights, columns.weights, self._weights, others=0)
+        if self.proving:
+            circles = np.unique(columns.gives[found.prefills]).tolist()
+            kinds = _split(kinds, columns.gives, columns.takes, [each for each in circles if each])
+        if adapters is not None:
+            names = np.unique(adapters[found.prefills]).tolist()
+            kinds = _split(kinds, adapters, adapters, [each for each in names if each != _UNKNOWN])
+        return kinds
+
+    def because_whole(self, found: Ready) -> str:
+        """Why nothing is handed over among these; empty: they may, as far as `kinships` goes."""
+        if found.alike or any(len(p) and len(d) for p, d in self.kinships(found)):
+            return ""
+        adapters = found.adapters
+        if adapters is not None and int(adapters[found.any].min()) == _UNKNOWN:
+            return "nobody tells which adapter this name is on every instance (their agents would)"
+        if adapters is not None and len({*adapters[found.any].tolist()}) > 1:
+            return "this name is not one adapter everywhere"
+        names = {self.at(row).id for row in found.any.tolist()}
+        failed = (because for pair, because in self.distrusted.items() if names.issuperset(pair))
+        because = next(failed, "") if self.proving else "their weights differ"
+        return because or "no pair of instances is proven to hand over yet"
 
     def near(self, prefill: int, decode: int) -> bool:
         """Whether both are known to be on one machine."""
@@ -427,6 +557,22 @@ class Fleet(Sequence[InstanceView]):
         if self.prefixes is not None:
             self.prefixes.leave(view.row)
         view.forget()
+
+
+def _split(
+    kinds: list[tuple[Ints, Ints]], firsts: Ints, seconds: Ints, names: Sequence[int], others: int = _UNKNOWN
+) -> list[tuple[Ints, Ints]]:
+    """Each kind by the names that its prefill (`firsts`) and decode instances (`seconds`) have; those with the name
+    `others` go with every one.
+    """
+    found = []
+    for prefills, decodes in kinds:
+        p, d = firsts[prefills], seconds[decodes]
+        for name in names:
+            one, other = prefills[(p == name) | (p == others)], decodes[(d == name) | (d == others)]
+            if len(one) and len(other):
+                found.append((one, other))
+    return found
 
 
 class View:
@@ -456,6 +602,7 @@ class View:
                 known.turn(instance)  # what runs there runs on, what it has cached stays, and it is as fast as before
         else:
             self._fleet.put(InstanceView(instance, columns, inflight=known.inflight, sent=known.sent))
+            self._instances[instance.id].downs = known.downs
             self._forget_handshakes(instance.id)
         if instance.id in self._aside:
             self._instances[instance.id].aside = self._aside[instance.id]
@@ -474,6 +621,25 @@ class View:
     def distrust(self, pairs: Mapping[tuple[InstanceId, InstanceId], str]) -> None:
         """These pairs, and no others, have failed their proof: nothing is handed over between them."""
         self._fleet.distrust(pairs)
+
+    def proven(
+        self,
+        gives: Mapping[InstanceId, int],
+        takes: Mapping[InstanceId, int],
+        inexact: Mapping[tuple[InstanceId, InstanceId], str],
+    ) -> None:
+        """Who is proven to be alike, and which pairs' first tokens are not (`Fleet.circles`)."""
+        self._fleet.circles(gives, takes, inexact)
+
+    def not_exact(self, prefill: InstanceId, decode: InstanceId) -> str:
+        """Why P's own first token may not stand for D's; empty: it may."""
+        fleet = self._fleet
+        if not fleet.proving:
+            return ""
+        p, d = self._instances.get(prefill), self._instances.get(decode)
+        if p is None or d is None or not fleet.proven(p.row, d.row):
+            return "the pair is not proven"
+        return fleet.inexact.get((prefill, decode), "") if fleet.inexact else ""
 
     def fold(self, reported: tuple[Reported, ...]) -> frozenset[InstanceId]:
         """What the whole fleet says of itself now; who is not in it has left.
@@ -514,7 +680,8 @@ class View:
         self._fleet.holds(view, each.load.kv_tokens)
         if view.evicted != each.evicted:
             self._fleet.evicted(view, each.evicted)
-        self._learn_models(view, each.models)
+        view.learn_models(each.models)
+        view.adapters = each.adapters
 
     def all(self) -> Fleet:
         """Every instance."""
@@ -538,16 +705,10 @@ class View:
         view.failures = 0
         view.up = True
         if models is not None:
-            self._learn_models(view, models)
+            view.learn_models(models)
         if load is not None:
             view.load = load
             self._fleet.holds(view, load.kv_tokens)
-
-    @staticmethod
-    def _learn_models(view: InstanceView, models: tuple[dict[str, object], ...]) -> None:
-        if models is not view.models_json and models != view.models_json:
-            view.models_json = models
-            view.models = tuple(str(entry["id"]) for entry in models if "id" in entry)
 
     def probe_failed(self, instance: InstanceId) -> bool:
         """A probe failed; whether the instance went down by it."""
@@ -563,6 +724,9 @@ class View:
 
     def _down(self, view: InstanceView) -> bool:
         was_up, view.up = view.up, False
+        view.downs += was_up
+        if not view.instance.epoch:
+            self._fleet.unproven(view)  # nobody numbers its lives: what comes up again may be another engine
         self._forget_handshakes(view.id)
         return was_up
 

@@ -130,7 +130,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-prove-pairs",
         dest="proves",
         action="store_false",
-        help="with --registry: do not try each pair of instances with a prompt of its own before it is relied on",
+        help="rely on pairs of instances that no prompt of the router's own has proven (wrong answers are not noticed)",
     )
     parser.add_argument(
         "--pins",
@@ -179,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
         instances=named,
         has_registry=args.registry is not None,
         seeding=args.seeding,
-        proves=args.proves and args.registry is not None,
+        proves=args.proves,
         ticket_keys=None if ticket_keys is None else ticket_keys.get,
         engine_key=os.environ.get("VLLM_API_KEY") or None,
         aliases=_aliases(args, spec),

@@ -30,6 +30,8 @@ class Kind(StrEnum):
     STALE = "stale"
     FAIL_PULL = "fail_pull"
     DROP_NOTICE = "drop_notice"
+    KEEP_BACK = "keep_back"
+    WRONG_TOKEN = "wrong_token"  # noqa: S105 - a fault's name
 
 
 MEANS: Final[Mapping[Kind, str]] = {
@@ -45,9 +47,14 @@ MEANS: Final[Mapping[Kind, str]] = {
     Kind.STALE: "a pulled block is another prompt's",
     Kind.FAIL_PULL: "a pull fails; the prompt is computed again",
     Kind.DROP_NOTICE: "the producer is not told that its hold was pulled",
+    Kind.KEEP_BACK: "a prefill leg leaves the prompt's last token to the consumer, as vLLM does for Mamba: the token "
+    "that it answers with is not the answer's first",
+    Kind.WRONG_TOKEN: "a prefill leg answers with a token that is not the answer's first, and says nothing of it",
 }
 
-ON_REQUESTS: Final = frozenset({Kind.REFUSE, Kind.HANG, Kind.BREAK, Kind.ERROR})
+ON_TOKENS: Final = frozenset({Kind.KEEP_BACK, Kind.WRONG_TOKEN})
+"""Strike what a prefill leg says."""
+ON_REQUESTS: Final = frozenset({Kind.REFUSE, Kind.HANG, Kind.BREAK, Kind.ERROR}) | ON_TOKENS
 """Strike one request as it comes."""
 ON_PULLS: Final = frozenset({Kind.CORRUPT, Kind.STALE, Kind.FAIL_PULL, Kind.DROP_NOTICE})
 """Strike one pull (on the instance that pulls)."""

@@ -10,11 +10,11 @@ from cluster.errors import ApiError
 from cluster.ids import RequestId
 from engine.mock.answers import DONE, Choice, Events, Head, encode, event, usage_event, usage_of, whole
 from engine.mock.asked import Asked
-from engine.mock.faults import Fault
+from engine.mock.faults import ON_TOKENS, Fault, Kind
 from engine.mock.http import Exchange
 from engine.mock.prompts import Prompted
 from engine.mock.settings import MS, Settings
-from engine.mock.transfer import Producer, Reference, cached_at_producer, hold_fields
+from engine.mock.transfer import Producer, Reference, cached_at_producer, hold_fields, wants_hold
 from engine.twin.events import Finished
 
 
@@ -63,6 +63,14 @@ class Part:
     """Tokens that were held for it, and whose pull has failed."""
     submitting: asyncio.TimerHandle | None = None
     """Until the engine sees it."""
+
+    @property
+    def misspeaks(self) -> Kind | None:
+        """The fault by which a prefill leg's token is not the answer's first."""
+        fault = self.answer.fault
+        if fault is None or fault.fault not in ON_TOKENS or not wants_hold(self.answer.asked.transfer):
+            return None
+        return fault.fault
 
 
 class Replies:

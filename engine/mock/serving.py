@@ -18,7 +18,7 @@ from cluster.wire import RELEASE_MODEL
 from engine.mock.answers import DONE, Choice, Events, Head, encode, event
 from engine.mock.asked import Asked, Limits, UnknownToken, read_asked, read_body
 from engine.mock.clock import Clock
-from engine.mock.faults import ON_REQUESTS, Fault, Faults, Kind, Leg, injected
+from engine.mock.faults import ON_REQUESTS, ON_TOKENS, Fault, Faults, Kind, Leg, injected
 from engine.mock.handoffs import Handoffs
 from engine.mock.http import Exchange, Request
 from engine.mock.metrics import Metrics
@@ -29,6 +29,7 @@ from engine.mock.transfer import Producer, Reference, pinned_token, read_referen
 from engine.mock.words import END
 from engine.twin.events import Abort, Finished, Submit
 from engine.twin.request import Request as TwinRequest
+from engine.twin.tokens import VOCABULARY, Prompt, Segment
 
 
 class Serving:
@@ -87,7 +88,7 @@ class Serving:
         if fault.fault is Kind.REFUSE:
             error = ApiError(fault.status, "ServiceUnavailableError", "Refused (a fault of the mock)")
             exchange.respond(error.status, encode(error.body()))
-        elif fault.after_tokens or fault.fault is Kind.ERROR:
+        elif fault.after_tokens or fault.fault is Kind.ERROR or fault.fault in ON_TOKENS:
             return False
         elif fault.fault is Kind.BREAK:
             exchange.drop()
@@ -160,7 +161,7 @@ class Serving:
         holds = wants_hold(asked.transfer) and len(part.answer.parts) == 1
         return TwinRequest(
             id=part.id,
-            prompt=part.prompt.segments,
+            prompt=_without_last(part.prompt.segments) if part.misspeaks is Kind.KEEP_BACK else part.prompt.segments,
             max_tokens=asked.max_tokens or self._limits.max_model_len,
             stop_after=part.stop_after,
             seed=copy,
@@ -183,6 +184,8 @@ class Serving:
         if part.first_ns is None:
             part.first_ns = self._clock.now_ns()
         ids = said_tokens(part.prompt, key, first, count, part.pinned)
+        if part.misspeaks is Kind.WRONG_TOKEN:
+            ids = [(each + 1) % VOCABULARY for each in ids]
         part.made = first + count
         if part.stop_after is not None and part.made >= part.stop_after:
             ids[part.stop_after - first - 1] = END
@@ -254,7 +257,7 @@ class Serving:
 
     def _write(self, part: Part, fresh: list[int]) -> None:
         answer, fault = part.answer, part.answer.fault
-        if fault is not None and part.made >= fault.after_tokens:
+        if fault is not None and fault.fault not in ON_TOKENS and part.made >= fault.after_tokens:
             self._break_off(part, fault, fresh)
         elif part.over is not None and part.over.reason == "error":
             self.replies.fail(answer, ApiError(500, "InternalServerError", "Internal server error"))
@@ -318,6 +321,14 @@ class Serving:
         """vLLM's ``/inference/v1/abort_requests``: what has been said so far is the answer."""
         for part in [part for part in self._parts.values() if part.name in names]:
             self._abort_part(part)
+
+
+def _without_last(prompt: Prompt) -> Prompt:
+    """A prompt without its last token, unless that is its only one."""
+    *others, last = prompt
+    if last.tokens > 1:
+        return (*others, Segment(last.seed, last.tokens - 1, last.first))
+    return tuple(others) or prompt
 
 
 def leg_of(body: Mapping[str, Any], fields: Mapping[str, Any]) -> Leg:

@@ -31,6 +31,8 @@ def ready(fleet: Fleet, wanted: Wanted) -> Ready:
         prefills=_without(found.prefills, out),
         decodes=_without(found.decodes, out),
         of={role: _without(rows, out) for role, rows in found.of.items()},
+        alike=found.alike,
+        adapters=found.adapters,
     )
 
 

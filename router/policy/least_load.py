@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cluster.instance import Role
 from router.columns import Ints
 from router.journey import Chosen
@@ -19,21 +21,20 @@ def least_load(fleet: Fleet, wanted: Wanted) -> Chosen:
     found = ready(fleet, wanted)
     if not len(found.any):
         return Chosen(None, None, "no ready instance serves this model")
-    takers = _takers(fleet, found.prefills, found.decodes)
-    if wanted.hand_over and _splits(found.prefills, takers):
-        pair = _least_pair(fleet, found.prefills, takers)
+    kinds = _able(fleet, fleet.kinships(found)) if wanted.hand_over else []
+    if kinds:
+        pair = _least_of_all(fleet, kinds)
         # Then it is the least of those with a place, too.
         if fleet.gate is None and all(view.has_place(wanted.routers) for view in pair):
             return _handed_over(*pair)
-        prefills, decodes = (with_place(fleet, rows, wanted) for rows in (found.prefills, takers))
-        decodes = _takers(fleet, prefills, decodes)
-        if not _splits(prefills, decodes):
+        kinds = _able(fleet, [(with_place(fleet, p, wanted), with_place(fleet, d, wanted)) for p, d in kinds])
+        if not kinds:
             return Chosen(None, None, "every prefill or every decode instance is full", wait=True)
-        return _handed_over(*_least_pair(fleet, prefills, decodes))
+        return _handed_over(*_least_of_all(fleet, kinds))
     alone = _least_alone(fleet, found, wanted)
     if alone is None:
         return Chosen(None, None, "every instance is full", wait=True)
-    why = "not handed over" if not wanted.hand_over else f"no second instance to hand over {_missing(found)}"
+    why = "not handed over" if not wanted.hand_over else _missing(fleet, found)
     return Chosen(None, alone.id, f"{why}: whole on {_say(alone)}")
 
 
@@ -46,6 +47,22 @@ def _splits(prefills: Ints, decodes: Ints) -> bool:
     if not len(prefills) or not len(decodes):
         return False
     return len(prefills) > 1 or len(decodes) > 1 or bool(prefills[0] != decodes[0])
+
+
+def _able(fleet: Fleet, kinds: list[tuple[Ints, Ints]]) -> list[tuple[Ints, Ints]]:
+    """Of each kind those that may prefill, and those that take it from one of them; kinds with nobody are left out."""
+    takers = [(prefills, _takers(fleet, prefills, decodes)) for prefills, decodes in kinds]
+    return [(prefills, decodes) for prefills, decodes in takers if _splits(prefills, decodes)]
+
+
+def _least_of_all(fleet: Fleet, kinds: list[tuple[Ints, Ints]]) -> tuple[InstanceView, InstanceView]:
+    """The least loaded pair of each kind, and of these the one whose decode instance is least loaded."""
+    if len(kinds) == 1:
+        return _least_pair(fleet, *kinds[0])
+    pairs = {decode.row: (prefill, decode) for prefill, decode in (_least_pair(fleet, *kind) for kind in kinds)}
+    best = _least(fleet, np.array(sorted(pairs), dtype=np.int64))
+    assert best is not None
+    return pairs[best.row]
 
 
 def _takers(fleet: Fleet, prefills: Ints, decodes: Ints) -> Ints:
@@ -90,7 +107,7 @@ def _say(view: InstanceView) -> str:
     return f"{view.id} (inflight {view.inflight}, waiting {view.load.waiting}, kv {view.load.kv_usage:.0%})"
 
 
-def _missing(found: Ready) -> str:
+def _missing(fleet: Fleet, found: Ready) -> str:
     if len(found.prefills) and _splits(found.prefills, found.decodes):
-        return "to that pulls from another"
-    return "from" if not len(found.prefills) else "to"
+        return fleet.because_whole(found) or "no second instance to hand over to that pulls from another"
+    return f"no second instance to hand over {'from' if not len(found.prefills) else 'to'}"

@@ -63,6 +63,7 @@ def weighed(fleet: Fleet, wanted: Wanted, hysteresis: float, alike: float) -> Ch
         for prefills, decodes in fleet.kinships(found):
             _pair_up(ways, prefills, decodes, min(begin, default=math.inf), bests)
         options += [bests[begins] for begins in (True, False) if begins in bests]
+        return _cheapest(fleet, prices, options, found)
     return _cheapest(fleet, prices, options)
 
 
@@ -108,8 +109,8 @@ class _Option:
         """It can begin now, or nearly so."""
 
 
-def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option]) -> Chosen:
-    """A single instance is preferred by `HYSTERESIS`."""
+def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option], found: Ready | None = None) -> Chosen:
+    """A single instance is preferred by `HYSTERESIS`. `found`: among whom there may be a pair."""
     now = best = other = None
     for each in options:  # few: the best of each kind, and the best of each that can begin now
         if best is None or each.ranked < best.ranked:
@@ -129,7 +130,8 @@ def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option]) -> Chosen:
     if other is not None:
         against = f"; {'whole' if other.prefill == other.decode else 'a pair'} {other.price:.2f}"
     elif prefill is None and prices.wanted.hand_over:
-        against = "; no pair costs less"
+        against = f"; {'' if found is None else fleet.because_whole(found)}"
+        against = against if len(against) > 2 else "; no pair costs less"
     return Chosen(prefill, fleet.at(now.decode).id, _say(fleet, prices, now) + against)
 
 

@@ -93,7 +93,7 @@ def test_whole_on_one_instance() -> None:
 # -- a P that keeps silent --
 
 HOLD_2 = Transfer({**HOLD.fields, "remote_engine_id": "e2"})
-SECOND = Choose(frozenset({P}), hand_over=True, second=True)
+SECOND = Choose(frozenset({P}), hand_over=True, second=True, holders=(P,))
 HALF = 1.0 + 99.0 * TURN
 """When P has had its turn: sent at 1, of a request that has until 100."""
 
@@ -130,7 +130,10 @@ def test_the_first_leg_may_still_answer_first_and_is_used() -> None:
     machine = silent()
     play(machine, [(answer(P, HOLD), [OutlastPrefill(P2), SendDecode(D2, HOLD)])])
     assert machine.prefill == P and P not in machine.excluded
-    play(machine, [(Lost("connection refused", untouched=True), [Choose(frozenset({P2, D2}), hand_over=True)])])
+    play(
+        machine,
+        [(Lost("connection refused", untouched=True), [Choose(frozenset({P2, D2}), hand_over=True, holders=(P,))])],
+    )
     play(machine, [(Chosen(P, D, "again"), [SendDecode(D, HOLD)])])
 
 
@@ -153,7 +156,7 @@ def test_the_last_try_has_all_the_time_that_is_left() -> None:
     machine = silent()
     quarter = HALF + (100.0 - HALF) * TURN
     assert machine.next_wakeup() == quarter
-    third = Choose(frozenset({P, P2}), hand_over=True, second=True)
+    third = Choose(frozenset({P, P2}), hand_over=True, second=True, holders=(P, P2))
     play(machine, [(Tick(), [third]), (Chosen(P3, D, "third"), [SendPrefill(P3, 3)])], now=quarter)
     assert machine.next_wakeup() == 100.0
     gone = [OutlastPrefill(P), OutlastPrefill(P2)]
@@ -166,7 +169,7 @@ def test_a_second_leg_that_fails_costs_the_first_nothing() -> None:
     play(
         machine,
         [
-            (Lost("reset", by=P2), [Choose(frozenset({P, P2}), hand_over=True, second=True)]),
+            (Lost("reset", by=P2), [Choose(frozenset({P, P2}), hand_over=True, second=True, holders=(P,))]),
             (NOBODY, []),
             (answer(P, HOLD), [SendDecode(D2, HOLD)]),
         ],
@@ -175,7 +178,10 @@ def test_a_second_leg_that_fails_costs_the_first_nothing() -> None:
     play(
         machine,
         [
-            (answer(P2, HOLD_2, "abort"), [Release(D2, HOLD_2), Choose(frozenset({P, P2}), True, second=True)]),
+            (
+                answer(P2, HOLD_2, "abort"),
+                [Release(D2, HOLD_2), Choose(frozenset({P, P2}), True, second=True, holders=(P,))],
+            ),
             (Chosen(P3, D, "third"), [SendPrefill(P3, 3)]),
             (Lost("reset", by=P3), []),
             (Lost("reset", by=P), [Fail(error(502)), Finish("failed")]),
@@ -305,7 +311,7 @@ def test_a_decode_leg_that_never_arrived_lets_another_pull_the_same_hold() -> No
         [
             (BOTH_LEGS, [SendPrefill(P, 1)]),
             (HELD, [SendDecode(D, HOLD)]),
-            (Lost("connection refused", untouched=True), [Choose(frozenset({D}), hand_over=True)]),
+            (Lost("connection refused", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))]),
             (Chosen(P, D2, "retry"), [SendDecode(D2, HOLD)]),
         ],
     )
@@ -348,7 +354,7 @@ def test_after_a_seed_another_d_goes_on_with_the_same_token() -> None:
     play(
         machine,
         [
-            (Lost("refused", untouched=True), [Choose(frozenset({D}), hand_over=True)]),
+            (Lost("refused", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))]),
             (Chosen(P, D2, "retry"), [SendDecode(D2, HOLD, 7)]),
             (Lost("reset"), [Choose(frozenset({D, D2}), hand_over=True)]),
             (Chosen(None, P, "only one left"), [Release(D2, HOLD), SendDecode(P, None, 7)]),
@@ -387,7 +393,7 @@ def test_after_a_seed_errors_are_events() -> None:
     play(
         machine,
         [
-            (Lost("x", untouched=True), [Choose(frozenset({D}), hand_over=True)]),
+            (Lost("x", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))]),
             (Chosen(None, None, "nobody"), [FailStream(error(503)), Release(D, HOLD)]),
         ],
     )
@@ -399,7 +405,7 @@ def test_a_d_that_keeps_a_seeded_client_waiting_is_left_for_another() -> None:
     assert machine.next_wakeup() == turn
     play(machine, [(Tick(), [CloseDecode(), Choose(frozenset({D}), hand_over=True)])], now=turn)
     play(machine, [(Chosen(P, D2, "retry"), [Release(D2, HOLD), SendPrefill(P, 2)])], now=turn + 1)
-    second = Choose(frozenset({D, P}), hand_over=True, second=True)
+    second = Choose(frozenset({D, P}), hand_over=True, second=True, holders=(P,))
     while (wakeup := machine.next_wakeup()) != end:
         assert wakeup is not None and wakeup < end, "the client waits no longer for it than for the first"
         play(machine, [(Tick(), [second]), (NOBODY, [])], now=wakeup)
@@ -561,9 +567,9 @@ def test_a_hold_whose_lease_may_have_ended_is_not_pulled(waited_s: float, pulls:
     """D did not take the leg, and no other had a place for a while: by then P's blocks may be another prompt's."""
     machine = journey()
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
-    play(machine, [(Lost("refused", untouched=True), [Choose(frozenset({D}), hand_over=True)])])
+    play(machine, [(Lost("refused", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))])])
     play(machine, [(Chosen(None, None, "full", wait=True), [AwaitFleet()])])
-    play(machine, [(FleetChanged(), [Choose(frozenset({D}), hand_over=True)])], now=1.0 + waited_s)
+    play(machine, [(FleetChanged(), [Choose(frozenset({D}), hand_over=True, holders=(P,))])], now=1.0 + waited_s)
     anew = [Release(D2, HOLD), SendPrefill(P, 2)]
     play(machine, [(Chosen(P, D2, "a place"), [SendDecode(D2, HOLD)] if pulls else anew)], now=1.0 + waited_s)
 
@@ -573,3 +579,34 @@ def test_late_events_are_no_ops() -> None:
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (Refused(400), [ForwardRefusal(), Finish("refused")])])
     for late in (HELD, Lost("x"), Opened(), Ended(), ClientLeft(), Tick(), Released(ok=True), BOTH_LEGS):
         play(machine, [(late, [])], now=1e9)
+
+
+# -- a P whose token is not the answer's first --
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_a_token_that_is_not_the_answers_first_is_used_for_nothing(stream: bool, reason: str) -> None:
+    machine = journey(stream=stream)
+    play(
+        machine,
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (PrefillAnswered(reason, HOLD, None, first=False), [SendDecode(D, HOLD)]),
+            (Opened(), [Relay()]),
+            (Ended(), [Finish("served")]),
+        ],
+    )
+
+
+def test_what_is_held_goes_to_no_d_that_must_not_have_it() -> None:
+    machine = journey()
+    play(
+        machine,
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (HELD, [SendDecode(D, HOLD)]),
+            (Lost("refused", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))]),
+            (Chosen(P2, D2, "other weights", anew=True), [Release(D2, HOLD), SendPrefill(P2, 2)]),
+        ],
+    )

@@ -49,11 +49,13 @@ class MockedRouter:
 
 
 @asynccontextmanager
-async def mocked_router(settings: Sequence[Settings], **router: Any) -> AsyncIterator[MockedRouter]:
+async def mocked_router(
+    settings: Sequence[Settings], *, pins: bool = False, **router: Any
+) -> AsyncIterator[MockedRouter]:
     """A router that has seen every mock."""
     async with MockFleet(list(settings)) as mocks, aiohttp.ClientSession() as client:
         instances = tuple(
-            Instance(id=InstanceId(name), role=each.settings.role, url=each.url)
+            Instance(id=InstanceId(name), role=each.settings.role, url=each.url, pins=pins)
             for name, each in mocks.instances.items()
         )
         config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **router)

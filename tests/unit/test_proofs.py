@@ -7,7 +7,22 @@ import pytest
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.policy import POLICIES
-from router.proofs import AGAIN_S, EACH, LATER_S, TIE, Pair, Proofs, Said, fault, question, read
+from router.proofs import (
+    AGAIN_S,
+    EACH,
+    LATER_S,
+    TIE,
+    TRIES,
+    Pair,
+    Proofs,
+    Said,
+    chat_read,
+    fault,
+    inexact,
+    other_chat,
+    question,
+    read,
+)
 from router.records import Wanted
 from router.view import View
 
@@ -35,7 +50,7 @@ def test_every_pair_once_and_every_instance_soon() -> None:
     proofs, view = Proofs(), fleet()
     order = all_due(proofs, view)
     assert sorted(order) == [(P0, D0), (P0, D1), (P1, D0), (P1, D1)] and proofs.proven() == 4
-    assert {name for pair in order[:2] for name in pair} == {P0, P1, D0, D1}
+    assert {name for pair in order[:3] for name in pair} == {P0, P1, D0, D1}
     assert proofs.due(view.all(), "another", 0.0) is None
 
 
@@ -78,8 +93,118 @@ def test_who_serves_other_weights_is_not_asked() -> None:
 
 
 def test_of_many_some_are_enough() -> None:
+    proofs, view = Proofs(), fleet(EACH, 3)
+    assert len(all_due(proofs, view)) == 3 * EACH
     proofs, view = Proofs(), fleet(EACH + 9, 1)
-    assert len(all_due(proofs, view)) == EACH
+    order = all_due(proofs, view)
+    assert len(order) == len(set(order)) == EACH + 9, "each P hands over only once it is proven with somebody"
+    told(proofs, view)
+    assert view.all().ready("m").alike
+
+
+def told(proofs: Proofs, view: View) -> None:
+    gives, takes, inexact, failed = proofs.standing(view.all())
+    view.proven(gives, takes, inexact)
+    view.distrust(failed)
+
+
+def chosen(view: View, policy: str = "least_load") -> tuple[str | None, str | None]:
+    found = POLICIES[policy](view.all(), Wanted(model="m", hand_over=True))
+    return found.prefill, found.decode
+
+
+@pytest.mark.parametrize("policy", ["least_load", "workload"])
+def test_what_is_not_proven_hands_nothing_over(policy: str) -> None:
+    proofs, view = Proofs(), fleet(1, 1)
+    view.proven({}, {}, {})
+    found = POLICIES[policy](view.all(), Wanted(model="m", hand_over=True))
+    assert (found.prefill, found.decode) == (None, "d0") and "no pair of instances is proven" in found.because
+    assert "not proven" in view.not_exact(P0, D0)
+    proofs.ended(Pair(P0, 1, D0, 1), "otherwise", 0.0)
+    told(proofs, view)
+    assert "otherwise" in POLICIES[policy](view.all(), Wanted(model="m", hand_over=True)).because
+    proofs.ended(Pair(P0, 1, D0, 1), "", 0.0)
+    told(proofs, view)
+    assert chosen(view) == (P0, D0) and view.not_exact(P0, D0) == ""
+    view.add(Instance(id=D0, role=Role.DECODE, url="http://d0", epoch=2))
+    view.seen(D0, ({"id": "m"},), Load())
+    assert chosen(view) == (None, "d0"), "another life"
+    proofs.ended(Pair(P0, 1, D0, 1), "", 0.0)
+    told(proofs, view)
+    assert chosen(view) == (None, "d0"), "a proof of the former life that ends late proves nothing of this one"
+
+
+def test_an_engine_that_nobody_numbers_is_proven_anew_once_it_was_down() -> None:
+    proofs, view = Proofs(), fleet(1, 1, p0=0, d0=0)
+    assert all_due(proofs, view) == [(P0, D0)]
+    told(proofs, view)
+    assert chosen(view) == (P0, D0)
+    view.unreachable(D0)
+    view.seen(D0, ({"id": "m"},), Load())
+    assert chosen(view) == (None, D0)
+    assert all_due(proofs, view) == [(P0, D0)]
+    told(proofs, view)
+    assert chosen(view) == (P0, D0)
+
+
+def test_a_circle_hands_over_although_not_every_pair_was_tried() -> None:
+    proofs, view = Proofs(), fleet()
+    for pair in (Pair(P0, 1, D0, 1), Pair(P1, 1, D0, 1), Pair(P0, 1, D1, 1)):
+        proofs.ended(pair, "", 0.0)
+    told(proofs, view)
+    assert view.all().proven(view.get(P1).row, view.get(D1).row) and view.not_exact(P1, D1) == ""
+    proofs.ended(Pair(P1, 1, D1, 1), "otherwise", 0.0)
+    told(proofs, view)
+    assert view.all().apart(view.get(P1).row, view.get(D1).row), "whatever its circle says"
+    assert not view.all().apart(view.get(P1).row, view.get(D0).row)
+
+
+def test_two_circles_hand_over_each_among_themselves_until_one_pair_links_them() -> None:
+    proofs, view = Proofs(), fleet()
+    proofs.ended(Pair(P0, 1, D0, 1), "", 0.0)
+    proofs.ended(Pair(P1, 1, D1, 1), "", 0.0)
+    told(proofs, view)
+    all_of = view.all()
+    found = all_of.kinships(all_of.ready("m"))
+    rows = [([all_of.at(row).id for row in p], [all_of.at(row).id for row in d]) for p, d in found]
+    assert sorted(rows) == [([P0], [D0]), ([P1], [D1])]
+    assert chosen(view) in {(P0, D0), (P1, D1)} and chosen(view, "workload") not in {(P0, D1), (P1, D0)}
+    assert proofs.joining(view.all(), "m", 0.0) in (Pair(P0, 1, D1, 1), Pair(P1, 1, D0, 1))
+    proofs.ended(Pair(P1, 1, D0, 1), "", 0.0)
+    told(proofs, view)
+    assert all_of.ready("m").alike and proofs.joining(view.all(), "m", 0.0) is None
+
+
+def test_a_pair_whose_first_tokens_differ_hands_over_and_seeds_nothing() -> None:
+    proofs, view = Proofs(), fleet()
+    for pair in (Pair(P0, 1, D0, 1), Pair(P1, 1, D0, 1), Pair(P1, 1, D1, 1)):
+        proofs.ended(pair, "", 0.0, "not the first" if pair.prefill == P0 else "")
+    told(proofs, view)
+    assert view.not_exact(P0, D0) == "not the first" and view.not_exact(P1, D0) == view.not_exact(P1, D1) == ""
+    assert view.not_exact(P0, D1) == "not the first", "not tried itself: as its P's worst"
+    assert not view.all().apart(view.get(P0).row, view.get(D0).row)
+    assert (P0, D0) in all_due(proofs, view, AGAIN_S), "it may have been a tie"
+    told(proofs, view)
+    assert view.not_exact(P0, D0) == ""
+
+
+def test_who_fails_with_several_is_not_tried_with_all() -> None:
+    proofs, view = Proofs(), fleet(1, 20)
+    tried = 0
+    while (pair := proofs.joining(view.all(), "m", 0.0)) is not None:
+        proofs.ended(pair, "otherwise", 0.0)
+        tried += 1
+    assert tried == TRIES
+
+
+def test_several_at_once_are_of_different_instances() -> None:
+    proofs, view = Proofs(), fleet(3, 3)
+    busy: frozenset[InstanceId] = frozenset()
+    for _ in range(3):
+        pair = proofs.joining(view.all(), "m", 0.0, busy)
+        assert pair is not None and busy.isdisjoint(pair.names)
+        busy |= {*pair.names}
+    assert proofs.joining(view.all(), "m", 0.0, busy) is None
 
 
 def test_what_failed_hands_nothing_over_until_it_has_passed() -> None:
@@ -88,19 +213,15 @@ def test_what_failed_hands_nothing_over_until_it_has_passed() -> None:
     assert proofs.failed() == {(P0, D0): "otherwise"}
     view.distrust(proofs.failed())
 
-    def chosen() -> tuple[str | None, str | None]:
-        found = POLICIES["least_load"](view.all(), Wanted(model="m", hand_over=True))
-        return found.prefill, found.decode
-
-    assert chosen() == (None, "d0")
+    assert chosen(view) == (None, "d0")
     view.all().shuns(view.get(D0), ())
-    assert chosen() == (None, "d0"), "what its agent says is another thing"
+    assert chosen(view) == (None, "d0"), "what its agent says is another thing"
     assert all_due(proofs, view, AGAIN_S - 1) == []
     assert all_due(proofs, view, AGAIN_S, "otherwise") == [(P0, D0)]
     assert all_due(proofs, view, 2 * AGAIN_S) == [], "twice as long"
     assert all_due(proofs, view, 3 * AGAIN_S) == [(P0, D0)] and proofs.failed() == {}
     view.distrust(proofs.failed())
-    assert chosen() == ("p0", "d0")
+    assert chosen(view) == ("p0", "d0")
 
 
 def test_what_says_nothing_of_a_pair_changes_nothing() -> None:
@@ -116,7 +237,10 @@ def test_what_says_nothing_of_a_pair_changes_nothing() -> None:
 
 def test_what_answers_prove() -> None:
     alone = Said("abc", 0)
-    assert fault(Said("abc", 96), alone) == "" and fault(Said("abc", None), alone) == ""
+    assert fault(Said("abc", 96), alone) == ""
+    assert "enable-prompt-tokens-details" in (fault(Said("abc", None), alone) or ""), "it cannot be told"
+    assert fault(Said("abc", 96, ids=(1, 2)), Said("abc", 0, ids=(1, 3))) is None, "one text of other tokens"
+    assert "other tokens" in (fault(Said("abc", 96, prompt=(1,)), Said("abc", 0, prompt=(2,))) or "")
     assert "nothing was handed over" in (fault(Said("abc", 0), alone) or "")
     assert fault(Said("abd", 96), alone) is None
 
@@ -128,6 +252,30 @@ def test_a_tie_is_no_fault(behind: float, good: bool) -> None:
     assert (fault(handed, alone) == "") is good
     unheard_of = Said("az", 0, ("a", "z"), ({"a": -1.0}, {"z": -2.0}))
     assert fault(handed, unheard_of)
+
+
+def test_whose_token_is_the_first() -> None:
+    handed, alone = Said("ab", 96, ids=(5, 6)), Said("ab", 0, ids=(5, 6))
+    assert inexact(Said("a", 0, ids=(5,)), "", handed, alone) == ""
+    assert "not D's first" in inexact(Said("b", 0, ids=(6,)), "", handed, alone)
+    assert inexact(Said("a", 0, ids=(5,)), "P holds 6 of 7", handed, alone) == "P holds 6 of 7", "equal by chance"
+    for first, other in (
+        (Said("a", 0), handed),
+        (Said("a", 0, ids=(5,)), Said("ab", 96)),
+        (Said("a", 0, ids=(5, 6)), handed),
+    ):
+        assert "do not name" in inexact(first, "", other, alone)
+    assert inexact(Said("a", 0, ids=(5,)), "", Said("xb", 96, ids=(4, 6)), alone)
+    assert inexact(Said("a", 0, ids=(5,)), "", handed, Said("xb", 0, ids=(4, 6)))
+
+
+def test_how_chats_are_read() -> None:
+    assert chat_read(b'{"prompt_token_ids": [1, 2], "usage": {"prompt_tokens": 2}}') == (1, 2)
+    assert chat_read(b'{"usage": {"prompt_tokens": 2}}') == 2
+    for silent in (b"{}", b"", b"[]", b'{"usage": {}}', b"\xff"):
+        assert chat_read(silent) is None
+    assert other_chat((1, 2), (1, 2)) == other_chat(None, (1,)) == other_chat(2, (1, 2)) == other_chat(0, 0) == ""
+    assert "templates" in other_chat((1, 2), (1, 3)) and "templates" in other_chat(0, 3)
 
 
 def test_what_an_engine_says() -> None:
