@@ -79,6 +79,8 @@ class Proven(msgspec.Struct, tag="proven"):
 
     gives: dict[InstanceId, int]
     takes: dict[InstanceId, int]
+    doubts: list[tuple[InstanceId, InstanceId, str]] = []
+    """Pairs that could not be tried, and why: a choice says so."""
 
 
 class LegStarted(msgspec.Struct, tag="leg_started"):

@@ -141,9 +141,11 @@ class LoggedView(View):
         gives: Mapping[InstanceId, int],
         takes: Mapping[InstanceId, int],
         inexact: Mapping[tuple[InstanceId, InstanceId], str],
+        doubts: Mapping[tuple[InstanceId, InstanceId], str],
     ) -> None:
-        with self._log.of(d.Proven(dict(gives), dict(takes))):  # what is not exact decides no choice
-            super().proven(gives, takes, inexact)
+        entry = d.Proven(dict(gives), dict(takes), [(*names, because) for names, because in doubts.items()])
+        with self._log.of(entry):  # what is not exact decides no choice
+            super().proven(gives, takes, inexact, doubts)
 
     def leg_started(self, instance: InstanceId) -> None:
         with self._log.of(d.LegStarted(instance)):

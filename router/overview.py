@@ -118,20 +118,25 @@ class Overview:
         known = {(pair.prefill, pair.decode): pair for pair in self._pairs}
         fleet = self._desk.view.all()
         apart = {(producer, fleet.at(row).id) for row, shunned in fleet.shunning.items() for producer in shunned}
-        for pair in apart - known.keys():
+        unproven = fleet.unproven_pairs(PAIRS)
+        for pair in (apart | unproven | fleet.inexact.keys()) - known.keys():
             known[pair] = Pair(*pair)
         if reader is not None:
             theirs = {seen.id for seen in fleet if seen.instance.serves(reader)}
             known = {names: pair for names, pair in known.items() if theirs.issuperset(names)}
-        order = sorted(known.items(), key=lambda one: (one[0] not in apart, -one[1].failed, -one[1].handed_over))
+        order = sorted(
+            known.items(), key=lambda one: (one[0] not in apart | unproven, -one[1].failed, -one[1].handed_over)
+        )
         return [
             {
                 "prefill": pair.prefill,
                 "decode": pair.decode,
                 "handed_over": pair.handed_over,
                 "failed": pair.failed,
-                "last_failure": fleet.distrusted.get(names, pair.last_failure),
-                "apart": names in apart,
+                "last_failure": fleet.distrusted.get(names)
+                or (f"not proven yet: {fleet.doubts.get(names, '')}" if names in unproven else pair.last_failure),
+                "apart": names in apart or names in unproven,
+                "unseeded": fleet.inexact.get(names, ""),
             }
             for names, pair in order[:PAIRS]
         ]
@@ -239,6 +244,7 @@ def _pairs_added(told: Iterable[Json]) -> list[Json]:
             known[name] += each[name]
         known["last_failure"] = known["last_failure"] or each["last_failure"]
         known["apart"] = known["apart"] or each["apart"]
+        known["unseeded"] = known.get("unseeded") or each.get("unseeded", "")
     order = sorted(
         found.values(), key=lambda pair: (not pair["apart"], -pair["failed"], pair["prefill"], pair["decode"])
     )

@@ -8,8 +8,8 @@ cache, and prove nothing.)
 
 *The hand-over* is proven if both answers have the same greedy tokens, if D says that it had tokens from elsewhere, and
 if both instances read a prompt and a chat as the same tokens. Where answers differ once, both are asked for logprobs: a
-tie that another batch decides otherwise is no fault (`TIE`). *P's token* is proven if P has computed all of the prompt by
-its own word, and if the token with which P ends its leg is D's first one, in both answers. Only then may it be given to
+tie that another batch decides otherwise is no fault (`TIE`). *P's token* is proven if P says that it has computed the
+whole prompt, and if the token with which P ends its leg is D's first one, in both answers. Only then may it be given to
 a client before D speaks, or stand for an answer. What cannot be told is not proven.
 
 What is equal to the same is equal: instances that are linked by proven pairs are a *circle* (`Standing`),
@@ -222,6 +222,8 @@ class _Record:
     good: bool = False
     because: str = ""
     """Why it is not to be relied on."""
+    doubt: str = ""
+    """Why the last try has said nothing of it."""
     inexact: str = ""
     """Of a good one: why P's token may not stand for D's first."""
     again_s: float = 0.0
@@ -240,6 +242,8 @@ class Standing(NamedTuple):
     itself is no better than another pair of its P."""
     failed: dict[tuple[InstanceId, InstanceId], str]
     """Pairs that hand nothing over until they have passed, and why."""
+    doubts: dict[tuple[InstanceId, InstanceId], str]
+    """Pairs of which the last try has said nothing, and why."""
 
 
 _Node = tuple[bool, InstanceId, int]
@@ -360,12 +364,13 @@ class Proofs:
 
     # --- what came of it ----------------------------------------------------------------------------------------------
 
-    def ended(self, pair: Pair, because: str | None, now: float, inexact: str = "") -> None:
-        """A proof is over: well (empty), or not and why; None: it says nothing of the pair. `inexact`: of one that is
-        over well, why P's token may not stand for D's first.
+    def ended(self, pair: Pair, because: str | None, now: float, inexact: str = "", doubt: str = "") -> None:
+        """A proof is over: well (empty), or not and why; None: it says nothing of the pair (`doubt`: why). `inexact`:
+        of one that is over well, why P's token may not stand for D's first.
         """
         self.tried += 1
         record = self._records.setdefault(pair, _Record())
+        record.doubt = doubt
         if because == "":
             record.good, record.because, record.inexact = True, "", inexact
             self._join(pair)
@@ -399,7 +404,8 @@ class Proofs:
         inexact = {names: because for names, because in told.items() if because}
         for prefill, because in {prefill: because for (prefill, _), because in inexact.items()}.items():
             inexact |= {(prefill, decode): because for decode in takes if (prefill, decode) not in told}
-        return Standing(gives, takes, inexact, self.failed())
+        doubts = {pair.names: record.doubt for pair, record in self._records.items() if record.doubt}
+        return Standing(gives, takes, inexact, self.failed(), doubts)
 
     def failed(self) -> dict[tuple[InstanceId, InstanceId], str]:
         """Pairs that hand nothing over until they have passed, and why."""

@@ -66,7 +66,7 @@ class Prover:
         self.news: Final = asyncio.Event()
         """The fleet has changed: there may be somebody to prove."""
         self._complete_at: float | None = None
-        router.view.proven({}, {}, {})  # from here on, nothing else is handed over
+        router.view.proven({}, {}, {}, {})  # from here on, nothing else is handed over
 
     def settled(self, now: float) -> bool:
         """Whether a router with somebody for each leg, now, has proven enough to begin: one pair, or as long as there
@@ -115,13 +115,13 @@ class Prover:
 
     async def prove(self, pair: Pair, model: str, *, joining: bool = False) -> None:
         """Once; the router's view is told what came of it."""
-        inexact = ""
+        inexact = doubt = ""
         try:
             because, inexact = await _Proof(self._router, pair, model, joining=joining).made()
         except (_NoWord, EngineLost, TimeoutError) as none:
-            logger.debug("%s to %s: not proven: %s", *pair.names, none)
-            because = None
-        self.proofs.ended(pair, because, time.monotonic(), inexact)
+            because, doubt = None, str(none) or "it took too long"
+            logger.log(logging.INFO if joining else logging.DEBUG, "%s to %s: not proven: %s", *pair.names, doubt)
+        self.proofs.ended(pair, because, time.monotonic(), inexact, doubt)
         self._router.meters.proofs.labels({None: "none", "": "passed"}.get(because, "failed")).inc()
         if because:
             logger.warning("%s to %s: nothing is handed over for now: %s", *pair.names, because)
@@ -131,10 +131,10 @@ class Prover:
 
     def _tell(self) -> None:
         router, view = self._router, self._router.view
-        gives, takes, inexact, failed = self.proofs.standing(view.all())
-        view.proven(gives, takes, inexact)
-        if failed != view.distrusted:
-            view.distrust(failed)
+        standing = self.proofs.standing(view.all())
+        view.proven(standing.gives, standing.takes, standing.inexact, standing.doubts)
+        if standing.failed != view.distrusted:
+            view.distrust(standing.failed)
         router.call(router.desk.fleet_changed())
 
 

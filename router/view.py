@@ -284,6 +284,7 @@ class Ready(NamedTuple):
 
 
 _UNKNOWN: Final = -1
+_NOBODY: Final = -2
 
 
 class Fleet(Sequence[InstanceView]):
@@ -311,6 +312,8 @@ class Fleet(Sequence[InstanceView]):
         """Nothing is handed over that is not proven."""
         self.inexact: Mapping[tuple[InstanceId, InstanceId], str] = {}
         """Pairs that hand over and whose first tokens differ, or cannot be compared, and why."""
+        self.doubts: Mapping[tuple[InstanceId, InstanceId], str] = {}
+        """Pairs that could not be tried, and why."""
         self._rows: dict[int, InstanceView] = {}
         self._ready: dict[tuple[str | None, str | None], Ready] = {}
         self._version = -1
@@ -461,6 +464,7 @@ class Fleet(Sequence[InstanceView]):
         gives: Mapping[InstanceId, int],
         takes: Mapping[InstanceId, int],
         inexact: Mapping[tuple[InstanceId, InstanceId], str],
+        doubts: Mapping[tuple[InstanceId, InstanceId], str],
     ) -> None:
         """Who is proven to be alike (`router.proofs`), by circle's number, as producer and as consumer; from now on
         nothing is handed over that is not proven.
@@ -468,7 +472,7 @@ class Fleet(Sequence[InstanceView]):
         columns = self.columns
         for view in self:
             columns.gives[view.row], columns.takes[view.row] = gives.get(view.id, 0), takes.get(view.id, 0)
-        self.proving, self.inexact = True, dict(inexact)
+        self.proving, self.inexact, self.doubts = True, dict(inexact), dict(doubts)
         columns.changed()
 
     def unproven(self, view: InstanceView) -> None:
@@ -508,6 +512,19 @@ class Fleet(Sequence[InstanceView]):
         adapter = p.adapter(model)
         return adapter != "" and adapter == d.adapter(model)
 
+    def unproven_pairs(self, most: int) -> set[tuple[InstanceId, InstanceId]]:
+        """Ready instances that would hand over if it were proven that they do, in pairs: at most so many."""
+        found: set[tuple[InstanceId, InstanceId]] = set()
+        models = {view.models[0] for view in self if view.ready and view.models} if self.proving else set()
+        for ready in (self.ready(model) for model in sorted(models)):
+            for prefill in ready.prefills.tolist() if not ready.alike else ():
+                for decode in ready.decodes.tolist():
+                    if prefill != decode and not self.proven(prefill, decode):
+                        found.add((self.at(prefill).id, self.at(decode).id))
+                        if len(found) >= most:
+                            return found
+        return found
+
     def kinships(self, found: Ready) -> list[tuple[Ints, Ints]]:
         """Who may prefill, and who may decode, of each kind: of one circle of those that are proven to be alike, with
         the same weights and the same adapter. Where a model is being replaced there are two. Those that do not say
@@ -537,8 +554,10 @@ class Fleet(Sequence[InstanceView]):
         if adapters is not None and len({*adapters[found.any].tolist()}) > 1:
             return "this name is not one adapter everywhere"
         names = {self.at(row).id for row in found.any.tolist()}
-        failed = (because for pair, because in self.distrusted.items() if names.issuperset(pair))
-        because = next(failed, "") if self.proving else "their weights differ"
+        if not self.proving:
+            return "their weights differ"
+        told = [*self.distrusted.items(), *((pair, f"not proven yet: {why}") for pair, why in self.doubts.items())]
+        because = next((because for pair, because in told if names.issuperset(pair)), "")
         return because or "no pair of instances is proven to hand over yet"
 
     def near(self, prefill: int, decode: int) -> bool:
@@ -560,7 +579,7 @@ class Fleet(Sequence[InstanceView]):
 
 
 def _split(
-    kinds: list[tuple[Ints, Ints]], firsts: Ints, seconds: Ints, names: Sequence[int], others: int = _UNKNOWN
+    kinds: list[tuple[Ints, Ints]], firsts: Ints, seconds: Ints, names: Sequence[int], others: int = _NOBODY
 ) -> list[tuple[Ints, Ints]]:
     """Each kind by the names that its prefill (`firsts`) and decode instances (`seconds`) have; those with the name
     `others` go with every one.
@@ -627,9 +646,10 @@ class View:
         gives: Mapping[InstanceId, int],
         takes: Mapping[InstanceId, int],
         inexact: Mapping[tuple[InstanceId, InstanceId], str],
+        doubts: Mapping[tuple[InstanceId, InstanceId], str],
     ) -> None:
         """Who is proven to be alike, and which pairs' first tokens are not (`Fleet.circles`)."""
-        self._fleet.circles(gives, takes, inexact)
+        self._fleet.circles(gives, takes, inexact, doubts)
 
     def not_exact(self, prefill: InstanceId, decode: InstanceId) -> str:
         """Why P's own first token may not stand for D's; empty: it may."""

@@ -208,6 +208,7 @@ def _reported(member: Member, router: InstanceId) -> Reported:
         models=beat.models,
         shuns=tuple(InstanceId(name) for name in beat.shuns),
         evicted=beat.evicted,
+        adapters=beat.adapters,
     )
 
 

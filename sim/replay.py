@@ -142,8 +142,8 @@ class _Again:
                 view.set_aside(reasons)
             case d.Distrusted(pairs):
                 view.distrust({(prefill, decode): because for prefill, decode, because in pairs})
-            case d.Proven(gives, takes):
-                view.proven(gives, takes, {})
+            case d.Proven(gives, takes, doubts):
+                view.proven(gives, takes, {}, {(prefill, decode): because for prefill, decode, because in doubts})
             case d.LegStarted(instance):
                 view.leg_started(instance)
             case d.Indexed():

@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 
 from baton.lifeline import watch_lifeline
@@ -53,7 +54,7 @@ from engine.vllm.placement import Gpu
 from engine.vllm.spec import Connector, Device, EngineSpec, value_of
 from engine.vllm.supervise import START_MAX_S, State
 from engine.vllm.transfer import ASKED, connector_for, left_by_flags
-from engine.vllm.weights import weights_of
+from engine.vllm.weights import adapter_marks, adapter_of, weights_of
 from kvtransfer.door import PATH_BYTES_MAX
 from kvtransfer.proving import InstanceProofs
 from prefill.rules import PrefillRules
@@ -164,7 +165,18 @@ def run(args: argparse.Namespace) -> int:
 def _weights(named: str | None, spec: EngineSpec) -> str:
     if named is not None:
         return named
-    return weights_of(spec.model, value_of(spec.extra_args, "--revision"), {**os.environ, **spec.extra_env})
+    found = weights_of(spec.model, value_of(spec.extra_args, "--revision"), {**os.environ, **spec.extra_env})
+    more = [(flag, value) for flag in _CHANGES_ANSWERS if (value := value_of(spec.extra_args, flag)) is not None]
+    return f"{found}+{blake2b(repr(more).encode(), digest_size=6).hexdigest()}" if found and more else found
+
+
+_CHANGES_ANSWERS = (
+    "--chat-template", "--chat-template-content-format", "--default-chat-template-kwargs", "--generation-config",
+    "--hf-overrides", "--override-generation-config", "--quantization", "--tokenizer", "--tokenizer-mode",
+    "--tokenizer-revision",
+)  # fmt: skip
+"""Flags of vLLM by which the same files are read as other prompts, or answered otherwise: told apart as other weights
+are."""
 
 
 def agent_rules(spec: EngineSpec) -> dict[Role, Rules]:
@@ -205,6 +217,8 @@ class _Instance:
             port=args.agent_port,
             drain_s=args.drain_s,
             weights=partial(_weights, args.weights, spec),
+            adapter=adapter_of,
+            adapter_marks=adapter_marks,
             node=this_node() if args.node is None else args.node,
             tenants=tenants_of(args.tenant),
             ticket_keys=None if ticket_keys is None else lambda: ticket_keys.get().keys,

@@ -117,6 +117,8 @@ class Heartbeat:
     role: Role = Role.BOTH
     models: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=64)] = ()
     """The engine's own ``/v1/models`` entries."""
+    adapters: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=64)] = field(default_factory=dict)
+    """Of the LoRA adapters among them, digests of their files: told apart by equality only; empty: nobody can tell."""
     url: _Url
     """Base URL of the engine's HTTP server (of a router: of its endpoint), no trailing slash."""
     agent_url: _Url | None = None
@@ -237,6 +239,7 @@ def _checked(beat: Heartbeat) -> tuple[Heartbeat | None, str]:
     ]
     said = [("demand", text) for each in beat.demand for text in (each.model, *each.tenants)]
     said += [("quarantined", because) for _, _, because, _ in beat.quarantined.values()]
+    said += [("adapters", text) for pair in beat.adapters.items() for text in pair]
     for name, text in [*texts, *said, *(("models", model) for model in beat.model_names)]:
         if not text.isprintable():
             return None, f"control characters in `{name}`"

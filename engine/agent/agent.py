@@ -20,6 +20,7 @@ from cluster.instance import Role
 from cluster.registry.membership import BEAT_EVERY_S, SHUNS_BYTES_MAX, SHUNS_MAX, Heartbeat, Kind, Membership
 from cluster.registry.membership import State as MemberState
 from cluster.registry.registry import Refused, Registry, RegistryDown
+from engine.agent.adapters import Adapters
 from engine.agent.grants import concerning
 from engine.agent.http import Gate, agent_app, listen
 from engine.agent.kv_events import follow, make_room
@@ -60,6 +61,8 @@ MODELS_EVERY_LOOKS = 20
 ROUTERS_MAX = 128
 """Routers that share an instance's credits: their names and grants take a third of a heartbeat. Of more, those whose
 names come first."""
+ADAPTERS_EVERY_LOOKS = 2
+"""The same of an engine that has some: a name that means another adapter now is to be noticed within a second."""
 
 CLAIM_ATTEMPTS_S = 2.5
 """A taken name is asked for during this many ttls: that of an agent that was killed is free after one."""
@@ -77,6 +80,10 @@ class AgentConfig:
     revision: str = ""
     weights: Callable[[], str] = str
     """Names what the engine serves (`engine.vllm.weights`); may read files. Empty: it cannot be told."""
+    adapter: Callable[[str], str] = lambda _: ""
+    """Names the files of a LoRA adapter's folder; may read them. Empty: they cannot be told."""
+    adapter_marks: Callable[[str], tuple[object, ...]] = lambda _: ()
+    """Tells whether these were touched since (`engine.agent.adapters`)."""
     node: str = ""
     """Names the machine (`engine.agent.node`)."""
     tenants: tuple[str, ...] = ()
@@ -116,6 +123,7 @@ class Agent:
         self._routers = None if registry is None else Membership(registry.ttl_s)
         self._models: tuple[dict[str, Any], ...] = ()
         self._weights = ""
+        self._adapters = Adapters(config.adapter, config.adapter_marks)
         self._nudge = asyncio.Event()
         self._look = asyncio.Event()
         self._code: asyncio.Future[int] | None = None
@@ -335,6 +343,7 @@ class Agent:
             return
         first, self._local_epoch = self._local_epoch == 0, change.epoch
         self._evictions.restart()
+        self._adapters.restart()
         await self._name_weights()
         if first and self._epoch > 0:
             return  # drawn with the name
@@ -366,12 +375,20 @@ class Agent:
             await self._name_weights()  # it may have downloaded them
         async with self._probe() as probe:
             with contextlib.suppress(Unwell):
-                self._hear_models(await probe.models())
+                await self._hear_models(await probe.models())
 
-    def _hear_models(self, entries: tuple[dict[str, Any], ...]) -> None:
-        """Told on only where a name is new or gone: vLLM dates its entries anew at every look."""
-        if [entry.get("id") for entry in entries] != [entry.get("id") for entry in self._models]:
+    async def _hear_models(self, entries: tuple[dict[str, Any], ...]) -> None:
+        """Told on only where one is new or gone: vLLM dates its entries anew at every look."""
+        before = self._adapters.digests
+        await asyncio.to_thread(self._adapters.look, entries)
+        if [_meaning(entry) for entry in entries] != [_meaning(entry) for entry in self._models]:
             self._models = entries
+        if before != self._adapters.digests:
+            self._nudge.set()
+
+    @property
+    def _has_adapters(self) -> bool:
+        return bool(self._adapters.digests)
 
     def _probe(self) -> Probe:
         return Probe(self.spec.url, self.spec.api_key(os.environ))
@@ -385,8 +402,10 @@ class Agent:
                         load = await probe.load()
                         self._feed(LoadRead(load if self._moves is None else with_door(load, self._moves.handoffs)))
                         looks += 1
-                        if looks % MODELS_EVERY_LOOKS == 0:
-                            self._hear_models(await probe.models())
+                        if self._adapters.check():
+                            self._nudge.set()
+                        if looks % (ADAPTERS_EVERY_LOOKS if self._has_adapters else MODELS_EVERY_LOOKS) == 0:
+                            await self._hear_models(await probe.models())
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._look.wait()
@@ -406,6 +425,7 @@ class Agent:
             seq=self._seq,
             role=machine.role,
             models=self._models,
+            adapters=self._adapters.digests,
             url=self.spec.url,
             agent_url=self.url,
             state=MemberState(machine.state.value),
@@ -504,3 +524,8 @@ class Agent:
         with contextlib.suppress(RegistryDown):
             await self.registry.leave(self.spec.instance, self._id)
         await self.registry.close()
+
+
+def _meaning(entry: dict[str, Any]) -> tuple[object, ...]:
+    """Of a ``/v1/models`` entry: what is served under which name."""
+    return entry.get("id"), entry.get("root"), entry.get("parent")

@@ -3,7 +3,8 @@
 Two instances that serve one name with other weights (a model that is being replaced, a folder that one machine has not
 been given yet) must hand nothing over: one's KV means nothing to the other, and no layout tells them apart.
 
-Of a folder it is a digest of its configuration and of samples of its weight files, whatever the folder is called: to
+Of a folder it is a digest of its configuration, tokenizer and templates, of what its generation is by default, and of
+samples of its weight files, whatever the folder is called: to
 read all of a model takes as long as to load it. Another training run changes nearly every tensor, so that samples
 differ; a change of a few tensors in files of the same size can be missed, and wants a name of its own (`baton engine
 --weights`). Of a model on the hub it is the commit.
@@ -15,6 +16,13 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+TOLD: Final = frozenset({
+    "chat_template.json", "config.json", "generation_config.json", "merges.txt", "special_tokens_map.json",
+    "tekken.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
+})  # fmt: skip
+"""Read whole: by these an instance reads a prompt as other tokens, or draws other ones where a request leaves it open.
+(And ``*.jinja``, templates of chats.)"""
 
 SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 SAMPLES: Final = 16
@@ -30,20 +38,61 @@ def weights_of(model: str, revision: str | None, environ: Mapping[str, str]) -> 
     path = Path(model)
     try:
         if path.is_dir():
-            return _of_files(sorted(each for each in path.iterdir() if each.suffix in SUFFIXES), path / "config.json")
+            told = sorted(each for each in path.iterdir() if each.name in TOLD or each.suffix == ".jinja")
+            return _of_files(sorted(each for each in path.iterdir() if each.suffix in SUFFIXES), told)
         if path.is_file():
-            return _of_files([path], None)
+            return _of_files([path], [])
         return _of_hub(model, revision or "main", environ)
     except OSError:
         return ""
 
 
-def _of_files(files: list[Path], config: Path | None) -> str:
+def adapter_of(root: str) -> str:
+    """Of a LoRA adapter's folder on this machine: a digest of all of it (adapters are small). Empty: there is none."""
+    digest = hashlib.blake2b(digest_size=12)
+    files = _files_of(root)
+    try:
+        for file in files:
+            digest.update(f"\0{file.name}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as source:
+                while piece := source.read(1 << 20):
+                    digest.update(piece)
+    except OSError:
+        return ""
+    return digest.hexdigest() if any(file.suffix in SUFFIXES for file in files) else ""
+
+
+def adapter_marks(root: str) -> tuple[object, ...]:
+    """By which one sees, without reading them, that an adapter's files were touched; none where there are none."""
+    try:
+        told = [(file.name, file.stat()) for file in _files_of(root)]
+    except OSError:
+        return ()
+    return tuple((name, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns) for name, seen in told)
+
+
+def _files_of(root: str) -> list[Path]:
+    """What of an adapter's folder says which adapter it is."""
+    path = Path(root)
+    try:
+        if not root or not path.is_dir():
+            return []
+        return sorted(each for each in path.iterdir() if each.suffix in SUFFIXES or each.name in _ADAPTER_FILES)
+    except OSError:
+        return []
+
+
+_ADAPTER_FILES: Final = frozenset({"adapter_config.json"})
+
+
+def _of_files(files: list[Path], whole: list[Path]) -> str:
+    """Of samples of these files, and of all of those."""
     if not files:
         return ""
     digest = hashlib.blake2b(digest_size=12)
-    if config is not None and config.is_file():
-        digest.update(config.read_bytes())
+    for file in whole:
+        content = file.read_bytes()
+        digest.update(f"\0{file.name}\0{len(content)}\0".encode() + content)
     for file in files:
         size = file.stat().st_size
         digest.update(f"\0{file.name}\0{size}\0".encode())

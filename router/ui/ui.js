@@ -266,7 +266,7 @@ function pairs(data) {
   table(
     "pairs",
     [["prefill"], ["decode"], ["handed over", true], ["failed", true], ["last failure"]],
-    data.pairs.slice(0, 24).map((each) => [each.prefill, each.decode, number(each.handed_over), make("td", number(each.failed), each.failed ? "bad" : ""), each.apart ? make("td", `nothing is handed over for now: ${each.last_failure || "not met, or pulls have failed"}`, "bad") : make("td", each.last_failure, "dim")]),
+    data.pairs.slice(0, 24).map((each) => [each.prefill, each.decode, number(each.handed_over), make("td", number(each.failed), each.failed ? "bad" : ""), each.apart ? make("td", `nothing is handed over for now: ${each.last_failure || "not met, or pulls have failed"}`, "bad") : make("td", each.unseeded ? `handed over, but not seeded: ${each.unseeded}` : each.last_failure, "dim")]),
     "",
   );
 }

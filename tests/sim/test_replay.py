@@ -193,6 +193,7 @@ def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     view.unreachable(name)
     view.set_aside({InstanceId("x"): "a fan is loud"})
     view.distrust({(InstanceId("p"), name): "it answers otherwise"})
+    view.proven({InstanceId("p"): 1}, {name: 1}, {}, {(InstanceId("q"), name): "it is busy"})
     view.seen(name, None, None)
     view.leg_started(name)
     desk.leg_ended(name)
@@ -230,6 +231,7 @@ def test_nothing_that_changes_a_desk_or_a_view_is_overlooked() -> None:
             "knows",
             "lacks",
             "models",
+            "not_exact",
             "pair_warm",
             "pair_met",
             "leg_ended",

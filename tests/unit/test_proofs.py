@@ -103,8 +103,8 @@ def test_of_many_some_are_enough() -> None:
 
 
 def told(proofs: Proofs, view: View) -> None:
-    gives, takes, inexact, failed = proofs.standing(view.all())
-    view.proven(gives, takes, inexact)
+    gives, takes, inexact, failed, doubts = proofs.standing(view.all())
+    view.proven(gives, takes, inexact, doubts)
     view.distrust(failed)
 
 
@@ -116,7 +116,7 @@ def chosen(view: View, policy: str = "least_load") -> tuple[str | None, str | No
 @pytest.mark.parametrize("policy", ["least_load", "workload"])
 def test_what_is_not_proven_hands_nothing_over(policy: str) -> None:
     proofs, view = Proofs(), fleet(1, 1)
-    view.proven({}, {}, {})
+    view.proven({}, {}, {}, {})
     found = POLICIES[policy](view.all(), Wanted(model="m", hand_over=True))
     assert (found.prefill, found.decode) == (None, "d0") and "no pair of instances is proven" in found.because
     assert "not proven" in view.not_exact(P0, D0)

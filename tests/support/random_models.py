@@ -1,0 +1,93 @@
+"""Models of several architectures with random weights, a few megabytes each, and LoRA adapters for them.
+
+They say nonsense, but each says its own: wrong blocks, a lost state or a token too early show at once. The tokenizer is
+the one that ships (`engine/tiny/model`): one token a byte.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.tiny import model_path
+
+VOCABULARY = 260
+SHARED: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048,
+    "bos_token_id": None, "eos_token_id": 256, "pad_token_id": 256, "initializer_range": 0.15,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+LETTERS = list(range(97, 123))
+"""Token ids whose texts are whole characters: an answer's text then tells its tokens."""
+OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+def _llama() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(**SHARED)
+
+
+def _gemma3() -> Any:
+    from transformers import Gemma3TextConfig
+
+    kinds = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    return Gemma3TextConfig(**SHARED, sliding_window=64, layer_types=kinds, query_pre_attn_scalar=32)
+
+
+def _falcon_h1() -> Any:
+    from transformers import FalconH1Config
+
+    return FalconH1Config(
+        **SHARED, mamba_d_ssm=128, mamba_n_heads=4, mamba_d_head=32, mamba_n_groups=1, mamba_d_state=16,
+        mamba_d_conv=4, mamba_expand=1, mamba_chunk_size=256,
+    )  # fmt: skip
+
+
+def _mixtral() -> Any:
+    from transformers import MixtralConfig
+
+    return MixtralConfig(**SHARED, num_local_experts=4, num_experts_per_tok=2)
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "dense": _llama, "sliding": _gemma3, "mamba": _falcon_h1, "experts": _mixtral,
+}  # fmt: skip
+
+
+def write_model(kind: str, folder: Path, seed: int = 1) -> Path:
+    """A model of this kind, as vLLM loads it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(KINDS[kind](), dtype=torch.float32)
+    model.save_pretrained(folder)
+    for name in OF_TOKENIZER:
+        shutil.copyfile(model_path() / name, folder / name)
+    return folder
+
+
+def write_adapter(folder: Path, seed: int, rank: int = 8) -> Path:
+    """A LoRA adapter of the dense model, in PEFT's form."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(seed)
+    folder.mkdir(parents=True)
+    sizes = {"q_proj": 128, "v_proj": 64}
+    weights = {}
+    for layer in range(SHARED["num_hidden_layers"]):
+        for name, wide in sizes.items():
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{at}.lora_A.weight"] = torch.randn(rank, SHARED["hidden_size"]) * 0.3
+            weights[f"{at}.lora_B.weight"] = torch.randn(wide, rank) * 0.3
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    told = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "lora_dropout": 0.0,
+            "target_modules": sorted(sizes), "bias": "none", "base_model_name_or_path": "dense"}  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(told))
+    return folder

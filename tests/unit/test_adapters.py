@@ -1,0 +1,169 @@
+"""LoRA adapters: one name is not one adapter. Who says which it is, and between whom it is handed over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
+from engine.agent.adapters import Adapters
+from engine.vllm.weights import adapter_marks, adapter_of
+from router.journey import Chosen
+from router.policy import POLICIES
+from router.records import Reported, Wanted
+from router.view import View
+
+P, P2, D = InstanceId("p"), InstanceId("p2"), InstanceId("d")
+ROLES = {P: Role.PREFILL, P2: Role.PREFILL, D: Role.DECODE}
+
+
+def card(name: str, root: str = "") -> dict[str, Any]:
+    return {"id": name, "root": root, "parent": "m"}
+
+
+def view_of(told: Mapping[InstanceId, Mapping[str, str] | None], *, base: frozenset[InstanceId] = frozenset()) -> View:
+    """By instance the digest of each adapter; None: no agent says. `base`: who has the name `poet` as a model's own."""
+    view = View()
+    for name, digests in told.items():
+        instance = Instance(id=name, role=ROLES[name], url=f"http://{name}", epoch=1)
+        poet = {"id": "poet", "parent": None} if name in base else card("poet")
+        models: tuple[dict[str, object], ...] = ({"id": "m", "parent": None}, poet)
+        if digests is None:
+            view.add(instance)
+            view.seen(name, models, Load())
+            continue
+        view.fold(
+            (
+                *(_reported(each.instance, each.models_json, each.adapters) for each in view.all()),
+                _reported(instance, models, digests),
+            )
+        )
+    return view
+
+
+def _reported(instance: Instance, models: tuple[dict[str, object], ...], adapters: Mapping[str, str]) -> Reported:
+    load = Load()
+    return Reported(
+        instance=instance, state="ready", accepting=True, credits=8, load=load, models=models, adapters=adapters
+    )
+
+
+def chosen(view: View, model: str = "poet", policy: str = "least_load") -> Chosen:
+    return POLICIES[policy](view.all(), Wanted(model=model, hand_over=True))
+
+
+@pytest.mark.parametrize("policy", ["least_load", "workload"])
+@pytest.mark.parametrize(
+    ("prefill", "decode", "said"),
+    [
+        ({"poet": "a"}, {"poet": "b"}, "not one adapter everywhere"),
+        ({"poet": ""}, {"poet": ""}, "nobody tells which adapter"),
+        ({"poet": "a"}, {}, "nobody tells which adapter"),
+        (None, None, "nobody tells which adapter"),
+    ],
+)
+def test_what_is_not_known_to_be_one_adapter_is_served_whole(policy: str, prefill: Any, decode: Any, said: str) -> None:
+    found = chosen(view_of({P: prefill, D: decode}), policy=policy)
+    assert (found.prefill, found.decode) == (None, D) and said in found.because
+
+
+def test_one_adapter_is_handed_over_and_so_is_the_model_whatever_adapters_there_are() -> None:
+    one = view_of({P: {"poet": "a"}, D: {"poet": "a"}})
+    assert (chosen(one).prefill, chosen(one).decode) == (P, D)
+    other = view_of({P: {"poet": "a"}, D: {"poet": "b"}})
+    assert (chosen(other, "m").prefill, chosen(other, "m").decode) == (P, D)
+
+
+def test_a_name_that_is_a_model_here_and_an_adapter_there_is_served_whole() -> None:
+    found = chosen(view_of({P: {}, D: {"poet": "a"}}, base=frozenset({P})))
+    assert (found.prefill, found.decode) == (None, D) and "not one adapter everywhere" in found.because
+
+
+@pytest.mark.parametrize("policy", ["least_load", "workload"])
+def test_of_several_the_one_that_has_the_same(policy: str) -> None:
+    view = view_of({P: {"poet": "b"}, P2: {"poet": "a"}, D: {"poet": "a"}})
+    assert chosen(view, policy=policy).prefill in {P2, None}
+    assert not view.all().pairs(P, D, "poet") and view.all().pairs(P2, D, "poet") and view.all().pairs(P, D, "m")
+    prefills, decodes = zip(*view.all().kinships(view.all().ready("poet")), strict=True)
+    assert [[view.all().at(row).id for row in rows] for rows in (*prefills, *decodes)] == [[P2], [D]]
+
+
+def test_what_an_agent_says_later_counts_at_once() -> None:
+    view = view_of({P: {"poet": "a"}, D: {"poet": "a"}})
+    assert chosen(view).prefill == P
+    view.get(D).adapters = {"poet": ""}
+    assert chosen(view).prefill is None
+    view.get(D).adapters = {"poet": "a"}
+    assert chosen(view).prefill == P
+
+
+class Files:
+    """What is at each path."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, str] = {"/a": "one", "/b": "two"}
+        self.read = 0
+
+    def digest(self, root: str) -> str:
+        self.read += 1
+        return f"digest of {self.at[root]}"
+
+    def marks(self, root: str) -> tuple[object, ...]:
+        return (self.at[root],) if root in self.at else ()
+
+
+def test_an_agent_names_adapters_once_and_knows_when_it_cannot() -> None:
+    files = Files()
+    adapters = Adapters(files.digest, files.marks)
+    loaded = [{"id": "m", "root": "m", "parent": None}, card("poet", "/a"), card("far", "org/far")]
+    adapters.look(loaded)
+    adapters.look(loaded)
+    assert adapters.digests == {"poet": "digest of one", "far": ""} and files.read == 1
+    files.at["/a"] = "three"
+    assert adapters.check() and adapters.digests["poet"] == "", "nobody knows with which the engine computes"
+    adapters.look(loaded)
+    assert not adapters.check() and adapters.digests["poet"] == ""
+    adapters.look([card("poet", "/b")])
+    assert adapters.digests == {"poet": "digest of two"}
+    adapters.look([])
+    adapters.look([card("poet", "/a")])
+    assert adapters.digests == {"poet": "digest of three"}
+    adapters.restart()
+    assert adapters.digests == {}
+
+
+def test_files_that_are_touched_while_they_are_read_are_not_known() -> None:
+    files = Files()
+
+    def digest(root: str) -> str:
+        files.at[root] += "!"
+        return "of half of each"
+
+    adapters = Adapters(digest, files.marks)
+    adapters.look([card("poet", "/a")])
+    assert adapters.digests == {"poet": ""}
+
+
+def test_an_adapter_is_all_of_its_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text('{"r": 8}')
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(b"w" * 3_000_000)
+        (tmp_path / name / "README.md").write_text(name)
+    first, second = (str(tmp_path / name) for name in "ab")
+    assert adapter_of(first) == adapter_of(second) != ""
+    middle = bytearray(b"w" * 3_000_000)
+    middle[1_234_567] = 0
+    before = adapter_marks(second)
+    (tmp_path / "b" / "adapter_model.safetensors").write_bytes(middle)
+    os.utime(tmp_path / "b" / "adapter_model.safetensors", ns=(1, 1))
+    assert adapter_of(first) != adapter_of(second) and adapter_marks(second) != before
+    (tmp_path / "a" / "adapter_config.json").write_text('{"r": 9}')
+    assert adapter_of(first) not in ("", adapter_of(second))
+    for nothing in ("", "org/name", str(tmp_path / "none"), str(tmp_path)):
+        assert adapter_of(nothing) == "" and adapter_marks(nothing) == ()
