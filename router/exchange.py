@@ -199,8 +199,8 @@ class Exchange:
         self._seed: Seed | None = None
         self._way = "whole"
         self._relayed = False
-        self._made_by = ""
-        """The weights of whoever made what the client already has."""
+        self._made_by: tuple[str, int, str] | None = None
+        """The weights, the circle, and what the model's name means, of whoever made what the client already has."""
         self._pending: deque[j.Effect] = deque()
         self._legs: dict[InstanceId, PrefillLeg] = {}
         """Prefill legs that are waited for, oldest first."""
@@ -436,8 +436,11 @@ class Exchange:
     # -- choosing --
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
-        if self._made_by and effect.excluded:
-            self._seat.wanted = msgspec.structs.replace(self._seat.wanted, weights=self._made_by)
+        if self._made_by is not None and effect.excluded:
+            weights, circle, meaning = self._made_by
+            self._seat.wanted = msgspec.structs.replace(
+                self._seat.wanted, weights=weights, circle=circle, meaning=meaning
+            )
         chosen, called = self._router.desk.choose(self._seat, effect, time.monotonic())
         self._call(called)
         if effect.second and chosen.prefill is None:  # all stays as it is
@@ -454,8 +457,11 @@ class Exchange:
 
     def _spoken_by(self, leg: PrefillLeg | AnswerLeg | None) -> None:
         """The client has text of this leg's engine: from here on only its like goes on."""
-        if leg is not None and self._router.view.knows(leg.instance):
-            self._made_by = self._router.view.get(leg.instance).instance.weights
+        view = self._router.view
+        if leg is not None and view.knows(leg.instance):
+            maker = view.get(leg.instance)
+            meaning = maker.meaning(self._seat.wanted.model)
+            self._made_by = maker.instance.weights, view.all().circle(maker.id), meaning
 
     # -- the prefill leg --
 

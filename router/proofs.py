@@ -384,7 +384,9 @@ class Proofs:
 
     def _join(self, pair: Pair) -> None:
         """The two are alike, and so are their circles."""
-        nodes: tuple[_Node, _Node] = (True, *pair[:2]), (False, *pair[2:])
+        ends: tuple[_Node, _Node] = (True, *pair[:2]), (False, *pair[2:])
+        twins = [(not producer, name, life) for producer, name, life in ends]  # an instance is like itself
+        nodes = [*ends, *(node for node in twins if node in self._circles)]
         known = [self._circles[node] for node in nodes if node in self._circles]
         if not known:
             self._circle += 1
@@ -403,7 +405,8 @@ class Proofs:
         told = {pair.names: record.inexact for pair, record in self._records.items() if record.good}
         inexact = {names: because for names, because in told.items() if because}
         for prefill, because in {prefill: because for (prefill, _), because in inexact.items()}.items():
-            inexact |= {(prefill, decode): because for decode in takes if (prefill, decode) not in told}
+            others = (name for name, circle in takes.items() if circle and name != prefill)
+            inexact |= {(prefill, decode): because for decode in others if (prefill, decode) not in told}
         doubts = {pair.names: record.doubt for pair, record in self._records.items() if record.doubt}
         return Standing(gives, takes, inexact, self.failed(), doubts)
 

@@ -115,6 +115,7 @@ class Prover:
 
     async def prove(self, pair: Pair, model: str, *, joining: bool = False) -> None:
         """Once; the router's view is told what came of it."""
+        because: str | None
         inexact = doubt = ""
         try:
             because, inexact = await _Proof(self._router, pair, model, joining=joining).made()
@@ -147,23 +148,18 @@ class _Proof:
         self._model = model
         self._joining = joining
         self._request = RequestId(f"proof-{secrets.token_hex(8)}")
+        self._held = ""
+        """Why P's token cannot be the first, by its own word."""
 
-    async def made(self) -> tuple[str | None, str]:
+    async def made(self) -> tuple[str, str]:
         """What is wrong with the pair, and why P's token may not stand for D's first; empty: nothing."""
-        found, inexact, doubt = None, "", ""
-        for logprobs in (False, True):
-            try:
-                found, inexact = await self._compared(logprobs=logprobs)
-            except _Refused:
-                if not doubt:
-                    raise
-                return doubt, ""  # as it differs, and no logprobs say that this is a tie
-            if found or (found == "" and not inexact):
-                break
-            doubt = "" if found == "" else "with the other's blocks the decode instance answers otherwise than alone"
-            if found == "" and inexact and logprobs is False and self._held:
-                break  # that is how P is, and not a tie
-        return (found or await self._chats()) if found is not None else None, inexact
+        found, inexact = await self._compared(logprobs=False)
+        if found is None or (found == "" and inexact and not self._held):  # it may be a tie
+            with contextlib.suppress(_Refused):  # without logprobs nobody can tell: what was seen stands
+                found, inexact = await self._compared(logprobs=True)
+        if found is None:
+            found = "with the other's blocks the decode instance answers otherwise than alone"
+        return found or await self._chats(), inexact
 
     async def _compared(self, *, logprobs: bool) -> tuple[str | None, str]:
         prompt = proofs.told_by(secrets.token_hex(SECRET_BYTES))

@@ -72,6 +72,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     excluded: frozenset[InstanceId] = frozenset()
     weights: str = ""
     """Of whoever made what its client already has: only the same goes on from there. Empty: any."""
+    circle: int = 0
+    """The circle (`router.proofs`) of whoever made it, where nothing but what is proven counts; 0: it was in none."""
+    meaning: str = ""
+    """What the model's name meant there (`InstanceView.meaning`). Empty: nobody has made anything yet."""
     routers: int = 1
     """Routers that share the instances' credits."""
     prompt_tokens: int = 0
@@ -102,4 +106,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kind(self) -> Hashable:
         """Two requests of one kind are told the same: where one finds no place, the other finds none either."""
-        return (self.model, self.hand_over, self.prefill_only, self.excluded, self.weights, self.whose)
+        return (self.model, self.hand_over, self.prefill_only, self.excluded, *self.made_by, self.whose)
+
+    @property
+    def made_by(self) -> tuple[str, int, str]:
+        """By what it goes on only with the like of whoever made what its client has."""
+        return (self.weights, self.circle, self.meaning)

@@ -142,6 +142,11 @@ class InstanceView:
                 return self._adapters.get(str(model), "") if entry.get("parent") else None
         return None
 
+    def meaning(self, model: str | None) -> str:
+        """What this name means here, told apart by equality only; an adapter that nobody knows is like no other."""
+        digest = self.adapter(model)
+        return "model" if digest is None else f"adapter {digest or f'of {self.id}'}"
+
     def learn_models(self, models: tuple[dict[str, object], ...]) -> None:
         """What the engine says that it serves."""
         if models is self.models_json or models == self.models_json:
@@ -509,8 +514,26 @@ class Fleet(Sequence[InstanceView]):
         p, d = self.by_id.get(prefill), self.by_id.get(decode)
         if p is None or d is None or self.apart(p.row, d.row):
             return False
-        adapter = p.adapter(model)
-        return adapter != "" and adapter == d.adapter(model)
+        return p.meaning(model) == d.meaning(model)
+
+    def circle(self, instance: InstanceId) -> int:
+        """The circle that an instance is proven to belong to; 0: none, or nothing has to be proven."""
+        view = self.by_id.get(instance)
+        if view is None or not self.proving:
+            return 0
+        columns = self.columns
+        found: int = columns.takes.item(view.row) or columns.gives.item(view.row)
+        return found
+
+    def continues(self, row: int, wanted: Wanted) -> bool:
+        """Whether this row is like whoever made what the client already has: by its weights, or proven to be."""
+        columns, view = self.columns, self._rows[row]
+        if wanted.meaning and view.meaning(wanted.model) != wanted.meaning:
+            return False
+        own, its = columns.number(wanted.weights), columns.weights.item(row)
+        if not self.proving or (own and own == its):
+            return its in (0, own) or own == 0
+        return wanted.circle != 0 and wanted.circle in (columns.takes.item(row), columns.gives.item(row))
 
     def unproven_pairs(self, most: int) -> set[tuple[InstanceId, InstanceId]]:
         """Ready instances that would hand over if it were proven that they do, in pairs: at most so many."""

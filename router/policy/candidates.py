@@ -19,12 +19,11 @@ def ready(fleet: Fleet, wanted: Wanted) -> Ready:
     request.
     """
     found = fleet.ready_for(wanted)
-    if not wanted.excluded and not wanted.weights:
+    if not wanted.excluded and not wanted.meaning and not wanted.weights:
         return found
     named = [fleet.by_id[name].row for name in wanted.excluded if name in fleet.by_id]
-    if wanted.weights:
-        weights, own = fleet.columns.weights, fleet.columns.number(wanted.weights)
-        named += [row for row in found.any.tolist() if weights.item(row) not in (0, own)]
+    if wanted.meaning or wanted.weights:
+        named += [row for row in found.any.tolist() if not fleet.continues(row, wanted)]
     out = np.array(named, dtype=np.int64)
     return Ready(
         any=_without(found.any, out),

@@ -6,19 +6,21 @@ answers with is then another token. Mocks play such engines (`keep_back`, `wrong
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 from aiohttp import web
 from support.fake_engine import FakeEngine
-from support.fleet import Starter
+from support.fleet import Fleet, Starter
 from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.instance import Role
 from engine.mock.fleet import MockFleet
 from engine.mock.settings import Ends
+from router import prover
 
 BODY = {"model": "fake", "prompt": "A small robot found a bright red lantern. " * 3, "max_tokens": 12, "temperature": 0}
 STREAM = {**BODY, "stream": True}
@@ -44,15 +46,15 @@ def fleet(**mock: Any) -> list[Any]:
     return [mock_settings("p", Role.PREFILL, **mock), mock_settings("d", Role.DECODE, **mock)]
 
 
-async def set_fault(router: MockedRouter, fault: str) -> None:
-    url = router.mocks.instances["p"].url
-    async with router.client.post(f"{url}/mock/faults", json={"fault": fault, "leg": "prefill"}) as response:
+async def set_fault(router: MockedRouter, fault: str, at: str = "p", **more: Any) -> None:
+    url = router.mocks.instances[at].url
+    async with router.client.post(f"{url}/mock/faults", json={"fault": fault, **more}) as response:
         assert response.status == 200, await response.text()
 
 
 async def test_a_p_that_leaves_the_last_token_to_d_is_handed_over_unseeded() -> None:
     async with mocked_router(fleet(), pins=True) as router:
-        await set_fault(router, "keep_back")
+        await set_fault(router, "keep_back", leg="prefill")
         alone = await right(router, BODY)
         status, text, _ = await router.ask(STREAM, x_request_id="unseeded")
         assert (status, said(text)) == (200, alone)
@@ -68,7 +70,7 @@ async def test_a_stop_at_a_token_that_is_not_the_first_is_no_answer() -> None:
     p, d = mock_settings("p", Role.PREFILL, answers=ends), mock_settings("d", Role.DECODE)
     async with mocked_router([p, d], pins=True) as router:
         alone = await right(router, BODY)
-        await set_fault(router, "keep_back")
+        await set_fault(router, "keep_back", leg="prefill")
         assert (await router.ask(BODY))[1]["choices"][0]["text"] == alone
         assert said((await router.ask(STREAM))[1]) == alone
 
@@ -108,3 +110,73 @@ async def test_a_stop_that_nobody_can_vouch_for_is_answered_by_d(start: Starter)
     engine.behave = behave
     status, answer = await given.post("/v1/completions", json={**BODY, "prompt": "hello"})
     assert status == 200 and answer["from"] == "decode-0" and given.held == 0
+
+
+# -- proofs --
+
+
+async def proven(router: MockedRouter, result: str) -> dict[str, Any]:
+    """What `/ui` says of the pair once its proof is over."""
+    name = f'baton_pair_proofs_total{{result="{result}"}}'
+    async with asyncio.timeout(10):
+        while not (await router.metrics()).get(name):
+            await asyncio.sleep(0.01)
+    async with router.client.get(f"{router.admin}/ui/data") as response:
+        pairs: list[dict[str, Any]] = (await response.json())["pairs"]
+    return pairs[0] if pairs else {}
+
+
+async def test_who_says_that_he_is_ready_hands_the_first_request_over_and_seeds_it() -> None:
+    """With engines given by URL, too: mocks pass their proof before the router is ready (`MockedRouter` waits)."""
+    async with mocked_router(fleet(), pins=True, proves=True) as router:
+        alone = await right(router, BODY)
+        async with router.client.get(f"{router.admin}/ready") as response:
+            assert response.status == 200
+        assert said((await router.ask(STREAM))[1]) == alone
+        told = await router.metrics()
+        assert told['baton_pair_proofs_total{result="passed"}'] == 1
+        assert (told['baton_handoffs_total{result="ok"}'], told["baton_seeds_total"]) == (1, 1)
+
+
+@pytest.mark.parametrize(("fault", "because"), [("keep_back", "not the first"), ("wrong_token", "not D's first")])
+async def test_a_proof_finds_a_token_that_is_not_the_first(
+    fault: str, because: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prover, "EVERY_S", 0.01)
+    async with mocked_router(fleet(start_up_ns=300_000_000), pins=True, proves=True, up=False) as router:
+        await set_fault(router, fault, leg="prefill")
+        pair = await proven(router, "passed")
+        assert not pair["apart"] and because in pair["unseeded"]
+        alone = await right(router, BODY)
+        assert said((await router.ask(STREAM, x_request_id="unseeded"))[1]) == alone
+        assert because in (await router.explain("unseeded"))["seed"]["because"]
+        assert (await router.ask(BODY))[1]["choices"][0]["text"] == alone
+        told = await router.metrics()
+        assert (told['baton_handoffs_total{result="ok"}'], told["baton_seeds_total"]) == (2, 0)
+
+
+async def test_a_pair_that_answers_otherwise_is_never_handed_over_not_even_before_it_is_proven() -> None:
+    async with mocked_router(fleet(start_up_ns=300_000_000), pins=True, proves=True, up=False) as router:
+        await set_fault(router, "corrupt", at="d")
+        pair = await proven(router, "failed")
+        assert pair["apart"] and "answers otherwise" in pair["last_failure"]
+        alone = await right(router, BODY)
+        assert said((await router.ask(STREAM, x_request_id="whole"))[1]) == alone
+        assert "answers otherwise" in json.dumps(await router.explain("whole"))
+        assert (await router.metrics()).get('baton_handoffs_total{result="ok"}', 0) == 0
+
+
+async def test_what_cannot_be_told_is_served_whole_and_says_so(start: Starter) -> None:
+    """D does not say how much of the prompt it had: nobody knows whether anything was handed over."""
+    given = await start(pins=True, proves=True)
+    async with asyncio.timeout(10):
+        while "enable-prompt-tokens-details" not in json.dumps(await ui(given)):
+            await asyncio.sleep(0.01)
+    given.engines["prefill-0"].bodies.clear()
+    status, answer = await given.post("/v1/completions", json={**BODY, "prompt": "hello"})
+    assert status == 200 and answer["from"] == "decode-0" and not given.engines["prefill-0"].generated
+
+
+async def ui(given: Fleet) -> Any:
+    async with given.client.get(f"{given.admin}/ui/data") as response:
+        return (await response.json())["pairs"]

@@ -50,9 +50,9 @@ class MockedRouter:
 
 @asynccontextmanager
 async def mocked_router(
-    settings: Sequence[Settings], *, pins: bool = False, **router: Any
+    settings: Sequence[Settings], *, pins: bool = False, up: bool = True, **router: Any
 ) -> AsyncIterator[MockedRouter]:
-    """A router that has seen every mock."""
+    """A router that has seen every mock, and has said that it is ready; without `up` before either."""
     async with MockFleet(list(settings)) as mocks, aiohttp.ClientSession() as client:
         instances = tuple(
             Instance(id=InstanceId(name), role=each.settings.role, url=each.url, pins=pins)
@@ -65,7 +65,7 @@ async def mocked_router(
         try:
             endpoint, admin = await ready
             async with asyncio.timeout(5):
-                while not await _all_up(client, admin):
+                while up and not await _all_up(client, admin):
                     await asyncio.sleep(0.01)
             yield MockedRouter(endpoint, admin, mocks, client)
         finally:
@@ -75,4 +75,5 @@ async def mocked_router(
 
 async def _all_up(client: aiohttp.ClientSession, admin: str) -> bool:
     async with client.get(f"{admin}/ready") as response:
-        return {each["state"] for each in (await response.json())["instances"]} == {"up"}
+        told = await response.json()
+        return told["ready"] and {each["state"] for each in told["instances"]} == {"up"}

@@ -182,6 +182,7 @@ def test_a_pair_whose_first_tokens_differ_hands_over_and_seeds_nothing() -> None
     told(proofs, view)
     assert view.not_exact(P0, D0) == "not the first" and view.not_exact(P1, D0) == view.not_exact(P1, D1) == ""
     assert view.not_exact(P0, D1) == "not the first", "not tried itself: as its P's worst"
+    assert view.all().inexact.keys() == {(P0, D0), (P0, D1)}
     assert not view.all().apart(view.get(P0).row, view.get(D0).row)
     assert (P0, D0) in all_due(proofs, view, AGAIN_S), "it may have been a tie"
     told(proofs, view)
