@@ -264,6 +264,11 @@ RULES: tuple[Rule, ...] = (
     Rule("messages", "none", _W, False, "not a list of messages, the engine shall say so", _odd_messages),
     Rule("tool_choice", "required or a function", _W, False,
          "a forced call cannot be parsed from the prefill leg's single token", _forced_call),
+    # seen only where it is chosen
+    Rule("instances", "not proven to hand over to each other", _W, False,
+         "what has not been seen to be one engine's answer may be another", _never),
+    Rule("model", "a LoRA adapter, unless P and D tell one digest of it", _W, False,
+         "one name may mean other weights on P, on D, or tomorrow", _never),
     # handed over, but D speaks first
     Rule("stream", "false", _P, False, "the answer comes in one piece: there is nothing to say early, and until it is "
          "there any instance may start anew", lambda _, body: body.get("stream") is not True),
@@ -283,18 +288,24 @@ RULES: tuple[Rule, ...] = (
     # seen only in P's answer
     Rule("first token", "ends inside a character, or has no text", _P, True,
          "its text is not known before the next token", _never),
+    Rule("first token", "not known to be the answer's: P left some of the prompt to D, or the proof found another one, "
+         "or could not tell", _P, True, "P answers with the token after what it has computed", _never),
     Rule("first token", "reasoning, or a tool call", _P, False, "a parser stands between tokens and text", _never),
     Rule("max_tokens, min_tokens", "beyond the model's context, or that is not known", _P, True,
          "only D sees them: it may refuse, with a true status", _never),
     Rule("stop", "the first token's text holds or may begin a stop string", _P, True,
          "D may have to take that text back", _never),
     Rule("finish_reason", "stop at the first token", _W, False, "EOS or a stop string first: P's answer is the whole "
-         "answer, or P makes the stream", _never),
+         "answer, or P makes the stream; where P's token is not known to be the first, D answers", _never),
     # seeded, but never resumed
     Rule("temperature, seed", "temperature not 0 and no seed", _S, False,
          "drawn by lot: a second answer would be another one", _drawn_by_lot),
     # seeded and resumable: nothing to forbid, listed because a live test stands behind each
     Rule("stop", "given", _S, True, "P and D look for the same strings", _never),
+    Rule("chat_template, add_generation_prompt, continue_final_message", "given", _S, True,
+         "both legs carry them, and P and D are proven to read a chat as the same tokens", _never),
+    Rule("temperature, penalties", "left out", _S, True,
+         "P and D are proven to draw the same by default, and agents tell other defaults apart", _never),
     Rule("seed", "given", _S, True, "D's generator draws for the pinned token too, so the next draw is the same",
          _never),
     Rule("presence, frequency, repetition penalty", "given", _S, True, "the pinned token counts as generated", _never),

@@ -9,8 +9,9 @@ cache, and prove nothing.)
 *The hand-over* is proven if both answers have the same greedy tokens, if D says that it had tokens from elsewhere, and
 if both instances read a prompt and a chat as the same tokens. Where answers differ once, both are asked for logprobs: a
 tie that another batch decides otherwise is no fault (`TIE`). *P's token* is proven if P says that it has computed the
-whole prompt, and if the token with which P ends its leg is D's first one, in both answers. Only then may it be given to
-a client before D speaks, or stand for an answer. What cannot be told is not proven.
+whole prompt, if the token with which P ends its leg is D's first one, in both answers, and if both draw the same tokens
+of a chat with one seed (a request that names no temperature gets the one that is an engine's default). Only then may it
+be given to a client before D speaks, or stand for an answer. What cannot be told is not proven.
 
 What is equal to the same is equal: instances that are linked by proven pairs are a *circle* (`Standing`),
 and hand over among themselves. So of a large fleet not every pair has to be tried. A pair that fails hands nothing over
@@ -132,18 +133,37 @@ class _ChatUsage(msgspec.Struct):
     prompt_tokens: int | None = None
 
 
-class _Chat(msgspec.Struct):
+class _ChatChoice(msgspec.Struct):
+    token_ids: tuple[int, ...] | None = None
+
+
+class _ChatAnswer(msgspec.Struct):
+    choices: list[_ChatChoice] = []
     prompt_token_ids: tuple[int, ...] | None = None
     usage: _ChatUsage | None = None
 
 
-def chat_read(body: bytes) -> tuple[int, ...] | int | None:
-    """As which tokens an engine has read a chat, or at least as how many; None: it does not say. Never raises."""
+class Chat(NamedTuple):
+    """How an engine has answered a chat."""
+
+    prompt: tuple[int, ...] | int | None
+    """As which tokens it has read it, or at least as how many; None: it does not say."""
+    ids: tuple[int, ...] = ()
+    """With which tokens it has answered; none: it does not say."""
+
+
+NO_CHATS: Final = Chat(0)
+"""Of an engine that answers none."""
+
+
+def chat_read(body: bytes) -> Chat:
+    """Such an answer. Never raises."""
     try:
-        answer = msgspec.json.decode(body, type=_Chat)
+        answer = msgspec.json.decode(body, type=_ChatAnswer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return answer.prompt_token_ids or (None if answer.usage is None else answer.usage.prompt_tokens)
+        return Chat(None)
+    read = answer.prompt_token_ids or (None if answer.usage is None else answer.usage.prompt_tokens)
+    return Chat(read, (answer.choices[0].token_ids or ()) if answer.choices else ())
 
 
 def question(model: str, prompt: str, salt: str, *, logprobs: bool = False) -> dict[str, Any]:
@@ -152,10 +172,12 @@ def question(model: str, prompt: str, salt: str, *, logprobs: bool = False) -> d
     return {**asked, "ignore_eos": True, "return_token_ids": True, **({"logprobs": LOGPROBS} if logprobs else {})}
 
 
-def chat(model: str, prompt: str, salt: str) -> dict[str, Any]:
-    """A chat that both instances are asked to read; nothing of it is handed over."""
-    asked = {"model": model, "messages": [{"role": "user", "content": prompt}], "cache_salt": salt, "max_tokens": 1}
-    return {**asked, "temperature": 0, "return_token_ids": True}
+def chat(model: str, prompt: str, salt: str, seed: int) -> dict[str, Any]:
+    """A chat that both instances are asked for alone: nothing of it is handed over. What a request may leave open
+    (temperature, penalties) is left to the instance, and chance to a seed that both have.
+    """
+    asked = {"model": model, "messages": [{"role": "user", "content": prompt}], "cache_salt": salt, "seed": seed}
+    return {**asked, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, "return_token_ids": True}
 
 
 def told_by(secret: str) -> str:
@@ -198,11 +220,21 @@ def inexact(first: Said, held: str, handed: Said, alone: Said) -> str:
     return "P's own token is not D's first"
 
 
-def other_chat(prefill: tuple[int, ...] | int | None, decode: tuple[int, ...] | int | None) -> str:
-    """Whether the two read a chat otherwise (`chat_read`), in words; empty: not as far as they say."""
-    if prefill is None or decode is None or type(prefill) is not type(decode) or prefill == decode:
+def other_chat(prefill: Chat, decode: Chat) -> str:
+    """Whether the two read a chat otherwise, in words; empty: not as far as they say."""
+    one, other = prefill.prompt, decode.prompt
+    if one is None or other is None or one == other or (type(one) is not type(other) and 0 not in (one, other)):
         return ""
     return "the prefill and the decode instance read a chat as other tokens: their chat templates differ"
+
+
+def other_draw(prefill: Chat, decode: Chat) -> str:
+    """Whether the two, left to themselves, draw other tokens with the same seed, in words; empty: not as far as they
+    say.
+    """
+    if not prefill.ids or not decode.ids or prefill.ids == decode.ids:
+        return ""
+    return "left to themselves P and D draw other tokens: what they do by default differs (--generation-config)"
 
 
 def _tie(handed: Said, alone: Said) -> bool:

@@ -159,7 +159,12 @@ class _Proof:
                 found, inexact = await self._compared(logprobs=True)
         if found is None:
             found = "with the other's blocks the decode instance answers otherwise than alone"
-        return found or await self._chats(), inexact
+        if found:
+            return found, inexact
+        found, drawn = await self._chats()
+        if not found and drawn and not inexact:  # by sums in another order: not twice
+            found, drawn = await self._chats()
+        return found, inexact or drawn
 
     async def _compared(self, *, logprobs: bool) -> tuple[str | None, str]:
         prompt = proofs.told_by(secrets.token_hex(SECRET_BYTES))
@@ -172,16 +177,19 @@ class _Proof:
         alone = await self._answer(self._pair.decode, asked(secrets.token_hex(16)))
         return proofs.fault(handed, alone), proofs.inexact(first, self._held, handed, alone)
 
-    async def _chats(self) -> str:
-        """What is wrong with how the two read a chat; engines without a template for chats read none."""
-        prompt, read = secrets.token_hex(8), []
+    async def _chats(self) -> tuple[str, str]:
+        """What is wrong with how the two read a chat, and with how they answer it: engines without a template for chats
+        do neither.
+        """
+        prompt, seed = secrets.token_hex(8), secrets.randbelow(1 << 31)
+        heard = []
         for name in self._pair.names:
-            body = proofs.chat(self._model, prompt, secrets.token_hex(16))
             try:
-                read.append(proofs.chat_read(await self._leg(name, body, CHAT)))
+                body = proofs.chat(self._model, prompt, secrets.token_hex(16), seed)
+                heard.append(proofs.chat_read(await self._leg(name, body, CHAT)))
             except _Refused:
-                read.append(0)
-        return proofs.other_chat(*read)
+                heard.append(proofs.NO_CHATS)
+        return proofs.other_chat(*heard), proofs.other_draw(*heard)
 
     async def _handed_over(self, asked: dict[str, Any]) -> tuple[Said, Said] | str:
         """What P says, and D with P's blocks; or why there are none."""

@@ -11,8 +11,10 @@ from router.proofs import (
     AGAIN_S,
     EACH,
     LATER_S,
+    NO_CHATS,
     TIE,
     TRIES,
+    Chat,
     Pair,
     Proofs,
     Said,
@@ -20,6 +22,7 @@ from router.proofs import (
     fault,
     inexact,
     other_chat,
+    other_draw,
     question,
     read,
 )
@@ -270,13 +273,19 @@ def test_whose_token_is_the_first() -> None:
     assert inexact(Said("a", 0, ids=(5,)), "", handed, Said("xb", 0, ids=(4, 6)))
 
 
-def test_how_chats_are_read() -> None:
-    assert chat_read(b'{"prompt_token_ids": [1, 2], "usage": {"prompt_tokens": 2}}') == (1, 2)
-    assert chat_read(b'{"usage": {"prompt_tokens": 2}}') == 2
+def test_how_chats_are_read_and_answered() -> None:
+    told = b'{"prompt_token_ids": [1, 2], "usage": {"prompt_tokens": 2}, "choices": [{"token_ids": [7, 8]}]}'
+    assert chat_read(told) == Chat((1, 2), (7, 8))
+    assert chat_read(b'{"usage": {"prompt_tokens": 2}, "choices": []}') == Chat(2)
     for silent in (b"{}", b"", b"[]", b'{"usage": {}}', b"\xff"):
-        assert chat_read(silent) is None
-    assert other_chat((1, 2), (1, 2)) == other_chat(None, (1,)) == other_chat(2, (1, 2)) == other_chat(0, 0) == ""
-    assert "templates" in other_chat((1, 2), (1, 3)) and "templates" in other_chat(0, 3)
+        assert chat_read(silent) == Chat(None)
+    same = ((Chat((1, 2)), Chat((1, 2))), (Chat(None), Chat((1,))), (Chat(2), Chat((1, 2))), (NO_CHATS, NO_CHATS))
+    for one, other in same:
+        assert other_chat(one, other) == ""
+    assert "templates" in other_chat(Chat((1, 2)), Chat((1, 3)))
+    assert "templates" in other_chat(NO_CHATS, Chat((1, 3))) and "templates" in other_chat(Chat(3), NO_CHATS)
+    assert other_draw(Chat(1, (7, 8)), Chat(1, (7, 8))) == other_draw(Chat(1), Chat(1, (7, 8))) == ""
+    assert "generation-config" in other_draw(Chat(1, (7, 9)), Chat(1, (7, 8)))
 
 
 def test_what_an_engine_says() -> None:
