@@ -103,6 +103,7 @@ class Starter:
         weights: Callable[[], str] = str,
         kv_events: str = "",
         tenants: tuple[str, ...] = (),
+        **more: Any,
     ) -> Stage:
         engine = await self.stack.enter_async_context(FakeEngine(name))
         port = int(engine.url.rpartition(":")[2])
@@ -116,7 +117,7 @@ class Starter:
         agent = Agent(
             cast("EngineProcess", puppet),
             rules,
-            AgentConfig(drain_s=drain_s, weights=weights, node="here", tenants=tenants),
+            AgentConfig(drain_s=drain_s, weights=weights, node="here", tenants=tenants, **more),
             self.registry,
             lambda _: None,
             said.append,
@@ -186,6 +187,28 @@ async def test_the_fleet_hears_of_adapters_that_come_and_go(starter: Starter, mo
             while (beat := await stage.sees(State.READY)).model_names != ("fake", *adapters):
                 await asyncio.sleep(0.01)
         assert beat.models[0]["id"] == "fake"
+
+
+async def test_adapters_are_told_by_their_files_until_these_change(
+    starter: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(agents, "MODELS_EVERY_LOOKS", 1)
+    marks = ["as it was"]
+    stage = await starter.start(adapter=lambda root: f"digest of {root}", adapter_marks=lambda _: (*marks,))
+    assert (await until_ready(stage)).adapters == {}
+    stage.engine.adapters = ["poet"]
+
+    async def says(wanted: dict[str, str]) -> None:
+        async with asyncio.timeout(5.0):
+            while (await stage.sees(State.READY)).adapters != wanted:
+                await asyncio.sleep(0.01)
+
+    await says({"poet": "digest of /adapters/poet"})
+    marks[0] = "touched"
+    await says({"poet": ""})
+    stage.engine.adapters = []
+    await says({})
 
 
 async def test_what_it_serves_is_named_at_every_start_of_its_engine(starter: Starter) -> None:

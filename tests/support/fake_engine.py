@@ -82,7 +82,9 @@ class FakeEngine:
 
     async def _models(self, _: web.Request) -> web.Response:
         own: dict[str, Any] = {"id": self.model, "object": "model", "max_model_len": 99}
-        adapters = [{"id": name, "object": "model", "parent": self.model} for name in self.adapters]
+        adapters = [
+            {"id": name, "object": "model", "root": f"/adapters/{name}", "parent": self.model} for name in self.adapters
+        ]
         return web.json_response({"object": "list", "data": [own, *adapters]})
 
     async def _openapi(self, _: web.Request) -> web.Response:

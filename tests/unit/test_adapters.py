@@ -13,7 +13,8 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from engine.agent.adapters import Adapters
 from engine.vllm.weights import adapter_marks, adapter_of
-from router.journey import Chosen
+from router.desk import Desk, Seat
+from router.journey import Choose, Chosen
 from router.policy import POLICIES
 from router.records import Reported, Wanted
 from router.view import View
@@ -167,3 +168,26 @@ def test_an_adapter_is_all_of_its_files(tmp_path: Path) -> None:
     assert adapter_of(first) not in ("", adapter_of(second))
     for nothing in ("", "org/name", str(tmp_path / "none"), str(tmp_path)):
         assert adapter_of(nothing) == "" and adapter_marks(nothing) == ()
+
+
+def test_a_stream_goes_on_only_under_the_same_adapter() -> None:
+    view = view_of({P: {"poet": "a"}, P2: {"poet": "b"}, D: {"poet": "a"}})
+    meaning = view.get(D).meaning("poet")
+    wanted = Wanted(model="poet", hand_over=False, excluded=frozenset({D}), meaning=meaning)
+    assert POLICIES["least_load"](view.all(), wanted).decode == P
+    view.get(P).adapters = {"poet": ""}
+    assert POLICIES["least_load"](view.all(), wanted).decode is None, "nobody tells"
+    assert view.get(P).meaning("poet") != view_of({P2: {"poet": ""}}).get(P2).meaning("poet")
+
+
+def test_what_is_held_goes_to_no_d_with_another_adapter() -> None:
+    for digest, anew in (("a", False), ("b", True)):
+        view = view_of({P: {"poet": "a"}, P2: {"poet": digest}, D: {"poet": digest}})
+        desk = Desk(view, POLICIES["least_load"])
+        seat = Seat(Wanted(model="poet", hand_over=True))
+        found, _ = desk.choose(seat, Choose(frozenset(), hand_over=True, holders=(P,)), 0.0)
+        assert (found.decode, found.anew) == (D, anew)
+        second = Choose(frozenset({P}), hand_over=True, second=True, holders=(P,))
+        other = desk.choose(seat, second, 1.0)[0]
+        assert (other.prefill is None) == anew, "no second leg that would leave the first without a D"
+        assert seat.decode == D

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from cluster.ids import InstanceId
@@ -190,6 +191,35 @@ def test_a_pair_whose_first_tokens_differ_hands_over_and_seeds_nothing() -> None
     assert (P0, D0) in all_due(proofs, view, AGAIN_S), "it may have been a tie"
     told(proofs, view)
     assert view.not_exact(P0, D0) == ""
+
+
+def test_a_stream_goes_on_only_in_the_circle_of_whoever_began_it() -> None:
+    proofs, view = Proofs(), fleet()
+    proofs.ended(Pair(P0, 1, D0, 1), "", 0.0)
+    proofs.ended(Pair(P1, 1, D1, 1), "", 0.0)
+    told(proofs, view)
+
+    def goes_on(maker: InstanceId, weights: str = "") -> InstanceId | None:
+        circle, wanted = view.all().circle(maker), Wanted(model="m", hand_over=False, excluded=frozenset({maker}))
+        wanted = msgspec.structs.replace(wanted, weights=weights, circle=circle, meaning="model")
+        return POLICIES["least_load"](view.all(), wanted).decode
+
+    assert (goes_on(D0), goes_on(D1), goes_on(P0)) == (P0, P1, D0)
+    view.add(Instance(id=InstanceId("new"), role=Role.DECODE, url="http://new", weights="w"))
+    view.seen(InstanceId("new"), ({"id": "m"},), Load())
+    assert goes_on(InstanceId("new")) is None, "nobody knows who is like it"
+    assert goes_on(D0, "w") == "new", "its agent says so"
+
+
+def test_an_instance_in_both_roles_is_like_itself() -> None:
+    view = View()
+    for name in ("a", "b"):
+        view.add(Instance(id=InstanceId(name), role=Role.BOTH, url=f"http://{name}", epoch=1))
+        view.seen(InstanceId(name), ({"id": "m"},), Load())
+    proofs = Proofs()
+    assert len(all_due(proofs, view)) == 2
+    told(proofs, view)
+    assert view.all().ready("m").alike
 
 
 def test_who_fails_with_several_is_not_tried_with_all() -> None:

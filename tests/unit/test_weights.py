@@ -39,6 +39,17 @@ def test_other_files_have_another_name(tmp_path: Path, changed: dict[str, str]) 
     assert named(folder(tmp_path / "a")) != named(folder(tmp_path / "b", **changed))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "chat_template.jinja"])
+def test_what_reads_prompts_or_draws_otherwise_has_another_name(tmp_path: Path, name: str) -> None:
+    first, second = folder(tmp_path / "a"), folder(tmp_path / "b")
+    (first / name).write_text("{}")
+    assert named(first) != named(second)
+    (second / name).write_text("{}")
+    assert named(first) == named(second)
+    (second / name).write_text('{"temperature": 0.6}')
+    assert named(first) != named(second)
+
+
 @pytest.mark.parametrize("at", [0, SIZE - 1, SIZE], ids=["first byte", "last byte", "one byte more"])
 def test_both_ends_and_the_size_of_a_file_count(tmp_path: Path, at: int) -> None:
     first, second = folder(tmp_path / "a"), folder(tmp_path / "b")
