@@ -278,6 +278,21 @@ class Standing(NamedTuple):
     """Pairs of which the last try has said nothing, and why."""
 
 
+class _Seen(NamedTuple):
+    """What records say in sum."""
+
+    counts: Counter[InstanceId]
+    """Good proofs by instance."""
+    lately: Counter[InstanceId]
+    """Proofs by instance that are not to be tried again yet."""
+    wanting: set[InstanceId]
+    """Decode instances of pairs that have failed, or are not exact."""
+
+    def may_try(self, view: InstanceView) -> bool:
+        """Whether it has not just failed with several."""
+        return self.lately[view.id] < TRIES
+
+
 _Node = tuple[bool, InstanceId, int]
 """One life of an instance, as a producer (true) or as a consumer."""
 
@@ -291,6 +306,8 @@ class Proofs:
         """Never parted: that two lives are alike stays true, whoever it was proven by has left."""
         self._circle = 0
         """The newest one."""
+        self._alive: set[tuple[InstanceId, int]] = set()
+        """Lives that were there when others were last forgotten."""
         self.tried = 0
         """Proofs that are over, whatever came of them."""
 
@@ -300,18 +317,23 @@ class Proofs:
         """A pair with an instance that nobody has proven yet, and that hands nothing over until then; or one of two
         circles that may be one. None: there is none. `busy`: nobody of these.
         """
-        prefills, decodes, counts = self._ready(fleet, model, busy)
-        joined = {each.id for each in prefills if self._in(each, producer=True)}
-        served = {each.id for each in decodes if self._in(each, producer=False)}
-        if len(joined) < len(prefills) or len(served) < len(decodes):
-            able = [each for each in prefills if each.id in joined or self._may_try(each, now)]
-            takers = [each for each in decodes if each.id in served or self._may_try(each, now)]
-            able.sort(key=lambda each: (each.id not in joined, counts[each.id]))  # what is proven lets the other join
-            takers.sort(key=lambda each: (each.id not in served, counts[each.id]))
-            for decode in takers:
-                for prefill in able:
-                    new = prefill.id not in joined or decode.id not in served
-                    if new and self._wants(fleet, prefill, decode, now):
+        prefills, decodes = self._ready(fleet, model, busy)
+        first = [each for each in prefills if not self._in(each, producer=True)]
+        second = [each for each in decodes if not self._in(each, producer=False)]
+        if first or second:
+            seen = self._look(now)
+            first, second = (list(filter(seen.may_try, each)) for each in (first, second))
+            by_proofs = lambda each: seen.counts[each.id]  # noqa: E731 - said once for two lists
+            givers = sorted((each for each in prefills if self._in(each, producer=True)), key=by_proofs)
+            takers = sorted((each for each in decodes if self._in(each, producer=False)), key=by_proofs)
+            # What is proven lets the other join its circle; where nothing is, two that are not begin one.
+            for decode in second:
+                for prefill in (*givers, *first):
+                    if self._wants(fleet, prefill, decode, now):
+                        return _pair(prefill, decode)
+            for prefill in first:
+                for decode in takers:
+                    if self._wants(fleet, prefill, decode, now):
                         return _pair(prefill, decode)
         return self._bridge(fleet, prefills, decodes, now)
 
@@ -323,10 +345,11 @@ class Proofs:
         takes = {each.id: self._circles.get((False, each.id, each.life), 0) for each in decodes}
         if len({*gives.values(), *takes.values()} - {0}) < 2:
             return None
-        for prefill in prefills:
-            for decode in decodes if gives[prefill.id] and self._may_try(prefill, now) else ():
+        seen = self._look(now)
+        for prefill in (each for each in prefills if gives[each.id] and seen.may_try(each)):
+            for decode in decodes:
                 apart = takes[decode.id] not in (0, gives[prefill.id])
-                if not apart or _pair(prefill, decode) in self._records or not self._may_try(decode, now):
+                if not apart or _pair(prefill, decode) in self._records or not seen.may_try(decode):
                     continue
                 if self._wants(fleet, prefill, decode, now):
                     return _pair(prefill, decode)
@@ -339,38 +362,43 @@ class Proofs:
         joining = self.joining(fleet, model, now)
         if joining is not None:
             return joining
-        prefills, decodes, counts = self._ready(fleet, model, frozenset())
-        for decode in sorted(decodes, key=lambda each: counts[each.id]):
-            if counts[decode.id] >= EACH and not self._wanting_with(decode.id):
+        prefills, decodes = self._ready(fleet, model, frozenset())
+        seen = self._look(now)
+        prefills.sort(key=lambda each: seen.counts[each.id])
+        for decode in sorted(decodes, key=lambda each: seen.counts[each.id]):
+            if seen.counts[decode.id] >= EACH and decode.id not in seen.wanting:
                 continue
-            for prefill in sorted(prefills, key=lambda each: counts[each.id]):
+            for prefill in prefills:
                 if self._wants(fleet, prefill, decode, now):
                     return _pair(prefill, decode)
         return None
 
     def _ready(
         self, fleet: Fleet, model: str, busy: frozenset[InstanceId]
-    ) -> tuple[list[InstanceView], list[InstanceView], Counter[InstanceId]]:
-        """Who prefills, who decodes, and how many good proofs each has."""
+    ) -> tuple[list[InstanceView], list[InstanceView]]:
+        """Who prefills, and who decodes."""
         ready = fleet.ready(model)
         self._forget(fleet)
-        counts: Counter[InstanceId] = Counter()
-        for pair, record in self._records.items():
-            if record.good:
-                counts.update(pair.names)
         prefills, decodes = (
             [view for view in map(fleet.at, rows.tolist()) if view.id not in busy]
             for rows in (ready.prefills, ready.decodes)
         )
-        return prefills, decodes, counts
+        return prefills, decodes
+
+    def _look(self, now: float) -> _Seen:
+        """All records, once."""
+        seen = _Seen(Counter(), Counter(), set())
+        for pair, record in self._records.items():
+            if record.good:
+                seen.counts.update(pair.names)
+            if record.until > now:
+                seen.lately.update(pair.names)
+            if record.because or record.inexact:
+                seen.wanting.add(pair.decode)
+        return seen
 
     def _in(self, view: InstanceView, *, producer: bool) -> bool:
         return (producer, view.id, view.life) in self._circles
-
-    def _may_try(self, view: InstanceView, now: float) -> bool:
-        """Whether it has not just failed with several."""
-        lately = [pair for pair, record in self._records.items() if view.id in pair.names and record.until > now]
-        return len(lately) < TRIES
 
     def _wants(self, fleet: Fleet, prefill: InstanceView, decode: InstanceView, now: float) -> bool:
         if prefill.id == decode.id or prefill.id in decode.shuns or fleet.strangers(prefill.row, decode.row):
@@ -381,13 +409,12 @@ class Proofs:
         record = self._records.get(_pair(prefill, decode))
         return record is None or ((not record.good or bool(record.inexact)) and now >= record.until)
 
-    def _wanting_with(self, decode: InstanceId) -> bool:
-        """Whether a pair with it has failed, or is not exact."""
-        return any(record.because or record.inexact for pair, record in self._records.items() if pair.decode == decode)
-
     def _forget(self, fleet: Fleet) -> None:
         """Lives that are over."""
         alive = {(each.id, each.life) for each in fleet}
+        if alive == self._alive:
+            return
+        self._alive = alive
         over = [pair for pair in self._records if not {pair[:2], pair[2:]} <= alive]
         for pair in over:
             del self._records[pair]
@@ -401,6 +428,7 @@ class Proofs:
         of one that is over well, why P's token may not stand for D's first.
         """
         self.tried += 1
+        self._alive.clear()  # it may be about a life that is over
         record = self._records.setdefault(pair, _Record())
         record.doubt = doubt
         if because == "":

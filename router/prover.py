@@ -36,6 +36,9 @@ EVERY_S = 1.0
 """Between two proofs, where nobody waits for one."""
 AT_ONCE: Final = 8
 """Proofs of instances that nobody has proven yet; an instance is in one of them."""
+TOLD_AT_ONCE: Final = 64
+"""Instances of a fleet whose every proof counts at once. In a larger one, where that costs milliseconds, the proofs
+that were made side by side count together."""
 LEG_S: Final = 30.0
 """A leg that takes longer says nothing of its pair."""
 READY_S: Final = 5.0
@@ -101,6 +104,8 @@ class Prover:
         async with asyncio.TaskGroup() as group:
             for pair, model in found:
                 group.create_task(self.prove(pair, model, joining=True))
+        if found and len(fleet) > TOLD_AT_ONCE:
+            self._tell()
         return bool(found)
 
     async def _prove_due(self) -> bool:
@@ -128,7 +133,8 @@ class Prover:
             logger.warning("%s to %s: nothing is handed over for now: %s", *pair.names, because)
         elif inexact:
             logger.warning("%s to %s: handed over, but P's token is not relied on: %s", *pair.names, inexact)
-        self._tell()
+        if not joining or len(self._router.view.all()) <= TOLD_AT_ONCE:
+            self._tell()
 
     def _tell(self) -> None:
         router, view = self._router, self._router.view
