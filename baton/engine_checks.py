@@ -149,7 +149,11 @@ def _details(seen: _Seen) -> Finding:
     usage = seen.leg.get("usage") or {}
     if usage.get("prompt_tokens_details") is not None:
         return ok("Cached tokens", "told in usage")
-    return note("Cached tokens", "not told in usage", "add --enable-prompt-tokens-details")
+    return note(
+        "Cached tokens",
+        "not told in usage: as a decode instance it is handed nothing, as that cannot be proven",
+        "add --enable-prompt-tokens-details",
+    )
 
 
 def _metrics(seen: _Seen) -> Finding:
