@@ -91,7 +91,7 @@ def test_of_several_the_one_that_has_the_same(policy: str) -> None:
     assert chosen(view, policy=policy).prefill in {P2, None}
     assert not view.all().pairs(P, D, "poet") and view.all().pairs(P2, D, "poet") and view.all().pairs(P, D, "m")
     prefills, decodes = zip(*view.all().kinships(view.all().ready("poet")), strict=True)
-    assert [[view.all().at(row).id for row in rows] for rows in (*prefills, *decodes)] == [[P2], [D]]
+    assert [[view.all().at(row).id for row in rows.tolist()] for rows in (*prefills, *decodes)] == [[P2], [D]]
 
 
 def test_what_an_agent_says_later_counts_at_once() -> None:

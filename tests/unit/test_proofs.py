@@ -170,7 +170,7 @@ def test_two_circles_hand_over_each_among_themselves_until_one_pair_links_them()
     told(proofs, view)
     all_of = view.all()
     found = all_of.kinships(all_of.ready("m"))
-    rows = [([all_of.at(row).id for row in p], [all_of.at(row).id for row in d]) for p, d in found]
+    rows = [([all_of.at(row).id for row in p.tolist()], [all_of.at(row).id for row in d.tolist()]) for p, d in found]
     assert sorted(rows) == [([P0], [D0]), ([P1], [D1])]
     assert chosen(view) in {(P0, D0), (P1, D1)} and chosen(view, "workload") not in {(P0, D1), (P1, D0)}
     assert proofs.joining(view.all(), "m", 0.0) in (Pair(P0, 1, D1, 1), Pair(P1, 1, D0, 1))
