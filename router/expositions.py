@@ -16,6 +16,10 @@ _SUM: Final[Callable[[Iterable[float]], float]] = sum
 GAUGES: Final = {
     "baton_waiting_requests": _SUM,
     "baton_open_requests": _SUM,
+    "baton_client_connections": _SUM,
+    "baton_client_connections_max": _SUM,
+    "baton_upload_bytes": _SUM,
+    "baton_uploads_waiting": _SUM,
     "baton_instance_inflight": _SUM,
     "baton_instance_up": _LARGEST,  # somebody reaches it
     "baton_instance_quarantined": _LARGEST,

@@ -59,12 +59,8 @@ class Meters:
             ["kind"],
             registry=self.registry,
         )
-        self.unfit = Counter(
-            "baton_unfit_answers",
-            "Engines' answers that were none: too_long, encoded, malformed (no HTTP), no_completion (nonsense).",
-            ["why"],
-            registry=self.registry,
-        )
+        told = "Engines' answers that were none: too_long, encoded, malformed (no HTTP), no_completion (nonsense)."
+        self.unfit = Counter("baton_unfit_answers", told, ["why"], registry=self.registry)
         self.seeds = Counter("baton_seeds", "First tokens given to clients before the handoff.", registry=self.registry)
         self.broken_seams = Counter(
             "baton_broken_seams",
@@ -89,11 +85,8 @@ class Meters:
             ["result"],
             registry=self.registry,
         )
-        self.log_dropped = Counter(
-            "baton_decision_log_dropped",
-            "Entries of the decision log that could not be written; requests are served all the same.",
-            registry=self.registry,
-        )
+        told = "Entries of the decision log that could not be written; requests are served all the same."
+        self.log_dropped = Counter("baton_decision_log_dropped", told, registry=self.registry)
         self.pairs = Pairs()
         self.registry.register(_PairFailures(self.pairs))
         self.recomputed = Recomputed()
