@@ -67,6 +67,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     ttft_ms: _Number | None
     tt2t_ms: _Number | None
     total_ms: _Number
+    client_id: _Name | msgspec.UnsetType = msgspec.UNSET
     tenant: _Name | msgspec.UnsetType = msgspec.UNSET
     slo_class: _Name | msgspec.UnsetType = msgspec.UNSET
     choice: Annotated[dict[_Name, _Text | _Number | bool | None], msgspec.Meta(max_length=16)] | msgspec.UnsetType = (

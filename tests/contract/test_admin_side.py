@@ -268,7 +268,7 @@ def test_nobodys_body_is_read_before_his_key(path: bytes) -> None:
 
 
 def test_there_is_room_for_so_many_connections_and_others_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "ADMIN_CONNECTIONS_MAX", 5)
+    monkeypatch.setattr(app, "ADMIN_GUESTS_MAX", 5)
 
     async def act(host: str, port: int) -> list[int]:
         async with AsyncExitStack() as stack:
@@ -281,4 +281,4 @@ def test_there_is_room_for_so_many_connections_and_others_are_closed(monkeypatch
             await asyncio.sleep(0.005)
         return [beyond, status]
 
-    assert on(asyncio.new_event_loop, act, head_timeout_s=30.0) == [0, 200]
+    assert on(asyncio.new_event_loop, act, head_timeout_s=30.0) == [503, 200]
