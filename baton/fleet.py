@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 
 from baton.board import Board
-from baton.demo import QUESTION, ask
+from baton.demo import QUESTION, Demo, ask
 from baton.local import Event, Program, baton_words, is_free
 from baton.output import announce_ready, emit
 from baton.plan import LOOPBACK, Planned
@@ -250,8 +250,7 @@ class Fleet:
             return
         print(flush=True)
         self.board.say(
-            f"\nfirst token after {demo.first_s * 1000:.0f} ms, whole answer after {demo.total_s:.1f} s; "
-            f"the KV cache of {demo.pulled} prompt tokens went from prefill to decode over NIXL"
+            f"\nfirst token after {demo.first_s * 1000:.0f} ms, whole answer after {demo.total_s:.1f} s; {_way(demo)}"
         )
 
     # -- events of the programs --
@@ -346,3 +345,10 @@ def _how_to_use(endpoint: str, model: str) -> str:
         f'model="{model}", messages=[{{"role": "user", "content": "{QUESTION}"}}]).choices[0].message.content'
     )
     return f"  {curl}\n\n  from openai import OpenAI; print({python})"
+
+
+def _way(demo: Demo) -> str:
+    """How the first answer was served."""
+    if demo.pulled:
+        return f"the KV cache of {demo.pulled} prompt tokens went from prefill to decode over NIXL"
+    return "served whole by one engine, as that costs less while nobody else asks (docs/policy.md)"

@@ -12,7 +12,7 @@ from baton import clusterfile
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.spec import PlannedInstance, SloClass, Spec, instances
+from cluster.spec import POLICY, PlannedInstance, SloClass, Spec, instances
 from costs import shipped
 from costs.config import read_config
 from costs.hardware import Gpu, gpu_named
@@ -42,7 +42,7 @@ class Planned:
     targets: Targets
     """Of requests that name no class."""
     by_class: Mapping[str, Targets] = field(default_factory=dict)
-    policy: str | None = None
+    policy: str = POLICY
     promises: Mapping[str, Promise] = field(default_factory=dict)
     """What the router keeps to classes, where the file has them."""
     first_token_s: float | None = None
@@ -116,7 +116,7 @@ def _from_file(args: argparse.Namespace, *, contents: bool) -> Planned:
         model=chosen.api_name,
         targets=_targets(args, spec),
         by_class={name: targets_of(each) for name, each in spec.slo.items()},
-        policy=spec.policy,
+        policy=spec.router.policy,
         promises=promises_of(spec.slo),
         first_token_s=spec.limits.first_token_s,
         stall_s=spec.limits.stall_s,

@@ -58,6 +58,8 @@ def baton(prefill: list[str], decode: list[str]) -> tuple[list[str], str]:
         "--admin-port",
         "0",
         "--pins",
+        "--policy",  # by itself it hands over less: what is asked is what becomes of a handoff
+        "least_load",
         "--log-level",
         "ERROR",
     ]

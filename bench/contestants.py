@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from bench.processes import BATON_COMMAND, ROOT, Failed, Running, free_port
 from bench.rivals import NotInstalled, environment, version_of
@@ -55,10 +56,10 @@ def contestants() -> Contestants:
         return Contestants(starts, versions, f"vllm-router cannot be installed here and is left out: {error}")
     versions[RIVAL] = version_of("router", "vllm-router")
 
-    def rival(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
-        return _rival(str(folder / "vllm-router"), prefill, decode, on)
+    def start(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
+        return rival(str(folder / "vllm-router"), prefill, decode, on)
 
-    return Contestants({BATON: OURS[BATON], **_VARIANTS, RIVAL: rival, RELAY: OURS[RELAY]}, versions)
+    return Contestants({BATON: OURS[BATON], **_VARIANTS, RIVAL: start, RELAY: OURS[RELAY]}, versions)
 
 
 def engines(count: int, on: frozenset[int]) -> tuple[Running, list[str]]:
@@ -96,15 +97,26 @@ def _flags(prefill: Sequence[str], decode: Sequence[str]) -> list[str]:
     ]
 
 
-def _baton(
+def baton(
     prefill: Sequence[str], decode: Sequence[str], on: frozenset[int], more: Sequence[str] = (), env: Sequence[str] = ()
 ) -> tuple[Running, str]:
+    """As it starts, but for `more` flags; with `env`, words of the form NAME=VALUE."""
     words = [*BATON_COMMAND, "router", *_flags(prefill, decode), "--port", "0", "--admin-port", "0", *more]
     words.append("--no-prove-pairs")  # engines that compute nothing hand nothing over that could be proven
     running = Running(BATON, [*(("env", *env) if env else ()), *words, "--log-level", "WARNING"], on)
     endpoint = running.line().split()[-1]
     running.wait_for(f"{endpoint}/ready")
     return running, endpoint
+
+
+HANDS_OVER: Final = ("--policy", "least_load")
+"""All contestants carry two legs: by itself Baton would use `workload`, which rightly hands nothing over to engines
+that compute in no time (`make bench-choose` has what its choosing costs more, `make bench-defaults` what it brings)."""
+
+
+def _handing_over(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
+    """As it starts, but that it hands over whenever it can."""
+    return baton(prefill, decode, on, HANDS_OVER)
 
 
 def _policies(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
@@ -116,21 +128,23 @@ def _policies(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int])
     (folder / "key").chmod(0o600)
     env = ["OTEL_TRACES_SAMPLER=parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG=0.01"]
     env += [f"OTEL_EXPORTER_OTLP_ENDPOINT={prefill[0]}"]  # its mock engine takes spans, and forgets them
-    # By itself it would use `workload`, which rightly hands nothing over to engines that compute in no time.
-    more = ("--config", str(folder / "baton.yaml"), "--policy", "least_load")
-    return _baton(prefill, decode, on, more, env)
+    return baton(prefill, decode, on, ("--config", str(folder / "baton.yaml"), *HANDS_OVER), env)
 
 
 def _seeding(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
     """Engines that can be told their first token: clients have it from P."""
-    return _baton(prefill, decode, on, ("--pins",))
+    return baton(prefill, decode, on, ("--pins", *HANDS_OVER))
 
 
-def _rival(program: str, prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
-    """Its release build with nothing logged per request; its limits (32,768 requests at once) are far away."""
+def rival(
+    program: str, prefill: Sequence[str], decode: Sequence[str], on: frozenset[int], policy: str = "round_robin"
+) -> tuple[Running, str]:
+    """Its release build with nothing logged per request (some policies warn at each, until the pipe is full and it
+    stops answering); its limits (32,768 requests at once) are far away.
+    """
     port, metrics = free_port(), free_port()
     words = [program, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
-    words += ["--vllm-pd-disaggregation", "--policy", "round_robin", "--log-level", "warning"]
+    words += ["--vllm-pd-disaggregation", "--policy", policy, "--log-level", "error"]
     words += [word for url in prefill for word in ("--prefill", url)]
     words += [word for url in decode for word in ("--decode", url)]
     running = Running(RIVAL, words, on)
@@ -150,5 +164,5 @@ def _relay(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) ->
 
 _VARIANTS: dict[str, Start] = {POLICIES: _policies, SEEDING: _seeding}
 
-OURS: dict[str, Start] = {BATON: _baton, **_VARIANTS, RELAY: _relay}
+OURS: dict[str, Start] = {BATON: _handing_over, **_VARIANTS, RELAY: _relay}
 """Those that need no installing."""

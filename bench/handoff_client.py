@@ -108,7 +108,7 @@ def measure(*, quick: bool = False, publishes: bool = False) -> None:
     rows = []
     rounds = 8 if quick else 40
     say("starting two engines")
-    with up(["--prefill", "1", "--decode", "1"], "bench-handoff") as said:
+    with up(["--prefill", "1", "--decode", "1", "--policy", "least_load"], "bench-handoff") as said:
         for length in LENGTHS:
             say(f"{length} tokens, {rounds} rounds")
             heard = hear(said, length, rounds, chance)

@@ -6,7 +6,8 @@
 CPU time is the router process's own (user and system, all threads), so that figures hold on a noisy machine; the ratio
 to the rival of the same round is what counts. Cells:
 
-Of Baton there are three: as `baton router` starts; with its policies on (keys, a class with promises, so that prefixes,
+Of Baton there are three, all with `--policy least_load`, since rivals hand every request over: with nothing more; with
+its policies on (keys, a class with promises, so that prefixes,
 lengths and admission work for every request; traces of one in 100); and with engines that can be told their first
 token, so that clients have it from P.
 

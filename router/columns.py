@@ -67,6 +67,8 @@ class Columns:
     """Number of the circle of instances that are proven to be alike in which it is proven as a producer; 0: in none."""
     takes: Ints
     """The same of the consumer that it is proven as (`router.proofs`)."""
+    pins: Bools
+    """Its engine can be told its first token (`cluster.instance.Instance.pins`)."""
     ready: Bools
     prefills: Bools
     decodes: Bools
@@ -85,6 +87,7 @@ class Columns:
         "node": np.int64,
         "gives": np.int64,
         "takes": np.int64,
+        "pins": np.bool_,
         "ready": np.bool_,
         "prefills": np.bool_,
         "decodes": np.bool_,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cluster.errors import UsageError
 from cluster.instance import Instance
-from cluster.spec import SloClass, Tenant
+from cluster.spec import POLICY, SloClass, Tenant
 from kvtransfer.ticket import Key
 from router.clients import Keys
 from router.speeds import Make
@@ -28,9 +28,8 @@ class RouterConfig:
     """Whether other processes of this router listen there, too."""
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001
-    policy: str | None = None
-    """None: `workload` where classes are promised something, since promises are kept by what it foretells; else
-    `least_load`."""
+    policy: str = POLICY
+    """Knows prefixes and what is under way where; assumes costs until it has learned them."""
     body_bytes_max: int = 32 << 20
     """32 MiB holds a two-million-token prompt with room to spare."""
     answer_bytes_max: int = 64 << 20
@@ -93,11 +92,6 @@ class RouterConfig:
     def uploads_bytes(self) -> int:
         """Bytes of bodies that are read at once."""
         return self.uploads_bytes_max or max(8 * self.body_bytes_max, 64 << 20)
-
-    @property
-    def chooses_by(self) -> str:
-        """The policy."""
-        return self.policy or ("workload" if self.classes else "least_load")
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the field, its value and the fix."""

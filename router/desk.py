@@ -247,7 +247,7 @@ class Desk:
         prices = self.foresight.placed(seat.expected, wanted, chosen)
         assert chosen.decode is not None
         row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
-        seat.ttft_ms, seat.tpot_ms = prices.ttft_at(row), prices.tpot_at(answer_row)
+        seat.ttft_ms, seat.tpot_ms = prices.first_ms(row, answer_row), prices.tpot_at(answer_row)
         if self.guard is not None and seat.foretold is None and wanted.arrived and not wanted.prefill_only:
             wonders = row != answer_row and self.guard.wonders(wanted.slo_class)
             seat.foretold = Foretold(prices, row, answer_row, gains(prices, row, answer_row) if wonders else None)

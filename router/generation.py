@@ -143,6 +143,7 @@ class Generation:
             tenant=tenant,
             slo_class=client.slo_class,
             arrived=arrived,
+            unseeded=request.stream and not (verdict.way is Way.SEEDED and router.config.seeding),
         )
         check_served(router.aliases, router.view, model, tenant)
         seat, taken = self._take_in(wanted, request)

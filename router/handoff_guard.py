@@ -64,7 +64,7 @@ class Foretold:
     """What was told of one request when it was placed for the first time."""
 
     __slots__ = (
-        "_first", "_gains", "_known", "_pause_ms", "_per_tpot", "_per_ttft", "_second", "_tokens", "_tpot_ms",
+        "_first", "_gains", "_known", "_late", "_pause_ms", "_per_tpot", "_per_ttft", "_second", "_tokens", "_tpot_ms",
         "_ttft_ms", "_used", "arrived", "computed_s", "handed", "slo_class",
     )  # fmt: skip
 
@@ -78,7 +78,6 @@ class Foretold:
         """When its prompt was."""
         self.slo_class: Final = prices.wanted.slo_class
         self._gains: Final = gains
-        self._ttft_ms: Final = prices.ttft_at(prefill)
         self._tpot_ms: Final = prices.tpot_at(decode)
         self._used: Final = prices.used_at(decode)
         self._per_ttft: Final = 1.0 / prices.ttft_unit
@@ -87,6 +86,9 @@ class Foretold:
         self._second: Final = OWN_MISSED if prices.tpot_ms else OWN
         self._tokens: Final = prices.middle - 1.0
         self._pause_ms = prices.told_pause_ms(prefill, decode) if self.handed else 0.0
+        self._late: Final = not self.handed or prices.waits(decode)
+        """Its client has nothing before its answer begins."""
+        self._ttft_ms: Final = prices.ttft_at(prefill) + (self._pause_ms if self._late else 0.0)
         self._known = gains is not None and (
             not prices.learns(decode) or prices.pause_ms(prefill, decode) >= KNOWN * self._pause_ms
         )
@@ -98,7 +100,7 @@ class Foretold:
 
     def dearer(self, began_s: float) -> float:
         """By how much it came dearer than told, where its answer began then."""
-        if self.handed:
+        if not self._late:
             found = self._paused((began_s - self.computed_s) * 1000.0) - self._paused(self._pause_ms)
         else:
             found = self._first.of(max(0.0, began_s - self.arrived) * 1000.0 * self._per_ttft)

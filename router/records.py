@@ -102,6 +102,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """It is taken to miss its target for the first token anyway (`router.admission`)."""
     whose: str = ""
     """Its tenant, where some instances are kept for it: others have other places."""
+    unseeded: bool = False
+    """A stream whose first token cannot come from P: handed over, its client waits for D."""
 
     @property
     def kind(self) -> Hashable:

@@ -83,10 +83,10 @@ class Router:
         get no key of anybody's.
         """
         self._probes: dict[InstanceId, tuple[Instance, asyncio.Task[None]]] = {}
-        policy, write = POLICIES[config.chooses_by], config.decision_log
+        policy, write = POLICIES[config.policy], config.decision_log
         self.meters = Meters()
         self._log_writer = None if write is None else LogWriter(write, self.meters.log_dropped.inc)
-        self._log = log = None if self._log_writer is None else Log(self._log_writer.add, config.chooses_by)
+        self._log = log = None if self._log_writer is None else Log(self._log_writer.add, config.policy)
         self.view = view_of(log, config.makes)
         self.slices = Slices()
         """Where large bodies are read."""

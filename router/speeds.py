@@ -181,6 +181,14 @@ class Speeds:
             return True
         return all(self.make(row) is not UNKNOWN or self._prompts[row].count >= SURE for row in rows.tolist())
 
+    def known(self, prompt_row: int, answer_row: int) -> str:
+        """Where the times of a prompt here and an answer there come from: told, learned from legs, or assumed."""
+        told = self.make(prompt_row) is not UNKNOWN and self.make(answer_row) is not UNKNOWN
+        if told:
+            return "told"
+        timed = self._prompts[prompt_row].count >= SURE and self._steps_seen.item(answer_row) >= FEW
+        return "learned" if timed else "assumed"
+
     # --- times in ms --------------------------------------------------------------------------------------------------
 
     def of_prompt(self, tokens: int, cached_tokens: int = 0) -> tuple[Any, Any, Any]:

@@ -89,6 +89,7 @@ class InstanceView:
         columns.prefills[self.row], columns.decodes[self.row] = instance.role.prefills, instance.role.decodes
         columns.weights[self.row] = columns.number(instance.weights)
         columns.node[self.row] = columns.number(instance.node)
+        columns.pins[self.row] = instance.pins
         columns.changed()
 
     def forget(self) -> None:

@@ -97,6 +97,7 @@ class Passage(Seat):
             prefix_block_tokens=arrival.block_tokens,
             slo_class=arrival.slo_class or "",
             arrived=front.kernel.now_s,
+            unseeded=not (self.verdict.way is Way.SEEDED and front.settings.seeding),
         )
         foresight = front.desk.foresight
         if foresight is None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cluster.ids import InstanceId
+from cluster.spec import POLICY
 from engine.twin import events as ev
 from engine.twin.request import Source
 from engine.twin.tokens import answer_key
@@ -44,7 +45,7 @@ class World:
         members: Sequence[Member],
         settings: Settings | None = None,
         *,
-        policy: Policy = POLICIES["least_load"],
+        policy: Policy = POLICIES[POLICY],
         model: str | None = None,
         view: View | None = None,
         promises: Mapping[str, Promise] | None = None,

@@ -41,7 +41,7 @@ from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.registry.registry import Registry
-from cluster.spec import Spec
+from cluster.spec import POLICY, Spec
 from cluster.telemetry import configure_logging
 from router.app import serve
 from router.config import RouterConfig
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another name that clients may use for a model (repeatable)",
     )
     parser.add_argument(
-        "--policy", choices=sorted(POLICIES), help="default: workload where there are classes, else least_load"
+        "--policy", choices=sorted(POLICIES), help=f"how instances are chosen (default {POLICY}; docs/policy.md)"
     )
     for name, help_text in _LIMITS.items():
         parser.add_argument(

@@ -38,6 +38,7 @@ from baton.output import emit, say
 from baton.simulated import GPU, MODEL, Planned, planned_fleet, read_gpus
 from cluster.errors import UsageError
 from cluster.instance import Role
+from cluster.spec import POLICY
 from goodput.actions import Start
 from loadgen.arrival import Arrival
 from loadgen.record import line_of
@@ -78,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         fleet.add_argument(f"--{role.value}", type=_natural, metavar="N", help=f"{role.value} instances")
     for role in Role:
         fleet.add_argument(f"--tp-{role.value}", type=_natural, metavar="N", help=f"GPUs of a {role.value} instance")
-    fleet.add_argument("--policy", help=f"one of {', '.join(sorted(policies()))}")
+    fleet.add_argument("--policy", help=f"one of {', '.join(sorted(policies()))} (default {POLICY}, or --cluster's)")
     _add_changes(fleet)
     fleet.add_argument("--cold-start", action="store_true", help="engines start with the load, not before it")
     defaults = {each.name: each.default for each in fields(Settings)}
@@ -164,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, closing: ExitStack) -> int:
     load = planned(args)
     fleet = planned_fleet(args, contents=args.faults is not None)
-    name = args.policy or fleet.policy or "least_load"
+    name = args.policy or fleet.policy
     policy = _policy(name)
     if args.dry_run:
         raise UsageError("--dry-run is `baton load`'s: simulating costs nothing")

@@ -31,9 +31,10 @@ from baton.ticket_keys import add_ticket_keys_argument, files_for, named_file
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.registry.registry import DEFAULT_CLUSTER
-from cluster.spec import Spec
+from cluster.spec import POLICY, Spec
 from engine.vllm.hardware import Hardware, find_hardware
 from engine.vllm.transfer import ASKED, connector_for
+from router.policy import POLICIES
 
 FILE_ENDINGS = (".yaml", ".yml")
 
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", help="address of the router (default 127.0.0.1)")
     add("--port", type=int, help="port of the router, 0 = a free one (default 8000)")
     add("--admin-port", type=int, help="metrics and readiness, 0 = a free one (default 8001)")
+    add("--policy", choices=sorted(POLICIES), help=f"how the router chooses (default {POLICY}; docs/policy.md)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
     add("--engine", choices=["vllm", "mock"], default="vllm", help="mock: no model at all (default %(default)s)")
     add("--transfer", choices=ASKED, help="what moves KV cache: vLLM's connector or Baton's (default auto: see engine)")
@@ -128,7 +130,7 @@ def _front(args: argparse.Namespace, spec: Spec | None) -> Front:
         port=router.get("port", 8000) if args.port is None else args.port,
         admin_host=router.get("admin_host", "127.0.0.1"),
         admin_port=router.get("admin_port", 8001) if args.admin_port is None else args.admin_port,
-        policy=router.get("policy"),
+        policy=args.policy or router.get("policy"),
         config=None if spec is None else str(Path(args.model).absolute()),
         limits=limits,
         demo=args.model is None and args.engine == "vllm" if args.demo is None else args.demo,

@@ -11,6 +11,7 @@ from cluster.spec.plan import PlannedInstance, instances
 from cluster.spec.problems import Problem, Severity
 from cluster.spec.rules import Floor, FloorOf
 from cluster.spec.settings import (
+    POLICY,
     CacheScope,
     Connector,
     Hardware,
@@ -30,6 +31,7 @@ from cluster.spec.settings import (
 from cluster.spec.words import as_json, as_text, explain
 
 __all__ = [
+    "POLICY",
     "CacheScope",
     "Connector",
     "Floor",

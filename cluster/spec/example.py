@@ -69,6 +69,6 @@ router:
   admin_key_file: keys/admin
   tls_cert_file: keys/router.pem
   tls_key_file: keys/router.key
-  policy: least_load
+  policy: workload
   processes: 1
 """

@@ -97,8 +97,8 @@ def check_outside(
         if said is not None and not exists(beside(said)):
             file, fix = beside(said), "write its path, relative to the cluster file"
             reader.tell(("registry", name), f"no file {file} here", fix, severity=Severity.WARNING)
-    if spec.policy not in policies:
-        near = nearest(spec.policy, policies)
+    if spec.router.policy not in policies:
+        near = nearest(spec.router.policy, policies)
         fix = f"did you mean `{near}`?" if near else f"write one of {quoted(sorted(policies))}"
         reader.tell(("router", "policy"), "no such policy", fix)
     return _parsed(parsed.file, spec, reader.problems, parsed.places)

@@ -20,6 +20,10 @@ from cluster.spec.about import ENV_NAME, NAME, about
 POOL_MAX = 1000
 """Instances in a pool: as many as the router's decisions are measured with."""
 
+POLICY = "workload"
+"""How instances are chosen where nobody says: everywhere the same, with promises and without, by URL, from a registry,
+on mocks and simulated."""
+
 _OPTIMIZER = "the optimizer"
 
 
@@ -682,12 +686,11 @@ class Router:
             aka=("tls_key", "ssl_keyfile", "ssl_key", "private_key_file"),
         ),
     )
-    policy: str | None = field(
-        default=None,
+    policy: str = field(
+        default=POLICY,
         metadata=about(
-            text="How instances are chosen; `baton router --help` lists the policies. Left out: `workload` with "
-            "`slo`, else `least_load`.",
-            why="promises are kept by predicted times; without any, `least_load` is right whatever the workload",
+            text="How instances are chosen; `baton router --help` lists the policies.",
+            why="it knows prefixes and what is under way where, and learns what it is not told",
             aka=("routing", "strategy", "routing_policy", "load_balancing"),
         ),
     )
@@ -770,11 +773,6 @@ class Spec:
             text="The front door.", why="this machine alone, port 8000", aka=("frontend", "gateway", "server")
         ),
     )
-
-    @property
-    def policy(self) -> str:
-        """How instances are chosen."""
-        return self.router.policy or ("workload" if self.slo else "least_load")
 
     def key_file(self, tenant: str) -> str:
         """The file of a tenant's keys, as the cluster file names it."""

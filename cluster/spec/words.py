@@ -226,7 +226,7 @@ def _router(spec: Spec) -> Part:
     router, limits = spec.router, spec.limits
     lines = [
         f"listens on {_address(router.host, router.port)}, its admin side on "
-        f"{_address(router.admin_host, router.admin_port)}; chooses by {spec.policy}",
+        f"{_address(router.admin_host, router.admin_port)}; chooses by {router.policy}",
         f"A request without a first token after {shown(limits.first_token_s)} s is given up; so is a stream that is "
         f"silent for {shown(limits.stall_s)} s.",
         f"A body may have {_bytes(limits.body_bytes_max)}. After a stop, open requests have "

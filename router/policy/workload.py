@@ -132,7 +132,7 @@ def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option], found: Ready
     elif prefill is None and prices.wanted.hand_over:
         against = f"; {'' if found is None else fleet.because_whole(found)}"
         against = against if len(against) > 2 else "; no pair costs less"
-    return Chosen(prefill, fleet.at(now.decode).id, _say(fleet, prices, now) + against)
+    return Chosen(prefill, fleet.at(now.decode).id, _say(fleet, prices, now) + against + _known(fleet, prices, now))
 
 
 def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
@@ -140,8 +140,17 @@ def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
     name = fleet.at(second).id
     where = f"whole on {name}" if first == second else f"{fleet.at(first).id} to {name}"
     return (
-        f"{where} (TTFT {prices.ttft_at(first):.0f} ms, TPOT {prices.tpot_at(second):.1f} ms, price {option.price:.2f})"
+        f"{where} (TTFT {prices.first_ms(first, second):.0f} ms, TPOT {prices.tpot_at(second):.1f} ms, "
+        f"price {option.price:.2f})"
     )
+
+
+def _known(fleet: Fleet, prices: Prices, option: _Option) -> str:
+    """What these prices rest on."""
+    costs = fleet.book.speeds.known(option.prefill, option.decode)
+    if prices.match is None:
+        return f"; costs {costs}, prefixes unknown"
+    return f"; costs {costs}, {prices.cached_at(option.prefill)} of {prices.tokens} prompt tokens cached"
 
 
 def _pair_up(ways: _Ways, prefills: Ints, decodes: Ints, below: float, bests: dict[bool, _Option]) -> None:

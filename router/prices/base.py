@@ -18,7 +18,7 @@ from cluster.instance import Role
 from router.book import SPREAD
 from router.columns import Ints
 from router.prefixes import Match
-from router.prices.budget import MISS, RAMP
+from router.prices.budget import MISS, OWN, OWN_MISSED, RAMP
 
 if TYPE_CHECKING:
     from router.records import Wanted
@@ -184,14 +184,33 @@ class Prices(ABC):
         return MISS * self.fleet.book.harmed(row, self.stall_at(row), self.wanted.now)
 
     def handoff(self, prefill: int, decode: int) -> float:
-        """A pause between the first and the second token. The same for all P of a make, where D computes no prompts and
-        nothing that it pulls is in the way, and they are on its machine, or none of them is.
+        """A pause, before the first token (`waits`) or between the first and the second. The latter is the same for all
+        P of a make, where D computes no prompts and nothing that it pulls is in the way, and they are on its machine,
+        or none of them is.
         """
         way = self._way(prefill, decode)
+        if self.waits(decode):
+            return self._late(prefill, self._pause_ms(way, prefill, decode))
         price = self._paused.get(way)
         if price is None:
             price = self._paused[way] = self._pause(decode, self._pause_ms(way, prefill, decode))
         return price
+
+    def waits(self, decode: int) -> bool:
+        """Whether the first token of a request that is handed over comes from this D: its engine cannot be told P's, or
+        this request may have no seed. Its client waits for the pause then, too.
+        """
+        return self.wanted.unseeded or not self.fleet.columns.pins.item(decode)
+
+    def first_ms(self, prefill: int, decode: int) -> float:
+        """Milliseconds until its client has the first token; equal rows for a single instance."""
+        ms = self.ttft_at(prefill)
+        return ms + self.pause_ms(prefill, decode) if prefill != decode and self.waits(decode) else ms
+
+    def _late(self, prefill: int, pause_ms: float) -> float:
+        """What such a pause costs where it comes before the first token."""
+        own, ms = OWN_MISSED if self.ttft_ms else OWN, self.ttft_at(prefill)
+        return own.of((ms + pause_ms) / self.ttft_unit) - own.of(ms / self.ttft_unit)
 
     def _way(self, prefill: int, decode: int) -> tuple[int, int, bool]:
         """Pauses of one of these are alike: a D, and a P, or any P of a make."""
@@ -240,8 +259,8 @@ class Prices(ABC):
         return PULL_MS + PULL_STEPS * self.step_at(decode)
 
     def learns(self, decode: int) -> bool:
-        """Whether pauses there are learned from."""
-        return not self.fleet.columns.prefills.item(decode)
+        """Whether pauses there are learned from: not where prompts are in the way as well."""
+        return not self.fleet.columns.prefills.item(decode) and not self.fleet.book.prompts.item(decode)
 
     def told_pause_ms(self, prefill: int, decode: int) -> float:
         """The same by the costs alone, whatever pulls have taken."""
@@ -251,7 +270,8 @@ class Prices(ABC):
 
     def handoff_told(self, prefill: int, decode: int) -> float:
         """What such a pause costs."""
-        return self._pause(decode, self.told_pause_ms(prefill, decode))
+        pause_ms = self.told_pause_ms(prefill, decode)
+        return self._late(prefill, pause_ms) if self.waits(decode) else self._pause(decode, pause_ms)
 
     def moving_ms(self, prefill: int, decode: int) -> float:
         """What moving its KV takes, by what D's pulls have taken."""
@@ -272,13 +292,14 @@ class Prices(ABC):
         return self.wanted.now * 1000.0 + self.ttft_at(prefill) - self.waited_ms
 
     def _queued_ms(self, prefill: int, decode: int, pause_ms: float) -> float:
-        """What is left of D's prompts when the answer comes there; or, as others may have come until then, what all who
-        compute prompts beside answers have before them now, on average.
+        """What is left of D's prompts when the answer comes there, those of requests that a decode instance serves
+        whole among them. Where D is of role both others may have come until then: at least what all who compute prompts
+        beside answers have before them now, on average.
         """
-        if not self.fleet.columns.prefills.item(decode):
-            return 0.0
-        left_ms = self.fleet.book.ends.item(decode) - self._comes_ms(prefill) - pause_ms
-        return max(left_ms, self._usual_queue_ms())
+        left_ms = 0.0
+        if self.fleet.book.prompts.item(decode):
+            left_ms = max(0.0, self.fleet.book.ends.item(decode) - self._comes_ms(prefill) - pause_ms)
+        return max(left_ms, self._usual_queue_ms()) if self.fleet.columns.prefills.item(decode) else left_ms
 
     def _usual_queue_ms(self) -> float:
         """Until the prompts are done that an instance of role both has now, on average."""

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from support.fake_engine import FakeEngine
 from support.fleet import Fleet, Starter
+from support.hands_over import hands_over
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
@@ -49,7 +50,7 @@ async def start() -> AsyncIterator[Starter]:
                     )
             if prepare is not None:
                 prepare(engines)
-            config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, drain_s=1.0, **settings)
+            config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, drain_s=1.0, **hands_over(settings))
             ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
             stop = asyncio.Event()
             serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))

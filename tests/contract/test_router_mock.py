@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.fleet import eventually
+from support.hands_over import hands_over
 from support.mock import mock_settings
 
 from cluster.ids import InstanceId
@@ -132,7 +133,7 @@ async def start() -> AsyncIterator[Start]:
                 )
                 for name, each in mocks.instances.items()
             )
-            config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **router)
+            config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **hands_over(router))
             ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
             stop = asyncio.Event()
             serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))

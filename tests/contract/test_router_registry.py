@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from support.fake_engine import FakeEngine
 from support.fleet import Fleet, eventually
+from support.hands_over import hands_over
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -70,7 +71,7 @@ class Cast:
     async def serve(self, **settings: Any) -> Fleet:
         ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         stop = asyncio.Event()
-        config = RouterConfig(port=0, admin_port=0, drain_s=1.0, has_registry=True, **settings)
+        config = RouterConfig(port=0, admin_port=0, drain_s=1.0, has_registry=True, **hands_over(settings))
         serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, self.registry))
 
         async def end() -> None:

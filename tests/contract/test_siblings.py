@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from support.fake_engine import FakeEngine
+from support.hands_over import hands_over
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -82,7 +83,7 @@ class Replicas:
         """Its admin side, once it knows both engines."""
         ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         stop = asyncio.Event()
-        config = RouterConfig(port=0, admin_port=0, drain_s=1.0, has_registry=True, **settings)
+        config = RouterConfig(port=0, admin_port=0, drain_s=1.0, has_registry=True, **hands_over(settings))
         serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, Own(self.registry)))
 
         async def end() -> None:

@@ -120,6 +120,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
                 port=0,
                 admin_port=0,
                 drain_s=1.0,
+                policy="least_load",
                 ticket_keys=None if keys is None else lambda: keys,
             )
             endpoint, admin = await _serving(stack, config)

@@ -26,6 +26,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 from support.fleet import Fleet, Starter, eventually
+from support.hands_over import hands_over
 from support.mock import mock_settings
 
 from cluster.ids import InstanceId, RequestId
@@ -153,7 +154,7 @@ async def timed() -> AsyncIterator[Start]:
                 Instance(id=InstanceId(name), role=each.settings.role, url=each.url, pins=pins)
                 for name, each in mocks.instances.items()
             )
-            config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **router)
+            config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **hands_over(router))
             ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
             stop = asyncio.Event()
             serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))

@@ -74,10 +74,11 @@ class Scene:
         names = [InstanceId(f"i{number}") for number in range(rng.choice(SIZES))]
         weights = rng.choice([("",), ("a",), ("", "a"), ("a", "b"), ("", "a", "b")])
         nodes = rng.choice([("",), ("x", "y"), ("", "x", "y", "z")])
+        pins = rng.choice([(True,), (False,), (True, False)])
         kept = rng.choice([((),), ((),), ((), (), ("ann",)), (("ann",), ("bob", "ann"), ("bob",))])
         for number, name in enumerate(names):
             makes[name] = rng.choice(kinds)
-            where = {"weights": rng.choice(weights), "node": rng.choice(nodes)}
+            where = {"weights": rng.choice(weights), "node": rng.choice(nodes), "pins": rng.choice(pins)}
             whose = frozenset(rng.choice(kept))
             self.view.add(Instance(id=name, role=roles[number % len(roles)], url="u", tenants=whose, **where))
             full = rng.choice([0.0, 0.4, rng.random()])
@@ -131,6 +132,7 @@ class Scene:
             arrived=self.now - rng.choice([0.0, 0.0, 0.3]),
             now=self.now,
             late=rng.random() < 0.2,
+            unseeded=rng.random() < 0.2,
         )
 
     def fill_line(self) -> None:

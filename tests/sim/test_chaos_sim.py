@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.chaos_scenarios import SCENARIOS, UNSEEN, Hurts, Scenario, Side, Stage
-from support.simulated import members
+from support.simulated import HANDS_OVER, members
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -69,7 +69,7 @@ class Passed:
 
 def calm(arrivals: Sequence[Arrival]) -> list[Passed]:
     """All requests that were handed over."""
-    world, passed = World(fleet(), Settings(**SETTINGS)), {}
+    world, passed = World(fleet(), Settings(**SETTINGS), policy=HANDS_OVER), {}
 
     def hear(at: SimInstance, effect: ev.Effect) -> None:
         if isinstance(effect, ev.Finished):
@@ -116,7 +116,7 @@ def faults(scenario: Scenario, rng: Random, arrivals: Sequence[Arrival]) -> list
 def struck(scenario: Scenario, seed: int) -> Result:
     rng = Random(f"{scenario.name}/{seed}")
     arrivals = load(rng)
-    world = World(fleet(), Settings(seed=seed, digests=scenario.digests, **SETTINGS))
+    world = World(fleet(), Settings(seed=seed, digests=scenario.digests, **SETTINGS), policy=HANDS_OVER)
     Faults(world, faults(scenario, rng, arrivals), seed)
     return world.run(arrivals)
 

@@ -84,9 +84,11 @@ def kinds(entries: list[d.Entry]) -> Counter[type]:
     return Counter(type(entry) for entry in entries)
 
 
-def test_a_simulated_routers_log_replays_to_the_same_choices() -> None:
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_simulated_routers_log_replays_to_the_same_choices(policy: str) -> None:
     lines: list[bytes] = []
-    world = World(members(P, P, D, D), Settings(), log=Log(lines.append, "least_load"))
+    log = Log(lines.append, policy)
+    world = World(members(P, P, D, D), Settings(), policy=POLICIES[policy], log=log)
     world.run(every(0.005, 60))
     replayed = replay(map(d.entry_of, lines))
     assert (replayed.choices, replayed.differences) == (60, ())

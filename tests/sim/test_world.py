@@ -5,7 +5,7 @@ import inspect
 import msgspec
 import numpy as np
 import pytest
-from support.simulated import MODEL, every, members, one, simulate
+from support.simulated import HANDS_OVER, MODEL, every, members, one, simulate
 
 import engine.twin.machine
 import router.desk
@@ -59,7 +59,7 @@ def test_the_parts_are_the_products_own() -> None:
     world = World(members(P, D))
     assert type(world.view) is router.view.View
     assert type(world.front.desk) is router.desk.Desk
-    assert world.front.desk.policy is router.policy.POLICIES["least_load"]
+    assert world.front.desk.policy is router.policy.POLICIES["workload"]
     assert type(world.instances[0].twin) is engine.twin.machine.Twin
     assert sim.passage.j is router.journey
     passage = sim.passage.Passage(world.front, 0, Arrival(at_s=0, input_tokens=1, output_tokens=2), MODEL)
@@ -130,7 +130,7 @@ def test_lost_notices_hold_blocks_until_the_lease_ends() -> None:
     fleet = members(P, D, config={"lease_s": 4.0})
     lost = [Fault(at_s=0.0, kind="notices", instance=fleet[0].name, duration_s=1.0)]
     for faults, free in ((lost, False), ([], True)):
-        world = World(fleet, Settings())
+        world = World(fleet, Settings(), policy=HANDS_OVER)
         sim.faults.Faults(world, faults, 0)  # type: ignore[attr-defined]
         held = []
         world.kernel.at(

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from support.chaos_fleet import ChaosFleet
 from support.chaos_scenarios import LIMITS
+from support.hands_over import hands_over
 from support.redis_server import start
 
 from cluster.ids import InstanceId
@@ -92,7 +93,7 @@ async def _beat(fleet: ChaosFleet, mock: Mock, registry: Registry, stop: asyncio
 
 def _config(**more: Any) -> RouterConfig:
     limits = {name: getattr(LIMITS, name) for name in _LIMITS}
-    return RouterConfig(port=0, admin_port=0, drain_s=0.5, **limits, **more)
+    return RouterConfig(port=0, admin_port=0, drain_s=0.5, **limits, **hands_over(more))
 
 
 @asynccontextmanager
@@ -143,7 +144,19 @@ def _left(listed: list[dict[str, object]], seed: int) -> list[object]:
 @asynccontextmanager
 async def as_process(fleet: ChaosFleet, killed: list[subprocess.Popen[bytes]]) -> AsyncIterator[str]:
     """`baton router` with these engines. The process is put into `killed`, for whoever strikes."""
-    words = [sys.executable, "-m", "baton", "router", "--port", "0", "--admin-port", "0", "--pins"]
+    words = [
+        sys.executable,
+        "-m",
+        "baton",
+        "router",
+        "--port",
+        "0",
+        "--admin-port",
+        "0",
+        "--pins",
+        "--policy",
+        "least_load",
+    ]
     for name, mock in fleet.mocks.instances.items():
         words += [f"--{mock.settings.role.value}-url", f"{name}={fleet.url(name)}"]
     for name in _LIMITS:

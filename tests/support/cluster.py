@@ -53,7 +53,11 @@ class Cluster:
 
     @classmethod
     def start(cls, state: Path, *words: str) -> Cluster:
-        """Begin; `wait_ready` waits for it. `state` becomes XDG_STATE_HOME."""
+        """Begin; `wait_ready` waits for it. `state` becomes XDG_STATE_HOME. It hands over whenever it can, unless a
+        flag or a cluster file is to decide (`support.hands_over`).
+        """
+        if "--policy" not in words and not any(word.endswith((".yaml", ".yml")) for word in words):
+            words = ("--policy", "least_load", *words)
         temporary, shared = Path(tempfile.mkdtemp(prefix="live-")), shared_names()
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         process = subprocess.Popen(

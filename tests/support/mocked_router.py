@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from support.hands_over import hands_over
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance
@@ -58,7 +59,7 @@ async def mocked_router(
             Instance(id=InstanceId(name), role=each.settings.role, url=each.url, pins=pins)
             for name, each in mocks.instances.items()
         )
-        config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **router)
+        config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **hands_over(router))
         ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         stop = asyncio.Event()
         serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))

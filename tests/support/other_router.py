@@ -77,7 +77,8 @@ def other_router(cluster: Cluster, *words: str, engines: tuple[str, ...] = ()) -
     """Started with these flags, with the fleet's keys for tickets, for these engines (none named: all)."""
     record = next((cluster.state / "baton" / "clusters").glob("*.json"))
     keys = json.loads(record.read_text())["ticket_keys_file"]
-    argv = [sys.executable, "-m", "baton", "router", "--json", "--port", "0", "--admin-port", "0", "--pins", *words]
+    argv = [sys.executable, "-m", "baton", "router", "--json", "--port", "0", "--admin-port", "0", "--pins"]
+    argv += ["--policy", "least_load", *words]
     argv += ["--ticket-keys-file", keys] if keys else []
     for name in engines or cluster.urls:
         argv += [f"--{name.rpartition('-')[0]}-url", f"{name}={cluster.urls[name]}"]

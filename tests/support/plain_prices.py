@@ -158,11 +158,11 @@ class Plain:
         one, other = (self.fleet.at(at).instance.node for at in (first, second))
         near = one == other and one != ""
         told = self.speeds.handoff_ms(self.wanted.prompt_tokens, first, second, near=near)
-        if not fleet.columns.prefills[second]:
-            return pause + self._pulled(first, second, told, pause, near=near)
-        pause += told
+        pause += told if fleet.columns.prefills[second] else self._pulled(first, second, told, pause, near=near)
         now_ms = self.wanted.now * 1000.0
         comes_ms = now_ms + self.rows[first].ttft - self.waited + pause
+        if not fleet.columns.prefills[second]:
+            return pause + max(0.0, self.book.ends[second] - comes_ms)
         both = [at for at in self.may() if fleet.columns.prefills[at] and fleet.columns.decodes[at]]
         usual = sum(max(0.0, self.book.ends[at] - now_ms) for at in both) / len(both)
         return pause + max(usual, self.book.ends[second] - comes_ms)
@@ -192,6 +192,10 @@ class Plain:
 
     def handoff(self, first: int, second: int) -> float:
         pause = self.pause(first, second)
+        if self.wanted.unseeded or not self.fleet.at(second).instance.pins:
+            table = _OWN_MISSED if self.wanted.ttft_ms and not self.wanted.late else _OWN
+            ttft = self.rows[first].ttft
+            return looked_up((ttft + pause) / self.ttft_unit, table) - looked_up(ttft / self.ttft_unit, table)
         price = pause / (self.tpot_unit * self.output)
         target = self.wanted.tpot_ms
         if target:

@@ -11,6 +11,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.twin.config import Config
 from loadgen.arrival import Arrival
+from router.policy import POLICIES, Policy
 from sim.faults import Fault, Faults
 from sim.fleet import Member
 from sim.result import Result
@@ -21,6 +22,9 @@ COSTS = Linear(step=1_000_000, token=10_000, request=20_000, context=100)
 """A step takes 1 ms, 10 us a prompt token, 20 us a request, 0.1 us a token of context."""
 
 MODEL = "m"
+
+HANDS_OVER: Policy = POLICIES["least_load"]
+"""Hands over whenever it can: for tests of what a handoff is, whether or not one is worth it."""
 
 
 def members(*roles: Role, **rest: Any) -> list[Member]:
@@ -57,9 +61,10 @@ def simulate(
     *,
     faults: Sequence[Fault] = (),
     seed: int = 0,
+    policy: Policy = HANDS_OVER,
     **settings: Any,
 ) -> tuple[World, Result]:
     """A run with every check on."""
-    world = World(fleet, Settings(seed=seed, **settings))
+    world = World(fleet, Settings(seed=seed, **settings), policy=policy)
     Faults(world, faults, seed)
     return world, world.run(arrivals)

@@ -20,7 +20,13 @@ TOLD_S = (TTFT_MS + PAUSE_MS) / 1000
 
 
 def prices(
-    slo_class: str = "", *, promised: bool = False, arrived: float = 10.0, expected: float = 4.0, learns: bool = True
+    slo_class: str = "",
+    *,
+    promised: bool = False,
+    arrived: float = 10.0,
+    expected: float = 4.0,
+    learns: bool = True,
+    waits: bool = False,
 ) -> Any:
     """What a choice has told."""
     return SimpleNamespace(
@@ -36,6 +42,7 @@ def prices(
         told_pause_ms=lambda _prefill, _decode: PAUSE_MS,
         pause_ms=lambda _prefill, _decode: expected * PAUSE_MS,
         learns=lambda _decode: learns,
+        waits=lambda _decode: waits,
     )
 
 
@@ -82,6 +89,14 @@ def test_as_told_is_neither_dearer_nor_cheaper() -> None:
     assert each.slower(10.0 + TOLD_S) == pytest.approx(1.0)
     whole = foretold(pair=False)
     assert whole.dearer(10.0 + TTFT_MS / 1000) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_where_the_client_waits_for_d_a_longer_pause_makes_its_first_token_late() -> None:
+    each = foretold(waits=True)
+    each.computed_s = 10.0 + TTFT_MS / 1000
+    assert each.dearer(10.0 + TOLD_S) == pytest.approx(0.0, abs=1e-9)
+    told, came = ((TTFT_MS + PAUSE_MS + more) / UNIT_TTFT for more in (0.0, 150.0))
+    assert each.dearer(10.0 + TOLD_S + 0.15) == pytest.approx(OWN.of(came) - OWN.of(told))
 
 
 def test_a_longer_pause_is_spread_over_an_answer_in_the_middle() -> None:

@@ -10,6 +10,7 @@ import pytest
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import (
+    POLICY,
     CacheScope,
     Floor,
     Limits,
@@ -28,6 +29,7 @@ from cluster.spec.reader import PROBLEMS_MAX
 from cluster.spec.tree import TEXT_CHARS_MAX, VALUES_MAX
 from router.config import RouterConfig
 from router.policy import POLICIES
+from router.policy.workload import workload
 
 BARE = "models: [{name: org/model}]\n"
 
@@ -208,7 +210,7 @@ def test_targets_below_what_hardware_can_do_are_told_once_somebody_knows() -> No
 
 
 def outside(text: str, *files: str) -> Parsed:
-    return check_outside(parse(text, "f"), exists=lambda path: path in files, policies=["least_load", "round_robin"])
+    return check_outside(parse(text, "f"), exists=lambda path: path in files, policies=["workload", "round_robin"])
 
 
 def test_files_that_are_missing_are_warned_of() -> None:
@@ -239,11 +241,13 @@ def test_defaults_are_the_routers_own() -> None:
         for field in fields(section):
             if field.name not in {"processes", "admin_key_file"}:  # the router is given keys, not their file
                 assert getattr(section, field.name) == config[field.name], field.name
-    model = parse("models: [{name: m}]", "f").usable()
-    promised = parse("models: [{name: m}]\nslo: {fast: {ttft_ms: 500}}", "f").usable()
-    for spec, policy in ((model, "least_load"), (promised, "workload")):
-        assert spec.policy == RouterConfig(has_registry=True, classes=spec.slo).chooses_by == policy
-        assert policy in POLICIES
+    assert POLICIES[POLICY] is workload, "where nobody says how"
+
+
+@pytest.mark.parametrize("slo", ["", "slo: {fast: {ttft_ms: 500}}\n"], ids=["best effort", "promised"])
+def test_promises_do_not_change_the_policy(slo: str) -> None:
+    spec = spec_of(BARE + slo)
+    assert spec.router.policy == RouterConfig(has_registry=True, classes=spec.slo).policy == POLICY
 
 
 # -- bounds --

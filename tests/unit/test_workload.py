@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
@@ -16,7 +17,7 @@ from router.policy.workload import K, workload
 from router.prefixes import Prefixes
 from router.prices.ask import prices_of
 from router.records import Wanted
-from router.speeds import Make, make_of
+from router.speeds import SURE, Make, make_of
 from router.view import View
 
 MAKES = {
@@ -33,6 +34,7 @@ def view(
     credits_each: int | None = None,
     weights: str = "",
     nodes: str = "",
+    pins: bool = True,
 ) -> View:
     """Instances p0, d1, …, in this order; `weights` and `nodes`: a letter of each, where they are told."""
     kinds = dict(enumerate(gpus))
@@ -44,7 +46,7 @@ def view(
     for at, role in enumerate(roles):
         name = InstanceId(f"{role.value[0]}{at}")
         told = {"weights": weights[at : at + 1], "node": nodes[at : at + 1]}
-        made.add(Instance(id=name, role=role, url=f"http://{name}", **told))
+        made.add(Instance(id=name, role=role, url=f"http://{name}", pins=pins, **told))
         made.seen(name, ({"id": "m"},), Load())
         made.get(name).credits = credits_each
     if gate:
@@ -79,6 +81,24 @@ def test_an_idle_fleet_serves_it_whole() -> None:
     assert "whole on b0" in chosen.because and "; no pair costs less" in chosen.because
 
 
+def test_it_says_what_its_prices_rest_on() -> None:
+    assert workload(view(B).all(), asks()).because.endswith("; costs told, prefixes unknown")
+    here = View()
+    here.all().prefixes = index = Prefixes()
+    here.add(Instance(id=InstanceId("b0"), role=B, url="u"))
+    here.seen(InstanceId("b0"), ({"id": "m"},), Load())
+    index.sent(here.get(InstanceId("b0")).row, (7,), 0.0)
+    turn = asks(prompt_tokens=400, prefix=(7, 8), prefix_block_tokens=64.0)
+    assert workload(here.all(), turn).because.endswith("; costs assumed, 64 of 400 prompt tokens cached")
+    speeds = here.all().book.speeds
+    for number in range(SURE):
+        speeds.prompt_took(0, 100.0, 150.0 + number)
+        speeds.steps_took(0, 10.0, 12.0)
+    assert workload(here.all(), replace(turn, now=1.0)).because.endswith(
+        "; costs learned, 64 of 400 prompt tokens cached"
+    )
+
+
 def test_where_many_decode_a_prompt_goes_elsewhere() -> None:
     here = view(B, B)
     for _ in range(40):
@@ -111,6 +131,36 @@ def test_turn_two_stays_where_its_answer_was_made() -> None:
     assert workload(here.all(), asks(prefix=names, **turn)).decode == "d2"
     assert workload(here.all(), asks(prefix=names, **turn)).prefill is None
     assert workload(here.all(), asks(prefix=tuple(range(500, 516)), **turn)).prefill == "p0"
+
+
+def test_a_client_that_waits_for_d_waits_for_the_handoff() -> None:
+    """A pause of 25 ms after the first token is nothing to an answer of 200; before it, it is a third of the wait."""
+    seeded, unpinned = view(P, D), view(P, D, pins=False)
+    for here in (seeded, unpinned):
+        for _ in range(8):
+            place(here, asks(), "d1", "p0")
+    assert workload(seeded.all(), asks()).prefill == "p0"
+    for chosen in (workload(unpinned.all(), asks()), workload(seeded.all(), asks(unseeded=True))):
+        assert (chosen.prefill, chosen.decode) == (None, "d1")
+    prices = prices_of(unpinned.all(), asks())
+    p, d = (unpinned.get(InstanceId(name)).row for name in ("p0", "d1"))
+    assert prices.first_ms(p, d) == prices.ttft_at(p) + prices.pause_ms(p, d)
+    assert prices.first_ms(d, d) == prices.ttft_at(d)
+    assert prices_of(seeded.all(), asks()).first_ms(p, d) == prices.ttft_at(p)
+
+
+def test_what_a_decode_instance_serves_whole_is_in_the_way_of_what_it_pulls() -> None:
+    here = view(P, D, D)
+    d1, d2 = (here.get(InstanceId(name)).row for name in ("d1", "d2"))
+    foresight, expected = Foresight(here.all()), Expected()
+    wanted = asks(prompt_tokens=16_000)
+    foresight.placed(expected, wanted, Chosen(None, InstanceId("d1"), ""))
+    prices = prices_of(here.all(), asks(prompt_tokens=100))
+    p = here.get(InstanceId("p0")).row
+    assert prices.pause_ms(p, d1) > prices.pause_ms(p, d2) + 300
+    assert not prices.learns(d1), "how long that takes says nothing of the network"
+    foresight.prompt_over(expected, wanted, 1.0, done=True)
+    assert prices_of(here.all(), asks(1.0, prompt_tokens=100)).learns(d1)
 
 
 def test_the_faster_gpu_computes_the_long_prompt() -> None:

@@ -1,0 +1,14 @@
+"""Routers for tests of what becomes of a handoff: they hand over whenever they can.
+
+By itself a router hands over only where that costs less than one instance (`router.policy.workload`), and engines that
+compute in no time make that rare. Whoever tests the default says `policy=POLICY`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def hands_over(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a router with such a policy, where they name none and promise nothing."""
+    return settings if settings.get("classes") else {"policy": "least_load", **settings}
