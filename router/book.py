@@ -149,7 +149,7 @@ class Book:
         self.backlog: Floats = np.zeros(0)
         """Predicted milliseconds of prompts placed there and not done."""
         self.ends: Floats = np.zeros(0)
-        """Milliseconds; when all of them will be done."""
+        """Milliseconds; when all of them will be done, as predicted; minus infinity where there are none."""
         self.opens: Floats = np.zeros(0)
         """Milliseconds; when one more prompt could be computed at once: minus infinity where fewer than two are there,
         else when all of them are done but for what the front end takes of a first token."""
@@ -213,7 +213,8 @@ class Book:
     def _empty(self, rows: int | slice) -> None:
         """What is not zero where nobody is."""
         self.strictest[rows] = self.kv_free[rows] = math.inf
-        self.opens[rows], self.vacant[rows] = -math.inf, True
+        self.ends[rows] = self.opens[rows] = -math.inf
+        self.vacant[rows] = True
 
     def holds(self, row: int, kv_tokens: int) -> None:
         """Its engine has said how many tokens its KV cache has."""
@@ -223,9 +224,13 @@ class Book:
     # --- what policies ask --------------------------------------------------------------------------------------------
 
     def waits_ms(self, now: float) -> Floats:
-        """How long a prompt placed now waits for those before it, by row."""
-        left = self.ends - now * 1000.0
-        return np.maximum(left, 0.0, out=left)
+        """How long a prompt placed now waits for those before it, by row. Those that should be done and are not will
+        probably take as long again as they are late: so an engine that has turned slow, or hangs, is seen to before
+        anything ends there.
+        """
+        left = np.abs(self.ends - now * 1000.0)
+        left[np.isinf(left)] = 0.0
+        return left
 
     def idle(self, now: float) -> Floats:
         """Part of each instance's time that prompts have left to answers of late, `IDLE_MIN` at least."""
@@ -273,6 +278,9 @@ class Book:
         self.recent[row] += stall_ms * (0.001 / DUTY_S) / self.faded(now)
 
     def _ends(self, row: int) -> None:
+        if not self.prompts.item(row):
+            self.ends[row] = self.opens[row] = -math.inf
+            return
         ends = self.since.item(row) * 1000.0 + self.backlog.item(row)
         self.ends[row] = ends
         self.opens[row] = ends - self.speeds.first.item(row) if self.prompts.item(row) >= 2 else -math.inf

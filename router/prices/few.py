@@ -101,7 +101,8 @@ class RowByRow(Prices):
         waited_ms = self.waited_ms
         for row in range(self._rows):
             alone = self._prompt[row] + lead[row] + waited_ms
-            ttft = max(ends[row] - now_ms, 0.0) + alone
+            wait = abs(ends[row] - now_ms)  # `Book.waits_ms`
+            ttft = (wait if wait < math.inf else 0.0) + alone
             if not self._open[row]:
                 ttft += queue_ms
             self._alone.append(alone)

@@ -102,7 +102,7 @@ class Plain:
     def _row(self, row: int) -> Row:
         book, speeds, wanted, gate, columns = self.book, self.speeds, self.wanted, self.fleet.gate, self.fleet.columns
         place = bool(columns.inflight[row] < columns.limits(wanted.routers)[row])
-        waits = max(0.0, book.ends[row] - wanted.now * 1000.0)
+        waits = self.waits(row)
         make = self._make(row)
         shared = make.steps(self.tokens) * make.decode.decode_ms * speeds.prefill_factor[row]
         longer = speeds.request[row] + speeds.context[row] * self.context
@@ -125,7 +125,8 @@ class Plain:
         found.answers = place and found.fits
         if gate is not None:
             if wanted.ttft_ms:
-                found.open &= bool(waits <= speeds.first[row] + AHEAD_MS or book.prompts[row] < 2)
+                left = book.ends[row] - wanted.now * 1000.0
+                found.open &= bool(left <= speeds.first[row] + AHEAD_MS or book.prompts[row] < 2)
                 taken = [at for at, count in gate._late.items() if count]
                 if wanted.late and len(taken) >= max(1, len(self.fleet) // LATE_LANES):
                     found.open &= row in taken
@@ -152,6 +153,10 @@ class Plain:
             if book.decoding[row]:
                 found.harm = MISS * book.harmed(row, found.stall, wanted.now)
 
+    def waits(self, row: int) -> float:
+        """What is overdue takes as long again as it is late."""
+        return abs(float(self.book.ends[row]) - self.wanted.now * 1000.0) if self.book.prompts[row] else 0.0
+
     def pause(self, first: int, second: int) -> float:
         row, fleet = self.rows[second], self.fleet
         pause = PULL_MS + PULL_STEPS * row.step
@@ -164,7 +169,7 @@ class Plain:
         if not fleet.columns.prefills[second]:
             return pause + max(0.0, self.book.ends[second] - comes_ms)
         both = [at for at in self.may() if fleet.columns.prefills[at] and fleet.columns.decodes[at]]
-        usual = sum(max(0.0, self.book.ends[at] - now_ms) for at in both) / len(both)
+        usual = sum(map(self.waits, both)) / len(both)
         return pause + max(usual, self.book.ends[second] - comes_ms)
 
     def _pulled(self, first: int, second: int, told: float, pause: float, *, near: bool) -> float:

@@ -1,0 +1,139 @@
+"""What a router does of whom nobody has told anything: no policy, no costs, engines that cannot be told a first token.
+
+It is held against `least_load`, which needs to know nothing: never worse, and far better where prompts share prefixes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from support.simulated import MODEL
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from engine.mock.settings import SimpleCosts
+from engine.twin.config import Config
+from loadgen.arrival import Arrival
+from router.policy import POLICIES
+from router.view import View
+from sim.faults import Fault, Faults
+from sim.fleet import Member
+from sim.settings import Settings
+from sim.world import World
+
+P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
+BLOCK = 16
+MS = 1_000_000
+
+
+def fleet(*roles: Role) -> list[Member]:
+    """A step takes 10 ms, and a prompt of 2,000 tokens 100 ms."""
+    return [
+        Member(
+            name=InstanceId(f"{role.value}-{number}"),
+            role=role,
+            model=MODEL,
+            config=Config(role=role, num_blocks=25_000, max_model_len=32_768, max_num_seqs=256, prefix_caching=True),
+            costs=SimpleCosts(step_ms=10.0, prefill_ms_per_1k=45.0),
+            prompt_front_ns=MS,
+            block_bytes=2_000_000,
+            nic_gb_s=50.0,
+            latency_ns=20_000,
+            start_up_ns=2_000 * MS,
+        )
+        for number, role in enumerate(roles)
+    ]
+
+
+def chats(
+    sessions: int, per_s: float, *, turns: int = 6, systems: int = 4, tokens: int = 1600, user: int = 96
+) -> list[Arrival]:
+    """Sessions by chance, each beginning with one of the system prompts; without any (0), with a text of its own."""
+    rng, made, at_s, names = Random(1), list[Arrival](), 0.0, iter(range(10**9))
+    shared = [[next(names) for _ in range(tokens // BLOCK)] for _ in range(systems)]
+    for _ in range(sessions):
+        at_s += rng.expovariate(per_s)
+        chain = [*rng.choice(shared)] if systems else [next(names) for _ in range(tokens // BLOCK)]
+        due_s = at_s
+        for _ in range(turns):
+            chain += [next(names) for _ in range(user // BLOCK)]
+            made.append(
+                Arrival(
+                    at_s=round(due_s, 9),
+                    input_tokens=len(chain) * BLOCK + 4,
+                    output_tokens=24,
+                    prefix=tuple(chain),
+                    block_tokens=BLOCK,
+                )
+            )
+            chain += [next(names), next(names)]
+            due_s += 0.3 + rng.expovariate(2.0)
+    return sorted(made, key=lambda each: each.at_s)
+
+
+def run(arrivals: list[Arrival], *roles: Role, policy: str | None = None, faults: tuple[Fault, ...] = ()) -> Any:
+    """Its columns. `policy`: another than the default."""
+    more = {} if policy is None else {"policy": POLICIES[policy]}
+    world = World(fleet(*roles), Settings(seeding=False), view=View(lambda _: None), **more)
+    Faults(world, faults, 0)
+    return world.run(arrivals).columns
+
+
+def ttft_ms(columns: Any) -> float:
+    """The mean; everybody has been served."""
+    assert (columns["outcome"] == 1).all()
+    return float(np.mean(columns["first_ns"] - columns["at_ns"]) / MS)
+
+
+FOUR = (P, P, P, P, D, D, D, D)
+LONG = pytest.mark.long
+ALONE: dict[str, Any] = {"turns": 1, "systems": 0, "tokens": 1900}
+
+
+def slow(name: str) -> Fault:
+    return Fault(at_s=0.0, kind="slow", instance=name, factor=4, duration_s=1000.0)
+
+
+def test_sessions_go_where_their_prefix_is() -> None:
+    load = chats(12, 8.0, turns=4)
+    assert ttft_ms(run(load, *FOUR)) < 0.6 * ttft_ms(run(load, *FOUR, policy="least_load"))
+
+
+@pytest.mark.parametrize(
+    ("load", "roles", "faults"),
+    [
+        pytest.param(chats(40, 16.0, **ALONE), FOUR, (), id="no shared prefix"),
+        pytest.param(chats(100, 60.0, **ALONE), FOUR, (), id="more than they can do", marks=LONG),
+        pytest.param(chats(200, 16.0, **ALONE), FOUR, (slow("decode-5"),), id="a slow D", marks=LONG),
+        pytest.param(chats(200, 16.0, **ALONE), FOUR, (slow("prefill-1"),), id="a slow P", marks=LONG),
+        pytest.param(chats(20, 4.0, **ALONE), (P, D), (), id="one of each"),
+        pytest.param(chats(60, 10.0, **ALONE), (B, B, B, B), (), id="role both", marks=LONG),
+        pytest.param(chats(10, 8.0), (P, P), (), id="prefill alone", marks=LONG),
+        pytest.param(chats(10, 8.0), (P, B, B), (), id="mixed roles", marks=LONG),
+        pytest.param(chats(100, 60.0, turns=1, systems=0, tokens=0, user=16), FOUR, (), id="tiny prompts", marks=LONG),
+        pytest.param(chats(15, 2.0, turns=1, systems=0, tokens=25_000), FOUR, (), id="100 KB prompts", marks=LONG),
+    ],
+)
+def test_it_is_no_worse_than_who_compares_load_alone(
+    load: list[Arrival], roles: tuple[Role, ...], faults: tuple[Fault, ...]
+) -> None:
+    ours, plain = (run(load, *roles, policy=policy, faults=faults) for policy in (None, "least_load"))
+    assert ttft_ms(ours) <= 1.02 * ttft_ms(plain)
+
+
+def test_a_burst_of_equal_prompts_spreads_over_the_fleet() -> None:
+    """Nobody knows anything yet, and whoever is first has the prefix of all that follow."""
+    columns = run(chats(40, 4000.0, turns=1, systems=1), *FOUR)
+    placed = Counter(
+        int(at if at >= 0 else other) for at, other in zip(columns["prefill"], columns["decode"], strict=True)
+    )
+    assert len(placed) >= 6 and max(placed.values()) <= 12
+    unshared = run(chats(40, 4000.0, **ALONE), *FOUR)
+    placed = Counter(
+        int(at if at >= 0 else other) for at, other in zip(unshared["prefill"], unshared["decode"], strict=True)
+    )
+    assert len(placed) == 8 and max(placed.values()) <= 7
