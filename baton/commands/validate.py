@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
     from costs.profile import Profile
     from sim.validate.figures import Comparison
+    from sim.validate.measured import Steady
     from sim.validate.stamped import Stamped
+    from sim.validate.steady import Load
 
 Replay = Callable[[], "Comparison"]
 
@@ -59,17 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay and compare; 0 whatever the errors are."""
+    """Replay and compare; 0 however far off. What is wrong is left out, with a warning; 2 where nothing is left."""
     if args.vllm_args:
         raise UsageError("`baton validate` takes no vLLM flags")
-    replays = [replay for path in args.paths for replay in _replays(path, args)]
-    if not replays:
+    left_out: list[UsageError] = []
+    replays = [replay for path in args.paths for replay in _replays(path, args, left_out)]
+    if not replays and not left_out:
         raise UsageError(f"no row {', '.join(args.row)} in {', '.join(map(str, args.paths))}")
     with _out(args.series) as series:
-        found = list(_progress(replays))
+        found = list(_progress(replays, left_out))
         _write_series(series, found)
+    if not found:
+        more = f" (nothing could be replayed; {len(left_out) - 1} more are wrong)" if len(left_out) > 1 else ""
+        raise UsageError(f"{left_out[0]}{more}")
+    _warn(left_out)
     if args.json:
-        _show_json(found)
+        _show_json(found, left_out)
     elif args.markdown:
         from sim.validate.tables import markdown
 
@@ -82,8 +89,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _progress(replays: Sequence[tuple[str, Replay]]) -> Iterator[Comparison]:
-    """A live line on a terminal, plain lines in a log; on stderr."""
+def _warn(left_out: Sequence[UsageError]) -> None:
+    """Which rows and files the figures are without, on stderr."""
+    if left_out:
+        say(f"warning: {len(left_out)} left out:")
+    for each in left_out:
+        say(f"  {each}")
+
+
+def _progress(replays: Sequence[tuple[str, Replay]], left_out: list[UsageError]) -> Iterator[Comparison]:
+    """A live line on a terminal, plain lines in a log; on stderr. What cannot be replayed is left out."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
@@ -91,67 +106,96 @@ def _progress(replays: Sequence[tuple[str, Replay]]) -> Iterator[Comparison]:
         for number, (name, replay) in enumerate(replays, 1):
             line = f"replaying {number} of {len(replays)}: {name}"
             status.update(line) if status is not None else say(line)
-            yield replay()
+            try:
+                found = replay()
+            except UsageError as error:
+                left_out.append(error)
+                continue
+            yield found
 
 
 # -- what is there to replay --
 
 
-def _replays(path: Path, args: argparse.Namespace) -> list[tuple[str, Replay]]:
-    """Every run at a path, in order of name, read and ready."""
+def _replays(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> list[tuple[str, Replay]]:
+    """Every run at a path, in order of name, read and ready. In a folder, what is no run is left out."""
     if path.is_file():
-        return _rows(path, args)
+        return _rows(path, args, left_out)
     if (path / "requests.jsonl").is_file():
-        return [] if args.row else [_folder(path, args)]
+        return [] if args.row else [_folder(path, args, left_out)]
     if not path.is_dir():
         raise UsageError(f"{path}: no such file or folder")
     inside = sorted(each for each in path.iterdir() if each.suffix == ".csv" or (each / "requests.jsonl").is_file())
     if not inside:
         raise UsageError(f"{path}: neither a run (requests.jsonl, meta.json) nor a folder of runs and tables (.csv)")
-    return [replay for each in inside for replay in _replays(each, args)]
+    found = []
+    for each in inside:
+        try:
+            found += _replays(each, args, left_out)
+        except UsageError as error:
+            left_out.append(error)
+    return found
 
 
-def _rows(path: Path, args: argparse.Namespace) -> list[tuple[str, Replay]]:
-    from costs.shipped import model_named
+def _rows(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> list[tuple[str, Replay]]:
     from sim.validate.measured import read_steady
-    from sim.validate.steady import Load, replay_steady
+    from sim.validate.steady import Load
 
     load = Load(seeds=args.seeds, share=args.share, repeated=not args.new_prompts, first_token_ms=args.first_token_ms)
     profiles = _profiles(args.profile)
-    rows = [row for row in read_steady(_text(path), str(path)) if not args.row or row.number in args.row]
+    rows, bad = read_steady(_text(path), str(path))
+    left_out += bad
     must_fit = args.profile is not None
     return [
-        (
-            f"{path.name} row {row.number}",
-            partial(replay_steady, row, model_named(row.model), profiles, load, must_fit=must_fit),
-        )
+        (f"{path.name} row {row.number}", partial(_replay_row, row, profiles, load, must_fit=must_fit))
         for row in rows
+        if not args.row or row.number in args.row
     ]
 
 
-def _folder(path: Path, args: argparse.Namespace) -> tuple[str, Replay]:
+def _replay_row(row: Steady, profiles: tuple[Profile, ...], load: Load, *, must_fit: bool) -> Comparison:
+    """Raises BadRow: it names what is not known here."""
+    from costs.hardware import gpu_named
+    from costs.shipped import model_named
+    from sim.validate.measured import BadRow
+    from sim.validate.steady import replay_steady
+    from sim.validate.workloads import workload_named
+
+    known: dict[str, Callable[[str], object]] = {"model": model_named, "gpu": gpu_named, "workload": workload_named}
+    for name, named in known.items():
+        value = getattr(row, name)
+        try:
+            named(value)
+        except UsageError as error:
+            raise BadRow(row.where, "hardware" if name == "gpu" else name, repr(value), str(error)) from None
+    return replay_steady(row, model_named(row.model), profiles, load, must_fit=must_fit)
+
+
+def _folder(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> tuple[str, Replay]:
     from costs.shipped import model_named
     from sim.validate.stamped import replay_stamped
 
-    read, profiles = _stamped(path), _profiles(args.profile)
+    read, profiles = _stamped(path, left_out), _profiles(args.profile)
     model = model_named(read.settings.model)
     return path.name, partial(replay_stamped, read, model, profiles, must_fit=args.profile is not None)
 
 
-def _stamped(path: Path) -> Stamped:
+def _stamped(path: Path, left_out: list[UsageError]) -> Stamped:
     from sim.validate.measured import read_gpu, read_requests, read_series, read_settings
     from sim.validate.stamped import Stamped
 
     requests = read_requests(_text(path / "requests.jsonl"), str(path / "requests.jsonl"))
     settings = read_settings(_text(path / "meta.json"), str(path / "meta.json"))
     series, offset_s = path / "timeseries.csv", 0.0
+    samples, bad = read_series(_text(series), str(series)) if series.is_file() else ([], [])
+    left_out += [*requests.left_out, *bad]
     with contextlib.suppress(ValueError):
         offset_s = requests.began_unix_s - datetime.fromisoformat(settings.started_at).timestamp()
     return Stamped(
         name=path.name,
         settings=settings,
         requests=requests,
-        samples=read_series(_text(series), str(series)) if series.is_file() else [],
+        samples=samples,
         gpu=settings.gpu or read_gpu(_text(path / "config.json"), str(path / "config.json")),
         offset_s=max(0.0, offset_s),
     )
@@ -213,8 +257,13 @@ def _write_series(writer: Writer | None, found: Sequence[Comparison]) -> None:
     writer.writerows([SERIES, *rows])
 
 
-def _show_json(found: Sequence[Comparison]) -> None:
+def _show_json(found: Sequence[Comparison], left_out: Sequence[UsageError]) -> None:
     from sim.validate.figures import totals
+    from sim.validate.measured import BadRow
+
+    for each in left_out:
+        told_of = each.as_json() if isinstance(each, BadRow) else {"reason": str(each)}
+        emit({"event": "left_out", **told_of})
 
     for comparison in found:
         told = asdict(comparison)

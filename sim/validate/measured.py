@@ -1,4 +1,5 @@
-"""What was measured: the files of a run, read from their text. Wrong rows are told by file and line.
+"""What was measured: the files of a run, read from their text. A wrong row is left out and told by file and line; what
+is wrong with a whole file is a UsageError.
 
 A *stamped* run is a folder of LLMServingSim's ``bench/examples``: ``requests.jsonl`` (one request a line, with the
 engine's own stamps), ``meta.json`` (vLLM's settings) and ``timeseries.csv``. A *steady* run is one row of a table of
@@ -10,12 +11,27 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.errors import UsageError
 from loadgen.traces.fields import cells
+
+_Raw = TypeVar("_Raw")
+_Read = TypeVar("_Read")
+
+
+class BadRow(UsageError):
+    """A row that says what it cannot: where it stands, which field, its value, and what is wrong with it."""
+
+    def __init__(self, where: str, field: str, value: object, why: str) -> None:
+        super().__init__(f"{where}: {field} is {value}; {why}" if field else f"{where}: {why}")
+        self.where, self.field, self.value, self.why = where, field, value, why
+
+    def as_json(self) -> dict[str, str]:
+        """For programs."""
+        return {"where": self.where, "field": self.field, "value": str(self.value), "reason": self.why}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +55,8 @@ class Requests:
     rows: tuple[Stamps, ...]
     began_unix_s: float
     """The first arrival, on the wall clock."""
+    left_out: tuple[BadRow, ...] = ()
+    """Rows of the file that are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +113,8 @@ class Steady:
     ttft_mean: float
     ttft_p90: float
     ttft_p99: float
+    where: str = ""
+    """File and line."""
 
 
 MEMORY_SHARE_THEN = 0.9
@@ -106,26 +126,36 @@ RESOLUTION_S = 1e-6
 
 
 def read_requests(text: str, file: str) -> Requests:
-    """The requests in order of arrival.
+    """The requests in order of arrival, without those rows that say no request.
 
     Arrivals are stamped by the wall clock, everything else by a monotonic one. The offset between the two is taken from
     the request that reached the engine fastest, which counts as having taken no time.
+
+    Raises:
+        UsageError: there is no request in it.
     """
-    rows = list(_json_lines(text, file))
+    left_out: list[BadRow] = []
+    rows = list(_good(_json_lines(text, file), _stamped, left_out))
     if not rows:
-        raise UsageError(f"{file}: no requests")
-    names = ("arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
-    stamps = [tuple(_number(row, name, where) for name in names) for where, row in rows]
-    offset = min(queued - arrived for arrived, queued, *_ in stamps)
-    origin = min(arrived for arrived, *_ in stamps) + offset
-    found = []
-    for (where, row), (arrived, *rest) in zip(rows, stamps, strict=True):
-        at = (arrived + offset, *rest)
-        if any(later < earlier - RESOLUTION_S for earlier, later in itertools.pairwise(at)):
-            raise UsageError(f"{where}: stamps run backwards: {', '.join(names)} must follow one another")
-        tokens = (_whole(row, "input_toks", where), _whole(row, "output_toks", where))
-        found.append(Stamps(*tokens, *(stamp - origin for stamp in at)))
-    return Requests(tuple(sorted(found, key=lambda one: one.arrived_s)), origin - offset)
+        raise left_out[0] if left_out else UsageError(f"{file}: no requests")
+    offset = min(queued - arrived for _, (arrived, queued, *_) in rows)
+    origin = min(arrived for _, (arrived, *_) in rows) + offset
+    found = [
+        Stamps(*tokens, *(stamp - origin for stamp in (arrived + offset, *rest))) for tokens, (arrived, *rest) in rows
+    ]
+    return Requests(tuple(sorted(found, key=lambda one: one.arrived_s)), origin - offset, tuple(left_out))
+
+
+_STAMPS = ("arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+
+
+def _stamped(row: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple[float, ...]]:
+    """Its tokens and stamps. Those of the engine's clock follow one another; the first is another clock's."""
+    stamps = tuple(_number(row, name, where) for name in _STAMPS)
+    if any(later < earlier - RESOLUTION_S for earlier, later in itertools.pairwise(stamps[1:])):
+        why = f"{', '.join(_STAMPS)} must follow one another"
+        raise BadRow(where, "", "", f"stamps run backwards: {why}")
+    return (_whole(row, "input_toks", where), _whole(row, "output_toks", where)), stamps
 
 
 def read_settings(text: str, file: str) -> Settings:
@@ -167,53 +197,72 @@ def read_gpu(text: str, file: str) -> str:
         raise UsageError(f"{file}: nodes[0].instances[0].hardware is missing") from None
 
 
-def read_series(text: str, file: str) -> list[Sample]:
-    """``timeseries.csv``: a line a second."""
+def read_series(text: str, file: str) -> tuple[list[Sample], list[BadRow]]:
+    """``timeseries.csv``, a line a second; and the rows that are left out."""
+    left_out: list[BadRow] = []
     rows = _table(text, file, ("t", "running", "waiting", "kv_cache_pct"))
-    return [
-        Sample(
-            _cell(row, "t", where),
-            round(_cell(row, "running", where)),
-            round(_cell(row, "waiting", where)),
-            _cell(row, "kv_cache_pct", where),
-        )
-        for where, row in rows
-    ]
+    return list(_good(rows, _sample, left_out)), left_out
+
+
+def _sample(row: Mapping[str, str], where: str) -> Sample:
+    running, waiting = (round(_cell(row, name, where)) for name in ("running", "waiting"))
+    return Sample(_cell(row, "t", where), running, waiting, _cell(row, "kv_cache_pct", where))
 
 
 TIMES = ("e2e_mean", "e2e_p90", "e2e_p99", "itl_mean", "ttft_mean", "ttft_p90", "ttft_p99")
 SETTINGS = ("exp_id", "model", "hardware", "tp", "workload", "max_num_batched_tokens", "cpu_offload")
 
 
-def read_steady(text: str, file: str) -> list[Steady]:
-    """The rows of the table of steady runs."""
-    found = []
-    for where, row in _table(text, file, (*SETTINGS, *TIMES)):
-        times = {name: _cell(row, name, where) for name in TIMES}
-        wrong = next((name for name, value in times.items() if value <= 0), None)
-        if wrong:
-            raise UsageError(f"{where}: {wrong} is {row[wrong]}; a time in ms is more than 0")
-        found.append(
-            Steady(
-                number=f"{_cell(row, 'exp_id', where):g}",
-                model=row["model"],
-                gpu=row["hardware"],
-                tp=_positive(row, "tp", where),
-                workload=row["workload"],
-                max_num_batched_tokens=_positive(row, "max_num_batched_tokens", where),
-                offload=_cell(row, "cpu_offload", where) != 0,
-                **times,
-            )
-        )
-    if not found:
+def read_steady(text: str, file: str) -> tuple[list[Steady], list[BadRow]]:
+    """The rows of the table of steady runs, and those that are left out.
+
+    Raises:
+        UsageError: there is no row in it, or a column is missing.
+    """
+    left_out: list[BadRow] = []
+    found = list(_good(_table(text, file, (*SETTINGS, *TIMES)), _steady, left_out))
+    if not found and not left_out:
         raise UsageError(f"{file}: no rows")
-    return found
+    return found, left_out
+
+
+def _steady(row: Mapping[str, str], where: str) -> Steady:
+    times = {name: _cell(row, name, where) for name in TIMES}
+    wrong = next((name for name, value in times.items() if value <= 0), None)
+    if wrong:
+        raise BadRow(where, wrong, row[wrong], "a time in ms is more than 0")
+    return Steady(
+        number=f"{_cell(row, 'exp_id', where):g}",
+        model=row["model"],
+        gpu=row["hardware"],
+        tp=_positive(row, "tp", where),
+        workload=row["workload"],
+        max_num_batched_tokens=_positive(row, "max_num_batched_tokens", where),
+        offload=_cell(row, "cpu_offload", where) != 0,
+        where=where,
+        **times,
+    )
 
 
 # -- fields --
 
 
-def _json_lines(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _good(
+    rows: Iterable[tuple[str, _Raw | BadRow]], read: Callable[[_Raw, str], _Read], left_out: list[BadRow]
+) -> Iterator[_Read]:
+    """Rows as they are read; one bad row never stops the others."""
+    for where, row in rows:
+        try:
+            if isinstance(row, BadRow):
+                raise row
+            found = read(row, where)
+        except BadRow as error:
+            left_out.append(error)
+            continue
+        yield found
+
+
+def _json_lines(text: str, file: str) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -221,39 +270,40 @@ def _json_lines(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
             row = json.loads(line)
         except ValueError:
             row = None
-        if not isinstance(row, dict):
-            raise UsageError(f"{file}:{number}: not a JSON object")
-        yield f"{file}:{number}", row
+        where = f"{file}:{number}"
+        yield where, row if isinstance(row, dict) else BadRow(where, "", "", "not a JSON object")
 
 
 def _number(row: Mapping[str, Any], name: str, where: str) -> float:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(f"{where}: {name} is {value!r}; write a number")
+        raise BadRow(where, name, repr(value), "write a number")
     return float(value)
 
 
 def _whole(row: Mapping[str, Any], name: str, where: str) -> int:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{where}: {name} is {value!r}; write a whole number, 1 or more")
+        raise BadRow(where, name, repr(value), "write a whole number, 1 or more")
     return value
 
 
-def _table(text: str, file: str, columns: tuple[str, ...]) -> list[tuple[str, dict[str, str]]]:
+def _table(text: str, file: str, columns: tuple[str, ...]) -> list[tuple[str, dict[str, str] | BadRow]]:
     header, *rows = text.splitlines() or [""]
     names = cells(header)
     missing = [name for name in columns if name not in names]
     if missing:
         raise UsageError(f"{file}:1: no column {missing[0]!r}; there must be {', '.join(columns)}")
-    found = []
+    found: list[tuple[str, dict[str, str] | BadRow]] = []
     for number, line in enumerate(rows, 2):
-        values = cells(line)
+        where, values = f"{file}:{number}", cells(line)
         if not line.strip():
             continue
         if len(values) != len(names):
-            raise UsageError(f"{file}:{number}: {len(values)} columns where the header has {len(names)}")
-        found.append((f"{file}:{number}", dict(zip(names, values, strict=True))))
+            why = f"{len(values)} columns where the header has {len(names)}"
+            found.append((where, BadRow(where, "", "", why)))
+        else:
+            found.append((where, dict(zip(names, values, strict=True))))
     return found
 
 
@@ -263,12 +313,12 @@ def _cell(row: Mapping[str, str], name: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UsageError(f"{where}: {name} is {row[name]!r}; write a number")
+        raise BadRow(where, name, repr(row[name]), "write a number")
     return value
 
 
 def _positive(row: Mapping[str, str], name: str, where: str) -> int:
     value = _cell(row, name, where)
     if value < 1 or value != int(value):
-        raise UsageError(f"{where}: {name} is {row[name]}; write a whole number, 1 or more")
+        raise BadRow(where, name, row[name], "write a whole number, 1 or more")
     return int(value)

@@ -31,7 +31,7 @@ def data() -> Path:
 
 @pytest.fixture(scope="module")
 def steady_runs(data: Path) -> dict[str, Comparison]:
-    rows = read_steady((data / "vllm-0.15-h100.csv").read_text(), "vllm-0.15-h100.csv")
+    rows, _ = read_steady((data / "vllm-0.15-h100.csv").read_text(), "vllm-0.15-h100.csv")
     return {row.number: replay_steady(row, shipped.model_named(row.model), shipped.profiles(), SHORT) for row in rows}
 
 
@@ -45,7 +45,7 @@ def stamped(folder: Path) -> Comparison:
             name=folder.name,
             settings=settings,
             requests=read_requests(text("requests.jsonl"), "requests.jsonl"),
-            samples=read_series(text("timeseries.csv"), "timeseries.csv"),
+            samples=read_series(text("timeseries.csv"), "timeseries.csv")[0],
             gpu=settings.gpu or read_gpu(text("config.json"), "config.json"),
         ),
         shipped.model_named(settings.model),

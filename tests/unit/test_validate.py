@@ -73,7 +73,7 @@ def test_two_clocks_become_one() -> None:
         ("{nonsense\n", "r:1: not a JSON object"),
         ("\n[1]\n", "r:2: not a JSON object"),
         ("", "r: no requests"),
-        (lines(REQUEST, {**REQUEST, "queued_ts": None}), "r:2: queued_ts is None"),
+        (lines({**REQUEST, "queued_ts": None}), "r:1: queued_ts is None"),
         (lines({**REQUEST, "first_token_ts": "soon"}), "r:1: first_token_ts is 'soon'; write a number"),
         (lines({**REQUEST, "last_token_ts": float("nan")}), "r:1: last_token_ts is nan"),
         (lines({**REQUEST, "output_toks": 0}), "r:1: output_toks is 0; write a whole number, 1 or more"),
@@ -81,10 +81,13 @@ def test_two_clocks_become_one() -> None:
         (lines({**REQUEST, "first_token_ts": 50.1}), "r:1: stamps run backwards"),
     ],
 )
-def test_a_wrong_request_is_told_by_line(rows: str, said: str) -> None:
+def test_a_wrong_request_is_told_by_line_and_the_others_are_read(rows: str, said: str) -> None:
     with pytest.raises(UsageError) as error:
         read_requests(rows, "r")
     assert str(error.value).startswith(said)
+    read = read_requests(f"{rows.rstrip()}\n{lines(REQUEST)}", "r")
+    assert len(read.rows) == 1
+    assert [str(each).startswith(said) for each in read.left_out] == ([] if said == "r: no requests" else [True])
 
 
 def test_settings_are_those_recorded_and_else_the_defaults() -> None:
@@ -120,8 +123,6 @@ def test_the_gpu_is_in_the_other_file_or_nowhere() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (HEADER.replace("tp,", ""), "t:1: no column 'tp'"),
-        (HEADER, "t: no rows"),
         (f"{HEADER}\n{ROW}\n{ROW.replace('2000', 'fast')}", "t:3: e2e_mean is 'fast'; write a number"),
         (f"{HEADER}\n{ROW.replace('2000', '')}", "t:2: e2e_mean is ''"),
         (f"{HEADER}\n{ROW.replace('8.1', '-1')}", "t:2: itl_mean is -1; a time in ms is more than 0"),
@@ -129,21 +130,27 @@ def test_the_gpu_is_in_the_other_file_or_nowhere() -> None:
         (f"{HEADER}\n16.0,x", "t:2: 2 columns where the header has 15"),
     ],
 )
-def test_a_wrong_row_of_a_table_is_told_by_line(text: str, said: str) -> None:
-    with pytest.raises(UsageError) as error:
+def test_a_wrong_row_of_a_table_is_left_out_and_told_by_line(text: str, said: str) -> None:
+    rows, (left_out,) = read_steady(f"{text}\n{ROW}", "t")
+    assert str(left_out).startswith(said)
+    assert len(rows) == text.count(ROW) + 1
+
+
+@pytest.mark.parametrize(("text", "said"), [(HEADER.replace("tp,", ""), "t:1: no column 'tp'"), (HEADER, "t: no rows")])
+def test_a_table_that_is_none_is_an_error(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         read_steady(text, "t")
-    assert str(error.value).startswith(said)
 
 
 def test_a_table_and_a_series_are_read() -> None:
-    (row,) = read_steady(f"{HEADER}\n{ROW}\n", "t")
+    ((row,), _) = read_steady(f"{HEADER}\n{ROW}\n", "t")
     assert (row.number, row.tp, row.workload, row.max_num_batched_tokens) == ("16", 1, "general", 2048)
     assert (row.e2e_mean, row.ttft_p99, row.offload) == (2000, 90, False)
-    first, second = read_series(SERIES, "s")
+    (first, second), _ = read_series(SERIES, "s")
     assert (first.at_s, first.running, first.kv_percent) == (1, 3, 4.5)
     assert second.at_s == 2
-    with pytest.raises(UsageError, match="s:2: running is 'x'"):
-        read_series(SERIES.replace(",3,0,4.5", ",x,0,4.5"), "s")
+    (left,), (bad,) = read_series(SERIES.replace(",3,0,4.5", ",x,0,4.5"), "s")
+    assert left == second and str(bad).startswith("s:2: running is 'x'")
 
 
 # -- the load --
@@ -273,7 +280,7 @@ def test_a_run_that_went_as_predicted_has_no_error() -> None:
 
 
 def test_a_steady_run_is_seen_by_its_client() -> None:
-    (row,) = read_steady(f"{HEADER}\n{ROW}\n", "t")
+    ((row,), _) = read_steady(f"{HEADER}\n{ROW}\n", "t")
     usual = replay_steady(row, shipped.model_named(row.model), shipped.profiles(), Load(seeds=2, share=0.02))
     bare = replay_steady(
         row, shipped.model_named(row.model), shipped.profiles(), Load(seeds=2, share=0.02, first_token_ms=0.0)
@@ -289,7 +296,7 @@ def test_a_steady_run_is_seen_by_its_client() -> None:
 
 
 def test_an_unknown_workload_is_named() -> None:
-    (row,) = read_steady(f"{HEADER}\n{ROW.replace('general', 'poetry')}\n", "t")
+    ((row,), _) = read_steady(f"{HEADER}\n{ROW.replace('general', 'poetry')}\n", "t")
     with pytest.raises(UsageError, match="workload 'poetry' is not known; there are general"):
         replay_steady(row, shipped.model_named(row.model), shipped.profiles())
 
@@ -321,6 +328,36 @@ def test_a_table_and_a_folder_of_both(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "**run**: 1 requests" in text
     assert "| this twin, 1 runs |" in text and "| aiconfigurator | 17.0% | 21.0% | 809.0% |" in text
     assert "median" in text and "≤ 25%" in text
+
+
+BAD_ROWS = {
+    "an empty cell": (ROW.replace("2000", ""), "table.csv:2: e2e_mean is ''; write a number"),
+    "no such model": (
+        ROW.replace("meta-llama/Llama-3.1-8B-Instruct", "org/other"),
+        "table.csv:2: model is 'org/other'",
+    ),
+    "no such workload": (ROW.replace("general", "chess"), "table.csv:2: workload is 'chess'"),
+    "no such GPU": (ROW.replace("H100", "X9"), "table.csv:2: hardware is 'X9'"),
+}
+
+
+@pytest.mark.parametrize(("row", "said"), BAD_ROWS.values(), ids=BAD_ROWS)
+def test_one_bad_row_never_stops_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: str, said: str
+) -> None:
+    (tmp_path / "table.csv").write_text(f"{HEADER}\n{row}\n{ROW}\n")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    words = ["validate", str(tmp_path), "--share", "0.02", "--seeds", "1", "--json"]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert "warning: 2 left out:" in shown.err and said in shown.err and "other.csv:1: no column" in shown.err
+    events = [json.loads(line) for line in shown.out.splitlines()]
+    assert [each["event"] for each in events] == ["left_out", "left_out", "run", "totals"]
+    told = next(each for each in events if "field" in each)
+    assert told["where"].endswith("table.csv:2") and told["field"] and told["reason"]
+    (tmp_path / "table.csv").write_text(f"{HEADER}\n{row}\n")
+    assert main(words) == 2
+    assert "nothing could be replayed; 1 more are wrong" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -363,7 +400,7 @@ def test_flags_say_what_they_take(words: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_a_series_is_shortened_for_a_page(tmp_path: Path) -> None:
-    samples = read_series("t,running,waiting,kv_cache_pct\n" + "".join(f"{at},1,0,0\n" for at in range(1, 100)), "s")
+    samples, _ = read_series("t,running,waiting,kv_cache_pct\n" + "".join(f"{at},1,0,0\n" for at in range(1, 100)), "s")
     settings = read_settings(json.dumps(META), "m")
     requests = read_requests(lines(REQUEST), "r")
     found = replay_stamped(Stamped("x", settings, requests, samples, "RTX-4090"), LLAMA, shipped.profiles())
