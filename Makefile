@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies
+.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults licences audit
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -110,6 +110,15 @@ bench-breakeven: compile ## always, never or sometimes hand off; what single dec
 
 soak: setup ## 30 minutes at 70 % load, mock instances coming and going: memory, holds, counters (ARGS="--minutes 5")
 	@$(BIN)/python -m bench.soak $(ARGS)
+
+bench-defaults: setup ## TTFT of `baton router` as it starts beside vllm-router's policies, on mocks (ARGS=--quick, --publish)
+	@$(BIN)/python -m bench.defaults $(ARGS)
+
+licences: setup ## licences of all locked packages, by their own metadata; unknown and copyleft ones are marked
+	@$(BIN)/python tools/licences.py
+
+audit: setup ## known vulnerabilities of the locked packages, by pip-audit in .bench/audit
+	@$(BIN)/python tools/audit.py
 
 lock: setup ## resolve requirements/*.txt again (UPGRADE=1 takes the newest versions)
 	@$(BIN)/python tools/lock.py $(if $(UPGRADE),--upgrade)

