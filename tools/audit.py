@@ -54,12 +54,11 @@ def main() -> int:
 
 
 def not_audited(said: str, lock: str) -> int:
-    """2 where the database knew nothing of a part of the packages (it says so of each), which is no clean bill; else 0."""
+    """2 where the database knew nothing of some packages (it says so of each), which is no clean bill; else 0."""
     skipped, all_of = said.count("could not be audited"), len(re.findall(r"^\S+==", lock, flags=re.MULTILINE))
     if skipped:
-        print(
-            f"audit: {skipped} of {all_of} packages were not checked: the database has no word of them", file=sys.stderr
-        )
+        said_of = f"{skipped} of {all_of} packages were not checked"
+        print(f"audit: {said_of}: the database has no word of them", file=sys.stderr)
     return 2 if skipped else 0
 
 

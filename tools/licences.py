@@ -10,8 +10,9 @@ import importlib.metadata
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from email.message import Message
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 COPYLEFT = re.compile(r"\b[AL]?GPL|Affero|Lesser General|GNU General|\bMPL|Mozilla|\bEPL|\bCDDL|\bEUPL", re.IGNORECASE)
@@ -34,7 +35,7 @@ class Licence(NamedTuple):
         return "copyleft" if COPYLEFT.search(self.licence) else ""
 
 
-def licence_in(metadata: importlib.metadata.PackageMetadata) -> str:
+def licence_in(metadata: Message) -> str:
     """The SPDX expression where there is one, else classifiers, else the old field."""
     if expression := metadata.get("License-Expression"):
         return str(expression)
@@ -60,7 +61,7 @@ def licences(names: Iterable[str]) -> Iterator[Licence | str]:
         except importlib.metadata.PackageNotFoundError:
             yield name
             continue
-        yield Licence(name, found.version, licence_in(found.metadata))
+        yield Licence(name, found.version, licence_in(cast("Message", found.metadata)))
 
 
 def main() -> None:
