@@ -301,11 +301,11 @@ def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
     }
     salt = clean.get("cache_salt")
     if isinstance(salt, str) and 1 <= len(salt) <= 1024:  # vLLM's own bounds: let it speak about anything else
-        clean["cache_salt"] = _apart(namespace, salt)
+        clean["cache_salt"] = apart(namespace, salt)
     return clean
 
 
-def _apart(namespace: str, name: str) -> str:
+def apart(namespace: str, name: str) -> str:
     """A name that no other namespace's becomes."""
     return hashlib.sha256(f"{namespace}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -321,7 +321,7 @@ def _strip_value(key: str, value: Any, depth: int, namespace: str, left: list[in
         }
         named = clean.get(MEDIA_NAME) if key == "content" else None
         if named is not None:  # vLLM takes whatever it is as a text
-            clean[MEDIA_NAME] = _apart(namespace, named if isinstance(named, str) else json.dumps(named))
+            clean[MEDIA_NAME] = apart(namespace, named if isinstance(named, str) else json.dumps(named))
         return clean
     if isinstance(value, list):
         return [_strip_value(key, inner, depth + 1, namespace, left) for inner in value]

@@ -52,7 +52,12 @@ SINGLE_VALUES_MAX: Final = 50_000
 """Of a body with more values nobody looks whether a large list has one element."""
 
 _TEXT_BYTES: Final = 1 << 20
-_NAMES: Final = scan.Names(wire.TRANSFER_KEYS | wire.FREE_FORM_KEYS)
+_LOOKED_FOR: Final = wire.TRANSFER_KEYS | wire.FREE_FORM_KEYS
+_NAMES: Final = scan.Names(_LOOKED_FOR | {wire.MEDIA_NAME})
+_MESSAGES: Final = "messages"
+"""Media stand in this field, and nowhere else."""
+_TEXT: Final = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.){0,4096}")')
+"""A name of media: longer ones are refused."""
 _FOLLOWING_MAX: Final = 3
 """Bytes of a character behind its first."""
 _HASHED: Final = "cache_salt"
@@ -135,8 +140,9 @@ def read(raw: bytes, *, namespace: str = "") -> scan.Steps[Heavy]:
     fields = _fields(raw)
     yield
     if fields is None:
-        if found.keys:
-            raise _refused("the body", found.keys[0].name)
+        for key in found.keys:
+            if key.name in _LOOKED_FOR:
+                raise _refused("the body", key.name)
         return Heavy({}, raw, is_object=False)
     body = yield from _built(fields, found.values + found.commas)
     if not found.keys and wire.TOP_LEVEL_KEYS.isdisjoint(body) and _HASHED not in body:
@@ -299,10 +305,30 @@ def _clean(
     pieces: list[bytes | memoryview] = []
     for name, value in kept.items():
         pieces += [b"," if pieces else b"{", msgspec.json.encode(name), b":"]
-        pieces.append(large[name] if name in large else msgspec.json.encode(value))
+        if name == _MESSAGES and name in large:
+            pieces += _apart(raw, large[name], keys, namespace)
+        else:
+            pieces.append(large[name] if name in large else msgspec.json.encode(value))
     written = b"".join([*pieces, b"}"]) if pieces else b"{}"
     yield
     return Heavy(kept, written, is_object=True)
+
+
+def _apart(raw: bytes, view: memoryview, keys: Sequence[scan.Key], namespace: str) -> list[bytes | memoryview]:
+    """The messages, with the names that a client gave to media kept apart from other tenants' (`wire.strip`)."""
+    start = _address(view) - _address(raw)
+    pieces: list[bytes | memoryview] = []
+    done = 0
+    for key in keys:
+        if key.name != wire.MEDIA_NAME or not start <= key.at < start + len(view):
+            continue
+        found = _TEXT.match(raw, key.at)
+        if found is None:
+            raise bad_request("`uuid` must be a text of up to 4,096 characters in a body of this size.", "uuid")
+        pieces.append(view[done : found.start(1) - start])
+        pieces.append(msgspec.json.encode(wire.apart(namespace, msgspec.json.decode(found[1], type=str))))
+        done = found.end(1) - start
+    return [*pieces, view[done:]]
 
 
 def _check_large(raw: bytes, name: str, view: memoryview, keys: Sequence[scan.Key]) -> None:
@@ -317,7 +343,7 @@ def _check_large(raw: bytes, name: str, view: memoryview, keys: Sequence[scan.Ke
         raise _refused(f"`{name[:80]}`", keys[-1].name)
     start = _address(view) - _address(raw)
     for key in keys:
-        within = start <= key.at < start + len(view)
+        within = key.name in _LOOKED_FOR and start <= key.at < start + len(view)
         if within and (key.name in wire.TRANSFER_KEYS or _MAY_HOLD.match(raw, key.at)):
             raise _refused(f"`{name[:80]}`", key.name)
 

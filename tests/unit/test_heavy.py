@@ -289,3 +289,45 @@ def test_adding_fields_copies_a_body_once() -> None:
         b"{" + b" " * 100_000 + b"}",
     ):
         assert json.loads(bodies.spliced(raw, {"b": 1})) == {**json.loads(raw), "b": 1}
+
+
+# --- names of media ---------------------------------------------------------------------------------------------------
+
+IMAGE = "data:image/png;base64," + "A" * (1 << 20)
+
+
+def _asks(name: str, *, spelled: str = "uuid") -> bytes:
+    """A chat with an image of a megabyte that its client has named."""
+    part = f'{{"type": "image_url", "{spelled}": {json.dumps(name)}, "image_url": {{"url": "{IMAGE}"}}}}'
+    return f'{{"messages": [{{"role": "user", "content": [{part}]}}], "model": "m"}}'.encode()
+
+
+@pytest.mark.parametrize("spelled", ["uuid", "\\u0075uid", "uui\\u0064"])
+@pytest.mark.parametrize("name", ["cat", 'a "quoted" \u00e9 \\ name', ""])
+def test_names_of_media_are_a_tenants_own_in_large_bodies_too(name: str, spelled: str) -> None:
+    """As `wire.strip` makes them in small ones: vLLM would give one tenant another's image by its name."""
+    raw = _asks(name, spelled=spelled)
+    assert is_heavy(raw)
+    found = [json.loads(run(read(raw, namespace=tenant)).raw) for tenant in ("acme", "other")]
+    small = {"messages": [{"role": "user", "content": [{"type": "image_url", "uuid": name}]}]}
+    named = [wire.strip(small, namespace=tenant)["messages"][0]["content"][0]["uuid"] for tenant in ("acme", "other")]
+    assert [each["messages"][0]["content"][0]["uuid"] for each in found] == named
+    assert named[0] != named[1]
+    assert all(each["messages"][0]["content"][0]["image_url"]["url"] == IMAGE for each in found)
+    assert all(each["model"] == "m" for each in found)
+
+
+def test_a_name_of_media_that_is_no_text_is_refused_in_large_bodies() -> None:
+    raw = _asks("x").replace(b'"uuid": "x"', b'"uuid": {"a": 1}')
+    with pytest.raises(ApiError, match="`uuid` must be a text"):
+        run(read(raw))
+
+
+def test_what_is_called_the_same_elsewhere_stays() -> None:
+    """A tool's schema may have a property of that name."""
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"uuid": {"type": "string"}}}}}
+    ]
+    tools[0]["function"]["description"] = "x" * (1 << 20)
+    raw = json.dumps({"messages": [{"role": "user", "content": "hi"}], "tools": tools}).encode()
+    assert json.loads(run(read(raw, namespace="acme")).raw)["tools"] == tools
