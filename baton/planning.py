@@ -23,7 +23,17 @@ from costs.cost import Costs
 from costs.hardware import Gpu
 from costs.model import ModelShape
 from costs.shape import Spans
-from goodput.bounds import Engine, Impossible, impossible, least_decodes, least_prefills, least_wholes
+from goodput.bounds import (
+    Engine,
+    Impossible,
+    answer_ms,
+    dearest,
+    impossible,
+    least_decodes,
+    least_prefills,
+    least_wholes,
+    prompt_ms,
+)
 from goodput.candidates import Arrangement, Kind, arrangements
 from goodput.demand import Demand, Promise, demand_of
 from goodput.search import Counts, Found, Space, Trial, search
@@ -154,10 +164,9 @@ class Planner:
 
     def _consider(self, arrangement: Arrangement, demand: Demand) -> None:
         engines = [self._engine(kind) for kind in arrangement]
-        roles = [kind.role for kind in arrangement]
-        prompts = [engine for engine, role in zip(engines, roles, strict=True) if role.prefills]
-        answers = [engine for engine, role in zip(engines, roles, strict=True) if role.decodes]
-        cannot = [impossible(prompt, answer, demand) for prompt, answer in product(prompts, answers)]
+        answers = [engine for engine, kind in zip(engines, arrangement, strict=True) if kind.role.decodes]
+        # A decode instance serves whole requests, too, where that costs less: any kind may compute a prompt.
+        cannot = [impossible(prompt, answer, demand) for prompt, answer in product(engines, answers)]
         if all(isinstance(each, Impossible) for each in cannot):
             because = next(each.because for each in cannot if each is not None)
             self.why[because] = self.why.get(because, 0) + 1
@@ -168,6 +177,7 @@ class Planner:
             least=self._least(arrangement, engines, demand),
             most=tuple(self._most(kind) for kind in arrangement),
             limits=self._limits(arrangement),
+            floors=_floors(arrangement, engines, demand),
         )
         if space.empty:
             told = f"not enough GPUs: at least {_counted(arrangement, space.least)} would be needed"
@@ -189,19 +199,14 @@ class Planner:
         )
 
     def _least(self, arrangement: Arrangement, engines: Sequence[Engine], demand: Demand) -> Counts:
-        """With two pools that can both do a phase neither alone is bound by it."""
+        """Of each kind alone. What two kinds can do for each other is in `_floors`."""
         if len(arrangement) == 1:
             return (max(1 + self.task.survive, least_wholes(engines[0], demand).instances),)
-        found = []
-        for kind, engine, other in zip(arrangement, engines, reversed(arrangement), strict=True):
-            shared_prompts, shared_answers = other.role.prefills, other.role.decodes
-            needs = [1]
-            if kind.role.prefills and not shared_prompts:
-                needs.append(least_prefills(engine, demand).instances)
-            if kind.role.decodes and not shared_answers:
-                needs.append(least_decodes(engine, demand).instances)
-            found.append(max(needs))
-        return tuple(found)
+        speakers = sum(kind.role.decodes for kind in arrangement)
+        return tuple(
+            least_decodes(engine, demand).instances if kind.role.decodes and speakers == 1 else 1
+            for kind, engine in zip(arrangement, engines, strict=True)
+        )
 
     def _price(self, kind: Kind) -> float:
         each = {"cost": kind.gpu.usd_per_hour, "gpus": 1.0, "power": kind.gpu.tdp_w}[self.task.objective]
@@ -253,6 +258,19 @@ class Planner:
         if self.spaces:
             return "no fleet within the GPUs that there are keeps the promises"
         return (scarce or told or ["the model fits on none of these GPUs"])[0]
+
+
+def _floors(
+    arrangement: Arrangement, engines: Sequence[Engine], demand: Demand
+) -> tuple[tuple[tuple[float, ...], float], ...]:
+    """What two kinds have to do together: all prompts; and all answers, where both can answer."""
+    if len(arrangement) == 1:
+        return ()
+    first, second = engines
+    prompts = ((1.0, dearest(first, second, demand, prompt_ms)), least_prefills(first, demand).exact)
+    if not all(kind.role.decodes for kind in arrangement):
+        return (prompts,)
+    return prompts, ((1.0, dearest(first, second, demand, answer_ms)), least_decodes(first, demand).exact)
 
 
 INSTANCES_MAX = 64

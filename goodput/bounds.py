@@ -16,7 +16,7 @@ promises allow. All stretches of the load count, from the whole to such that are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,6 +57,8 @@ class Need:
     instances: int
     because: str
     """Which term says so."""
+    exact: float = 0.0
+    """The same before it is rounded up to whole instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,17 +183,28 @@ def _answering_s(demand: Demand) -> Floats:
 
 def _least(work_ms: Floats, patience_s: Floats, demand: Demand, what: str) -> Need:
     """The most that any stretch of the load asks for."""
-    spare, best, told = demand.may_miss(), 1, f"at least one instance for {what}"
+    spare, most, told = demand.may_miss(), 0.0, f"at least one instance for {what}"
     for rows, length_s in _stretches(demand, patience_s):
         work, patience = work_ms[rows], patience_s[rows]
         for longest_s in np.unique(np.quantile(patience, PATIENCES, method="lower")).tolist():
             kept = np.sort(work[patience <= longest_s])
             needed_s = float(kept[: max(0, len(kept) - spare)].sum()) / 1000
-            instances = math.ceil(needed_s / (length_s + longest_s) - 1e-9)
-            if instances > best:
-                best, seconds = instances, length_s + longest_s
+            seconds = length_s + longest_s
+            if seconds > 0 and needed_s / seconds > max(most, 1.0):
                 told = f"{needed_s:,.0f} s of {what} come within {length_s:,.0f} s and have {seconds:,.0f} s"
-    return Need(instances=best, because=told)
+            most = max(most, needed_s / seconds if seconds > 0 else 0.0)
+    return Need(instances=max(1, math.ceil(most - 1e-9)), because=told, exact=most)
+
+
+def dearest(
+    engine: Engine, other: Engine, demand: Demand, work: Callable[[Engine, Demand], tuple[Floats, Floats]]
+) -> float:
+    """How many instances of `engine` one of `other` can stand in for at most: at the request where that is most.
+
+    `work`: `prompt_ms` or `answer_ms`.
+    """
+    here, there = (sum(work(each, demand)) for each in (engine, other))
+    return float(np.max(np.where(there > 0, here / np.maximum(there, 1e-12), 0.0)))
 
 
 def _stretches(demand: Demand, patience_s: Floats) -> Iterator[tuple[slice, float]]:

@@ -43,6 +43,8 @@ class Space:
     """More than these there cannot be: from the GPUs there are."""
     limits: tuple[tuple[Counts, float], ...] = ()
     """What the kinds share: weights of one instance of each kind, and what their sum may be at most."""
+    floors: tuple[tuple[tuple[float, ...], float], ...] = ()
+    """The same with what their sum must be at least; with less nothing holds."""
 
     def price(self, counts: Counts) -> float:
         """Of a fleet."""
@@ -53,6 +55,13 @@ class Space:
         return all(few <= many for few, many in zip(counts, self.most, strict=True)) and all(
             sum(weight * count for weight, count in zip(weights, counts, strict=True)) <= bound + _ROUND
             for weights, bound in self.limits
+        )
+
+    def suffices(self, counts: Counts) -> bool:
+        """Whether a fleet has what is needed of kinds that can stand in for each other."""
+        return all(
+            sum(weight * count for weight, count in zip(weights, counts, strict=True)) >= bound - _ROUND
+            for weights, bound in self.floors
         )
 
     @property
@@ -151,17 +160,17 @@ class _Known:
 
     def fails(self, counts: Counts) -> bool:
         """Whether it is part of a fleet that failed."""
-        return any(_within(counts, failed) for failed in self._failed)
+        return not self.space.suffices(counts) or any(_within(counts, failed) for failed in self._failed)
 
     def first(self, limit: float) -> list[Counts]:
         """Where to begin as long as nothing holds anywhere: the least fleet, and from there larger and larger ones.
         None where the next one is more than there is, or costs more than the limit.
         """
         last = max(self._failed, key=sum, default=None)
-        grown = self.space.least
-        if last is not None:
-            grown = tuple(max(count + 1, math.ceil(count * GROWTH)) for count in last)
-        return [grown] if self.space.allows(grown) and self.space.price(grown) <= limit else []
+        next_ = self.space.least if last is None else _grown(last)
+        while not self.space.suffices(next_) and self.space.allows(next_):
+            next_ = _grown(next_)
+        return [next_] if self.space.allows(next_) and self.space.price(next_) <= limit else []
 
     def frontier(self, limit: float) -> list[Counts]:
         """The largest fleets that cost less than the limit and of which it is not known that they fail,
@@ -203,6 +212,10 @@ class _Known:
 
 GROWTH: Final = 1.25
 """Until something holds, each try has so many times the instances of the last one."""
+
+
+def _grown(counts: Counts) -> Counts:
+    return tuple(max(count + 1, math.ceil(count * GROWTH)) for count in counts)
 
 
 def _plus(counts: tuple[int, ...], each: int) -> tuple[int, ...]:

@@ -30,7 +30,10 @@ def problems(draw: st.DrawFn) -> list[tuple[Space, list[Counts]]]:
         holds = [tuple(max(pair) for pair in zip(edge, least, strict=True)) for edge in edges]
         weights = tuple(draw(st.lists(st.integers(0, 4), **many)))
         limits = ((weights, float(draw(st.integers(0, 40)))),) if draw(st.booleans()) else ()
-        found.append((Space(name=str(number), prices=prices, least=least, most=most, limits=limits), holds))
+        floor = draw(st.integers(0, 12))
+        floors = ((tuple(float(each) for each in draw(st.lists(st.integers(0, 2), **many))), float(floor)),)
+        space = Space(name=str(number), prices=prices, least=least, most=most, limits=limits, floors=floors)
+        found.append((space, [edge for edge in holds if space.suffices(edge)]))
     return found
 
 

@@ -63,7 +63,7 @@ def changing(
     log: Log | None = None,
     **settings: Any,
 ) -> tuple[World, Result]:
-    world = World(fleet, Settings(**settings), site=around or site(), log=log)
+    world = World(fleet, Settings(**settings), policy=POLICIES["least_load"], site=around or site(), log=log)
     Faults(world, faults, world.settings.seed)
     world.provisioning.schedule(Timed(*each) for each in timed)
     return world, world.run(arrivals)

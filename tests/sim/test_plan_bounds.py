@@ -17,6 +17,7 @@ from goodput.bounds import Engine, impossible, least_decodes, least_prefills, le
 from goodput.demand import Demand, Promise, demand_of
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
+from router.policy import POLICIES
 from sim.engine_args import engine_of, read_words
 from sim.fleet import Member, member
 from sim.settings import Settings
@@ -64,7 +65,7 @@ def attainment(arrivals: list[Arrival], promise: Promise, *pools: tuple[Member, 
     members = [
         replace(one, name=InstanceId(f"{one.role.value}-{number}")) for one, count in pools for number in range(count)
     ]
-    result = World(members, Settings(checks=False)).run(arrivals)
+    result = World(members, Settings(checks=False), policy=POLICIES["least_load"]).run(arrivals)
     return float(result.met(Targets(promise.ttft_ms, promise.tt2t_ms, promise.tpot_ms, promise.e2e_ms)).mean())
 
 

@@ -30,6 +30,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from support.hands_over import hands_over
+
 from cluster.instance import Instance
 from router.app import serve
 from router.config import RouterConfig
@@ -151,8 +153,11 @@ class _Thread(threading.Thread):
 
 @asynccontextmanager
 async def router_beside(instances: Sequence[Instance], **settings: Any) -> AsyncIterator[Beside]:
-    """A router that has seen all of these instances up. At the end its log must name no bug."""
-    config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, **{"drain_s": 0.5, **settings})
+    """A router that has seen all of these instances up, and hands over unproven: stand-ins compute nothing that a proof
+    could compare. At the end its log must name no bug.
+    """
+    settings = {"drain_s": 0.5, "proves": False, **hands_over(settings)}
+    config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, **settings)
     handler, thread = _Bugs(), _Thread(config)
     logging.getLogger().addHandler(handler)
     thread.start()
