@@ -101,7 +101,7 @@ def test_a_plan_says_what_it_found_and_writes_a_file_that_lint_accepts(
 @pytest.mark.parametrize(
     ("promise", "words", "code", "told"),
     [
-        ("{ttft_ms: 300, tpot_ms: 0.5}", [], 1, "no plan: TPOT 0.5 ms: 100.0% of the requests take longer alone"),
+        ("{ttft_ms: 300, tpot_ms: 3}", [], 1, "no plan: TPOT 3 ms: 100.0% of the requests take longer alone"),
         ("{ttft_ms: 300, tpot_ms: 30}", ["--gpus", "L9=3"], 2, "Nothing is known about the GPU 'L9'"),
         ("{ttft_ms: 300, tpot_ms: 30}", ["--model", "x"], 2, "--model x: "),
         ("{ttft_ms: 300, tpot_ms: 30}", ["--processes", "0"], 2, "--processes 0: give 1 or more"),
