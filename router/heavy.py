@@ -216,8 +216,11 @@ def _built(fields: dict[str, msgspec.Raw], values: int) -> scan.Steps[dict[str, 
     built = since = 0
     for name, value in fields.items():
         view = memoryview(value)
-        if len(view) <= SMALL_BYTES and built + len(view) <= BUILT_BYTES_MAX:
+        if len(view) <= SMALL_BYTES:
             built += len(view)
+            if built > BUILT_BYTES_MAX:  # unread it would be: `stream` and others decide what we do
+                limit = f"the fields of up to {SMALL_BYTES:,} bytes together take over {BUILT_BYTES_MAX:,}"
+                raise bad_request(f"The body has too much beside its large fields: {limit}.", name[:80])
             since += len(view)
             body[name] = _value(name, view)
             if since > SMALL_BYTES:

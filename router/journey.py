@@ -21,6 +21,7 @@ It does not know HTTP, instances' load, or time other than `now`.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from cluster.errors import ApiError, deadline_passed, no_instance, shed, upstream_failed
 from cluster.ids import InstanceId
@@ -124,6 +125,9 @@ PREFILLED: frozenset[str | None] = frozenset({"length", "stop"})
 """How a prefill leg ends that has computed its prompt."""
 
 _NOBODY: frozenset[InstanceId] = frozenset()
+
+_OURS: Final = 500
+"""From this status on a refusal is not the request's fault: what engines fail is `Lost`, what is refused so is ours."""
 
 
 class Journey:
@@ -328,6 +332,10 @@ class Journey:
     def _prefill_refused(self, event: Refused) -> tuple[Effect, ...]:
         by = self._answered(event.by)
         if by is None:
+            return ()
+        if self.legs and event.status >= _OURS:  # not the request's fault: others answer it
+            self.last_failure = f"{by}: the prefill leg was refused with HTTP {event.status}"
+            self.prefill = self.legs[-1]
             return ()
         others = self._outlast()
         if self.spoken:

@@ -155,8 +155,10 @@ class Operators:
             raise ApiError(421, "MisdirectedError", f"This is {self.siblings.name}, not {meant[:200]}.")
         if from_another_site(http.headers, http.host, changes=http.method != "GET"):
             raise ApiError(403, "PermissionDeniedError", "A page of another site asks for this: refused.")
-        found = None if self.siblings.vouched(http.method, http.path_qs, http.headers, body) else self._by_key(http)
-        behalf = http.headers.get(READER) if self.siblings.asks(http.headers) else None
+        vouched = self.siblings.vouched(http.method, http.path_qs, http.headers, body)
+        found = None if vouched else self._by_key(http)
+        # What a sibling signed counts whatever became of the headers that it did not sign.
+        behalf = http.headers.get(READER) if vouched or self.siblings.asks(http.headers) else None
         return behalf if found is None else found
 
     def _by_key(self, http: web.Request) -> str | None:

@@ -127,6 +127,9 @@ class Prover:
         except (_NoWord, EngineLost, TimeoutError) as none:
             because, doubt = None, str(none) or "it took too long"
             logger.log(logging.INFO if joining else logging.DEBUG, "%s to %s: not proven: %s", *pair.names, doubt)
+        except Exception:  # a bug of ours with this pair: the others go on
+            because, doubt = None, "the proof failed for a reason of the router's own"
+            logger.exception("%s to %s: not proven", *pair.names)
         self.proofs.ended(pair, because, time.monotonic(), inexact, doubt)
         self._router.meters.proofs.labels({None: "none", "": "passed"}.get(because, "failed")).inc()
         if because:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
+from yarl import URL
 
 from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.registry.membership import Heartbeat
@@ -118,14 +119,13 @@ class Siblings:
     ) -> Answered | str:
         if beat.agent_url is None:
             return "it announces no admin side"
-        ask = Ask(method=method, path=path, body=body, by=self.name, to=str(beat.id), reader=reader)
+        url = URL(f"{beat.agent_url}{path}")  # it may spell a path in another way, and what is sent is what is signed
+        ask = Ask(method=method, path=url.raw_path_qs, body=body, by=self.name, to=str(beat.id), reader=reader)
         key, nonce = None if self._keys is None else self._keys()[0], secrets.token_bytes(NONCE_BYTES)
         sent = signed_headers(ask, key, now=self._clock(), nonce=nonce)
         sent |= {FROM: self.name, "Content-Type": "application/json"}
         try:
-            async with session.request(
-                method, f"{beat.agent_url}{path}", headers=sent, data=body or None, allow_redirects=False
-            ) as answer:
+            async with session.request(method, url, headers=sent, data=body or None, allow_redirects=False) as answer:
                 if answer.headers.get(FROM) != str(beat.id):
                     return f"another one answers at {beat.agent_url}: set --admin-host to an address others reach"
                 if answer.status == 200 and answer.headers.get(READER) != reader:

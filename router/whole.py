@@ -140,8 +140,7 @@ class Whole:
         raise ApiError(404, "NotFoundError", f"No response `{identifier[:80]}` is known here.", "response_id")
 
     async def _knows(self, instance: Instance, identifier: str) -> bool:
-        key = self._router.config.engine_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = self._router.engine_headers
         try:
             async with asyncio.timeout(ASK_S):
                 status = await self._router.upstream.status(instance, f"{paths.RESPONSES}/{identifier}", headers)

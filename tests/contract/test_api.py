@@ -117,12 +117,13 @@ def _loaded(*names: str) -> Callable[[dict[str, FakeEngine]], None]:
 
 
 async def test_an_adapter_goes_where_it_is_loaded(start: Starter) -> None:
+    """Whole: nobody says that the two have the same adapter under this name."""
     fleet = await start(prefill=2, decode=2, prepare=_loaded("prefill-1", "decode-0"))
     for _ in range(3):
         assert (await fleet.post("/v1/completions", json={**ASK, "model": "poet"}))[0] == 200
     assert {name: len(engine.generated) for name, engine in fleet.engines.items()} == {
         "prefill-0": 0,
-        "prefill-1": 3,
+        "prefill-1": 0,
         "decode-0": 3,
         "decode-1": 0,
     }

@@ -319,6 +319,10 @@ async def test_from_elsewhere_it_takes_an_operators_key(replicas: Replicas) -> N
         assert (await away.get(first, "/metrics", headers=tenant))[0] == 403
         assert (await away.get(first, "/ui/data", headers=tenant))[0] == 200
         assert (await away.get(first, "/ui"))[0] == 200, "the page itself tells nothing"
+        name = (await away.get(first, "/ui/data", headers=operator))[1]["router"]
+        ask = Ask(method="GET", path="/metrics", by="x", to=name, reader="acme")
+        vouched = signed_headers(ask, FLEET_KEY, now=time.time(), nonce=bytes(16))
+        assert (await away.get(first, "/metrics", headers=vouched))[0] == 403, "a tenant's, without the header, too"
         assert (await away.change("POST", first, "/quarantine/p"))[0] == 401
         status, said = await away.change("POST", first, "/quarantine/p", headers=operator)
         assert (status, set(said["routers"].values())) == (200, {"told"})

@@ -18,7 +18,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip("vLLM is not installed: make setup")
     state = tmp_path_factory.mktemp("state")
     file = state / "baton.yaml"
-    file.write_text(f"{EXAMPLE.read_text()}transfer: {{connector: {request.config.getoption('--connector')}}}\n")
+    connector = request.config.getoption("--connector")
+    # It hands over whenever it can: these tests are of hand-overs (`support.hands_over`).
+    words = f"transfer: {{connector: {connector}}}\nrouter: {{policy: least_load}}\n"
+    file.write_text(f"{EXAMPLE.read_text()}{words}")
     running = Cluster.start(state, str(file))
     try:
         running.wait_ready()

@@ -33,7 +33,7 @@ models:
     pools:
       prefill: {start: 1, engine_args: ARGS, env: ENV}
       both: {start: 1, engine_args: ARGS, env: ENV}
-router: {tls_cert_file: cert.pem, tls_key_file: key.pem}
+router: {policy: least_load, tls_cert_file: cert.pem, tls_key_file: key.pem}
 """
 ENV = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 

@@ -17,6 +17,7 @@ models:
       prefill: {start: 1, engine_args: {num-gpu-blocks-override: 24}}
       decode: {start: 1}
 transfer: {connector: CONNECTOR}
+router: {policy: least_load}
 """
 
 

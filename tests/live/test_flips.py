@@ -21,6 +21,7 @@ models:
       prefill: {start: 1, flips: true}
       decode: {start: 1, flips: true}
 transfer: {connector: CONNECTOR}
+router: {policy: least_load}
 """
 
 CHANGES = (("decode-0", "both"), ("prefill-0", "decode"), ("decode-0", "prefill"))

@@ -137,6 +137,13 @@ def test_the_first_leg_may_still_answer_first_and_is_used() -> None:
     play(machine, [(Chosen(P, D, "again"), [SendDecode(D, HOLD)])])
 
 
+def test_a_second_leg_that_we_cannot_send_does_not_end_the_first() -> None:
+    """A router out of descriptors refuses its own leg with 503; a client's own 4xx ends all."""
+    machine = silent()
+    play(machine, [(Refused(503, by=P2), []), (answer(P, HOLD), [SendDecode(D2, HOLD)])])
+    play(silent(), [(Refused(400, by=P2), [OutlastPrefill(P), ForwardRefusal(), Finish("refused")])])
+
+
 def test_where_nobody_else_is_free_a_silent_leg_is_waited_for_to_the_end() -> None:
     """A fleet with one P, or a full one: nothing is given up, and the policy is asked again, ever later."""
     machine = journey()

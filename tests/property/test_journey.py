@@ -20,7 +20,7 @@ EVENTS = st.one_of(
         st.none() | st.just(7),
         by=st.none() | NAMES,
     ),
-    st.builds(j.Refused, st.just(400), st.none() | NAMES),
+    st.builds(j.Refused, st.sampled_from((400, 503)), st.none() | NAMES),
     st.builds(j.Lost, st.just("lost"), st.booleans(), st.booleans(), st.none() | NAMES),
     st.just(j.Opened()),
     st.just(j.Ended()),

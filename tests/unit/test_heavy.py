@@ -323,6 +323,13 @@ def test_a_name_of_media_that_is_no_text_is_refused_in_large_bodies() -> None:
         run(read(raw))
 
 
+def test_no_small_field_is_left_unread() -> None:
+    """Unread, `stream` would say to us something else than to the engine."""
+    fields = {f"x{at}": "x" * (1 << 16) for at in range(17)}
+    with pytest.raises(ApiError, match="beside its large fields"):
+        run(read(json.dumps({**{name: text[:-100] for name, text in fields.items()}, "stream": True}).encode()))
+
+
 def test_what_is_called_the_same_elsewhere_stays() -> None:
     """A tool's schema may have a property of that name."""
     tools = [
