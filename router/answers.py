@@ -30,6 +30,9 @@ _QUOTE: Final = ord('"')
 _BRACE: Final = ord("{")
 
 _TOLD: Final = msgspec.json.Decoder(Told)
+_CLIENTS_FAULTS: Final = frozenset({400, 413, 422})
+"""Statuses that every engine would answer with. Others (401, 404, 429) another engine may not."""
+
 _STATUS_NAMES: Final = {401: "AuthenticationError", 403: "PermissionDeniedError", 404: "NotFoundError"}
 
 
@@ -100,6 +103,21 @@ def beginning(raw: bytes) -> str | None:
     if len(raw) - at >= BEGINNING_BYTES_MAX // 2 and b'"choices":' in raw[at : at + 4096]:
         return ""
     return f"no token in the first {len(raw)} bytes of its stream"
+
+
+def refusal_in(raw: bytes) -> tuple[int, bytes] | None:
+    """The client's own fault that a stream begins with, as its HTTP status and JSON; None where it begins otherwise.
+
+    vLLM validates some fields (a token id out of range) once the stream's status is sent.
+    """
+    end = raw.find(b"\n\n")
+    event = raw[: max(end, 0)]
+    data = (event if event.startswith(b"data:") else _data_in(event))[5:].strip()
+    error = (object_in(data) or {}).get("error") if data else None
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, int) and not isinstance(code, bool) and code in _CLIENTS_FAULTS:
+        return code, bytes(data)
+    return None
 
 
 def _first_event(event: bytes) -> str | None:

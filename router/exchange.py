@@ -709,7 +709,15 @@ class Exchange:
     def answer_began(self, leg: AnswerLeg, because: str) -> None:
         """The beginning of a stream with a good status is here. `because`: why it is none; empty: it is one."""
         if leg is self._answer:
-            self._try(self._opened, leg, self._unfit(leg.instance, because) if because else None)
+            self._try(self._opened, leg, self._no_stream(leg, because) if because else None)
+
+    def _no_stream(self, leg: AnswerLeg, because: str) -> j.Lost | j.Refused:
+        refusal = answers.refusal_in(leg.pieces)
+        if refusal is None:
+            return self._unfit(leg.instance, because)
+        status, body = refusal
+        self._refusal = Answer(status, "application/json", body)
+        return j.Refused(status)
 
     def answer_ended(self, leg: AnswerLeg) -> None:
         """All of it is here."""

@@ -366,6 +366,18 @@ async def test_a_stream_without_a_token_is_the_engines_failure(start: Any, subte
     assert await fleet.metric('baton_requests_total{outcome="served"') == 0
 
 
+async def test_a_stream_that_begins_with_the_clients_fault_is_a_refusal(start: Any, subtests: pytest.Subtests) -> None:
+    """As vLLM says a token id out of range: served whole it is a 400 to the client, as from a prefill leg."""
+    fleet = await start("b")
+    for code, status in ((400, 400), (422, 422), (500, 503), (404, 503), (True, 503), ("400", 503), (None, 503)):
+        with subtests.test(code=code):
+            raw = stream(b"data: " + json.dumps({"error": {"message": "boom", "code": code}}).encode() + b"\n\n", DONE)
+            fleet.all_say(lambda asked, raw=raw: says(raw) if asked.method == "POST" else None)
+            answer = await fleet.ask(STREAMED)
+            assert answer.status == status
+            assert "boom" in message(answer)
+
+
 async def test_a_refusal_without_json_is_told_in_json(start: Any, subtests: pytest.Subtests) -> None:
     """As of a proxy in front of an engine."""
     fleet = await start("b")
