@@ -102,7 +102,7 @@ fuzz-api: setup ## what docs/openapi.json allows and does not, sent to a router 
 	@$(BIN)/python -m bench.rivals fuzz >/dev/null
 	@$(BIN)/python -m pytest -m long tests/contract/test_fuzz_api.py $(ARGS)
 
-fuzz-router: setup ## hostile bodies, heads, answers and registry values, sent to a router (ARGS="--fuzz-s 600")
+fuzz-router: setup ## hostile answers of engines, given to a router (ARGS="--fuzz-s 600")
 	@$(BIN)/python -m pytest tests/fuzz $(ARGS)
 
 bench-breakeven: compile ## always, never or sometimes hand off; what single decisions cost; needs BATON_DATA (ARGS=--publish)
