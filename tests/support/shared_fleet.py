@@ -187,7 +187,8 @@ class SharedFleet:
         file = self._cluster_file()
         argv = (sys.executable, "-m", "baton", "router", "--json", "--port", "0", "--admin-port", "0", "--config")
         words = (str(file), "--registry", self.server.url, "--registry-password-file")
-        last = (str(self.server.command.password_file), "--log-level", "ERROR")
+        # A router's own proofs need no credit, and would be counted with its clients' requests.
+        last = (str(self.server.command.password_file), "--log-level", "ERROR", "--no-prove-pairs")
         for _ in range(count):  # one after the other: who announces itself next is the one started last
             front = Front((*argv, *words, *last))
             self.fronts.append(front)
