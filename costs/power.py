@@ -55,6 +55,13 @@ def clock_under(cap: float) -> float:
     return float(((cap - BASE_SHARE) / (1 - BASE_SHARE)) ** (1 / CLOCK_EXPONENT))
 
 
+def cap_of(watts: float, tdp_w: float) -> float:
+    """A cap in watts as a share of the TDP, within what is known: above the TDP there is none, below `CAP_MIN` the
+    slowest that was measured stands for it.
+    """
+    return min(1.0, max(CAP_MIN, watts / tdp_w))
+
+
 def slowed(cost: StepCost, clock: float) -> StepCost:
     """What steps cost at another clock of the cores: arithmetic is slower, reading is not."""
     return replace(

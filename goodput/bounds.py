@@ -16,14 +16,17 @@ promises allow. All stretches of the load count, from the whole to such that are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from cluster.instance import Role
 from costs.cost import Costs
 from costs.step import KNEE_TOKENS, StepCost
+from engine.twin.config import Config
 from goodput.demand import Demand, Floats
 
 SHORTEST: Final = 2.0
@@ -49,6 +52,16 @@ class Engine:
     kv_tokens: int
     """Tokens that its KV cache holds."""
 
+    @classmethod
+    def of(cls, costs: Costs, config: Config) -> Engine:
+        """One with these settings."""
+        return cls(
+            costs=costs,
+            batched_tokens=config.max_num_batched_tokens,
+            seqs_max=config.max_num_seqs,
+            kv_tokens=config.num_blocks * config.block_size,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
@@ -66,6 +79,8 @@ class Impossible:
     """No number of instances keeps the promise."""
 
     because: str
+    short_by: float = math.inf
+    """How many times the target the requests would need; the smallest of several is nearest to possible."""
 
 
 def prompt_ms(engine: Engine, demand: Demand) -> tuple[Floats, Floats]:
@@ -118,105 +133,170 @@ def token_least_ms(engine: Engine, demand: Demand) -> Floats:
     return found
 
 
+def second_token_least_ms(engine: Engine, demand: Demand) -> Floats:
+    """Of each request alone: the second token comes no sooner after the first than this."""
+    cost = engine.costs.now.decode
+    found: Floats = cost.requests_ms(1) + cost.context_ms * demand.inputs
+    return found
+
+
 def impossible(prefill: Engine, decode: Engine, demand: Demand) -> Impossible | None:
     """Why no number of these instances keeps the promises, naming the term; None where that cannot be told."""
-    first, token = first_token_least_ms(prefill, demand), token_least_ms(decode, demand)
-    late = first > demand.target_ms("ttft_ms")
-    slow = (token > demand.target_ms("tpot_ms")) & (demand.outputs > 1)
-    whole = first + token * np.maximum(0.0, demand.outputs - 1) > demand.target_ms("e2e_ms")
+    return impossible_on((prefill,), (decode,), demand)
+
+
+def impossible_on(prompts: Sequence[Engine], answers: Sequence[Engine], demand: Demand) -> Impossible | None:
+    """The same for a fleet of several kinds, where each request is served on those that are fastest for it.
+
+    Args:
+        prompts: kinds that compute prompts.
+        answers: kinds that generate.
+        demand: what is to be served.
+    """
+    first = np.min([first_token_least_ms(each, demand) for each in prompts], axis=0)
+    token = np.min([token_least_ms(each, demand) for each in answers], axis=0)
+    second = np.min([second_token_least_ms(each, demand) for each in answers], axis=0)
+    several = demand.outputs > 1
+    terms = (
+        ("TTFT", first, first > demand.target_ms("ttft_ms"), prompts),
+        ("TT2T", second, (second > demand.target_ms("tt2t_ms")) & several, answers),
+        ("TPOT", token, (token > demand.target_ms("tpot_ms")) & several, answers),
+        (
+            "E2E",
+            whole := first + token * (demand.outputs - 1),
+            whole > demand.target_ms("e2e_ms"),
+            (*prompts, *answers),
+        ),
+    )
     for number, promise in enumerate(demand.promises):
         here = demand.classes == number
-        if not here.any():
+        missed = np.logical_or.reduce([late for _, _, late, _ in terms]) & here
+        if missed.sum() <= math.floor((1 - promise.attainment) * here.sum() + _ROUND):
             continue
-        missed = (late | slow | whole) & here
-        if missed.sum() <= math.floor((1 - promise.attainment) * here.sum() + 1e-9):
-            continue
-        terms = (("TTFT", promise.ttft_ms, first, late), ("TPOT", promise.tpot_ms, token, slow))
-        name, target, least, over = max(terms, key=lambda term: int((term[3] & here).sum()))
-        share = float((over & here).sum() / here.sum())
-        costs = prefill.costs if name == "TTFT" else decode.costs
+        name, least, late, kinds = max(terms, key=lambda term: int((term[2] & here).sum()))
+        target = getattr(promise, f"{name.lower()}_ms")
+        share = float((late & here).sum() / here.sum())
         quantile = float(np.quantile(least[here], min(1.0, promise.attainment)))
+        on = " and ".join(dict.fromkeys(f"{each.costs.gpu.name} tp{each.costs.shape.tp}" for each in kinds))
         return Impossible(
-            because=f"{name} {target:g} ms: {share:.1%} of the requests take longer alone on idle {costs.gpu.name} "
-            f"tp{costs.shape.tp}; {promise.attainment:.1%} of them need {quantile:.1f} ms"
+            because=f"{name} {target:g} ms: {share:.1%} of the requests take longer alone on idle {on}; "
+            f"{promise.attainment:.1%} of them need {quantile:.1f} ms",
+            short_by=quantile / target,
         )
     return None
+
+
+_ROUND: Final = 1e-9
 
 
 def least_prefills(engine: Engine, demand: Demand) -> Need:
     """Fewest prefill instances of this kind."""
     matrices, attention = prompt_ms(engine, demand)
-    return _least(matrices + attention, _patience_s(demand), demand, "prompts")
+    return most_asked(matrices + attention, patience_s(demand), demand, "prompts")
 
 
 def least_decodes(engine: Engine, demand: Demand) -> Need:
     """Fewest decode instances of this kind."""
     shares, reading = answer_ms(engine, demand)
-    return _least(shares + reading, _answering_s(demand), demand, "answers")
+    return most_asked(shares + reading, answering_s(demand), demand, "answers")
 
 
 def least_wholes(engine: Engine, demand: Demand) -> Need:
     """Fewest instances that do both: a step reads the weights once for prompts and answers alike."""
     matrices, attention = prompt_ms(engine, demand)
     shares, reading = answer_ms(engine, demand)
-    patience = _answering_s(demand)
+    patience = answering_s(demand)
     both = [
-        _least(matrices + attention + reading, patience, demand, "prompts and contexts"),
-        _least(shares + attention + reading, patience, demand, "answers and contexts"),
+        most_asked(matrices + attention + reading, patience, demand, "prompts and contexts"),
+        most_asked(shares + attention + reading, patience, demand, "answers and contexts"),
         least_prefills(engine, demand),
     ]
     return max(both, key=lambda need: need.instances)
 
 
-def _patience_s(demand: Demand) -> Floats:
+def least_counts(pools: Mapping[str, tuple[Role, Engine]], demand: Demand) -> dict[str, Need]:
+    """Least counts per pool for this demand, where every pool does the work of its own role alone.
+
+    A fleet with fewer prefill instances than that can still hold where its decode instances compute prompts, too:
+    `goodput.floors` has the bounds of a whole fleet.
+
+    Args:
+        pools: role and kind of instance, by name of the pool.
+        demand: what is to be served; its requests may miss as often as its promises allow.
+    """
+    of = {Role.PREFILL: least_prefills, Role.DECODE: least_decodes, Role.BOTH: least_wholes}
+    return {name: of[role](engine, demand) for name, (role, engine) in pools.items()}
+
+
+def patience_s(demand: Demand) -> Floats:
     """How long after its arrival each request's prompt may be computed at the latest; infinite: no promise says."""
     found: Floats = np.minimum(demand.target_ms("ttft_ms"), demand.target_ms("e2e_ms")) / 1000
     return found
 
 
-def _answering_s(demand: Demand) -> Floats:
+def answering_s(demand: Demand) -> Floats:
     """How long after its arrival each answer may be complete at the latest."""
     tokens = demand.target_ms("tpot_ms") * np.maximum(1.0, demand.outputs - 1)
     found: Floats = np.minimum(demand.target_ms("ttft_ms") + tokens, demand.target_ms("e2e_ms")) / 1000
     return found
 
 
-def _least(work_ms: Floats, patience_s: Floats, demand: Demand, what: str) -> Need:
-    """The most that any stretch of the load asks for."""
-    spare, most, told = demand.may_miss(), 0.0, f"at least one instance for {what}"
-    for rows, length_s in _stretches(demand, patience_s):
-        work, patience = work_ms[rows], patience_s[rows]
-        for longest_s in np.unique(np.quantile(patience, PATIENCES, method="lower")).tolist():
-            kept = np.sort(work[patience <= longest_s])
-            needed_s = float(kept[: max(0, len(kept) - spare)].sum()) / 1000
-            seconds = length_s + longest_s
-            if seconds > 0 and needed_s / seconds > max(most, 1.0):
-                told = f"{needed_s:,.0f} s of {what} come within {length_s:,.0f} s and have {seconds:,.0f} s"
-            most = max(most, needed_s / seconds if seconds > 0 else 0.0)
-    return Need(instances=max(1, math.ceil(most - 1e-9)), because=told, exact=most)
+def most_asked(work_ms: Floats, waits_s: Floats, demand: Demand, what: str) -> Need:
+    """The most that any stretch of the load asks for.
 
-
-def dearest(
-    engine: Engine, other: Engine, demand: Demand, work: Callable[[Engine, Demand], tuple[Floats, Floats]]
-) -> float:
-    """How many instances of `engine` one of `other` can stand in for at most: at the request where that is most.
-
-    `work`: `prompt_ms` or `answer_ms`.
+    Args:
+        work_ms: least time of one instance for each request.
+        waits_s: how long after its arrival each request's work may end at the latest.
+        demand: the load; as many requests as its promises allow are left out, those that cost most.
+        what: the work's name, for people.
     """
-    here, there = (sum(work(each, demand)) for each in (engine, other))
+    spare, most, told = demand.may_miss(), 0.0, f"at least one instance for {what}"
+    finite = waits_s[np.isfinite(waits_s)]
+    for longest_s in np.unique(np.quantile(finite, PATIENCES, method="lower")).tolist() if len(finite) else ():
+        counted = np.where(waits_s <= longest_s, work_ms, 0.0)
+        sums, sizes = (
+            np.concatenate([[0.0], np.cumsum(counted)]),
+            np.concatenate([[0], np.cumsum(waits_s <= longest_s)]),
+        )
+        for edges, length_s in _levels(demand, float(finite.max())):
+            low, high = edges[:-1], edges[1:]
+            asked = (sums[high] - sums[low]) / 1000 / (length_s + longest_s)
+            worth = np.flatnonzero((asked > most) & (sizes[high] - sizes[low] > spare))
+            for at in worth[np.argsort(-asked[worth])].tolist():
+                if asked[at] <= most:
+                    break
+                needed_s = _without_dearest(counted[low[at] : high[at]], spare) / 1000
+                if needed_s / (length_s + longest_s) > most:
+                    most = needed_s / (length_s + longest_s)
+                    told = f"{needed_s:,.0f} s of {what} come within {length_s:,.0f} s"
+                    told += f" and have {length_s + longest_s:,.0f} s"
+    return Need(instances=max(1, math.ceil(most - _ROUND)), because=told, exact=most)
+
+
+def _without_dearest(work: Floats, spare: int) -> float:
+    """The sum without the `spare` largest."""
+    if not spare:
+        return float(work.sum())
+    kept = len(work) - spare
+    return float(np.partition(work, kept - 1)[:kept].sum()) if kept > 0 else 0.0
+
+
+def dearest(here: Floats, there: Floats) -> float:
+    """How many instances of one kind one of another can stand in for at most: at the request where that is most.
+
+    Args:
+        here: work of each request on the one kind.
+        there: the same work on the other.
+    """
     return float(np.max(np.where(there > 0, here / np.maximum(there, 1e-12), 0.0)))
 
 
-def _stretches(demand: Demand, patience_s: Floats) -> Iterator[tuple[slice, float]]:
-    """The whole load, its halves, quarters …: rows that come in each, and its seconds."""
+def _levels(demand: Demand, longest_s: float) -> Iterator[tuple[NDArray[np.int64], float]]:
+    """The whole load, its halves, quarters …: where each part begins and ends among the rows, and its seconds."""
     span_s, begin_s = demand.span_s, float(demand.at_s[0])
-    finite = patience_s[np.isfinite(patience_s)]
-    shortest_s = SHORTEST * float(finite.max()) if len(finite) else math.inf
     parts = 1
-    while parts <= STRETCHES_MAX and (parts == 1 or span_s / parts >= shortest_s):
+    while parts <= STRETCHES_MAX and (parts == 1 or span_s / parts >= SHORTEST * longest_s):
         edges = np.searchsorted(demand.at_s, begin_s + span_s * np.arange(parts + 1) / parts)
         edges[-1] = len(demand)
-        for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            if high > low:
-                yield slice(low, high), span_s / parts
+        yield edges, span_s / parts
         parts *= 2

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.arrival import Arrival
@@ -122,3 +123,25 @@ def _reusable(arrivals: Sequence[Arrival]) -> Iterable[int]:
             node = names[step]
             length += 0 if new else each.block_tokens
         yield min(length, max(0, each.input_tokens - 1))
+
+
+def sampled(arrivals: Sequence[Arrival], requests: int, parts: int, gap_s: float) -> list[Arrival]:
+    """A shorter load of the same kind: stretches of it, evenly spread over the whole, one after the other.
+
+    Args:
+        arrivals: in the order of time.
+        requests: how many at most.
+        parts: how many stretches.
+        gap_s: between the last arrival of one and the first of the next.
+    """
+    if len(arrivals) <= requests:
+        return list(arrivals)
+    size = max(1, requests // parts)
+    found: list[Arrival] = []
+    begin_s = 0.0
+    for part in range(parts):
+        first = round(part * (len(arrivals) - size) / max(1, parts - 1))
+        rows = arrivals[first : first + size]
+        found += [replace(each, at_s=begin_s + each.at_s - rows[0].at_s) for each in rows]
+        begin_s = found[-1].at_s + gap_s
+    return found

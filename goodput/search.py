@@ -1,25 +1,37 @@
-"""The cheapest fleet that holds, found with few trials: branch and bound over counts of instances. Pure.
+"""The cheapest fleet that holds, found with few trials: over arrangements, and over counts of instances in each. Pure.
 
 A *space* is one arrangement with its kinds of instances fixed; only how many of each is open. Two things are presumed:
-a fleet costs the sum of its instances, and more instances never hold less. The second makes one trial say much: if a
-fleet fails, every fleet that is part of it fails too; if it holds, so does every fleet that it is part of.
 
-So each space is looked at from above. The largest fleets that are cheaper than the best one so far form its *frontier*:
-if each of them fails, no cheaper fleet of this space holds. If one holds, it is the best so far, is made as small as it
-can be, and the frontier is drawn anew. Spaces whose least fleet costs as much as the best so far are never tried.
+- more instances never hold less: a fleet that fails rules out every fleet that is part of it;
+- slower instances never hold more: it rules out the same counts of kinds that are no better in anything (`Space.kinds`,
+  `weaker`).
 
-`search` is a generator: it yields fleets to try, several at once where they do not depend on each other, and is sent
-what came of them. Who simulates, in how many processes, and when a person has waited long enough is its caller's
-business: what it has found so far is there at any time.
+Neither always holds near the edge, where a router may choose worse among more. `neighbours` are therefore tried at the
+end, among them fleets that the presumptions ruled out; `Found.contradicted` says what they showed.
+
+The search has two parts. *Where*: each space has a least fleet by bounds; how many times that a fleet must be to hold
+(its scale) is learned as trials end, and the space whose fleet of that scale is cheapest is tried next. *Proof*: of all
+fleets that are cheaper than the best one and not ruled out, the one of the largest scale is tried next, which rules out
+most, until none is left (`Found.proven`) or the effort is spent.
+
+What a fleet costs is the sum of its instances, and a constant (`Space.base`). Where the objective has to be measured
+(energy), that sum is a lower bound, `Verdict.cost` is the real cost, and it is presumed to grow with the fleet.
+
+`search` is a generator: it yields what it would try, what it wants first in front, and is sent the verdict of the
+first. What it learns therefore does not depend on how many are simulated at a time, where, or how fast.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from bisect import insort
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import permutations, product
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 Counts = tuple[int, ...]
 """How many instances of each kind."""
@@ -27,10 +39,13 @@ Counts = tuple[int, ...]
 TOLERANCE: Final = 0.01
 """A fleet that is cheaper by less than this share of the best one is not looked for: intervals are wider."""
 
+AHEAD: Final = 16
+"""Fleets in what `search` yields, at most: the first is wanted, the others are likely to be next."""
+
 _ROUND: Final = 1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Space:
     """One arrangement: counts of its kinds are open."""
 
@@ -41,33 +56,59 @@ class Space:
     """With fewer of any kind nothing holds: from bounds."""
     most: Counts
     """More than these there cannot be: from the GPUs there are."""
-    limits: tuple[tuple[Counts, float], ...] = ()
+    limits: tuple[tuple[tuple[float, ...], float], ...] = ()
     """What the kinds share: weights of one instance of each kind, and what their sum may be at most."""
     floors: tuple[tuple[tuple[float, ...], float], ...] = ()
     """The same with what their sum must be at least; with less nothing holds."""
+    base: float = 0.0
+    """What any fleet of this space costs beside its instances."""
+    survive: int = 0
+    """Instances that a fleet must be able to lose: bounds hold for what is left."""
+    kinds: tuple[str, ...] = ()
+    """Names of the kinds, for `weaker`."""
+    family: str = ""
+    """Spaces of one family are expected to need the same scale."""
 
     def price(self, counts: Counts) -> float:
         """Of a fleet."""
-        return sum(price * count for price, count in zip(self.prices, counts, strict=True))
+        return self.base + sum(price * count for price, count in zip(self.prices, counts, strict=True))
 
     def allows(self, counts: Counts) -> bool:
         """Whether there is enough for a fleet."""
         return all(few <= many for few, many in zip(counts, self.most, strict=True)) and all(
-            sum(weight * count for weight, count in zip(weights, counts, strict=True)) <= bound + _ROUND
-            for weights, bound in self.limits
+            _dot(weights, counts) <= bound + _ROUND for weights, bound in self.limits
         )
 
     def suffices(self, counts: Counts) -> bool:
-        """Whether a fleet has what is needed of kinds that can stand in for each other."""
-        return all(
-            sum(weight * count for weight, count in zip(weights, counts, strict=True)) >= bound - _ROUND
-            for weights, bound in self.floors
-        )
+        """Whether no bound rules a fleet out."""
+        return all(count >= few for count, few in zip(counts, self.least, strict=True)) and self.scale(counts) >= 1
+
+    def scale(self, counts: Counts) -> float:
+        """How many times what its bounds ask for a fleet is, with the worst loss that it must survive; 1 or more may
+        hold.
+        """
+        if not self.floors:
+            return math.inf
+        found = math.inf
+        for lost in losses(counts, self.survive):
+            left = [count - gone for count, gone in zip(counts, lost, strict=True)]
+            found = min(found, *(_dot(weights, left) / bound for weights, bound in self.floors))
+        return found + _ROUND
 
     @property
     def empty(self) -> bool:
         """Whether what is needed is more than what there is."""
-        return not self.allows(self.least)
+        return not self.allows(self.least) or self.scale(self.most) < 1
+
+    @property
+    def bound(self) -> float:
+        """No fleet that bounds leave costs less: the dearest of what each floor costs where it is cheapest."""
+        floors = [
+            bound * min(price / weight for price, weight in zip(self.prices, weights, strict=True) if weight > 0)
+            for weights, bound in self.floors
+            if max(weights) > 0
+        ]
+        return max(self.price(self.least), self.base + max(floors, default=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +120,19 @@ class Trial:
 
     @property
     def price(self) -> float:
-        """Of all its instances."""
+        """Of all its instances; where the objective is measured, the least that it can be."""
         return self.space.price(self.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of a trial."""
+
+    holds: bool
+    cost: float | None = None
+    """What the objective was measured to be; None: the price of the fleet."""
+    spent: int = 0
+    """Requests that were simulated for it."""
 
 
 @dataclass(slots=True)
@@ -88,144 +140,432 @@ class Found:
     """What a search knows so far."""
 
     best: Trial | None = None
+    cost: float = math.inf
+    """Of the best."""
     trials: int = 0
+    spent: int = 0
+    """Requests that were simulated."""
     proven: bool = False
-    """Whether nothing cheaper (by more than `TOLERANCE`) is left to try."""
+    """Whether nothing cheaper (by more than `TOLERANCE`) is left to try, as far as the presumptions go."""
     open_spaces: int = 0
     """Spaces that may still hold something cheaper."""
+    open_scale: float = 0.0
+    """Of what is left untried, the largest scale."""
     held: list[Trial] = field(default_factory=list)
     failed: list[Trial] = field(default_factory=list)
+    scales: dict[str, float] = field(default_factory=dict)
+    """By family, at what scale a fleet is expected to hold. Given to a later search, that begins there."""
+    contradicted: list[str] = field(default_factory=list)
+    """Where a trial did not bear out what was presumed."""
 
     @property
     def limit(self) -> float:
         """What a fleet has to be cheaper than to be worth a trial."""
-        return math.inf if self.best is None else self.best.price * (1 - TOLERANCE)
+        return math.inf if self.best is None else self.cost * (1 - TOLERANCE)
 
 
-Search = Generator[tuple[Trial, ...], Sequence[bool], None]
+Search = Generator[tuple[Trial, ...], Verdict, None]
 
 
-def search(spaces: Sequence[Space], found: Found, *, width: int = 1, ceiling: float = math.inf) -> Search:
+def search(
+    spaces: Sequence[Space],
+    found: Found,
+    *,
+    effort: float = math.inf,
+    weaker: Mapping[str, Collection[str]] | None = None,
+    failed: Sequence[Trial] = (),
+) -> Search:
     """Look for the cheapest fleet that holds.
 
     Args:
         spaces: arrangements.
         found: gets what is known, as it becomes known.
-        width: how many fleets are tried at a time, at most.
-        ceiling: fleets that cost more are not wanted.
-
-    Yields fleets to try, and is sent for each whether it holds, in the same order.
+        effort: requests that may be simulated before it ends as it is; it goes on until something holds.
+        weaker: by kind, those that are better in nothing; None: unknown.
+        failed: fleets that are known to fail already.
     """
-    known = {id(space): _Known(space) for space in spaces if not space.empty}
-    ordered = sorted(known.values(), key=lambda each: each.space.price(each.space.least))
-    for number, each in enumerate(ordered):
-        found.open_spaces = len(ordered) - number
-        while True:
-            limit = min(found.limit, ceiling + _ROUND, each.space.price(each.space.most) + 2 * _ROUND)
-            todo = (each.first(limit) if found.best is None else []) or each.frontier(limit)
-            if not todo:
-                break
-            for batch in _batches(todo, width):
-                verdicts = yield tuple(Trial(each.space, counts) for counts in batch)
-                if _learn(each, found, batch, verdicts):
-                    break
-    found.open_spaces = 0
-    found.proven = True
+    state = _State(spaces, found, weaker or {})
+    for trial in failed:
+        state.rule_out(trial)
+    while found.spent < effort or (found.best is None and found.spent < effort * PATIENCE):
+        todo = state.todo()
+        if not todo:
+            found.proven = True
+            break
+        state.learn(todo[0], (yield todo))
+    if found.best is not None:
+        yield from _look_around(state, found.best)
+    state.summarise()
 
 
-def _learn(known: _Known, found: Found, batch: Sequence[Counts], verdicts: Sequence[bool]) -> bool:
-    """Fold what came of some trials in; whether the best has changed."""
-    changed = False
-    for counts, holds in zip(batch, verdicts, strict=True):
-        trial = Trial(known.space, counts)
+PATIENCE: Final = 1.5
+"""So many times the effort goes into finding anything at all."""
+
+
+def _look_around(state: _State, best: Trial) -> Search:
+    """Try the best one's neighbours, whatever is presumed; a cheaper one that holds is the best from then on."""
+    found, seen = state.found, {(id(best.space), best.counts)}
+    for _ in range(LOOKS):
+        near = [each for each in neighbours(found.best or best) if (id(each.space), each.counts) not in seen]
+        untried = [each for each in near if not _tried(found, each)]
+        if not untried:
+            return
+        trial = untried[0]
+        seen.add((id(trial.space), trial.counts))
+        former = found.best
+        state.learn(trial, (yield tuple(untried[:AHEAD])), presumed=_presumed(found, trial))
+        if found.best is former and trial is untried[-1]:
+            return
+
+
+LOOKS: Final = 8
+"""Neighbours that are tried at most."""
+
+
+def _presumed(found: Found, trial: Trial) -> bool | None:
+    """What a trial was presumed to come to; None: nothing."""
+    for known, holds in ((found.failed, False), (found.held, True)):
+        for each in known:
+            part, whole = (each, trial) if holds else (trial, each)
+            if each.space is trial.space and _within(part.counts, whole.counts):
+                return holds
+    return None
+
+
+def _tried(found: Found, trial: Trial) -> bool:
+    return any(each == trial for each in (*found.held, *found.failed))
+
+
+def neighbours(best: Trial) -> list[Trial]:
+    """One instance less of a kind, one of a kind for one of another, one more: cheapest first; what bounds allow."""
+    steps = [step for step in product((-1, 0, 1), repeat=len(best.counts)) if sum(map(abs, step)) in {1, 2}]
+    near = [tuple(count + more for count, more in zip(best.counts, step, strict=True)) for step in steps]
+    fits = [
+        Trial(best.space, counts)
+        for counts, step in zip(near, steps, strict=True)
+        if min(counts) >= 0 and best.space.allows(counts) and best.space.suffices(counts) and abs(sum(step)) <= 1
+    ]
+    cheaper = [each for each in fits if each.price < best.price]
+    more = [each for each in fits if sum(each.counts) > sum(best.counts)]
+    return sorted(cheaper, key=lambda each: -each.price) + sorted(more, key=lambda each: each.price)
+
+
+class _State:
+    """All spaces, and what is known of them."""
+
+    def __init__(self, spaces: Sequence[Space], found: Found, weaker: Mapping[str, Collection[str]]) -> None:
+        self.found: Final = found
+        self._weaker: Final = weaker
+        self._known: Final = {id(space): _Known(space) for space in spaces}
+        self._listed: Final = list(self._known.values())
+        self._cheapest: Final[dict[int, tuple[float, int, Counts | None]]] = {}
+        """By space: cheapest fleet of the expected scale, as of that scale and of what was known."""
+
+    def todo(self) -> tuple[Trial, ...]:
+        """Fleets to try, most wanted first; none: nothing cheaper is left."""
+        limit = self.found.limit
+        likely = sorted(self._likely(limit), key=lambda each: (each[0], each[1]))
+        if likely:
+            return tuple(trial for _, _, trial in likely[:AHEAD])
+        last = sorted(self._last(limit), key=lambda each: (-each[0], each[1]))
+        return tuple(trial for _, _, trial in last[:AHEAD])
+
+    def _likely(self, limit: float) -> Iterator[tuple[float, int, Trial]]:
+        """Fleets of the scale that their spaces are expected to need, if they are cheaper than the limit.
+
+        Spaces are looked into in the order of what such a fleet costs at least, and no further than needed.
+        """
+        hopes = sorted((self._hope(known), number) for number, known in enumerate(self._listed) if known.lowest < limit)
+        nearest: list[float] = []
+        for hope, number in hopes:
+            if hope >= limit or (len(nearest) >= AHEAD and hope >= nearest[AHEAD - 1]):
+                return
+            known = self._listed[number]
+            counts = self._of_scale(known, limit)
+            if counts is not None and (price := known.space.price(counts)) < limit:
+                insort(nearest, price)
+                yield price, number, Trial(known.space, counts)
+
+    def _scale(self, family: str) -> float:
+        """At what scale a family's fleets are expected to hold: as it showed itself, else as all others did."""
+        scales = self.found.scales
+        return scales.get(family, scales.get("", SCALE))
+
+    def _hope(self, known: _Known) -> float:
+        """What a fleet of the expected scale costs at least."""
+        space = known.space
+        scale = known.expected(self._scale(space.family))
+        return max(known.lowest, space.base + (space.bound - space.base) * min(scale, SCALES_MAX))
+
+    def _of_scale(self, known: _Known, limit: float) -> Counts | None:
+        scale = known.expected(self._scale(known.space.family))
+        key, (was_scale, was_facts, was) = id(known), self._cheapest.get(id(known), (0.0, -1, None))
+        if was_scale != scale or was_facts != known.facts:
+            was = known.cheapest(scale, limit)
+            self._cheapest[key] = scale, known.facts, was
+        return was
+
+    def _last(self, limit: float) -> Iterator[tuple[float, int, Trial]]:
+        for number, known in enumerate(self._listed):
+            if known.lowest < limit:
+                scale, counts = known.largest(limit)
+                if counts is not None:
+                    yield scale / self._scale(known.space.family), number, Trial(known.space, counts)
+
+    def learn(self, trial: Trial, verdict: Verdict, *, presumed: bool | None = None) -> None:
+        """Fold a trial in."""
+        found, known = self.found, self._known[id(trial.space)]
         found.trials += 1
-        known.learn(counts, holds=holds)
-        (found.held if holds else found.failed).append(trial)
-        if holds and (found.best is None or trial.price < found.best.price - _ROUND):
-            found.best, changed = trial, True
-    return changed
+        found.spent += verdict.spent
+        if presumed is not None and presumed != verdict.holds:
+            was, now = ("fail", "holds") if verdict.holds else ("hold", "fails")
+            found.contradicted.append(f"{trial.space.name} {trial.counts} was presumed to {was} and {now}")
+        known.learn(trial.counts, holds=verdict.holds)
+        self._learn_scale(trial, known, holds=verdict.holds)
+        if not verdict.holds:
+            found.failed.append(trial)
+            self.rule_out(trial)
+            return
+        found.held.append(trial)
+        cost = trial.price if verdict.cost is None else verdict.cost
+        if cost < found.cost - _ROUND:
+            found.best, found.cost = trial, cost
+
+    def _learn_scale(self, trial: Trial, known: _Known, *, holds: bool) -> None:
+        """A family's scale follows what its fleets showed last: what holds lowers it, what fails raises it slowly."""
+        scale, family = trial.space.scale(trial.counts), trial.space.family
+        if not math.isfinite(scale):
+            return
+        for name in (family, ""):
+            was = self._scale(name)
+            self.found.scales[name] = min(was, scale) if holds else max(was, (was + scale * STEP) / 2)
+        known.learn_scale(scale, holds=holds)
+
+    def rule_out(self, trial: Trial) -> None:
+        """A fleet fails: so does the same of weaker kinds, wherever it is."""
+        if not trial.space.kinds:
+            known = self._known.get(id(trial.space))
+            if known is not None:
+                known.rule_out(trial.counts)
+            return
+        for known in self._known.values():
+            for counts in _covered(known.space, trial, self._weaker):
+                known.rule_out(counts)
+
+    def summarise(self) -> None:
+        """What is left."""
+        left = [known.largest(self.found.limit) for known in self._known.values() if known.lowest < self.found.limit]
+        scales = [scale for scale, counts in left if counts is not None]
+        self.found.open_spaces, self.found.open_scale = len(scales), max(scales, default=0.0)
+
+
+def _covered(space: Space, trial: Trial, weaker: Mapping[str, Collection[str]]) -> Iterator[Counts]:
+    """The largest fleets of a space each of whose kinds is one of the trial's, or better in nothing."""
+    of, here = trial.space.kinds, space.kinds
+    if len(here) > len(of):
+        return
+    for chosen in permutations(range(len(of)), len(here)):
+        if all(of[at] == name or name in weaker.get(of[at], ()) for at, name in zip(chosen, here, strict=True)):
+            yield tuple(trial.counts[at] for at in chosen)
+
+
+SCALE: Final = 1.25
+"""At what scale a fleet is expected to hold, as long as nothing was tried."""
+
+STEP: Final = 1.2
+"""After a failure, so many times its scale is tried next."""
+
+SCALES_MAX: Final = 100.0
+"""Larger scales are not asked for: what fails there fails for another reason."""
+
+CELLS_MAX: Final = 1 << 16
+"""Fleets of one space that are looked at, at most: the smallest."""
+
+AMPLE: Final = 3.0
+"""As long as nothing holds, so many times what a kind would need alone is looked at, then so many times that."""
+
+Numbers = NDArray[np.float64]
 
 
 class _Known:
-    """What is known of one space."""
+    """What is known of one space: a grid of its fleets from the least on."""
 
     def __init__(self, space: Space) -> None:
         self.space: Final = space
-        self.held: Final[list[Counts]] = []
+        self.facts = 0
+        """Grows with what is known."""
         self._failed: Final[list[Counts]] = []
+        self._held: Final[list[Counts]] = []
+        self._low, self._high = 1.0, math.inf
+        """Scales: the largest that failed, the smallest that held."""
+        self._bound: Final = space.bound
+        self._ample = AMPLE
+        self._grid: _Grid | None = None
+
+    @property
+    def lowest(self) -> float:
+        """No fleet costs less; infinite: there is none."""
+        if self._grid is None:
+            return self._bound
+        while not math.isfinite(self._grid.lowest) and math.isfinite(self._grid.beyond):
+            self._ample *= AMPLE
+            self._grid = self._new(math.inf)
+        return min(self._grid.lowest, self._grid.beyond)
+
+    def expected(self, family: float) -> float:
+        """At what scale its fleets hold, as far as is known."""
+        return min(max(family, self._low * STEP if self._low > 1 else 1.0), self._high)
+
+    def learn_scale(self, scale: float, *, holds: bool) -> None:
+        """What a trial showed."""
+        if holds:
+            self._high = min(self._high, scale)
+        else:
+            self._low = max(self._low, scale)
+            self._high = max(self._high, self._low)
 
     def learn(self, counts: Counts, *, holds: bool) -> None:
-        """One trial."""
-        (self.held if holds else self._failed).append(counts)
+        """A fleet that holds leaves nothing dearer to try: whatever it is part of costs more."""
+        if holds:
+            self._held.append(counts)
+            self.facts += 1
+            if self._grid is not None:
+                self._grid.without_larger(counts)
+        else:
+            self.rule_out(counts)
 
-    def fails(self, counts: Counts) -> bool:
-        """Whether it is part of a fleet that failed."""
-        return not self.space.suffices(counts) or any(_within(counts, failed) for failed in self._failed)
+    def rule_out(self, counts: Counts) -> None:
+        """A fleet fails, and every part of it."""
+        if any(_within(counts, each) for each in self._failed):
+            return
+        self._failed.append(counts)
+        if self._grid is not None and self._grid.without_smaller(counts):
+            self.facts += 1
 
-    def first(self, limit: float) -> list[Counts]:
-        """Where to begin as long as nothing holds anywhere: the least fleet, and from there larger and larger ones.
-        None where the next one is more than there is, or costs more than the limit.
-        """
-        last = max(self._failed, key=sum, default=None)
-        next_ = self.space.least if last is None else _grown(last)
-        while not self.space.suffices(next_) and self.space.allows(next_):
-            next_ = _grown(next_)
-        return [next_] if self.space.allows(next_) and self.space.price(next_) <= limit else []
+    def _made(self, limit: float) -> _Grid:
+        if self._grid is None or (math.isfinite(limit) and self._grid.beyond < limit):
+            self._grid = self._new(limit)
+        return self._grid
 
-    def frontier(self, limit: float) -> list[Counts]:
-        """The largest fleets that cost less than the limit and of which it is not known that they fail,
-        balanced ones first.
-        """
-        edge = [counts for counts in self._maximal(limit) if not self.fails(counts)]
-        return sorted(dict.fromkeys(edge), key=self._promise)
+    def _new(self, limit: float) -> _Grid:
+        grid = _Grid(self.space, _ends(self.space, limit, self._ample))
+        for counts in self._failed:
+            grid.without_smaller(counts)
+        for counts in self._held:
+            grid.without_larger(counts)
+        return grid
 
-    def _promise(self, counts: Counts) -> tuple[float, Counts]:
-        """Balanced fleets first: those that are the same multiple of the least in every kind are the likeliest to
-        hold, and one that holds moves the limit for all others.
-        """
-        ratios = [count / max(1, least) for count, least in zip(counts, self.space.least, strict=True)]
-        return -min(ratios), counts
+    def cheapest(self, scale: float, limit: float) -> Counts | None:
+        """The cheapest fleet of this scale at least; where nothing holds yet and there is none, of a smaller one."""
+        grid = self._made(limit)
+        inside = grid.alive & (grid.scale >= scale - _ROUND)
+        if not inside.any() and not math.isfinite(limit):
+            return self.largest(limit)[1]
+        return grid.at(np.where(inside, grid.price - _ROUND * grid.scale_finite, np.inf))
 
-    def _maximal(self, limit: float) -> Iterator[Counts]:
-        """For every choice of all kinds but the last, the most of the last that is within the limit; of these those
-        that are part of no other.
-        """
-        *others, last = range(len(self.space.prices))
-        ranges = [range(self.space.least[each], self.space.most[each] + 1) for each in others]
-        former: dict[tuple[int, ...], Counts] = {}
-        for counts in product(*ranges):
-            spent = sum(self.space.prices[each] * counts[each] for each in others)
-            count = min(self.space.most[last], math.floor((limit - _ROUND - spent) / self.space.prices[last]))
-            for weights, bound in self.space.limits:
-                left = bound + _ROUND - sum(weights[each] * counts[each] for each in others)
-                if left < 0:
-                    count = -1
-                elif weights[last]:
-                    count = min(count, math.floor(left / weights[last]))
-            if count >= self.space.least[last]:
-                former[counts] = (*counts, count)
-        for counts, cell in former.items():
-            larger = (former.get(_plus(counts, each)) for each in others)
-            if not any(other is not None and other[-1] >= cell[-1] for other in larger):
-                yield cell
+    def largest(self, limit: float) -> tuple[float, Counts | None]:
+        """The fleet of the largest scale that costs less than the limit; of these the cheapest."""
+        grid = self._made(limit)
+        inside = grid.alive & (grid.price < limit - _ROUND)
+        if not inside.any():
+            return 0.0, None
+        best = float(grid.scale_finite[inside].max())
+        counts = grid.at(np.where(inside & (grid.scale_finite >= best - _ROUND), -grid.price, np.inf))
+        return best, counts
 
 
-GROWTH: Final = 1.25
-"""Until something holds, each try has so many times the instances of the last one."""
+class _Grid:
+    """Fleets of a space from the least up to some ends: price, scale, and whether it is open."""
+
+    def __init__(self, space: Space, ends: Sequence[int]) -> None:
+        self._least: Final = np.array(space.least)
+        self.beyond: Final = _beyond(space, ends)
+        """No fleet that is not looked at here costs less."""
+        axes = [np.arange(low, high + 1) for low, high in zip(space.least, ends, strict=True)]
+        counts = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).astype(np.float64)
+        self.price: Final[Numbers] = space.base + counts @ np.array(space.prices)
+        self.scale: Final[Numbers] = _scales(space, counts)
+        self.scale_finite: Final[Numbers] = np.minimum(self.scale, 1e6)
+        alive = self.scale >= 1
+        for weights, bound in space.limits:
+            alive = alive & (counts @ np.array(weights) <= bound + _ROUND)
+        self.alive: Final = alive & (counts.sum(axis=-1) > space.survive)
+        self.lowest = self._lowest()
+
+    def _lowest(self) -> float:
+        return float(self.price[self.alive].min()) if self.alive.any() else math.inf
+
+    def without_smaller(self, counts: Counts) -> bool:
+        """Close every part of a fleet; whether there was any open."""
+        ends = [count - int(low) + 1 for count, low in zip(counts, self._least, strict=True)]
+        return min(ends) > 0 and self._close(tuple(slice(0, end) for end in ends))
+
+    def without_larger(self, counts: Counts) -> bool:
+        """Close every fleet that this one is part of, and itself."""
+        begins = [max(0, count - int(low)) for count, low in zip(counts, self._least, strict=True)]
+        return self._close(tuple(slice(begin, None) for begin in begins))
+
+    def _close(self, part: tuple[slice, ...]) -> bool:
+        if not self.alive[part].any():
+            return False
+        self.alive[part] = False
+        self.lowest = self._lowest()
+        return True
+
+    def at(self, cost: Numbers) -> Counts | None:
+        """Where that is least."""
+        if not np.isfinite(cost).any():
+            return None
+        place = np.unravel_index(int(np.argmin(cost)), cost.shape)
+        return tuple(int(low + offset) for low, offset in zip(self._least, place, strict=True))
 
 
-def _grown(counts: Counts) -> Counts:
-    return tuple(max(count + 1, math.ceil(count * GROWTH)) for count in counts)
+def _ends(space: Space, limit: float, ample: float) -> list[int]:
+    """Up to how many of each kind are looked at: what there is, what the limit allows, or what is ample."""
+    ends = []
+    spare = limit - space.price(space.least)
+    for at, (least, most) in enumerate(zip(space.least, space.most, strict=True)):
+        alone = max((bound / weights[at] for weights, bound in space.floors if weights[at] > 0), default=1.0)
+        end = least + math.floor(spare / space.prices[at]) if math.isfinite(limit) else math.ceil(ample * (alone + 1))
+        ends.append(max(least, min(most, end)))
+    while math.prod(end - least + 1 for end, least in zip(ends, space.least, strict=True)) > CELLS_MAX:
+        spans = [end - least for end, least in zip(ends, space.least, strict=True)]
+        ends[spans.index(max(spans))] -= 1
+    return ends
 
 
-def _plus(counts: tuple[int, ...], each: int) -> tuple[int, ...]:
-    return (*counts[:each], counts[each] + 1, *counts[each + 1 :])
+def _beyond(space: Space, ends: Sequence[int]) -> float:
+    """What the cheapest fleet costs that has more of a kind than these; infinite: there are no more."""
+    least = space.price(space.least)
+    more = [
+        least + price * (end + 1 - low)
+        for price, end, low, most in zip(space.prices, ends, space.least, space.most, strict=True)
+        if end < most
+    ]
+    return min(more, default=math.inf)
+
+
+def _scales(space: Space, counts: Numbers) -> Numbers:
+    """`Space.scale` of every fleet of a grid."""
+    found = np.full(counts.shape[:-1], np.inf)
+    for lost in losses((1,) * len(space.prices), space.survive):
+        left = np.maximum(counts - np.array(lost), 0.0)
+        for weights, bound in space.floors:
+            found = np.minimum(found, left @ np.array(weights) / bound)
+    scaled: Numbers = found + _ROUND
+    return scaled
+
+
+def losses(counts: Counts, survive: int) -> list[Counts]:
+    """What may be lost, every way to lose as many instances as a fleet must survive."""
+    if not survive:
+        return [tuple(0 for _ in counts)]
+    return [lost for lost in product(*(range(min(count, survive) + 1) for count in counts)) if sum(lost) == survive]
+
+
+def _dot(weights: Sequence[float], counts: Sequence[float]) -> float:
+    return sum(weight * count for weight, count in zip(weights, counts, strict=True))
 
 
 def _within(part: Counts, whole: Counts) -> bool:
     return all(few <= many for few, many in zip(part, whole, strict=True))
-
-
-def _batches(todo: Sequence[Counts], width: int) -> Iterator[Sequence[Counts]]:
-    for at in range(0, len(todo), width):
-        yield todo[at : at + width]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -33,6 +33,9 @@ from sim.world import World
 BATCHES: Final = 20
 T_95: Final = 2.093
 """Student's t for 19 degrees of freedom, 95 % on both sides."""
+
+Z_95: Final = 1.96
+"""The normal distribution's, 95 % on both sides."""
 
 LOOK_EVERY: Final = 10
 """Readings of the registry (half seconds of the world) between two looks at whether the verdict is certain."""
@@ -73,6 +76,10 @@ class Evaluation:
     energy_j: float
     output_tokens: int
     prompt_tokens: int
+    ttft_p95_ms: float | None = None
+    """Of all requests that were served."""
+    busy: Mapping[str, float] = field(default_factory=dict)
+    """By kind of instance (what its name is before the number): share of the time in which its engines computed."""
 
     @property
     def holds(self) -> bool:
@@ -88,8 +95,26 @@ class Evaluation:
         return f"{worst} {target}".strip() if target and missed[target] else ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What a run showed that ends as soon as a promise is certainly broken."""
+
+    holds: bool
+    spent: int
+    """Requests that had arrived when it ended."""
+    attained_at_most: float
+    """Attainment of the class that is worst off: of all its arrivals, those that had not missed yet."""
+    seen: Evaluation | None = None
+    """Of a run that went to its end."""
+
+
 class Certain(Exception):
     """A promise is broken, whatever is still to come."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(f"{share:.1%} at most")
+        self.share: Final = share
+        """What the class can attain at most."""
 
 
 def evaluate(
@@ -110,14 +135,21 @@ def evaluate(
 
 def holds(members: Sequence[Member], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str) -> bool:
     """Whether the fleet keeps all promises; ends as soon as it is certain that it does not."""
+    return tried(members, arrivals, goals, usual).holds
+
+
+def tried(members: Sequence[Member], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str) -> Tried:
+    """The same, with what was seen until then."""
     world = _world(members, goals, usual)
     named = _named(arrivals, goals, usual)
     counts = {name: sum(each.slo_class == name for each in named) for name in goals}
     world.on_progress = _Watch(goals, counts)
     try:
-        return _evaluation(world.run(named), goals).holds
-    except Certain:
-        return False
+        seen = _evaluation(world.run(named), goals)
+    except Certain as certain:
+        return Tried(holds=False, spent=world.front.rows.count, attained_at_most=certain.share)
+    share = min((each.share for each in seen.classes.values()), default=0.0)
+    return Tried(holds=seen.holds, spent=len(named), attained_at_most=share, seen=seen)
 
 
 def _world(members: Sequence[Member], goals: Mapping[str, Goal], usual: str) -> World:
@@ -146,6 +178,7 @@ class _Watch:
         self._may_miss: Final = {
             name: math.floor((1 - goal.attainment) * counts[name] + 1e-9) for name, goal in goals.items()
         }
+        self._counts: Final = counts
         self._looks = 0
 
     def __call__(self, world: World) -> None:
@@ -164,7 +197,7 @@ class _Watch:
             here = over["slo_class"] == names.index(name)
             missed = int((~seen.met(goal.targets)[here]).sum()) + late.get(name, 0)
             if missed > self._may_miss[name]:
-                raise Certain
+                raise Certain(1 - missed / self._counts[name])
 
     def _late(self, world: World) -> dict[str, int]:
         """Requests that have no first token yet, and cannot have one in time any more."""
@@ -195,27 +228,53 @@ def _evaluation(result: Result, goals: Mapping[str, Goal]) -> Evaluation:
         energy_j=result.energy_j,
         output_tokens=int(served["made_tokens"].sum()),
         prompt_tokens=int(served["input_tokens"].sum()),
+        ttft_p95_ms=_ttft_p95_ms(result),
+        busy=_busy(result),
     )
+
+
+def _ttft_p95_ms(result: Result) -> float | None:
+    served = result.latency_s("ttft")[result.good()]
+    return float(np.nanquantile(served, 0.95)) * 1000 if len(served) and not np.isnan(served).all() else None
+
+
+def _busy(result: Result) -> dict[str, float]:
+    kinds: dict[str, list[float]] = {}
+    for name, seconds in result.busy_s.items():
+        kinds.setdefault(name.rpartition("-")[0], []).append(seconds)
+    whole_s = result.end_ns / NS
+    return {name: sum(each) / len(each) / whole_s if whole_s else 0.0 for name, each in kinds.items()}
 
 
 def _attained(result: Result, goal: Goal, here: NDArray[np.bool_]) -> Attained:
     met = result.met(goal.targets)[here]
     share, half = float(met.mean()), _half_width(met)
+    low, high = _wilson(share, len(met))
     return Attained(
         share=share,
-        low=max(0.0, share - half),
-        high=min(1.0, share + half),
+        low=max(0.0, min(low, share - half)),
+        high=min(1.0, max(high, share + half)),
         requests=len(met),
         missed=_missed(result, goal.targets, here),
         keeps=share >= goal.attainment - 1e-12,
     )
 
 
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of independent draws: no interval is narrower, even where all batches agree (all or none
+    attained), which would say that nothing is left to chance.
+    """
+    square = Z_95**2 / count
+    middle = (share + square / 2) / (1 + square)
+    half = Z_95 * math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
+    return middle - half, middle + half
+
+
 def _half_width(met: NDArray[np.bool_]) -> float:
     """Of the 95 % interval; with fewer arrivals than batches, of independent draws."""
     if len(met) < 2 * BATCHES:
         share = float(met.mean())
-        return 1.96 * math.sqrt(max(share * (1 - share), 0.25 / len(met)) / len(met))
+        return Z_95 * math.sqrt(max(share * (1 - share), 0.25 / len(met)) / len(met))
     means = [float(batch.mean()) for batch in np.array_split(met, BATCHES)]
     return T_95 * float(np.std(means, ddof=1)) / math.sqrt(BATCHES)
 

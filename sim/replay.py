@@ -14,7 +14,7 @@ from router.journey import Chosen
 from router.logged import nameless, numbers
 from router.policy import POLICIES, Policy
 from router.prefixes import Prefixes
-from router.records import Wanted
+from router.records import Standing, Wanted
 from router.speeds import Make
 from router.view import Fleet, View
 
@@ -143,7 +143,8 @@ class _Again:
             case d.Distrusted(pairs):
                 view.distrust({(prefill, decode): because for prefill, decode, because in pairs})
             case d.Proven(gives, takes, doubts):
-                view.proven(gives, takes, {}, {(prefill, decode): because for prefill, decode, because in doubts})
+                told = {(prefill, decode): because for prefill, decode, because in doubts}
+                view.proven(Standing(gives, takes, {}, told))
             case d.LegStarted(instance):
                 view.leg_started(instance)
             case d.Indexed():

@@ -100,6 +100,8 @@ class Result:
     """By type of GPU: seconds that instances had one, from the start of each to its end or the run's."""
     energy_j: float = 0.0
     """What all GPUs drew meanwhile, in joules; 0 where costs are not the cost model's."""
+    busy_s: Mapping[InstanceId, float] = field(default_factory=dict)
+    """By instance: seconds in which its engine computed; 0 where costs are not the cost model's."""
     fleet_events: tuple[FleetEvent, ...] = ()
     """What happened to the fleet, in order."""
 
@@ -114,6 +116,9 @@ class Result:
         attained = int(self.met(targets, by_class).sum()) if targets.any or by_class else None
         offered_s = float(rows["at_ns"].max() - rows["at_ns"].min()) / NS if len(rows) > 1 else 0.0
         prompt, output = int(served["input_tokens"].sum()), int(served["made_tokens"].sum())
+        latencies: dict[str, Any] = {
+            f"{name}_ms": spread_ms(values[good & ~np.isnan(values)].tolist()) for name, values in self._latencies()
+        }
         return Report(
             planned=len(rows),
             sent=len(rows),
@@ -128,9 +133,7 @@ class Result:
             output_tokens=output,
             output_tokens_s=_per(output, span_s),
             total_tokens_s=_per(prompt + output, span_s),
-            **{
-                f"{name}_ms": spread_ms(values[good & ~np.isnan(values)].tolist()) for name, values in self._latencies()
-            },
+            **latencies,
             itl_ms=spread_ms(()),
             late_ms=spread_ms(()),
             attained=attained,

@@ -1,7 +1,7 @@
 """Runs that end as soon as it is certain whether attainment holds: the same verdict as of the whole run, sooner.
 
-Of the window's requests (`goodput.WINDOW`), those that met their targets and those that missed them are counted while
-the run goes on. When enough have met them, or too many have missed, nothing that is still to come can change it.
+Of the window's requests (`loadgen.search.WINDOW`), those that met their targets and those that missed them are counted
+while the run goes on. When enough have met them, or too many have missed, nothing that is still to come can change it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from loadgen.report import Targets
-from sim.experiments.goodput import WINDOW
+from loadgen.search import WINDOW
 from sim.kernel import NS
 from sim.result import Result
 from sim.world import World

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.report import Targets
+from loadgen.search import WINDOW
 from sim.result import Result
 
-WINDOW: Final = (0.2, 0.8)
 STEP: Final = 1.6
 """Factor between tries until one holds and one does not."""
 GIVE_UP: Final = 1 / 300

@@ -13,7 +13,15 @@ from costs import shipped
 from costs.cost import Costs
 from costs.hardware import gpu_named
 from costs.shape import Spans
-from goodput.bounds import Engine, impossible, least_decodes, least_prefills, least_wholes
+from goodput.bounds import (
+    Engine,
+    impossible,
+    impossible_on,
+    least_counts,
+    least_decodes,
+    least_prefills,
+    least_wholes,
+)
 from goodput.demand import Demand, Promise, demand_of
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
@@ -36,13 +44,7 @@ def kind(role: Role, *words: str) -> Member:
 
 def engine(of: Member) -> Engine:
     assert isinstance(of.costs, Costs)
-    config = of.config
-    return Engine(
-        costs=of.costs,
-        batched_tokens=config.max_num_batched_tokens,
-        seqs_max=config.max_num_seqs,
-        kv_tokens=config.num_blocks * config.block_size,
-    )
+    return Engine.of(of.costs, of.config)
 
 
 def load(seed: int, rate: float, count: int, inputs: int, outputs: int, shared: int = 0) -> list[Arrival]:
@@ -146,3 +148,25 @@ def test_only_what_was_there_before_can_be_cached() -> None:
         {"": Promise(ttft_ms=1)},
     )
     assert found.cached.tolist() == [0, 200, 0, 300, 300]
+
+
+def test_least_counts_are_those_of_each_pools_own_role() -> None:
+    asked = demand_of(load(5, 60, 400, 3000, 100), {"": Promise(ttft_ms=500, tpot_ms=30, attainment=0.9)})
+    prefill, decode, both = engine(kind(P)), engine(kind(D)), engine(kind(B))
+    found = least_counts({"p": (P, prefill), "d": (D, decode), "b": (B, both)}, asked)
+    assert found == {
+        "p": least_prefills(prefill, asked),
+        "d": least_decodes(decode, asked),
+        "b": least_wholes(both, asked),
+    }
+
+
+def test_an_end_to_end_target_can_be_the_impossible_one_and_several_kinds_are_named_once() -> None:
+    full = engine(kind(B))
+    capped = replace(full, costs=full.costs.capped(0.5))
+    assert impossible_on((full, capped), (capped,), demand(Promise(ttft_ms=500, tpot_ms=40))) is None
+    late = impossible_on((full, capped), (capped,), demand(Promise(e2e_ms=100)))
+    assert late is not None
+    assert late.because.startswith("E2E 100 ms: ")
+    assert late.because.count("H100-SXM tp1") == 1
+    assert late.short_by > 1

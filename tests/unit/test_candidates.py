@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -50,12 +51,21 @@ def test_arrangements_hold_nothing_that_is_refused() -> None:
         (Role.PREFILL, Role.DECODE),
         (Role.PREFILL, Role.BOTH),
         (Role.BOTH, Role.DECODE),
+        (Role.BOTH, Role.BOTH),  # of two types of GPU, as in the two below
+        (Role.PREFILL, Role.PREFILL, Role.DECODE),
+        (Role.PREFILL, Role.DECODE, Role.DECODE),
     }
     assert len(set(found)) == len(found)
-    pairs = [each for each in found if len(each) == 2]
+    pairs = [
+        (giver, taker)
+        for each in found
+        for giver, taker in product(each, each)
+        if giver.role.prefills and taker.role.decodes and giver.role is not taker.role
+    ]
     assert not any(refused_pair(giver.tp, taker.tp, model.kv_heads) for giver, taker in pairs)
     assert {giver.gpu.name for giver, taker in pairs if taker.gpu.name != giver.gpu.name} == {"H100-SXM", "L40S"}
-    assert str(found[0]) and str(pairs[0][0]) == "prefill H100-SXM tp1"
+    assert str(found[0])
+    assert str(pairs[0][0]) == "prefill H100-SXM tp1"
 
 
 def test_lint_knows_the_same_rule(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""What is in the way of a larger fleet, and until when it is not tried again. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_BUDGET_S: Final = 30.0
+"""A condition of a budget is told for so long after the last time it was met."""
+
+
+class Blocked:
+    """Pools that are not asked, and budgets that are used up."""
+
+    def __init__(self, blocked_s: float) -> None:
+        self._blocked_s: Final = blocked_s
+        self._pools: Final[dict[str, tuple[float, str]]] = {}
+        self._budgets: Final[dict[str, tuple[float, str]]] = {}
+
+    def add(self, pool: str, because: str, now: float) -> None:
+        """A pool gives no instance for now."""
+        self._pools[pool] = (now + self._blocked_s, because)
+
+    def budget(self, what: str, because: str, now: float) -> None:
+        """Nothing more of this fits."""
+        self._budgets[what] = (now + _BUDGET_S, because)
+
+    def why(self, pool: str, now: float) -> str:
+        """Why a pool is not asked; empty: it is."""
+        until_s, because = self._pools.get(pool, (0.0, ""))
+        return f"{pool} is not asked again for {until_s - now:.0f} s: {because}" if now < until_s else ""
+
+    def told(self, now: float) -> tuple[str, ...]:
+        """All of it, as sentences."""
+        pools = [f"no GPU: {self.why(name, now)}" for name in sorted(self._pools) if self.why(name, now)]
+        budgets = [f"{name}: {said}" for name, (until_s, said) in sorted(self._budgets.items()) if now < until_s]
+        return (*pools, *(each for each in budgets if each))

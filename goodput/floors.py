@@ -1,0 +1,175 @@
+"""What a fleet of several kinds must be at least, whatever serves which request. Pure.
+
+`goodput.bounds` says what one kind alone would need. Kinds that can stand in for each other share the work: a decode
+instance may compute prompts, and two GPU types of one role split what comes. Of each resource
+
+    Σ over kinds of (weight of the kind · instances of the kind)  ≥  what one reference kind alone would need
+
+where a kind's weight is how many reference instances one of its instances stands in for, at the request where that is
+most. Each kind is the reference once. All of it is optimistic, as in `goodput.bounds`: what a floor rules out, no
+policy can serve.
+
+Resources: time for prompts; time for answers; both together (attention and context are paid in every step, weights are
+read once for prompts and answers alike); memory and places of answers while they are generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cluster.instance import Role
+from costs.power import BASE_SHARE
+from goodput.bounds import (
+    Engine,
+    Impossible,
+    Need,
+    answer_ms,
+    answering_s,
+    dearest,
+    impossible_on,
+    most_asked,
+    patience_s,
+    prompt_ms,
+    token_least_ms,
+)
+from goodput.demand import Demand, Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """One bound of a fleet."""
+
+    weights: tuple[float, ...]
+    """Of one instance of each kind."""
+    least: float
+    """What the weighted sum of the counts must be at least."""
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Resource:
+    """Work that adds up: parts of a request, each of which some roles can do."""
+
+    name: str
+    prompts: tuple[str, ...]
+    """Parts that any instance can do."""
+    answers: tuple[str, ...]
+    """Parts that only instances that generate can do."""
+    waits: Callable[[Demand], Floats]
+
+
+_RESOURCES: Final = (
+    _Resource("prompts", ("prompt",), (), patience_s),
+    _Resource("answers", (), ("shares", "reading"), answering_s),
+    _Resource("prompts and contexts", ("prompt",), ("reading",), answering_s),
+    _Resource("attention, answers and contexts", ("attention",), ("shares", "reading"), answering_s),
+    _Resource("KV cache of answers", (), ("memory",), answering_s),
+    _Resource("places for answers", (), ("places",), answering_s),
+)
+
+
+class Floors:
+    """Bounds of one demand. Kinds are told apart by identity: use one `Engine` for each."""
+
+    def __init__(self, demand: Demand) -> None:
+        self.demand: Final = demand
+        self._parts: Final[dict[int, dict[str, Floats]]] = {}
+        self._needs: Final[dict[tuple[int, int], Need]] = {}
+        self._ratios: Final[dict[tuple[int, int, str], float]] = {}
+        self._waits: Final = [each.waits(demand) for each in _RESOURCES]
+        self._cannot: Final[dict[tuple[tuple[int, ...], ...], Impossible | None]] = {}
+        self._kept: Final[list[Engine]] = []
+
+    def of(self, roles: Sequence[Role], engines: Sequence[Engine]) -> tuple[Floor, ...]:
+        """Every bound of a fleet with these kinds, in which each kind may do what its role allows."""
+        found = []
+        speaks = [role.decodes for role in roles]
+        for number, resource in enumerate(_RESOURCES):
+            for at, engine in enumerate(engines):
+                if resource.answers and not speaks[at]:
+                    continue
+                need = self._need(number, engine)
+                weights = tuple(
+                    self._weight(resource, engine, other, speaks=can)
+                    for other, can in zip(engines, speaks, strict=True)
+                )
+                if need.exact > 0:
+                    found.append(Floor(weights=weights, least=need.exact, because=need.because))
+        return tuple(found)
+
+    def impossible(self, roles: Sequence[Role], engines: Sequence[Engine]) -> Impossible | None:
+        """Why no number of these instances keeps the promises; None where that cannot be told."""
+        answers = tuple(engine for engine, role in zip(engines, roles, strict=True) if role.decodes)
+        key = (tuple(map(id, engines)), tuple(map(id, answers)))
+        if key not in self._cannot:
+            self._cannot[key] = impossible_on(engines, answers, self.demand)
+        return self._cannot[key]
+
+    def dynamic_j(self, roles: Sequence[Role], engines: Sequence[Engine]) -> float:
+        """Joules above idle that the load takes at least: every request where it takes least, the dearest left out.
+
+        A busy GPU draws `BASE_SHARE` of its TDP at least (or its cap).
+        """
+        prompts = np.min([self._joules(each, "prompt") for each in engines], axis=0)
+        answers = [self._joules(each, "shares") for each, role in zip(engines, roles, strict=True) if role.decodes]
+        total = np.sort(np.maximum(prompts, np.min(answers, axis=0)))
+        return float(total[: max(0, len(total) - self.demand.may_miss())].sum())
+
+    def _joules(self, engine: Engine, part: str) -> Floats:
+        costs = engine.costs
+        above_w = max(0.0, BASE_SHARE * costs.gpu.tdp_w - costs.gpu.idle_w) * costs.shape.tp
+        found: Floats = self._part(engine, part) * (above_w / 1000)
+        return found
+
+    def _need(self, number: int, engine: Engine) -> Need:
+        key = (number, id(engine))
+        if key not in self._needs:
+            resource = _RESOURCES[number]
+            work = sum(self._part(engine, part) for part in (*resource.prompts, *resource.answers))
+            assert not isinstance(work, int)
+            self._needs[key] = most_asked(work, self._waits[number], self.demand, resource.name)
+        return self._needs[key]
+
+    def _weight(self, resource: _Resource, engine: Engine, other: Engine, *, speaks: bool) -> float:
+        """How many of `engine` one `other` stands in for: at the part that it does best."""
+        parts = (*resource.prompts, *(resource.answers if speaks else ()))
+        return max((self._ratio(engine, other, part) for part in parts), default=0.0)
+
+    def _ratio(self, engine: Engine, other: Engine, part: str) -> float:
+        if engine is other:
+            return 1.0
+        key = (id(engine), id(other), part)
+        if key not in self._ratios:
+            self._ratios[key] = dearest(self._part(engine, part), self._part(other, part))
+        return self._ratios[key]
+
+    def _part(self, engine: Engine, part: str) -> Floats:
+        if id(engine) not in self._parts:
+            self._parts[id(engine)] = _parts(engine, self.demand)
+            self._kept.append(engine)  # an id is one engine's as long as that is kept
+        return self._parts[id(engine)][part]
+
+
+def _parts(engine: Engine, demand: Demand) -> dict[str, Floats]:
+    """Least times of one instance for each part of each request, in ms.
+
+    Memory and places are taken as long as the answer is generated, at its own least time per token: a request holds
+    `tokens / kv_tokens` of the cache and one of `seqs_max` places meanwhile.
+    """
+    matrices, attention = prompt_ms(engine, demand)
+    shares, reading = answer_ms(engine, demand)
+    steps = np.maximum(0.0, demand.outputs - 1)
+    lives = steps * token_least_ms(engine, demand)
+    held = demand.inputs - demand.cached + demand.outputs / 2
+    return {
+        "prompt": matrices + attention,
+        "attention": attention,
+        "shares": shares,
+        "reading": reading,
+        "memory": lives * held / engine.kv_tokens,
+        "places": lives / engine.seqs_max,
+    }

@@ -1,0 +1,133 @@
+"""The search of `baton plan` on made-up spaces, where it is known which fleets hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from goodput.search import Counts, Found, Space, Trial, Verdict, neighbours, search
+
+Holds = Callable[[Trial], Verdict]
+
+
+def run(spaces: list[Space], holds: Holds, **more: object) -> Found:
+    found = Found()
+    going = search([each for each in spaces if not each.empty], found, **more)  # type: ignore[arg-type]
+    try:
+        todo = next(going)
+        while True:
+            todo = going.send(holds(todo[0]))
+    except StopIteration:
+        return found
+
+
+def drawn(prices: tuple[float, ...], need: float, most: int, name: str, **more: object) -> Space:
+    kinds = len(prices)
+    return Space(
+        name=name,
+        prices=prices,
+        least=(1,) * kinds,
+        most=(most,) * kinds,
+        floors=(((1.0,) * kinds, need),),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_a_measured_objective_is_what_is_made_small() -> None:
+    """The cheapest by its bound draws more than another one."""
+    first, second = (drawn((1.0,), 1.0, 5, "first"), drawn((1.5,), 1.0, 5, "second"))
+
+    def holds(trial: Trial) -> Verdict:
+        cost = trial.price + (3.0 if trial.space is first else 0.5)
+        return Verdict(holds=trial.counts[0] >= 2, cost=cost)
+
+    found = run([first, second], holds)
+    assert found.best is not None
+    assert (found.best.space.name, found.best.counts, found.cost) == ("second", (2,), 3.5)
+    assert found.proven
+
+
+def test_a_cheaper_neighbour_that_holds_against_what_was_presumed_is_taken_and_told() -> None:
+    """(3, 1) fails, so (2, 1) is presumed to; it holds all the same."""
+    space = drawn((1.0, 5.0), 1.0, 4, "odd")
+    odd = {(2, 1): True, (3, 1): False, (4, 1): True}
+    found = run([space], lambda trial: Verdict(holds=odd.get(trial.counts, trial.counts[0] >= 4)))
+    assert found.best is not None
+    assert found.best.counts in {(2, 1), (4, 1)}
+    if found.best.counts == (2, 1):
+        assert any("presumed to" in told for told in found.contradicted)
+    else:
+        assert (3, 1) in [trial.counts for trial in found.failed]
+
+
+def test_the_effort_ends_it_with_the_best_so_far_and_says_what_is_left() -> None:
+    spaces = [drawn((1.0 + 0.001 * number, 1.0), 4.0, 20, str(number)) for number in range(30)]
+    found = run(spaces, lambda trial: Verdict(holds=sum(trial.counts) >= 9, spent=10), effort=30)
+    assert found.best is not None
+    assert not found.proven
+    assert found.open_spaces > 0
+    assert found.open_scale >= 1
+
+
+def test_weaker_kinds_are_ruled_out_with_stronger_ones() -> None:
+    strong = drawn((2.0,), 1.0, 5, "strong", kinds=("strong",))
+    weak = drawn((1.9,), 1.0, 5, "weak", kinds=("weak",))
+    tried: list[tuple[str, Counts]] = []
+
+    def holds(trial: Trial) -> Verdict:
+        tried.append((trial.space.name, trial.counts))
+        return Verdict(holds=trial.space is strong and trial.counts[0] >= 4)
+
+    failed = [Trial(strong, (3,))]
+    run([strong, weak], holds, weaker={"strong": frozenset({"weak"})}, failed=failed)
+    assert all(counts[0] > 3 for name, counts in tried if name == "weak")
+
+
+def test_nothing_that_what_there_is_forbids_is_ever_tried() -> None:
+    space = Space(
+        name="shared",
+        prices=(1.0, 1.0),
+        least=(1, 1),
+        most=(8, 8),
+        limits=(((1.0, 2.0), 9.0),),
+        floors=(((1.0, 1.0), 3.0),),
+    )
+    tried: list[Counts] = []
+
+    def holds(trial: Trial) -> Verdict:
+        tried.append(trial.counts)
+        return Verdict(holds=False)
+
+    found = run([space], holds)
+    assert found.best is None
+    assert found.proven
+    assert tried
+    assert all(few + 2 * many <= 9 and few + many >= 3 for few, many in tried)
+
+
+def test_neighbours_are_cheaper_ones_first_then_one_more() -> None:
+    space = Space(name="x", prices=(1.0, 3.0), least=(1, 1), most=(5, 5))
+    near = [each.counts for each in neighbours(Trial(space, (2, 2)))]
+    assert near == [(1, 2), (3, 1), (2, 1), (3, 2), (2, 3)] or set(near) == {(1, 2), (2, 1), (3, 1), (3, 2), (2, 3)}
+    assert near.index((1, 2)) < near.index((2, 1))
+
+
+def test_the_order_does_not_depend_on_what_is_tried_ahead() -> None:
+    """Only the verdict of the first is learned: the same trials, whatever else is yielded behind it."""
+    spaces = [drawn((1.0 + number / 7, 2.0), 2.0, 6, str(number)) for number in range(5)]
+    seen: list[list[tuple[str, Counts]]] = [[], []]
+    for row in seen:
+
+        def holds(trial: Trial, row: list[tuple[str, Counts]] = row) -> Verdict:
+            row.append((trial.space.name, trial.counts))
+            return Verdict(holds=sum(trial.counts) >= 5, spent=1)
+
+        run(spaces, holds)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("survive", [0, 1])
+def test_a_fleets_scale_is_that_of_what_is_left_after_the_worst_loss(survive: int) -> None:
+    space = Space(name="x", prices=(1.0, 1.0), least=(1, 1), most=(9, 9), floors=(((1.0, 2.0), 4.0),), survive=survive)
+    assert space.scale((2, 3)) == pytest.approx((8 - 2 * survive) / 4)
