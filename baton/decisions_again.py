@@ -26,8 +26,8 @@ def opened_log(path: Path, flag: str, closing: ExitStack, *, buffered: bool = Tr
         path: of the file.
         flag: that named it.
         closing: closes it.
-        buffered: a write that fails ends the command, with a UsageError. False: it raises OSError, and at once, for who
-            goes on without it (`router.logwriter`).
+        buffered: a write that fails ends the command, with a UsageError. False: it raises OSError, and at once, for a
+            caller that goes on without it (`router.logwriter`).
 
     Raises:
         UsageError: it cannot be opened.

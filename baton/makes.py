@@ -11,6 +11,7 @@ from cluster.spec import Model, Pool, Spec
 from cluster.spec.plan import stems
 from costs.cost import costs_of
 from costs.hardware import find_gpu
+from costs.power import cap_of
 from costs.shipped import find_model, profiles
 from router.speeds import Make, make_of
 
@@ -48,6 +49,8 @@ def _make(model: Model, pool: Pool, memory_gib: Mapping[str, float | None]) -> M
     gpu = gpu if told is None else replace(gpu, memory_gib=told)
     budget = _budget(pool.engine_args)
     costs = costs_of(sizes, gpu, pool.shape, profiles=profiles(), batched_tokens=budget or None)
+    if pool.power_cap_w is not None:
+        costs = costs.capped(cap_of(pool.power_cap_w, gpu.tdp_w))
     return make_of(costs, budget_tokens=budget)
 
 

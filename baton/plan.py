@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.local import free_port
+from baton.mock_command import mock_args
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import Spec, instances
+from cluster.spec.plan import PlannedInstance, one_of_each
 from engine.vllm.hardware import Hardware
 from engine.vllm.placement import Share, share
 from engine.vllm.spec import value_of
@@ -54,6 +56,10 @@ class Wanted:
     """Whether pulled blocks are compared with what was held, where the connector is Baton's."""
     tenants: tuple[str, ...] = ()
     """Whose requests alone it serves; none: everybody's."""
+    gpu: str | None = None
+    """Type of its GPUs; None: whatever is found."""
+    drain_s: float | None = None
+    """How long it may take to leave; None: `baton engine`'s default."""
 
     @property
     def gpus(self) -> int:
@@ -113,6 +119,8 @@ class Planned:
         if wanted.door:
             words += ["--door", wanted.door]
             words += ["--digests"] if wanted.digests else []
+        if wanted.drain_s is not None:
+            words += ["--drain-s", f"{wanted.drain_s:g}"]
         for tenant in wanted.tenants:
             words += ["--tenant", tenant]
         for name, value in wanted.env.items():
@@ -138,28 +146,44 @@ def from_counts(counts: dict[Role, int], model: str | None, served: str | None, 
     ]
 
 
-def from_file(spec: Spec, vllm_args: list[str]) -> list[Wanted]:
-    """The instances a cluster file starts with; words after ``--`` on the command line come last, so that they win."""
-    return [
-        Wanted(
-            name=each.name,
-            role=each.role,
-            model=None if each.model == TINY_NAME else each.model,
-            served_name=each.served_name,
-            vllm_args=(*each.vllm_args, *vllm_args),
-            env=dict(each.env),
-            kv_lease_s=each.kv_lease_s,
-            flips=each.flips,
-            connector=each.connector,
-            digests=each.digests,
-            tenants=each.tenants,
-        )
-        for each in instances(spec)
-    ]
+def from_file(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> list[Wanted]:
+    """The instances a cluster file starts with; words after ``--`` on the command line come last, so that they win.
+
+    Mocks (`engine`) pretend to be what the file says: its GPUs, with the timing that the cost model gives them.
+    """
+    return [_wanted(each, vllm_args, engine) for each in instances(spec)]
 
 
-def place(wanted: list[Wanted], hardware: Hardware) -> list[Planned]:
+def templates(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> dict[str, Wanted]:
+    """By pool of a cluster file, what one more of its instances is."""
+    return {each.name: _wanted(each, vllm_args, engine) for each in one_of_each(spec)}
+
+
+def _wanted(each: PlannedInstance, vllm_args: list[str], engine: str) -> Wanted:
+    return Wanted(
+        name=each.name,
+        role=each.role,
+        model=None if each.model == TINY_NAME else each.model,
+        served_name=each.served_name,
+        vllm_args=(*(mock_args(each) if engine == "mock" else each.vllm_args), *vllm_args),
+        engine=engine,
+        env=dict(each.env),
+        kv_lease_s=each.kv_lease_s,
+        flips=each.flips,
+        connector=each.connector,
+        digests=each.digests,
+        tenants=each.tenants,
+        gpu=each.gpu,
+    )
+
+
+def place(wanted: list[Wanted], hardware: Hardware, most: int = 0) -> list[Planned]:
     """Give each engine its cores or GPUs and its ports.
+
+    Args:
+        wanted: the engines to start.
+        hardware: of this machine.
+        most: engines that there may be later; each gets the part of the cores that it has then.
 
     Raises:
         UsageError: an engine spans more GPUs than there are.
@@ -167,7 +191,8 @@ def place(wanted: list[Wanted], hardware: Hardware) -> list[Planned]:
     widest = max(each.gpus for each in wanted)
     if hardware.gpus and widest > len(hardware.gpus):
         raise UsageError(f"an engine spans {widest} GPUs, and this machine has {len(hardware.gpus)}: lower -tp or -pp")
-    shares = share(len(wanted), hardware.gpus, hardware.cores, gpus_each=widest)
+    cores_for = max(most, len(wanted)) if not hardware.gpus else len(wanted)
+    shares = share(cores_for, hardware.gpus, hardware.cores, gpus_each=widest)[: len(wanted)]
     taken: set[int] = set()
     return [
         Planned(

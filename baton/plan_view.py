@@ -1,52 +1,65 @@
-"""What `baton plan` shows: progress on stderr, the answer as a table, and the cluster file to run."""
+"""What `baton plan` shows: progress on stderr, the answer as a table or as JSON."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Self
 
 from baton.output import say
-from baton.planning import Answer, Outcome, Planner, Task
+from baton.plan_steps import Step
+from baton.planning import Answer, Outcome, Planner, Point, Task, counted, price_per_hour
 from goodput.search import Found
 from sim.evaluate import Evaluation
 
 PLAIN_EVERY_S = 5.0
 
+UNITS = {"cost": "an hour", "gpus": "GPUs", "energy": "J an output token", "power": "W"}
+
 
 class Progress:
-    """A live line on a terminal, a line now and then elsewhere."""
+    """A bar on a terminal, a line now and then elsewhere. It shows how much of the effort is spent: a search that finds
+    nothing cheaper left ends before.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, effort: float) -> None:
         self._said_s = time.monotonic()
-        self._status: Any = None
+        self._effort = effort
+        self._before = 0
+        self._last = 0
+        self._bar: Any = None
+        self._task: Any = None
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
             from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-            self._status = Console(stderr=True, highlight=False).status("planning")
-            self._status.start()
+            columns = (TextColumn("planning"), BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self._effort)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
     def tick(self, found: Found, planner: Planner) -> None:
         """After a trial."""
+        if found.spent < self._last:  # another search has begun
+            self._before += self._last
+        self._last = found.spent
         best = "nothing holds yet"
         if found.best is not None:
-            arrangement = planner.arrangements[found.best.space.name]
-            pairs = zip(arrangement, found.best.counts, strict=True)
-            best = "best so far: " + " + ".join(f"{count} × {kind}" for kind, count in pairs)
-        line = f"{found.trials} fleets simulated, {found.open_spaces} arrangements left; {best}"
-        if self._status is not None:
-            self._status.update(line)
+            best = f"best so far: {counted(planner.arrangements[found.best.space.name], found.best.counts)}"
+        line = f"{found.trials} of the fleets simulated; {best}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=min(self._effort, self._before + found.spent), description=line)
         elif time.monotonic() - self._said_s >= PLAIN_EVERY_S:
             self._said_s = time.monotonic()
-            say(line)
+            say(f"{min(1.0, (self._before + found.spent) / self._effort):.0%} of the effort, {line}")
 
 
 def per_million(answer: Answer) -> float | None:
@@ -57,29 +70,62 @@ def per_million(answer: Answer) -> float | None:
     return answer.price_per_hour * seen.seconds / 3600 / seen.output_tokens * 1e6
 
 
-def as_json(outcome: Outcome, task: Task, took_s: float) -> dict[str, Any]:
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def as_json(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> dict[str, Any]:
     """The whole of it, for programs."""
+    found = outcome.found
     return {
         "event": "planned",
         "objective": task.objective,
         "model": task.model.api_name,
         "requests": len(task.arrivals),
         "survive": task.survive,
-        "best": None if outcome.best is None else _answer(outcome.best),
-        "others": [_answer(each) for each in outcome.others],
+        "power_w_max": task.power_w,
+        "best": None if outcome.best is None else answer_json(outcome.best),
+        "limit": outcome.scarcest,
+        "others": [answer_json(each) for each in outcome.others],
         "because": outcome.because,
-        "proven": outcome.found.proven,
+        "next_steps": [_step(each) for each in steps],
+        "proven": found.proven,
+        "presumed": outcome.presumed,
         "stopped": outcome.stopped,
+        "tried": [_point(each) for each in outcome.points],
         "search": {
             "arrangements": outcome.considered,
             "ruled_out_by_bounds": outcome.ruled_out,
-            "fleets_simulated": outcome.found.trials,
+            "arrangements_left": found.open_spaces,
+            "fleets_simulated": outcome.trials,
+            "requests_simulated": outcome.spent,
+            "requests_of_the_sample": outcome.sampled,
             "seconds": round(took_s, 1),
         },
     }
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "step": step.name,
+        "asks": step.asks,
+        "best": None if step.answer is None else answer_json(step.answer),
+        "because": step.because,
+    }
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {
+        "fleet": counted(point.arrangement, point.counts),
+        "price_per_hour": round(price_per_hour(point.arrangement, point.counts), 4),
+        "holds": point.holds,
+        "attained": point.attained,
+        "ended_early": not point.whole,
+        "ttft_p95_ms": point.ttft_p95_ms,
+    }
+
+
+def answer_json(answer: Answer) -> dict[str, Any]:
+    """One fleet with its figures."""
     seen = answer.seen
     return {
         "fleet": str(answer),
@@ -90,14 +136,18 @@ def _answer(answer: Answer) -> dict[str, Any]:
                 "gpu": kind.gpu.name,
                 "tp": kind.tp,
                 "max_num_batched_tokens": kind.batched_tokens,
+                "power_cap_w": None if kind.power_cap >= 1 else kind.power_cap_w,
+                "busy": seen.busy.get(f"{kind.role.value}-{at}"),
             }
-            for kind, count in zip(answer.arrangement, answer.counts, strict=True)
+            for at, (kind, count) in enumerate(zip(answer.arrangement, answer.counts, strict=True))
         ],
         "gpus": answer.gpus,
         "price_per_hour": round(answer.price_per_hour, 4),
         "price_per_million_output_tokens": per_million(answer),
         "gpu_hours": {gpu: seconds / 3600 for gpu, seconds in seen.gpu_seconds.items()},
         "mean_power_w": seen.energy_j / seen.seconds if seen.seconds else None,
+        "power_w_max": answer.power_w,
+        "kwh": seen.energy_j / 3.6e6,
         "joules_per_output_token": seen.energy_j / seen.output_tokens if seen.output_tokens else None,
         "attainment": {name: _attained(seen, name) for name in seen.classes},
         "binds": seen.binds,
@@ -117,53 +167,101 @@ def _attained(seen: Evaluation, name: str) -> dict[str, Any]:
     }
 
 
-def show(outcome: Outcome, task: Task, took_s: float) -> None:
-    """A table for people."""
-    found = outcome.found
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def headline(outcome: Outcome, task: Task) -> str:
+    """What came of it, in one line."""
     if outcome.best is None:
-        print(f"no plan: {outcome.because}")
-    else:
-        print(
-            f"the cheapest fleet by {task.objective} that keeps the promises:" if found.proven else "the best so far:"
+        return f"no plan: {outcome.because}"
+    how = "the cheapest" if outcome.found.proven else "the cheapest found"
+    return f"{how} fleet by {task.objective} that keeps the promises: {outcome.best}"
+
+
+def figures(answer: Answer) -> list[tuple[str, str]]:
+    """Names and values of one fleet."""
+    seen, million = answer.seen, per_million(answer)
+    found = [
+        ("GPUs", f"{answer.gpus}, {sum(seen.gpu_seconds.values()) / 3600:,.2f} GPU-hours for this load"),
+        ("price", f"{answer.price_per_hour:,.2f} an hour" + _per_million(million)),
+    ]
+    if seen.energy_j and seen.seconds:
+        token = f", {seen.energy_j / seen.output_tokens:,.2f} J an output token" if seen.output_tokens else ""
+        watts = f"{seen.energy_j / seen.seconds:,.0f} W on average, {answer.power_w:,.0f} W at most"
+        found.append(("power", f"{watts}, {seen.energy_j / 3.6e6:,.3g} kWh{token}"))
+    for name, each in seen.classes.items():
+        missed = ", ".join(f"{count:,} {what}" for what, count in each.missed.items() if count) or "none"
+        interval = f"95 % interval {each.low:.2%} to {each.high:.2%}"
+        found.append(
+            (f"class {name}", f"{each.share:.2%} of {each.requests:,} attained ({interval}); missed: {missed}")
         )
-        _show(outcome.best)
-        for other in outcome.others:
-            print("\nanother arrangement that was seen to keep them:")
-            _show(other)
-    ruled = f"{outcome.ruled_out:,} of {outcome.considered:,} arrangements ruled out by bounds"
-    say(f"{ruled}; {found.trials} fleets simulated in {took_s:.1f} s on {len(task.arrivals):,} requests")
+    busy = ", ".join(
+        f"{kind.role.value} {kind.gpu.name} {seen.busy.get(f'{kind.role.value}-{at}', 0.0):.0%}"
+        for at, kind in enumerate(answer.arrangement)
+    )
+    found.append(("engines busy", busy))
+    if seen.binds:
+        found.append(("what binds", f"{seen.binds}: most of the misses"))
+    return found
+
+
+def _per_million(million: float | None) -> str:
+    return "" if million is None else f", {million:,.2f} a million output tokens"
+
+
+def step_rows(outcome: Outcome, steps: Sequence[Step]) -> list[tuple[str, str, str]]:
+    """What is asked, the fleet, its price beside the plan's."""
+    rows = []
+    for each in steps:
+        if each.answer is None or outcome.best is None:
+            rows.append((each.asks, each.because, ""))
+            continue
+        more = each.answer.price_per_hour - outcome.best.price_per_hour
+        share = f" ({more / outcome.best.price_per_hour:+.0%})" if outcome.best.price_per_hour else ""
+        price = f"{each.answer.price_per_hour:,.2f} an hour{share}"
+        same = str(each.answer) == str(outcome.best)
+        rows.append((each.asks, "the same fleet holds" if same else str(each.answer), price))
+    return rows
+
+
+def doubts(outcome: Outcome) -> list[str]:
+    """What the answer rests on, and what was not looked at."""
+    found = outcome.found
+    told = [f"presumed: {each}" for each in outcome.presumed] if outcome.best is not None else []
+    if outcome.best is not None and not found.proven and not outcome.stopped:
+        left = f"{found.open_spaces} arrangements may hold something cheaper, the likeliest at {found.open_scale:.2f}"
+        told.append(f"not proven: {left} times what bounds ask for; --effort looks further")
     if outcome.stopped:
-        say(f"stopped early: {found.open_spaces} arrangements were not looked at, one of them may be cheaper")
+        told.append("stopped early, by Ctrl-C: the best so far")
+    return told
+
+
+def cost_line(outcome: Outcome, task: Task, took_s: float) -> str:
+    """What the plan took."""
+    ruled = f"{outcome.ruled_out:,} of {outcome.considered:,} arrangements ruled out by bounds"
+    sample = f", {outcome.sampled:,} of them in a sample first" if outcome.sampled else ""
+    load = f"a load of {len(task.arrivals):,} requests{sample}"
+    return f"{ruled}; {outcome.trials} fleets simulated ({outcome.spent:,} requests) on {load}; {took_s:.1f} s"
+
+
+def show(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> None:
+    """A table for people."""
+    print(headline(outcome, task))
+    if outcome.best is not None:
+        _show(outcome.best)
+        if outcome.scarcest:
+            print(f"  {'nearest bound':<14} {outcome.scarcest}")
+    for other in outcome.others:
+        print(f"\nanother way that was seen to keep them: {other}")
+        _show(other)
+    if steps:
+        print("\nwhat the next step of the promise would take:")
+        for asks, fleet, price in step_rows(outcome, steps):
+            print(f"  {asks}\n    {fleet}{': ' if price else ''}{price}")
+    for line in (*doubts(outcome), cost_line(outcome, task, took_s)):
+        say(line)
 
 
 def _show(answer: Answer) -> None:
-    seen = answer.seen
-    print(f"  {answer}")
-    million = per_million(answer)
-    per = "" if million is None else f", {million:,.2f} a million output tokens"
-    print(f"  {answer.gpus} GPUs, {answer.price_per_hour:,.2f} an hour{per}")
-    if seen.output_tokens and seen.seconds and seen.energy_j:
-        watts, joules = seen.energy_j / seen.seconds, seen.energy_j / seen.output_tokens
-        print(f"  {watts:,.0f} W on average, {joules:,.2f} J an output token")
-    for name, each in seen.classes.items():
-        misses = ", ".join(f"{count:,} {what}" for what, count in each.missed.items() if count) or "none"
-        interval = f"{each.low:.1%} to {each.high:.1%}"
-        print(f"  {name}: {each.share:.2%} of {each.requests:,} (95 % interval {interval}); missed: {misses}")
-    if seen.binds:
-        print(f"  what binds: {seen.binds}")
-
-
-def pools_of(answer: Answer, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The `pools` of a cluster file; what the file says of a role beside what was planned is kept."""
-    pools: dict[str, Any] = {}
-    for kind, count in zip(answer.arrangement, answer.counts, strict=True):
-        kept = dict(given.get(kind.role.value) or {})
-        args = dict(kept.get("engine_args") or {})
-        args.pop("max_num_batched_tokens", None)
-        if kind.batched_tokens is not None:
-            args["max-num-batched-tokens"] = kind.batched_tokens
-        kept.update({"min": count, "max": count, "start": count, "gpu": kind.gpu.name, "shape": {"tp": kind.tp}})
-        if args:
-            kept["engine_args"] = args
-        pools[kind.role.value] = kept
-    return pools
+    for name, value in figures(answer):
+        print(f"  {name:<14} {value}")

@@ -1,20 +1,18 @@
 """`baton plan`: from a cluster file and a load to the cheapest fleet that keeps the promises.
 
 Joins what is pure elsewhere: candidates and bounds (`goodput`), the search (`goodput.search`), simulations
-(`sim.evaluate`). Trials run in processes of their own, one a core; the search goes on with what came of them, and what
-it has found so far is there whenever somebody has waited long enough.
+(`sim.evaluate`). Trials run elsewhere (`baton.fanout`: processes, or a Ray cluster); the search goes on with what came
+of them, and what it has found so far is there whenever the user has waited long enough.
+
+A long load is searched on stretches of it first; what is best there is then tried on the whole.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import product
 
+from baton import fanout
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.spec import Model, SloClass, Spec, flags
@@ -23,34 +21,46 @@ from costs.cost import Costs
 from costs.hardware import Gpu
 from costs.model import ModelShape
 from costs.shape import Spans
-from goodput.bounds import (
-    Engine,
-    Impossible,
-    answer_ms,
-    dearest,
-    impossible,
-    least_decodes,
-    least_prefills,
-    least_wholes,
-    prompt_ms,
-)
-from goodput.candidates import Arrangement, Kind, arrangements
-from goodput.demand import Demand, Promise, demand_of
-from goodput.search import Counts, Found, Space, Trial, search
+from costs.step import decoding, prompt
+from goodput.bounds import Engine
+from goodput.candidates import POWER_CAPS, Arrangement, Kind, arrangements
+from goodput.demand import Demand, Promise, demand_of, sampled
+from goodput.floors import Floor, Floors
+from goodput.search import Counts, Found, Space, Trial, Verdict, losses, search
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.promises import promises_of
 from router.records import NO_PROMISE
 from sim.engine_args import engine_of, read_words
-from sim.evaluate import Evaluation, Goal, evaluate, holds
+from sim.evaluate import Evaluation, Goal, Tried, evaluate
+from sim.evaluate import tried as simulated
 from sim.fleet import Member, member
 
 OBJECTIVES: Mapping[str, str] = {
     "cost": "price an hour of all GPUs",
     "gpus": "number of GPUs",
+    "energy": "joules an output token, idle GPUs included, as simulated",
     "power": "watts that all GPUs may draw at most",
 }
 """What a plan makes small."""
+
+EFFORT = 45_000
+"""Requests that are simulated for a plan at most, unless told otherwise: with neighbours and next steps some 85,000,
+which take about 190 s of CPU (110,000 took 252 s on a busy machine), and so under two minutes on two cores."""
+
+TRIAL_REQUESTS = 150
+"""What a trial costs beside its requests, in requests: making the fleet, choosing the next one."""
+
+SAMPLE_REQUESTS = 3_000
+SAMPLE_PARTS = 8
+SAMPLE_GAP_S = 30.0
+"""Loads of more than twice so many requests are searched on a sample first: stretches, with a gap between them."""
+
+INSTANCES_MAX = 64
+"""Of one kind, where the user does not say how many GPUs there are."""
+
+SEARCHED = frozenset({"max-num-batched-tokens", "tensor-parallel-size"})
+"""Flags that a plan chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +78,10 @@ class Task:
     objective: str = "cost"
     survive: int = 0
     """How many instances may be lost, whichever they are."""
+    power_w: float | None = None
+    """What all GPUs together may draw at most, by their caps; None: no bound."""
+    effort: int = EFFORT
+    """Requests that are simulated at most."""
 
     def demand(self) -> Demand:
         """As bounds read it."""
@@ -82,6 +96,11 @@ class Task:
             for name, goal in self.goals.items()
         }
         return demand_of(self.arrivals, promises, self.usual)
+
+    @property
+    def caps(self) -> tuple[float, ...]:
+        """Power caps to try: only where watts count, since a capped GPU costs the same and does less."""
+        return POWER_CAPS if self.objective in {"energy", "power"} or self.power_w is not None else (1.0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +119,32 @@ class Answer:
     @property
     def price_per_hour(self) -> float:
         """Of all GPUs."""
+        return price_per_hour(self.arrangement, self.counts)
+
+    @property
+    def power_w(self) -> float:
+        """The most that all GPUs may draw, by their caps."""
         return sum(
-            kind.gpu.usd_per_hour * kind.gpus * count for kind, count in zip(self.arrangement, self.counts, strict=True)
+            kind.power_cap_w * kind.gpus * count for kind, count in zip(self.arrangement, self.counts, strict=True)
         )
 
     def __str__(self) -> str:
         """`4 × prefill H100-SXM tp1 + 2 × decode H200 tp2`."""
-        return " + ".join(f"{count} × {kind}" for kind, count in zip(self.arrangement, self.counts, strict=True))
+        return counted(self.arrangement, self.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One fleet that was tried."""
+
+    arrangement: Arrangement
+    counts: Counts
+    holds: bool
+    attained: float
+    """Attainment of the class that is worst off; of a run that ended early, the most that it could become."""
+    whole: bool
+    """Whether the run went to its end."""
+    ttft_p95_ms: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,25 +162,56 @@ class Outcome:
     because: str = ""
     """Without an answer: why there is none."""
     stopped: bool = False
-    """Somebody has waited long enough: there may be something cheaper."""
+    """The user has waited long enough: there may be something cheaper."""
+    points: list[Point] = field(default_factory=list)
+    """Fleets that were tried on the whole load."""
+    sampled: int = 0
+    """Requests of the sample that was searched first; 0: none."""
+    scarcest: str = ""
+    """The bound that the best fleet is nearest to, and how near."""
+    spent: int = 0
+    trials: int = 0
+    presumed: list[str] = field(default_factory=list)
+    """What was presumed, and how it was checked."""
+    last: Searched | None = None
+    """The search of the whole load, for what the next steps would take."""
 
 
 class Planner:
-    """One task: its arrangements, with what bounds say of them."""
+    """One task: its arrangements, with what bounds say of them, and trials of fleets."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, only: Sequence[Arrangement] | None = None) -> None:
+        """One task.
+
+        Args:
+            task: what is to be planned for.
+            only: arrangements to look at; None: all.
+        """
         self.task = task
         self._members: dict[Kind, Member | None] = {}
+        self._engines: dict[Kind, Engine] = {}
         self.considered = 0
-        self.why: dict[str, int] = {}
-        """Why arrangements cannot keep the promises, and how many."""
+        self.why: dict[str, float] = {}
+        """Why arrangements cannot keep the promises, and how far each is from possible."""
         self.arrangements: dict[str, Arrangement] = {}
         self.spaces: list[Space] = []
         demand = task.demand()
-        for each in arrangements(task.shape, task.gpus):
+        self._floors = Floors(demand)
+        self._span_s = max(demand.span_s, 1e-3)
+        self._tokens = float(demand.outputs.sum())
+        for each in arrangements(task.shape, task.gpus, task.caps) if only is None else only:
             if all(self.member(kind) is not None for kind in each):
                 self.considered += 1
-                self._consider(each, demand)
+                self._consider(each)
+        self.weaker = _weaker({str(kind): made for kind, made in self._members.items() if made is not None})
+
+    def __getstate__(self) -> dict[str, object]:
+        """For other machines, which simulate and need no bounds."""
+        kept = ("task", "_members", "arrangements")
+        return {name: value for name, value in self.__dict__.items() if name in kept}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
 
     def member(self, kind: Kind) -> Member | None:
         """One instance of a kind; None where it cannot be: the model does not fit beside its flags."""
@@ -160,57 +229,52 @@ class Planner:
             )
         except UsageError:
             return None
+        costs = costs if kind.power_cap >= 1 else costs.capped(kind.power_cap)
         return member(str(kind), kind.role, self.task.model.api_name, costs, config)
 
-    def _consider(self, arrangement: Arrangement, demand: Demand) -> None:
-        engines = [self._engine(kind) for kind in arrangement]
-        answers = [engine for engine, kind in zip(engines, arrangement, strict=True) if kind.role.decodes]
-        # A decode instance serves whole requests, too, where that costs less: any kind may compute a prompt.
-        cannot = [impossible(prompt, answer, demand) for prompt, answer in product(engines, answers)]
-        if all(isinstance(each, Impossible) for each in cannot):
-            because = next(each.because for each in cannot if each is not None)
-            self.why[because] = self.why.get(because, 0) + 1
+    def _consider(self, arrangement: Arrangement) -> None:
+        roles, engines = [kind.role for kind in arrangement], [self._engine(kind) for kind in arrangement]
+        cannot = self._floors.impossible(roles, engines)
+        if cannot is not None:
+            self.why[cannot.because] = cannot.short_by
             return
-        space = Space(
-            name=str(len(self.spaces)),
-            prices=tuple(self._price(kind) for kind in arrangement),
-            least=self._least(arrangement, engines, demand),
-            most=tuple(self._most(kind) for kind in arrangement),
-            limits=self._limits(arrangement),
-            floors=_floors(arrangement, engines, demand),
-        )
+        space = self._space(arrangement, self._floors.of(roles, engines))
         if space.empty:
-            told = f"not enough GPUs: at least {_counted(arrangement, space.least)} would be needed"
-            self.why[told] = self.why.get(told, 0) + 1
+            told = f"not enough GPUs: {counted(arrangement, space.most)} is the most there is, and "
+            self.why[told + f"{1 / max(space.scale(space.most), 1e-9):.2g} times that would be needed at least"] = 0.0
             return
         self.arrangements[space.name] = arrangement
         self.spaces.append(space)
 
-    def _engine(self, kind: Kind) -> Engine:
-        made = self.member(kind)
-        assert made is not None
-        assert isinstance(made.costs, Costs)
-        config = made.config
-        return Engine(
-            costs=made.costs,
-            batched_tokens=config.max_num_batched_tokens,
-            seqs_max=config.max_num_seqs,
-            kv_tokens=config.num_blocks * config.block_size,
+    def _space(self, arrangement: Arrangement, floors: Sequence[Floor]) -> Space:
+        alone = 1 + (self.task.survive if len(arrangement) == 1 else 0)
+        energy = self.task.objective == "energy"
+        roles, engines = [kind.role for kind in arrangement], [self._engine(kind) for kind in arrangement]
+        return Space(
+            name=str(len(self.spaces)),
+            prices=tuple(self._price(kind) for kind in arrangement),
+            least=(alone,) * len(arrangement),
+            most=tuple(self._most(kind) for kind in arrangement),
+            limits=self._limits(arrangement),
+            floors=tuple((each.weights, each.least) for each in floors),
+            base=self._floors.dynamic_j(roles, engines) / self._tokens if energy else 0.0,
+            survive=self.task.survive,
+            kinds=tuple(map(str, arrangement)),
+            family=" ".join(f"{kind.role.value}{kind.batched_tokens or ''}" for kind in arrangement),
         )
 
-    def _least(self, arrangement: Arrangement, engines: Sequence[Engine], demand: Demand) -> Counts:
-        """Of each kind alone. What two kinds can do for each other is in `_floors`."""
-        if len(arrangement) == 1:
-            return (max(1 + self.task.survive, least_wholes(engines[0], demand).instances),)
-        speakers = sum(kind.role.decodes for kind in arrangement)
-        return tuple(
-            least_decodes(engine, demand).instances if kind.role.decodes and speakers == 1 else 1
-            for kind, engine in zip(arrangement, engines, strict=True)
-        )
+    def _engine(self, kind: Kind) -> Engine:
+        if kind not in self._engines:
+            made = self.member(kind)
+            assert made is not None
+            assert isinstance(made.costs, Costs)
+            self._engines[kind] = Engine.of(made.costs, made.config)
+        return self._engines[kind]
 
     def _price(self, kind: Kind) -> float:
-        each = {"cost": kind.gpu.usd_per_hour, "gpus": 1.0, "power": kind.gpu.tdp_w}[self.task.objective]
-        return max(each, 1e-6) * kind.gpus
+        idle_j = kind.gpu.idle_w * self._span_s / self._tokens
+        each = {"cost": kind.gpu.usd_per_hour, "gpus": 1.0, "power": kind.power_cap_w, "energy": idle_j}
+        return max(each[self.task.objective], 1e-6) * kind.gpus
 
     def _available(self, kind: Kind) -> int:
         there = {gpu.name: count for gpu, count in self.task.gpus}[kind.gpu.name]
@@ -219,11 +283,19 @@ class Planner:
     def _most(self, kind: Kind) -> int:
         return min(INSTANCES_MAX, self._available(kind) // kind.gpus)
 
-    def _limits(self, arrangement: Arrangement) -> tuple[tuple[Counts, float], ...]:
-        """Kinds of one type of GPU share what there is of it."""
-        if len({kind.gpu.name for kind in arrangement}) == len(arrangement):
-            return ()
-        return ((tuple(kind.gpus for kind in arrangement), float(self._available(arrangement[0]))),)
+    def _limits(self, arrangement: Arrangement) -> tuple[tuple[tuple[float, ...], float], ...]:
+        """Kinds of one type of GPU share what there is of it; all share the watts."""
+        names = [kind.gpu.name for kind in arrangement]
+        shared = [
+            (
+                tuple(float(kind.gpus) if kind.gpu.name == name else 0.0 for kind in arrangement),
+                float(max(self._available(kind) for kind in arrangement if kind.gpu.name == name)),
+            )
+            for name in dict.fromkeys(names)
+            if names.count(name) > 1
+        ]
+        watts = tuple(kind.power_cap_w * kind.gpus for kind in arrangement)
+        return (*shared, *([(watts, self.task.power_w)] if self.task.power_w is not None else []))
 
     def fleet(self, arrangement: Arrangement, counts: Counts) -> list[Member]:
         """All instances."""
@@ -234,16 +306,26 @@ class Planner:
             found += [replace(made, name=InstanceId(f"{kind.role.value}-{at}-{n:03d}")) for n in range(count)]
         return found
 
-    def holds(self, arrangement: Arrangement, counts: Counts) -> bool:
-        """Whether a fleet keeps the promises, also with as many instances lost as it has to survive."""
-        task = self.task
-        for lost in _losses(counts, task.survive):
+    def tried(self, arrangement: Arrangement, counts: Counts) -> Tried:
+        """Whether a fleet keeps the promises, also with as many instances lost as it has to survive, and what it cost
+        to find out. What was seen is of the whole fleet.
+        """
+        task, spent = self.task, 0
+        for lost in losses(counts, task.survive):
             left = tuple(count - gone for count, gone in zip(counts, lost, strict=True))
             fleet = self.fleet(arrangement, left)
-            whole = any(each.role.prefills for each in fleet) and any(each.role.decodes for each in fleet)
-            if not whole or not holds(fleet, task.arrivals, task.goals, task.usual):
-                return False
-        return True
+            if not (any(each.role.prefills for each in fleet) and any(each.role.decodes for each in fleet)):
+                return Tried(holds=False, spent=spent, attained_at_most=0.0)
+            seen = simulated(fleet, task.arrivals, task.goals, task.usual)
+            spent += seen.spent
+            if not seen.holds or not task.survive:
+                return replace(seen, spent=spent)
+        seen = simulated(self.fleet(arrangement, counts), task.arrivals, task.goals, task.usual)
+        return replace(seen, spent=spent + seen.spent)
+
+    def holds(self, arrangement: Arrangement, counts: Counts) -> bool:
+        """Whether a fleet keeps the promises, also with as many instances lost as it has to survive."""
+        return self.tried(arrangement, counts).holds
 
     def answer(self, arrangement: Arrangement, counts: Counts) -> Answer:
         """A whole run of one fleet."""
@@ -251,40 +333,42 @@ class Planner:
         seen = evaluate(self.fleet(arrangement, counts), task.arrivals, task.goals, task.usual)
         return Answer(arrangement=arrangement, counts=counts, seen=seen)
 
+    def verdict(self, seen: Tried) -> Verdict:
+        """For the search: with what was measured, where the objective is."""
+        cost = None
+        if self.task.objective == "energy" and seen.seen is not None:
+            cost = seen.seen.energy_j / max(1, seen.seen.output_tokens)
+        return Verdict(holds=seen.holds, cost=cost, spent=seen.spent + TRIAL_REQUESTS)
+
+    def scarcest(self, arrangement: Arrangement, counts: Counts) -> str:
+        """The bound that a fleet is nearest to."""
+        roles, engines = [kind.role for kind in arrangement], [self._engine(kind) for kind in arrangement]
+        floors = self._floors.of(roles, engines)
+        if not floors:
+            return ""
+
+        def share(floor: Floor) -> float:
+            return sum(weight * count for weight, count in zip(floor.weights, counts, strict=True)) / floor.least
+
+        nearest = min(floors, key=share)
+        return f"{nearest.because}; the fleet has {share(nearest):.2f} times what that takes at least"
+
     def why_not(self) -> str:
         """Why nothing holds: what is nearest to being possible."""
-        told = [because for because in self.why if not because.startswith("not enough")]
-        scarce = [because for because in self.why if because.startswith("not enough")]
         if self.spaces:
             return "no fleet within the GPUs that there are keeps the promises"
-        return (scarce or told or ["the model fits on none of these GPUs"])[0]
+        if not self.why:
+            return "the model fits on none of these GPUs"
+        return min(self.why, key=lambda because: self.why[because])
 
 
-def _floors(
-    arrangement: Arrangement, engines: Sequence[Engine], demand: Demand
-) -> tuple[tuple[tuple[float, ...], float], ...]:
-    """What two kinds have to do together: all prompts; and all answers, where both can answer."""
-    if len(arrangement) == 1:
-        return ()
-    first, second = engines
-    prompts = ((1.0, dearest(first, second, demand, prompt_ms)), least_prefills(first, demand).exact)
-    if not all(kind.role.decodes for kind in arrangement):
-        return (prompts,)
-    return prompts, ((1.0, dearest(first, second, demand, answer_ms)), least_decodes(first, demand).exact)
+def price_per_hour(arrangement: Arrangement, counts: Counts) -> float:
+    """Of all GPUs of a fleet."""
+    return sum(kind.gpu.usd_per_hour * kind.gpus * count for kind, count in zip(arrangement, counts, strict=True))
 
 
-INSTANCES_MAX = 64
-"""Of one kind, where nobody says how many GPUs there are."""
-
-
-def _losses(counts: Counts, survive: int) -> list[Counts]:
-    """What may be lost: the worst are tried first, so that what fails fails soon."""
-    if not survive:
-        return [tuple(0 for _ in counts)]
-    return [lost for lost in product(*(range(min(count, survive) + 1) for count in counts)) if sum(lost) == survive]
-
-
-def _counted(arrangement: Arrangement, counts: Counts) -> str:
+def counted(arrangement: Arrangement, counts: Counts) -> str:
+    """A fleet, for people: `4 × prefill H100-SXM tp1 + 2 × decode H200 tp2`."""
     return " + ".join(f"{count} × {kind}" for kind, count in zip(arrangement, counts, strict=True))
 
 
@@ -296,76 +380,180 @@ def _words(model: Model, kind: Kind) -> Sequence[str]:
     return flags.words(given)
 
 
-SEARCHED = frozenset({"max-num-batched-tokens", "tensor-parallel-size"})
-"""Flags that a plan chooses."""
+_STEPS = (
+    *(prompt(tokens) for tokens in (1, 128, 512, 1024, 2048, 8192)),
+    *(decoding(batch, batch * context) for batch in (1, 8, 64, 256) for context in (100, 2000, 16_000)),
+    *(prompt(tokens) + decoding(batch, batch * 1000) for tokens in (128, 1024) for batch in (1, 32, 256)),
+)
+"""Steps at which two kinds are compared."""
 
 
-# --- trials in processes ----------------------------------------------------------------------------------------------
+def _weaker(members: Mapping[str, Member]) -> dict[str, frozenset[str]]:
+    """By kind, those of the same role and token budget that are better in nothing: steps, memory, places, network."""
+    traits: dict[str, tuple[object, tuple[float, ...]]] = {}
+    for name, each in members.items():
+        costs = each.costs
+        assert isinstance(costs, Costs)
+        worth = (each.config.num_blocks * each.config.block_size, each.config.max_num_seqs, each.nic_gb_s)
+        less = (each.prompt_front_ns, each.latency_ns)
+        numbers = (*worth, *(-float(each) for each in less), *(-costs.step_ms(step) for step in _STEPS))
+        traits[name] = (each.role, each.config.max_num_batched_tokens), numbers
+    return {
+        name: frozenset(
+            other
+            for other, (alike, theirs) in traits.items()
+            if other != name and alike == same and all(few <= many for few, many in zip(theirs, ours, strict=True))
+        )
+        for name, (same, ours) in traits.items()
+    }
 
-_planner: list[Planner] = []
-"""Of this process; set before it is forked."""
+
+# --- searching --------------------------------------------------------------------------------------------------------
 
 
-def _quietly() -> None:
-    """Ctrl-C is the parent's to answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def tried(planner: Planner, name: str, counts: Counts) -> Tried:
+    """One trial, in another process."""
+    return planner.tried(planner.arrangements[name], counts)
 
 
-def _try(arrangement: Arrangement, counts: Counts) -> bool:
-    return _planner[0].holds(arrangement, counts)
+Tell = Callable[[Found, Planner], None]
+"""Progress, after each trial."""
 
 
-def plan(task: Task, progress: Callable[[Found, Planner], None], processes: int | None = None) -> Outcome:
+@dataclass(slots=True)
+class Searched:
+    """One search of one planner."""
+
+    planner: Planner
+    found: Found = field(default_factory=Found)
+    seen: dict[tuple[str, Counts], Tried] = field(default_factory=dict)
+    stopped: bool = False
+
+    def run(
+        self, progress: Tell, *, effort: float, on: str | None, processes: int | None, failed: Sequence[Trial] = ()
+    ) -> None:
+        """To its end, or until Ctrl-C."""
+        planner = self.planner
+        going = search(planner.spaces, self.found, effort=effort, weaker=planner.weaker, failed=failed)
+        try:
+            with fanout.opened(planner, on=on, processes=processes) as trials:
+                fanout.in_order(
+                    trials,
+                    self._judged(going),
+                    lambda trial: trials.submit(tried, trial.space.name, trial.counts),
+                    lambda: progress(self.found, planner),
+                )
+        except KeyboardInterrupt:
+            self.stopped = True
+
+    def _judged(self, going: fanout.Search[Trial, Verdict]) -> fanout.Search[Trial, Tried]:
+        """The search's verdicts, from what was seen, which is kept."""
+        try:
+            todo = next(going)
+            while True:
+                came = yield todo
+                self.seen[todo[0].space.name, todo[0].counts] = came
+                todo = going.send(self.planner.verdict(came))
+        except StopIteration:
+            return
+
+    def answer(self, trial: Trial) -> Answer:
+        """What was seen of a fleet that held."""
+        arrangement = self.planner.arrangements[trial.space.name]
+        seen = self.seen[trial.space.name, trial.counts].seen
+        assert seen is not None, "a fleet that holds was seen to the end"
+        return Answer(arrangement=arrangement, counts=trial.counts, seen=seen)
+
+    def points(self) -> list[Point]:
+        """Every fleet that was tried."""
+        return [
+            Point(
+                arrangement=self.planner.arrangements[name],
+                counts=counts,
+                holds=each.holds,
+                attained=each.attained_at_most,
+                whole=each.seen is not None,
+                ttft_p95_ms=None if each.seen is None else each.seen.ttft_p95_ms,
+            )
+            for (name, counts), each in self.seen.items()
+        ]
+
+
+def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | None = None) -> Outcome:
     """Search, and look at what was found.
 
     Args:
         task: what is to be planned for.
         progress: called after each trial.
         processes: None: one a core.
+        on: where simulations run; None: on this machine, else as `baton.fanout.opened` takes it.
     """
-    planner = Planner(task)
-    found, stopped = Found(), False
-    width = processes or max(1, len(os.sched_getaffinity(0)))
-    _planner[:] = [planner]
-    context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(width, mp_context=context, initializer=_quietly)
-    try:
-        _run(planner, found, pool, width, progress)
-    except KeyboardInterrupt:
-        stopped = True
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in list((pool._processes or {}).values()) if stopped else ():  # noqa: SLF001 - a trial may take minutes
-            process.terminate()
-    best = None if found.best is None else _answer(planner, found.best)
+    where = {"on": on, "processes": processes}
+    first = None
+    if len(task.arrivals) > 2 * SAMPLE_REQUESTS:
+        few = sampled(task.arrivals, SAMPLE_REQUESTS, SAMPLE_PARTS, SAMPLE_GAP_S)
+        first = Searched(Planner(replace(task, arrivals=tuple(few))))
+        first.run(progress, effort=task.effort / 2, **where)  # type: ignore[arg-type]
+    last = Searched(Planner(task, None if first is None else _promising(first)))
+    if first is not None and not last.planner.spaces:
+        last = Searched(Planner(task))
+    if first is not None:
+        last.found.scales.update(first.found.scales)
+    if first is None or not first.stopped:
+        left = task.effort - (0 if first is None else first.found.spent)
+        last.run(progress, effort=max(left, task.effort / 3), **where)  # type: ignore[arg-type]
+    return _outcome(task, first, last)
+
+
+PROMISING = 1.15
+PROMISING_MAX = 24
+"""Of the fleets that hold a sample, those that cost at most so many times the best, and of so many arrangements, are
+tried on the whole load."""
+
+
+def _promising(first: Searched) -> list[Arrangement] | None:
+    """Arrangements to look at on the whole load, cheapest first; None: the sample says nothing, so all."""
+    found, planner = first.found, first.planner
+    held = sorted(found.held, key=lambda trial: trial.price)
+    good = [trial for trial in held if trial.price <= found.cost * PROMISING or trial is found.best]
+    names = dict.fromkeys(trial.space.name for trial in ([found.best] if found.best is not None else []) + good)
+    return [planner.arrangements[name] for name in list(names)[:PROMISING_MAX]] or None
+
+
+def _outcome(task: Task, first: Searched | None, last: Searched) -> Outcome:
+    found, planner = last.found, last.planner
+    if first is not None and not first.found.proven:
+        found.proven = False
+    widest, stopped = planner if first is None else first.planner, last.stopped or (first is not None and first.stopped)
+    found.proven = found.proven and not stopped
+    best = None if found.best is None else last.answer(found.best)
     return Outcome(
         best=best,
-        others=[_answer(planner, each) for each in _others(planner, found)],
+        others=[last.answer(each) for each in _others(planner, found)],
         found=found,
-        considered=planner.considered,
-        ruled_out=planner.considered - len(planner.spaces),
+        considered=widest.considered,
+        ruled_out=widest.considered - len(widest.spaces),
         because="" if best is not None else planner.why_not(),
         stopped=stopped,
+        points=last.points(),
+        sampled=0 if first is None else len(first.planner.task.arrivals),
+        scarcest="" if best is None else planner.scarcest(best.arrangement, best.counts),
+        spent=found.spent + (0 if first is None else first.found.spent),
+        trials=found.trials + (0 if first is None else first.found.trials),
+        presumed=_presumed(task, found, sampled=first is not None),
+        last=last,
     )
 
 
-def _run(
-    planner: Planner, found: Found, pool: ProcessPoolExecutor, width: int, progress: Callable[[Found, Planner], None]
-) -> None:
-    going = search(planner.spaces, found, width=width)
-    try:
-        batch = next(going)
-        while True:
-            asked = [pool.submit(_try, planner.arrangements[each.space.name], each.counts) for each in batch]
-            verdicts = [each.result() for each in asked]
-            batch = going.send(verdicts)
-            progress(found, planner)
-    except StopIteration:
-        return
-
-
-def _answer(planner: Planner, trial: Trial) -> Answer:
-    return planner.answer(planner.arrangements[trial.space.name], trial.counts)
+def _presumed(task: Task, found: Found, *, sampled: bool) -> list[str]:
+    """What the answer rests on beside what was simulated."""
+    told = ["more instances never hold less, and slower ones never more: neighbours of the answer were simulated, "]
+    told[0] += "and none says otherwise" if not found.contradicted else "and some do: " + "; ".join(found.contradicted)
+    if sampled:
+        told.append("what is dear on stretches of the load is dear on the whole: only the best of a sample were tried")
+    if task.objective == "energy":
+        told.append("a larger fleet of the same kinds draws no less")
+    return told
 
 
 OTHERS_SHOWN = 3
@@ -383,7 +571,7 @@ def _others(planner: Planner, found: Found) -> list[Trial]:
 
 
 def _roles(planner: Planner, trial: Trial) -> tuple[str, ...]:
-    return tuple(kind.role.value for kind in planner.arrangements[trial.space.name])
+    return tuple(dict.fromkeys(kind.role.value for kind in planner.arrangements[trial.space.name]))
 
 
 # --- from the cluster file --------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from costs import shipped
 from costs.config import read_config
 from costs.hardware import Gpu, gpu_named
 from costs.model import ModelShape
+from costs.power import cap_of
 from costs.shape import Spans
 from loadgen.report import Targets
 from router.promises import promises_of
@@ -148,7 +149,7 @@ def _members(
         shape = each.shape
         key = (
             *(each.role, each.gpu, shape.tp, shape.pp, shape.dp, shape.ep),
-            *(each.vllm_args, each.kv_lease_s, each.flips),
+            *(each.vllm_args, each.kv_lease_s, each.flips, each.power_cap_w),
         )
         if key not in made:
             words = read_words(each.vllm_args)
@@ -164,6 +165,8 @@ def _members(
                 lease_s=each.kv_lease_s or LEASE_S,
                 contents=contents,
             )
+            if each.power_cap_w is not None:
+                costs = costs.capped(cap_of(each.power_cap_w, costs.gpu.tdp_w))
             made[key] = replace(
                 member(each.name, each.role, each.served_name or each.model, costs, config, start_up_s=args.start_up_s),
                 flips=each.flips,

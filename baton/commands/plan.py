@@ -1,15 +1,17 @@
 """The cheapest fleet that keeps the promises of a cluster file, for a trace or made-up load.
 
-Searches GPU types, tensor parallel sizes, prefill and decode apart or together, token budgets and counts. Bounds rule
-out what cannot be; what is left is simulated with the router's own policy and admission, every fleet on the same
-requests. The answer says how sure it is, what binds, its price and its power. Ctrl-C gives the best so far. Ends with
-exit code 1 where nothing keeps the promises, naming the term that makes it impossible.
+Searches GPU types, tensor parallel sizes, prefill and decode apart or together, several GPU types in one role, token
+budgets, power caps and counts. Bounds rule out what cannot be; what is left is simulated with the router's own policy
+and admission, every fleet on the same requests. The answer says how sure it is, what binds, its price and its power,
+and what the next step of the promise would take. Ctrl-C gives the best so far. Ends with exit code 1 where nothing
+keeps the promises, naming the term that makes it impossible; with 2 for wrong input, promises below the roofline too.
 
-The file's `slo` is what is promised, `hardware` says which types there are, how many, and their prices; --gpus instead
-of it. Flags of vLLM in a pool's `engine_args` hold for its role.
+The file's `slo` is what is promised, `hardware` says which types there are, how many, their prices and power; --gpus
+instead of it. Flags of vLLM in a pool's `engine_args` hold for its role.
 
 examples:
-  baton plan baton.yaml --trace AzureLLMInferenceTrace_conv.csv --gpus H100-SXM=16,L40S=32
+  baton plan baton.yaml --trace AzureLLMInferenceTrace_conv.csv --gpus H100-SXM=16,L40S=32 --html plan.html
+  baton plan baton.yaml --workload workload.yaml --objective energy
   baton plan baton.yaml --rate 20 --requests 3000 --input-tokens 2000 --output-tokens 200 --objective gpus
   baton plan baton.yaml --trace run.jsonl --survive 1 --out planned.yaml
 """
@@ -17,102 +19,219 @@ examples:
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from baton import clusterfile
+from baton import clusterfile, plan_file
 from baton.commands.load import add_load, add_trace
-from baton.load_arrivals import planned
+from baton.load_arrivals import Planned, finite, planned
 from baton.output import emit, say
-from baton.plan_view import Progress, as_json, pools_of, show
-from baton.planning import OBJECTIVES, Answer, Task, goals_of, plan
+from baton.plan_steps import EFFORT_SHARE, Step, next_steps
+from baton.plan_view import Progress, as_json, show
+from baton.planning import EFFORT, OBJECTIVES, Outcome, Task, goals_of, plan
 from baton.simulated import model_of, read_gpus
+from baton.workload import workload
 from cluster.errors import UsageError
-from cluster.spec import Hardware, Model, Spec
+from cluster.spec import Hardware, Model, Parsed, Spec
+from costs.bounds import Least, least
 from costs.hardware import Gpu, gpu_named
+from costs.model import ModelShape
+from costs.shape import Spans
+from goodput.candidates import shapes
+
+STEPS = 3
+"""What the next step of the promise would take is asked so often."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton plan`."""
-    parser.add_argument("file", metavar="FILE", help="a cluster file: model, promises, hardware")
-    parser.add_argument("--model", help="which of the file's models (default: its first)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("file", metavar="FILE", help="a cluster file: model, promises, hardware")
+    add("--model", help="which of the file's models (default: its first)")
+    add(
         "--objective",
         choices=tuple(OBJECTIVES),
         default="cost",
         help="what is made small: " + "; ".join(f"{name}: {text}" for name, text in OBJECTIVES.items()),
     )
-    parser.add_argument(
-        "--gpus", metavar="TYPE=N,…", help="types and how many there are (default: the file's `hardware`)"
+    add("--gpus", metavar="TYPE=N,…", help="types and how many there are (default: the file's `hardware`)")
+    add("--power-w", type=finite, metavar="W", help="all GPUs together may draw so much: power caps are searched, too")
+    add("--survive", type=int, choices=(0, 1), default=0, help="the promises hold with one instance lost, too")
+    add("--strict", action="store_true", help="warnings about the file, and rows left out of a trace: exit 1, no plan")
+    add(
+        "--effort",
+        type=_effort,
+        default=EFFORT,
+        metavar="N",
+        help="requests to simulate at most (default %(default)s: about two minutes on two cores)",
     )
-    parser.add_argument(
-        "--survive", type=int, choices=(0, 1), default=0, help="the promises hold with one instance lost, too"
+    add(
+        "--replay-decisions",
+        metavar="CLUSTER|LOG",
+        help="instead: decide a controller's kept log again, by this file, and say what comes out otherwise",
     )
-    parser.add_argument(
-        "--strict", action="store_true", help="rows of a trace that were left out are an error (exit 1)"
-    )
-    parser.add_argument("--processes", type=int, metavar="N", help="simulate so many at a time (default: one a core)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the cluster file to run; never over another")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    add_load(parser.add_argument_group("the load"))
+    add("--no-steps", action="store_true", help="do not ask what the next step of the promise would take")
+    add("--processes", type=int, metavar="N", help="simulate so many at a time (default: one a core)")
+    add("--on", metavar="ray", help="simulate on a Ray cluster: ray, or ray://HOST:PORT; the answer is the same")
+    group = parser.add_argument_group("what to write; never over a file that is there")
+    group.add_argument("--out", type=Path, metavar="FILE", help="the cluster file to run")
+    group.add_argument("--html", type=Path, metavar="FILE", help="a report on one page; needs matplotlib")
+    group.add_argument("--plot", type=Path, metavar="FILE", help="price against attainment and TTFT: PNG, SVG or PDF")
+    group.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    load = parser.add_argument_group("the load")
+    load.add_argument("--workload", metavar="FILE", help="several classes at once (docs/plan.md), or a ServeGen folder")
+    add_load(load)
     add_trace(parser.add_argument_group("from a trace"))
+
+
+def _effort(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number above 0")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan and print; 0 with an answer, 1 where nothing keeps the promises."""
+    _check(args)
+    if args.replay_decisions is not None:
+        return _decide_again(args)
+    parsed = _parsed(args.file)
+    spec = parsed.usable()
+    load = _load(args)
+    if args.strict and (load.bad or parsed.problems):
+        for line in (*map(str, parsed.problems), *load.bad):
+            say(line)
+        say("--strict: no plan is made from this; mend it, or leave --strict out")
+        return 1
+    task = _task(args, spec, load)
+    began_s = time.monotonic()
+    outcome, steps = _planned(args, task)
+    took_s = time.monotonic() - began_s
+    _write(args, task, outcome, steps, took_s)
+    if args.json:
+        emit(as_json(outcome, steps, task, took_s))
+    else:
+        show(outcome, steps, task, took_s)
+    for note in (*load.notes, *load.bad):
+        say(note)
+    return 0 if outcome.best is not None else 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Before anything that takes long."""
     if args.vllm_args:
         raise UsageError("`baton plan` takes no vLLM flags: give them to the file's pools (`engine_args`)")
     if args.processes is not None and args.processes < 1:
         raise UsageError(f"--processes {args.processes}: give 1 or more")
-    if args.out is not None and args.out.exists():
-        raise UsageError(f"--out {args.out}: there is such a file; name another")
-    spec = _spec(args.file)
-    load = planned(args)
-    if not load.arrivals:
-        raise UsageError("the load holds no request: nothing to plan for")
-    task = _task(args, spec, tuple(load.arrivals))
-    began_s = time.monotonic()
-    with Progress() as progress:
-        outcome = plan(task, progress.tick, args.processes)
-    took_s = time.monotonic() - began_s
+    written = [("--out", args.out), ("--html", args.html), ("--plot", args.plot)]
+    for flag, path in written:
+        if path is not None and path.exists():
+            raise UsageError(f"{flag} {path}: there is such a file; name another")
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
+    if args.plot is not None and args.plot.suffix not in PICTURES:
+        raise UsageError(f"--plot {args.plot}: name it {', '.join(PICTURES)}")
+    if args.html is not None or args.plot is not None:
+        from baton.load_plots import need_matplotlib
+
+        need_matplotlib("--html" if args.html is not None else "--plot")
+
+
+def _decide_again(args: argparse.Namespace) -> int:
+    """0 where every decision comes out as it was; 1 otherwise."""
+    from baton.scaling_log import decide_again, log_of
+
+    found = decide_again(args.file, log_of(args.replay_decisions))
     if args.json:
-        emit(as_json(outcome, task, took_s))
+        emit({"controllers": found.controllers, "events": found.events, "different": list(found.different)})
     else:
-        show(outcome, task, took_s)
-    for note in (*load.notes, *load.bad):
-        say(note)
-    if args.out is not None and outcome.best is not None:
-        _write(args, task, outcome.best)
-    if args.strict and load.bad:
-        return 1
-    return 0 if outcome.best is not None else 1
+        for line in found.different:
+            print(line)
+        same = "all as they were" if not found.different else f"{len(found.different)} otherwise"
+        print(f"{found.events} events of {found.controllers} controllers decided again: {same}")
+    return 1 if found.different else 0
 
 
-def _spec(name: str) -> Spec:
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def _parsed(name: str) -> Parsed:
     parsed = clusterfile.read(name)
     if parsed.spec is None or parsed.errors:
         told = "; ".join(str(each) for each in parsed.errors[:3])
         raise UsageError(f"{name} has errors (`baton lint {name}` lists them): {told}")
     if not parsed.spec.slo:
         raise UsageError(f"{name} promises nothing: give it classes under `slo`, like interactive: {{ttft_ms: 500}}")
-    return parsed.spec
+    return parsed
 
 
-def _task(args: argparse.Namespace, spec: Spec, arrivals: Any) -> Task:
+def _load(args: argparse.Namespace) -> Planned:
+    if args.workload is not None and args.trace is not None:
+        raise UsageError("--workload makes load up, --trace replays one: give one of them")
+    if args.workload is not None and Path(args.workload).is_dir():
+        args.trace = args.workload
+    elif args.workload is not None:
+        if args.rate is not None or args.input_tokens is not None or args.output_tokens is not None:
+            raise UsageError("--rate and lengths beside --workload: say them in the workload file")
+        return _some(Planned(workload(Path(args.workload), args.seed)))
+    return _some(planned(args))
+
+
+def _some(load: Planned) -> Planned:
+    if not load.arrivals:
+        raise UsageError("the load holds no request: nothing to plan for")
+    return load
+
+
+def _task(args: argparse.Namespace, spec: Spec, load: Planned) -> Task:
     model = _model(spec, args.model, args.file)
-    return Task(
+    shape, gpus = model_of(model.name), _gpus(args, spec)
+    named = {each.slo_class for each in load.arrivals if each.slo_class is not None}
+    if unknown := sorted(named - set(spec.slo)):
+        raise UsageError(
+            f"the load has requests of class {', '.join(unknown)}; {args.file} promises {', '.join(spec.slo)}"
+        )
+    task = Task(
         model=model,
-        shape=model_of(model.name),
-        gpus=_gpus(args, spec),
-        arrivals=arrivals,
+        shape=shape,
+        gpus=gpus,
+        arrivals=tuple(load.arrivals),
         goals=goals_of(spec),
         usual=next(iter(spec.slo)),
         objective=args.objective,
         survive=args.survive,
+        power_w=args.power_w,
+        effort=args.effort,
     )
+    _above_the_roofline(args.file, spec, shape, gpus)
+    return task
+
+
+def _above_the_roofline(file: str, spec: Spec, shape: ModelShape, gpus: tuple[tuple[Gpu, int | None], ...]) -> None:
+    """A promise that no engine could keep on any of these GPUs, with a prompt of one token, is a mistake."""
+    found = [least(shape, gpu, Spans(tp=tp)) for gpu, count in gpus for tp in shapes(shape, gpu, count)]
+    if not found:
+        return
+
+    def first_ms(each: Least) -> float:
+        return each.ttft_ms
+
+    first, token = min(found, key=first_ms), min(found, key=lambda each: each.tpot_ms)
+    for name, promised in spec.slo.items():
+        for target, bound, why in (
+            ("ttft_ms", first.ttft_ms, first.because),
+            ("tt2t_ms", token.tpot_ms, token.because),
+            ("tpot_ms", token.tpot_ms, token.because),
+        ):
+            value = getattr(promised, target)
+            if value is not None and value < bound:
+                raise UsageError(
+                    f"{file}: slo.{name}.{target} {value:g} is below the roofline of every GPU given: at best "
+                    f"{math.ceil(bound * 100) / 100:g} ms ({why}); write that or more, or give faster GPUs"
+                )
 
 
 def _model(spec: Spec, wanted: str | None, file: str) -> Model:
@@ -137,31 +256,44 @@ def _told(gpu: Gpu, told: Mapping[str, Hardware]) -> Gpu:
     said = told.get(gpu.name)
     if said is None:
         return gpu
+    power_w = gpu.tdp_w if said.power_w is None else said.power_w
     return replace(
         gpu,
         usd_per_hour=gpu.usd_per_hour if said.price_per_hour is None else said.price_per_hour,
-        tdp_w=gpu.tdp_w if said.power_w is None else said.power_w,
         memory_gib=gpu.memory_gib if said.memory_gib is None else said.memory_gib,
+        tdp_w=power_w,
+        idle_w=gpu.idle_w * power_w / gpu.tdp_w,
     )
 
 
-def _write(args: argparse.Namespace, task: Task, best: Answer) -> None:
-    """The user's own file with the planned pools."""
-    import yaml
+def _planned(args: argparse.Namespace, task: Task) -> tuple[Outcome, list[Step]]:
+    steps: list[Step] = []
+    where = {"on": args.on, "processes": args.processes}
+    asked = 0 if args.no_steps else STEPS
+    with Progress(task.effort * (1 + asked * EFFORT_SHARE)) as progress:
+        outcome = plan(task, progress.tick, **where)
+        try:
+            if asked and not outcome.stopped and outcome.last is not None:
+                steps.extend(next_steps(task, outcome.last, progress.tick, **where))
+        except KeyboardInterrupt:
+            outcome.stopped = True
+    return outcome, steps
 
-    text = yaml.safe_load(Path(args.file).read_text())
-    for each in text["models"]:
-        if each["name"] == task.model.name:
-            each["pools"] = pools_of(best, each.get("pools") or {})
-    hardware = dict(text.get("hardware") or {})
-    for kind in best.arrangement:
-        if not any(gpu_named(name).name == kind.gpu.name for name in hardware):
-            hardware[kind.gpu.name] = {}
-    text["hardware"] = hardware
-    heading = f"# Planned by `baton plan` for {len(task.arrivals):,} requests: {best}\n"
-    try:
-        with args.out.open("x") as file:
-            file.write(heading + yaml.safe_dump(text, sort_keys=False, allow_unicode=True))
-    except OSError as error:
-        raise UsageError(f"--out {args.out}: {error.strerror or error}") from None
-    say(f"wrote {args.out}: `baton lint {args.out}`, then `baton up {args.out}`")
+
+def _write(args: argparse.Namespace, task: Task, outcome: Outcome, steps: list[Step], took_s: float) -> None:
+    """Files first: what is printed may be lost in a pipe."""
+    from baton import plan_report
+
+    if args.html is not None:
+        plan_report.write(args.html, plan_report.page(outcome, steps, task, took_s), "--html")
+        say(f"wrote {args.html}")
+    if args.plot is not None:
+        plan_report.write(args.plot, plan_report.picture(outcome, task, args.plot.suffix[1:]), "--plot")
+        say(f"wrote {args.plot}")
+    if args.out is not None and outcome.best is not None:
+        plan_file.write(args.out, plan_file.text_of(_text(args.file), task, outcome.best))
+        say(f"wrote {args.out}: `baton lint {args.out}`, then `baton up {args.out}`")
+
+
+def _text(file: str) -> str:
+    return Path(file).read_text()

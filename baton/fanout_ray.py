@@ -1,0 +1,181 @@
+"""Simulations on a Ray cluster (`--on ray`): `baton.fanout.Fanout` by Ray's tasks.
+
+Ray places them, runs one again whose worker or node died, and carries what goes in and out by its own transport; Baton
+adds no wire of its own. The cluster is somebody's already: nothing is started, and nothing but our tasks is ended. It
+is as trusted as this machine: who may talk to a Ray cluster may run code on it (docs/security.md).
+
+A node must run the very source that this process runs. Each task carries its digest, and says so where it is another:
+an older Baton on one node would simulate by other rules, and nobody would see it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import platform
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+
+import baton
+from baton.fanout import RETRIES, Pending
+from baton.output import say
+from cluster.errors import UsageError
+
+T = TypeVar("T")
+
+SILENT_S: Final = 30.0
+"""After so long without a result a line says so: the cluster's CPUs may be taken by others."""
+
+PACKAGES: Final = (
+    "baton", "cluster", "costs", "decode", "engine", "goodput", "kvtransfer", "loadgen", "prefill", "router", "sim",
+)  # fmt: skip
+"""Whose source a simulation may depend on."""
+
+
+class OtherSource(Exception):
+    """A node runs another Baton than this process."""
+
+
+@cache
+def digest() -> str:
+    """Of what simulations depend on: our source, Python's and numpy's versions."""
+    root = Path(baton.__file__).resolve().parent.parent
+    found = hashlib.sha256(f"{platform.python_version()} {np.__version__}".encode())
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            found.update(str(path.relative_to(root)).encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+_contexts: dict[str, Any] = {}
+"""Of this worker: the one that its tasks use, unpacked once."""
+
+
+def _there(wanted: str, key: str, held: list[Any], call: Callable[..., T], args: tuple[Any, ...]) -> T:
+    """On a worker."""
+    import ray
+
+    if digest() != wanted:
+        raise OtherSource(str(ray.util.get_node_ip_address()))
+    if key not in _contexts:
+        _contexts.clear()
+        _contexts[key] = ray.get(held[0])
+    return call(_contexts[key], *args)
+
+
+class RayCluster:
+    """A cluster that runs already."""
+
+    def __init__(self, context: Any, on: str) -> None:
+        """Args: `on`: `ray`, or `ray://HOST:PORT`.
+
+        Raises:
+            UsageError: Ray is not installed, or there is no such cluster.
+        """
+        self._others_words: Final = contextlib.ExitStack()
+        """Ray's threads print what happens to its workers, on stdout: until `close` it goes to stderr."""
+        self._others_words.enter_context(contextlib.redirect_stdout(sys.stderr))
+        try:
+            self._ray: Final = _connected(on)
+        except BaseException:
+            self._others_words.close()
+            raise
+        self.width: Final = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        held = self._ray.put(context)
+        self._key: Final = held.hex()
+        self._held: Final = [held]
+        """In a list: an argument of its own would be unpacked for every task."""
+        self._there: Final = self._ray.remote(num_cpus=1, max_retries=RETRIES)(_there)
+        self._open: Final[set[Any]] = set()
+
+    def submit(self, call: Callable[..., T], *args: Any) -> Pending[T]:
+        """As `Fanout.submit`."""
+        asked = self._there.remote(digest(), self._key, self._held, call, args)
+        self._open.add(asked)
+        return _RayTask(self, asked)
+
+    def fetched(self, asked: Any) -> Any:
+        """Wait for a result.
+
+        Raises:
+            UsageError: Ray cannot run it.
+        """
+        errors = self._ray.exceptions
+        while not self._ray.wait([asked], timeout=SILENT_S)[0]:
+            say(f"Ray has given no result for {SILENT_S:g} s: its CPUs may be taken, or its nodes gone (`ray status`)")
+        try:
+            return self._ray.get(asked)
+        except errors.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, OtherSource):
+                told = f"node {cause} runs another Baton, Python or numpy than this one: install the same there"
+                raise UsageError(f"--on ray: {told}") from None
+            raise
+        except errors.RayError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            told = (
+                f"Ray gave a task up, after {RETRIES} more tries where its process died: {lines[0] if lines else error}"
+            )
+            raise UsageError(f"--on ray: {told}") from None
+        finally:
+            self._open.discard(asked)
+
+    def cancel(self, asked: Any, *, force: bool = False) -> bool:
+        """Ray does not say whether it had begun: it is forgotten, and ended where it has not."""
+        with contextlib.suppress(Exception):  # it may be over, or the cluster gone
+            self._ray.cancel(asked, force=force)
+        self._open.discard(asked)
+        return True
+
+    def close(self, *, at_once: bool = False) -> None:
+        """As `Fanout.close`. The cluster stays."""
+        for asked in tuple(self._open):
+            self.cancel(asked, force=at_once)
+        self._others_words.close()
+
+
+class _RayTask(Generic[T]):
+    """One task there."""
+
+    def __init__(self, owner: RayCluster, asked: Any) -> None:
+        self._owner: Final = owner
+        self._asked: Final = asked
+
+    def result(self) -> T:
+        """As `Pending.result`."""
+        found: T = self._owner.fetched(self._asked)
+        return found
+
+    def cancel(self) -> bool:
+        """As `Pending.cancel`."""
+        return self._owner.cancel(self._asked)
+
+
+def _connected(on: str) -> Any:
+    if on != "ray" and not on.startswith("ray://"):
+        raise UsageError(f"--on {on}: write ray (the cluster that this machine is part of) or ray://HOST:PORT")
+    try:
+        import ray
+    except ImportError:
+        raise UsageError(f"--on {on}: Ray is not installed here: pip install 'baton-serve[ray]'") from None
+    if ray.is_initialized():
+        return ray
+    try:
+        ray.init(
+            address="auto" if on == "ray" else on,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        told = lines[0] if lines else type(error).__name__
+        raise UsageError(f"--on {on}: no Ray cluster there ({told}): start one with `ray start --head`") from None
+    return ray

@@ -1,0 +1,87 @@
+"""The cluster file that runs a plan: the user's own, with the planned pools. `baton plan --out`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from baton.planning import Answer, Task
+from cluster.errors import UsageError
+from costs.hardware import find_gpu
+
+BUDGET = "max-num-batched-tokens"
+
+
+def text_of(given: str, task: Task, best: Answer) -> str:
+    """The file's text.
+
+    Args:
+        given: text of the user's file.
+        task: what was planned for.
+        best: the plan.
+    """
+    import yaml
+
+    tree = yaml.safe_load(given)
+    for each in tree["models"]:
+        if each["name"] == task.model.name:
+            each["pools"] = pools_of(best, each.get("pools") or {})
+    hardware = dict(tree.get("hardware") or {})
+    known = {gpu.name for name in hardware if (gpu := find_gpu(name)) is not None}
+    for kind in best.arrangement:
+        if kind.gpu.name not in known:
+            hardware.setdefault(kind.gpu.name, {})
+    tree["hardware"] = hardware
+    heading = f"# Planned by `baton plan` for {len(task.arrivals):,} requests: {best}\n"
+    if any(kind.power_cap < 1 for kind in best.arrangement):
+        heading += "# `power_cap_w` is what the plan counts on: set it on the machines (nvidia-smi --power-limit).\n"
+    return heading + str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+
+
+def pools_of(answer: Answer, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The `pools` of a cluster file; what the file says of a role beside what was planned is kept.
+
+    The first kind of a role is its pool, each further one is named under `extra`.
+    """
+    pools: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for kind, count in zip(answer.arrangement, answer.counts, strict=True):
+        role = kind.role.value
+        kept = dict(given.get(role) or {})
+        args = {name: value for name, value in (kept.get("engine_args") or {}).items() if _plain(name) != BUDGET}
+        if kind.batched_tokens is not None:
+            args[BUDGET] = kind.batched_tokens
+        kept.pop("power_cap_w", None)
+        kept.update({"min": count, "max": count, "start": count, "gpu": kind.gpu.name, "shape": {"tp": kind.tp}})
+        kept.pop("engine_args", None)
+        if args:
+            kept["engine_args"] = args
+        if kind.power_cap < 1:
+            kept["power_cap_w"] = kind.power_cap_w
+        if role in pools:
+            extra[f"{role}-{_slug(kind.gpu.name)}"] = {"role": role, **kept}
+        else:
+            pools[role] = kept
+    return {**pools, **({"extra": extra} if extra else {})}
+
+
+def _plain(flag: str) -> str:
+    return flag.replace("_", "-")
+
+
+def _slug(name: str) -> str:
+    return "".join(char if char.isalnum() else "-" for char in name.lower())
+
+
+def write(path: Path, text: str) -> None:
+    """To a file that is not there yet.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        with path.open("x") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror or error}") from None

@@ -1,0 +1,212 @@
+"""`baton plan --html` and `--plot`: one page that loads nothing, and a picture of what was tried."""
+
+from __future__ import annotations
+
+import base64
+import html
+import importlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from baton import __version__
+from baton.plan_steps import Step
+from baton.plan_view import cost_line, doubts, figures, headline, step_rows
+from baton.planning import Outcome, Point, Task, counted, price_per_hour
+from cluster.errors import UsageError
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
+h1 { font-size: 1.3rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .8rem .2rem 0; text-align: left; border-bottom: 1px solid #e4e4e4; vertical-align: top; }
+th { color: #666; font-weight: normal; }
+.faint { color: #666; }
+img { max-width: 100%; height: auto; }
+"""
+
+TRIED_MAX = 200
+"""Rows of the table of tried fleets: the cheapest that hold, and the dearest that do not, come first."""
+
+
+def picture(outcome: Outcome, task: Task, kind: str = "svg") -> bytes:
+    """Price against attainment and against the first token, every fleet that was tried on the whole load.
+
+    Args:
+        outcome: what was tried.
+        task: what was promised.
+        kind: `svg`, `png` or `pdf`.
+    """
+    matplotlib = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    with matplotlib.rc_context({"svg.hashsalt": "baton", "font.size": 9}):
+        figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+        _attainments(left, outcome, task)
+        _first_tokens(right, outcome, task)
+        figure.tight_layout()
+        written = io.BytesIO()
+        figure.savefig(written, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)
+        pyplot.close(figure)
+    return written.getvalue()
+
+
+def _attainments(axes: Any, outcome: Outcome, task: Task) -> None:
+    for told, colour, mark, chosen in (
+        ("holds", "tab:green", "o", [each for each in outcome.points if each.holds]),
+        ("does not hold", "tab:red", "x", [each for each in outcome.points if not each.holds and each.whole]),
+        ("does not hold: ended early, at most", "0.6", "v", [each for each in outcome.points if not each.whole]),
+    ):
+        if chosen:
+            shares = [each.attained * 100 for each in chosen]
+            axes.scatter(list(map(_price, chosen)), shares, c=colour, marker=mark, s=22, label=told, zorder=3)
+    front = _front(outcome.points)
+    if len(front) > 1:
+        prices, shares = [price for price, _ in front], [share * 100 for _, share in front]
+        axes.step(prices, shares, where="post", color="tab:green", linewidth=0.8, label="most for the price")
+    _best(axes, outcome, lambda best: min(each.share for each in best.seen.classes.values()) * 100)
+    for name, goal in task.goals.items():
+        axes.axhline(goal.attainment * 100, color="0.4", linewidth=0.8, linestyle="--")
+        axes.annotate(f"promised to {name}", (0.01, goal.attainment * 100), xycoords=("axes fraction", "data"), size=7)
+    axes.set(xlabel="price of the fleet, per hour", ylabel="attainment of the class worst off, %")
+    _legend(axes, outcome)
+
+
+def _front(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """Price and attainment of the fleets for whose price no other attains more (Pareto's front), cheapest first."""
+    front: list[tuple[float, float]] = []
+    for price, share in sorted((_price(each), each.attained) for each in points if each.whole):
+        if not front or share > front[-1][1]:
+            front.append((price, share))
+    return front
+
+
+def _first_tokens(axes: Any, outcome: Outcome, task: Task) -> None:
+    known = [each for each in outcome.points if each.ttft_p95_ms is not None]
+    for told, colour, mark, holds in (("holds", "tab:green", "o", True), ("does not hold", "tab:red", "x", False)):
+        chosen = [each for each in known if each.holds is holds]
+        if chosen:
+            firsts = [each.ttft_p95_ms for each in chosen]
+            axes.scatter(list(map(_price, chosen)), firsts, c=colour, marker=mark, s=22, label=told, zorder=3)
+    _best(axes, outcome, lambda best: best.seen.ttft_p95_ms or 0.0)
+    for name, goal in task.goals.items():
+        first = goal.targets.ttft_ms
+        if first is not None:
+            axes.axhline(first, color="0.4", linewidth=0.8, linestyle="--")
+            axes.annotate(f"promised to {name}", (0.01, first), xycoords=("axes fraction", "data"), size=7)
+    axes.set(xlabel="price of the fleet, per hour", ylabel="TTFT of served requests, p95, ms", yscale="log")
+    _legend(axes, outcome)
+
+
+def _best(axes: Any, outcome: Outcome, value: Any) -> None:
+    best = outcome.best
+    if best is not None:
+        at = (best.price_per_hour, value(best))
+        axes.scatter([at[0]], [at[1]], s=120, facecolors="none", edgecolors="black", label="the plan", zorder=4)
+
+
+def _legend(axes: Any, outcome: Outcome) -> None:
+    if outcome.points:
+        axes.legend(fontsize=7)
+    else:
+        axes.text(0.5, 0.5, "no fleet was tried", ha="center", transform=axes.transAxes)
+
+
+def _price(point: Point) -> float:
+    return price_per_hour(point.arrangement, point.counts)
+
+
+def page(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> str:
+    """The whole page."""
+    parts = [f"<p>{html.escape(_asked(task))}</p>"]
+    if outcome.best is not None:
+        bound = [("nearest bound", outcome.scarcest)] if outcome.scarcest else []
+        parts.append(_section("The plan", _table((), [("fleet", str(outcome.best)), *figures(outcome.best), *bound])))
+    alt = "Price against attainment and against time to first token, by fleet"
+    parts.append(_section("What was tried on the whole load", _image(alt, picture(outcome, task))))
+    if steps:
+        columns = ("promise", "cheapest fleet found for it", "price")
+        parts.append(
+            _section("What the next step of the promise would take", _table(columns, step_rows(outcome, steps)))
+        )
+    parts += [_section(f"Another way: {other}", _table((), figures(other))) for other in outcome.others]
+    parts.append(_section("What this rests on", "".join(f"<p>{html.escape(each)}</p>" for each in doubts(outcome))))
+    parts.append(_section("Fleets that were tried", _table(_COLUMNS, _tried(outcome))))
+    parts.append(f'<p class="faint">{html.escape(cost_line(outcome, task, took_s))}</p>')
+    return _page(headline(outcome, task), parts)
+
+
+_COLUMNS = ("fleet", "price an hour", "attainment", "TTFT p95, ms", "so it")
+
+
+def _tried(outcome: Outcome) -> list[tuple[str, ...]]:
+    ordered = sorted(outcome.points, key=lambda each: (not each.holds, _price(each) if each.holds else -_price(each)))
+    return [
+        (
+            counted(each.arrangement, each.counts),
+            f"{_price(each):,.2f}",
+            f"{'' if each.whole else 'at most '}{each.attained:.2%}",
+            "–" if each.ttft_p95_ms is None else f"{each.ttft_p95_ms:,.0f}",
+            "holds" if each.holds else "does not hold" if each.whole else "does not hold, ended early",
+        )
+        for each in ordered[:TRIED_MAX]
+    ]
+
+
+def _asked(task: Task) -> str:
+    promises = "; ".join(
+        f"{name}: "
+        + ", ".join(
+            f"{target.upper()} {getattr(goal.targets, target + '_ms'):g} ms"
+            for target in ("ttft", "tt2t", "tpot", "e2e")
+            if getattr(goal.targets, target + "_ms") is not None
+        )
+        + f" for {goal.attainment:.4g} of its requests"
+        for name, goal in task.goals.items()
+    )
+    lost = ", also with any one instance lost" if task.survive else ""
+    return f"{task.model.api_name}, {len(task.arrivals):,} requests. Promised to {promises}{lost}."
+
+
+def write(path: Path, content: str | bytes, flag: str) -> None:
+    """To a file that is not there yet.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        with path.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror or error}") from None
+
+
+def _page(title: str, parts: Sequence[str]) -> str:
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    name = html.escape(title)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta name="viewport" content="width=device-width">\n<title>{name}</title>\n<style>{STYLE}</style>\n</head>\n'
+        f"<body>\n<h1>{name}</h1>\n" + "\n".join(each for each in parts if each) + "\n"
+        f'<p class="faint">baton plan {html.escape(__version__)}. Simulated; prices are those of the cluster file, or '
+        "of costs/hardware.py where it names none.</p>\n</body>\n</html>\n"
+    )
+
+
+def _section(title: str, inside: str) -> str:
+    return f"<h2>{html.escape(title)}</h2>\n{inside}" if inside else ""
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    head = "<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in columns) + "</tr>\n" if columns else ""
+    lines = ("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>\n{head}" + "\n".join(lines) + "\n</table>"
+
+
+def _image(alt: str, svg: bytes) -> str:
+    """As an image of its own: nothing in it can run."""
+    return f'<img alt="{html.escape(alt)}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}">'

@@ -1,0 +1,113 @@
+"""What the next step of a promise would take: a tighter first token, one more nine, more load. For `baton plan`.
+
+Each step is planned anew on the arrangements that were best for the promise as it is; what failed that one, fails a
+stricter one, so that only dearer fleets are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from baton.planning import Answer, Planner, Searched, Task, Tell
+from goodput.candidates import Arrangement
+from goodput.search import Trial
+from loadgen.shaping import denser
+from sim.evaluate import Goal
+
+TIGHTER = 0.75
+"""A first token is promised in so much of its time."""
+
+MORE = 1.25
+"""So many times the requests."""
+
+ARRANGEMENTS_MAX = 12
+EFFORT_SHARE = 0.15
+"""Of the plan's effort, for each step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step, and what it takes."""
+
+    name: str
+    asks: str
+    """For people: what is promised then."""
+    answer: Answer | None = None
+    because: str = ""
+    """Without an answer: what makes it impossible, or that none was found."""
+
+
+def steps(task: Task) -> Iterator[tuple[str, str, Task, bool]]:
+    """Name, what is asked, the task, and whether it is stricter on the same load."""
+    goals = task.goals
+    firsts = {name: goal.targets.ttft_ms for name, goal in goals.items() if goal.targets.ttft_ms is not None}
+    if firsts:
+        told = ", ".join(f"{name} {ms * TIGHTER:g} ms" for name, ms in firsts.items())
+        tighter = {name: _tighter(goal) for name, goal in goals.items()}
+        yield "tighter TTFT", f"TTFT {1 - TIGHTER:.0%} tighter ({told})", replace(task, goals=tighter), True
+    if any(goal.attainment < 1 for goal in goals.values()):
+        nines = {name: replace(goal, attainment=1 - (1 - goal.attainment) / 10) for name, goal in goals.items()}
+        told = ", ".join(f"{name} {goal.attainment * 100:.6g} %" for name, goal in nines.items())
+        yield "one more nine", f"one more nine of attainment ({told})", replace(task, goals=nines), True
+    more = tuple(denser(task.arrivals, MORE, np.random.default_rng(0)))
+    yield "more load", f"{MORE:g} × the load ({len(more):,} requests)", replace(task, arrivals=more), False
+
+
+def _tighter(goal: Goal) -> Goal:
+    first = goal.targets.ttft_ms
+    if first is None:
+        return goal
+    return replace(
+        goal,
+        targets=msgspec.structs.replace(goal.targets, ttft_ms=first * TIGHTER),
+        promise=replace(goal.promise, ttft_ms=goal.promise.ttft_ms * TIGHTER),
+    )
+
+
+def next_steps(
+    task: Task, last: Searched, progress: Tell, *, on: str | None = None, processes: int | None = None
+) -> Iterator[Step]:
+    """Plan each step; nothing where there is no plan to begin with, or the user has stopped it."""
+    if last.found.best is None:
+        return
+    likely = _likely(last)
+    for name, asks, harder, stricter in steps(task):
+        searched = Searched(Planner(harder, likely))
+        searched.found.scales.update(last.found.scales)
+        failed = [each for each in last.found.failed if each.space.kinds] if stricter else []
+        if searched.planner.spaces:
+            searched.run(
+                progress, effort=task.effort * EFFORT_SHARE, on=on, processes=processes, failed=_cheapest_first(failed)
+            )
+        best = searched.found.best
+        yield Step(
+            name=name,
+            asks=asks,
+            answer=None if best is None else searched.answer(best),
+            because="" if best is not None else _why(searched),
+        )
+        if searched.stopped:
+            return
+
+
+def _why(searched: Searched) -> str:
+    if searched.planner.spaces and not searched.found.proven:
+        return f"none found among {searched.found.trials} fleets that were tried"
+    because = searched.planner.why_not()
+    return because if searched.planner.spaces else f"impossible: {because}"
+
+
+def _likely(last: Searched) -> list[Arrangement]:
+    """Arrangements of the fleets that held, cheapest first; the best one's is among them."""
+    best = last.found.best
+    held = sorted(last.found.held, key=lambda trial: trial.price)
+    names = dict.fromkeys(trial.space.name for trial in ([best] if best is not None else []) + held)
+    return [last.planner.arrangements[name] for name in list(names)[:ARRANGEMENTS_MAX]]
+
+
+def _cheapest_first(failed: list[Trial]) -> list[Trial]:
+    return sorted(failed, key=lambda trial: -trial.price)

@@ -1,0 +1,104 @@
+"""`--workload FILE`: several classes of requests at once, each with its own rate and lengths, as one load.
+
+    duration_s: 600
+    parts:
+      interactive: {rate: 6, arrivals: gamma, cv: 2, input_tokens: "lognormal:p50=900,p90=4000", output_tokens: 200}
+      batch: {rate: 0.5, input_tokens: 8000, output_tokens: "uniform:200-800", prefix_tokens: 2000, prefix_groups: 4}
+
+A part is named after its SLO class; its settings are the flags of `baton load` that make load up.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baton.load_arrivals import ARRIVALS_MAX, lengths_from
+from cluster.errors import UsageError
+from loadgen import arrivals as processes
+from loadgen.arrival import Arrival
+from loadgen.lengths import Lengths
+from loadgen.made import made
+from loadgen.shaping import window
+
+KEYS = ("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens", "prefix_groups", "class")
+DURATION_S = 300.0
+PROCESSES: Mapping[str, Callable[[float, float, np.random.Generator], Iterator[float]]] = {
+    "poisson": lambda rate, _, rng: processes.poisson(rate, rng),
+    "constant": lambda rate, _, __: processes.constant(rate),
+    "gamma": processes.gamma,
+    "weibull": processes.weibull,
+}
+
+
+def workload(path: Path, seed: int) -> list[Arrival]:
+    """All requests of a workload file, in the order of time.
+
+    Raises:
+        UsageError: the file cannot be read, or says what cannot be made; names the part and the field.
+    """
+    import yaml
+
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--workload {path}: {getattr(error, 'strerror', None) or error}") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"--workload {path}: not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict) or not isinstance(tree.get("parts"), dict) or not tree["parts"]:
+        raise UsageError(f"--workload {path}: write `parts: {{CLASS: {{rate: 5, input_tokens: 1000}}}}`")
+    for name in tree:
+        if name not in {"parts", "duration_s", "seed"}:
+            raise UsageError(f"--workload {path}: {name}: unknown; there is duration_s, seed, parts")
+    duration_s = _number(path, "duration_s", tree.get("duration_s", DURATION_S))
+    rng = np.random.default_rng(int(tree.get("seed", seed)))
+    streams = [_part(path, name, part, duration_s, rng.spawn(1)[0]) for name, part in tree["parts"].items()]
+    return list(heapq.merge(*streams, key=lambda each: each.at_s))
+
+
+def _part(path: Path, name: str, part: Any, duration_s: float, rng: np.random.Generator) -> list[Arrival]:
+    where = f"--workload {path}: parts.{name}"
+    if not isinstance(part, Mapping):
+        raise UsageError(f"{where}: must be a mapping, like {{rate: 5, input_tokens: 1000}}")
+    for key in part:
+        if key not in KEYS:
+            raise UsageError(f"{where}.{key}: unknown; there is {', '.join(KEYS)}")
+    rate = _number(path, f"parts.{name}.rate", part.get("rate", 1.0))
+    if rate * duration_s > ARRIVALS_MAX:
+        raise UsageError(f"{where}.rate {rate:g}: more than {ARRIVALS_MAX:,} requests in {duration_s:g} s")
+    kind = str(part.get("arrivals", "poisson"))
+    if kind not in PROCESSES:
+        raise UsageError(f"{where}.arrivals {kind}: there is {', '.join(PROCESSES)}")
+    cv = _number(path, f"parts.{name}.cv", part.get("cv", 2.0))
+    if kind == "weibull" and cv > processes.CV_MAX:
+        raise UsageError(f"{where}.cv {cv:g}: weibull takes up to {processes.CV_MAX:g}; `arrivals: gamma` takes more")
+    prefix = part.get("prefix_tokens", 0), part.get("prefix_groups", 1)
+    if not all(isinstance(each, int) and each >= least for each, least in zip(prefix, (0, 1), strict=True)):
+        raise UsageError(f"{where}: prefix_tokens and prefix_groups are whole numbers, of 0 and 1 at least")
+    found = made(
+        PROCESSES[kind](rate, cv, rng),
+        _lengths(where, "input_tokens", part.get("input_tokens", 512)),
+        _lengths(where, "output_tokens", part.get("output_tokens", 128)),
+        rng.spawn(1)[0],
+        prefix_tokens=prefix[0],
+        prefix_groups=prefix[1],
+        slo_class=str(part.get("class", name)),
+    )
+    return list(window(found, 0.0, duration_s))
+
+
+def _lengths(where: str, name: str, value: Any) -> Lengths:
+    try:
+        return lengths_from(str(value), f"--{name.replace('_', '-')}")
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _number(path: Path, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise UsageError(f"--workload {path}: {name} is {value!r}: must be a number above 0")
+    return float(value)

@@ -1,0 +1,258 @@
+"""`baton plan` as its users meet it: objectives, power, several classes, survivors, reports, bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton import planning
+from baton.cli import main
+from baton.plan_file import pools_of
+from baton.planning import Answer
+from cluster.instance import Role
+from cluster.spec import instances, parse
+from costs.hardware import gpu_named
+from goodput.candidates import Kind
+from sim.evaluate import Evaluation
+
+FILE = """
+models:
+  - name: meta-llama/Llama-3.1-8B
+    pools: {both: {env: {A: b}, engine_args: {max_num_batched_tokens: 512, max-num-seqs: 64}}}
+slo:
+  interactive: {ttft_ms: 600, tpot_ms: 60, attainment: 0.9}
+hardware:
+  L40S: {count: 3, price_per_hour: 1.0, power_w: 300}
+  L4: {count: 3, price_per_hour: 0.4}
+"""
+LOAD = ["--rate", "4", "--requests", "60", "--input-tokens", "1500", "--output-tokens", "60", "--processes", "1"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "baton.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    assert main(["plan", *words, "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+class Resources(HTMLParser):
+    """What a page would load, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [value or "" for name, value in attrs if name in {"src", "href", "srcset", "action"}]
+        assert tag not in {"script", "iframe", "link", "object"}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_holds_everything_and_loads_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = file.parent / "plan.html"
+    found = planned(capsys, str(file), *LOAD, "--html", str(page))
+    read = Resources()
+    read.feed(page.read_text())
+    assert read.loads
+    assert all(each.startswith("data:") for each in read.loads)
+    for told in (found["best"]["fleet"], "price an hour", "interactive", "J an output token"):
+        assert told in read.text
+    assert len(found["next_steps"]) == 3
+    assert all(each["best"] or each["because"] for each in found["next_steps"])
+    assert found["search"]["requests_simulated"] > 0
+    assert found["limit"]
+
+
+def test_the_figures_belong_together(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = planned(capsys, str(file), *LOAD, "--no-steps")["best"]
+    seconds = 3600 * sum(best["gpu_hours"].values()) / best["gpus"]
+    assert best["mean_power_w"] * seconds / 3.6e6 == pytest.approx(best["kwh"], rel=0.05)
+    assert best["joules_per_output_token"] == pytest.approx(best["kwh"] * 3.6e6 / (60 * 60), rel=0.05)
+    each = best["attainment"]["interactive"]
+    assert each["low"] < each["share"] <= each["high"]
+    watts = {"L40S": 300, "L4": 72}
+    most = sum(watts[pool["gpu"]] * pool["instances"] * pool["tp"] for pool in best["pools"])
+    assert best["power_w_max"] <= most
+
+
+def test_energy_as_the_objective_takes_no_more_of_it_than_the_cheapest(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = (*LOAD, "--no-steps", "--effort", "3000", "--gpus", "L40S=2,L4=1")
+    cheap = planned(capsys, str(file), *few)["best"]
+    saving = planned(capsys, str(file), *few, "--objective", "energy")["best"]
+    assert saving["joules_per_output_token"] <= cheap["joules_per_output_token"] * (1 + 0.01)
+    assert saving["holds"]
+
+
+def test_a_power_budget_is_kept_with_caps(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    free = planned(capsys, str(file), *LOAD, "--no-steps", "--gpus", "L40S=3")["best"]
+    watts = free["power_w_max"] * 0.8
+    found = planned(capsys, str(file), *LOAD, "--no-steps", "--gpus", "L40S=3", "--power-w", f"{watts}")["best"]
+    assert found["power_w_max"] <= watts
+    assert any(pool["power_cap_w"] for pool in found["pools"])
+
+
+def test_a_fleet_that_survives_has_one_more_than_it_needs(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = planned(capsys, str(file), *LOAD, "--no-steps", "--gpus", "L40S=3")["best"]
+    safe = planned(capsys, str(file), *LOAD, "--no-steps", "--gpus", "L40S=3", "--survive", "1")["best"]
+    assert sum(pool["instances"] for pool in safe["pools"]) >= 2
+    assert safe["price_per_hour"] > alone["price_per_hour"]
+
+
+WORKLOAD = """
+duration_s: 15
+parts:
+  interactive: {rate: 3, input_tokens: "lognormal:p50=500,p90=1500", output_tokens: 40}
+  batch: {rate: 0.5, arrivals: gamma, cv: 2, input_tokens: 3000, output_tokens: "uniform:50-100"}
+"""
+
+
+def test_a_workload_has_several_classes_at_once(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(FILE.replace("hardware:", "  batch: {ttft_ms: 20000, attainment: 0.8}\nhardware:"))
+    load = file.parent / "workload.yaml"
+    load.write_text(WORKLOAD)
+    found = planned(capsys, str(file), "--workload", str(load), "--no-steps", "--processes", "1")
+    seen = found["best"]["attainment"]
+    assert set(seen) == {"interactive", "batch"}
+    assert sum(each["requests"] for each in seen.values()) == found["requests"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("parts: {interactive: {rate: 0}}", "parts.interactive.rate is 0: must be a number above 0"),
+        ("parts: {interactive: {rat: 3}}", "parts.interactive.rat: unknown; there is rate"),
+        ("parts: {interactive: {arrivals: x}}", "parts.interactive.arrivals x: there is poisson"),
+        ("parts: {interactive: {input_tokens: soon}}", "parts.interactive: --input-tokens"),
+        ("parts: {interactive: {prefix_tokens: -1}}", "prefix_tokens and prefix_groups are whole numbers"),
+        ("parts: {gold: {rate: 3}}", "requests of class gold; "),
+        ("duration_s: -1\nparts: {interactive: {}}", "duration_s is -1"),
+        ("parts: [", "not YAML"),
+        ("parts: {}", "write `parts:"),
+        ("durations: 3\nparts: {interactive: {}}", "durations: unknown"),
+        ("parts: {interactive: {rate: 0.0000001}}", "the load holds no request"),
+    ],
+)
+def test_a_wrong_workload_is_one_line(text: str, told: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = file.parent / "workload.yaml"
+    load.write_text(text)
+    assert main(["plan", str(file), "--workload", str(load)]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--workload", "a", "--trace", "b"], 2, "give one of them"),
+        (["--out", "{}/baton.yaml"], 2, "there is such a file; name another"),
+        (["--html", "{}/none/x.html"], 2, "there is no folder"),
+        (["--plot", "{}/x.gif"], 2, "name it .png, .svg, .pdf"),
+        (["--gpus", "L9=1"], 2, "Nothing is known about the GPU 'L9'"),
+        (["--gpus", "L4=0"], 1, "no plan: the model fits on none of these GPUs"),
+        (["--power-w", "40"], 1, "no plan: "),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_simulated(
+    words: list[str], code: int, told: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [each.replace("{}", str(file.parent)) for each in words]
+    assert main(["plan", str(file), *([] if "--trace" in words else LOAD), *words]) == code
+    said = capsys.readouterr()
+    assert told in said.out + said.err
+    assert file.read_text() == FILE
+
+
+def test_a_promise_below_the_roofline_is_wrong_input_and_an_impossible_one_is_not(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(FILE.replace("tpot_ms: 60", "tpot_ms: 2"))
+    assert main(["plan", str(file), *LOAD]) == 2
+    assert "slo.interactive.tpot_ms 2 is below the roofline" in capsys.readouterr().err
+    file.write_text(FILE.replace("ttft_ms: 600", "ttft_ms: 60"))
+    assert main(["plan", str(file), *LOAD]) == 1
+    assert re.search(r"no plan: TTFT 60 ms: 100\.0% of the requests take longer alone", capsys.readouterr().out)
+
+
+def test_strict_refuses_what_is_doubtful(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = file.parent / "trace.jsonl"
+    trace.write_text('{"at_s": 0, "input_tokens": 100, "output_tokens": 10}\n{"at_s": "x"}\n')
+    words = ["plan", str(file), "--trace", str(trace), "--no-steps", "--processes", "1"]
+    assert main([*words, "--strict"]) == 1
+    assert "line 2" in capsys.readouterr().err
+    assert main(words) == 0, "one bad row stops no plan"
+    assert "line 2" in capsys.readouterr().err
+
+
+def test_one_request_is_a_load(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = file.parent / "one.html"
+    words = [*LOAD[:2], "--requests", "1", *LOAD[4:], "--html", str(page)]
+    found = planned(capsys, str(file), *words)
+    assert found["best"]["attainment"]["interactive"]["low"] < 0.3, "one request says little"
+    assert "data:image/svg" in page.read_text()
+
+
+def test_without_a_plan_there_is_a_report_and_no_cluster_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, out = file.parent / "none.html", file.parent / "none.yaml"
+    planned(capsys, str(file), *LOAD, "--power-w", "40", "--html", str(page), "--out", str(out), code=1)
+    assert "no plan: " in page.read_text()
+    assert not out.exists()
+
+
+def test_ctrl_c_gives_the_best_so_far(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned = planning.Planner.verdict
+
+    def verdict(self: planning.Planner, seen: Any) -> Any:
+        if held:
+            raise KeyboardInterrupt
+        if seen.holds:
+            held.append(seen)
+        return learned(self, seen)
+
+    held: list[Any] = []
+    monkeypatch.setattr(planning.Planner, "verdict", verdict)
+    found = planned(capsys, str(file), *LOAD)
+    assert found["stopped"]
+    assert not found["proven"]
+    assert found["best"]["holds"]
+
+
+def test_several_types_of_one_role_are_pools_that_lint_and_up_understand(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = [
+        Kind(role=Role.BOTH, gpu=gpu_named("L40S"), batched_tokens=2048, power_cap=0.75),
+        Kind(role=Role.BOTH, gpu=gpu_named("L4"), tp=2, batched_tokens=2048),
+    ]
+    seen = Evaluation(classes={}, seconds=1, gpu_seconds={}, energy_j=0, output_tokens=0, prompt_tokens=0)
+    answer = Answer(arrangement=tuple(kinds), counts=(2, 1), seen=seen)
+    pools = pools_of(answer, {"both": {"env": {"A": "b"}, "engine_args": {"max_num_batched_tokens": 512}}})
+    text = json.dumps({"models": [{"name": "m", "pools": pools}], "hardware": {"L40S": {}, "L4": {}}})
+    parsed = parse(text, "planned.yaml")
+    assert not parsed.problems
+    listed = instances(parsed.usable())
+    assert [(str(each.name), each.gpu, each.gpus, each.power_cap_w) for each in listed] == [
+        ("both-0", "L40S", 1, 262.5),
+        ("both-1", "L40S", 1, 262.5),
+        ("both-l4-0", "L4", 2, None),
+    ]
+    assert all(each.env == {"A": "b"} for each in listed)
+    assert all("2048" in each.vllm_args for each in listed)
