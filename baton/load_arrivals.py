@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from cluster.errors import UsageError
 from loadgen import arrivals as processes
@@ -34,12 +35,31 @@ class Planned:
 
     arrivals: list[Arrival]
     bad: tuple[str, ...] = ()
-    """Rows that --skip-bad left out."""
+    """Rows of the trace that were left out."""
     notes: tuple[str, ...] = ()
+    count: int | None = None
+    lasts_s: float | None = None
+    """Of conversations, whose requests are not known beforehand: how many, or how long."""
+
+    @property
+    def planned(self) -> int | None:
+        """How many requests; None where only time ends them."""
+        return self.count if self.count or self.lasts_s else len(self.arrivals)
+
+    @property
+    def span_s(self) -> float:
+        """When the last request is to be sent, as far as known."""
+        if self.lasts_s is not None:
+            return self.lasts_s
+        return self.arrivals[-1].at_s if self.arrivals else math.inf if self.count else 0.0
 
 
-def planned(args: argparse.Namespace) -> Planned:
-    """What the flags ask for. UsageError where they contradict each other or a trace has bad rows."""
+def planned(args: argparse.Namespace, *, strict: bool = False) -> Planned:
+    """What the flags ask for. Rows of a trace that cannot be read are left out and listed.
+
+    Raises:
+        UsageError: flags contradict each other, no row can be read, or with `strict` one cannot.
+    """
     rng = np.random.default_rng(args.seed)
     if args.trace is None:
         return Planned(_made(args, rng))
@@ -51,12 +71,59 @@ def planned(args: argparse.Namespace) -> Planned:
             )
     bad: list[str] = []
     notes: list[str] = []
-    found: Iterable[Arrival] = _strict(_rows(Path(args.trace), args, rng, notes), args, bad)
+    found: Iterable[Arrival] = _good(_rows(Path(args.trace), args, rng, notes), args, bad, strict=strict)
     if args.format != "servegen" and args.from_s:
         found = window(found, args.from_s)
     if args.rate_scale != 1:
         found = denser(found, args.rate_scale, rng.spawn(1)[0])
-    return Planned(_shaped(found, args), tuple(bad), tuple(notes))
+    arrivals = _shaped(found, args)
+    if bad and not arrivals:
+        raise UsageError(
+            f"{args.trace}: no row can be sent: {bad[0]}" + (f", and {len(bad) - 1} more" * (len(bad) > 1))
+        )
+    if bad:
+        notes.append(f"{len(bad)} bad rows of the trace were left out; the first: {bad[0]}")
+    return Planned(arrivals, tuple(bad), tuple(notes))
+
+
+class Loads:
+    """Loads of one kind, each drawn anew, for `--find-goodput`. One load has the same requests at any rate."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self.notes: tuple[str, ...] = ()
+        self._trace: list[Arrival] = []
+        if args.trace is not None:
+            whole = planned(args, strict=args.strict)
+            self._trace, self.notes = whole.arrivals, whole.notes
+            if len(self._trace) < 2 or self._trace[-1].at_s <= self._trace[0].at_s:
+                raise UsageError(f"{args.trace}: a rate needs two requests at different moments")
+
+    def load(self, number: int, requests: int, rate: float) -> list[Arrival]:
+        """Load `number` of so many requests, at this mean rate: made up, or a stretch of the trace begun by lot."""
+        rng = np.random.default_rng([self._args.seed, number])
+        found = self._stretch(requests, rng) if self._trace else self._made(requests, rng)
+        mean = (len(found) - 1) / span_s if (span_s := found[-1].at_s - found[0].at_s) > 0 else 1.0
+        return list(faster(window(found, found[0].at_s), rate / mean)) if len(found) > 1 else found
+
+    def _made(self, requests: int, rng: np.random.Generator) -> list[Arrival]:
+        args = argparse.Namespace(**{**vars(self._args), "rate": 1.0})
+        return list(islice(_drawn(args, rng), requests))
+
+    def _stretch(self, requests: int, rng: np.random.Generator) -> list[Arrival]:
+        """Consecutive requests of the trace; a shorter trace is gone through more than once."""
+        trace = self._trace
+        lap_s = (trace[-1].at_s - trace[0].at_s) * len(trace) / (len(trace) - 1)
+        begin = int(rng.integers(len(trace)))
+        laps = ((at // len(trace), trace[at % len(trace)]) for at in range(begin, begin + requests))
+        return [replace(each, at_s=each.at_s + lap * lap_s) for lap, each in laps]
+
+
+def loads_of(args: argparse.Namespace) -> Loads:
+    """The loads that the flags ask for. UsageError as `planned`."""
+    loads = Loads(args)
+    loads.load(0, 2, 1.0)  # what is wrong with a flag is said before anything is sent
+    return loads
 
 
 def lengths_from(text: str, flag: str) -> lengths.Lengths:
@@ -82,21 +149,25 @@ def _made(args: argparse.Namespace, rng: np.random.Generator) -> list[Arrival]:
     for name in ("format", "tick_ms", "from_s"):
         if getattr(args, name) not in {None, 0.0} or (name == "tick_ms" and args.tick_ms is not None):
             raise UsageError(f"--{name.replace('_', '-')} tells how to read a --trace, and there is none")
-    times = _times(args, rng)
+    found: Iterable[Arrival] = _drawn(args, rng)
+    if args.requests is None and args.duration_s is None:
+        args.requests = REQUESTS
+    if args.rate_scale != 1:
+        found = denser(found, args.rate_scale, rng.spawn(1)[0])
+    return _shaped(found, args)
+
+
+def _drawn(args: argparse.Namespace, rng: np.random.Generator) -> Iterator[Arrival]:
+    """Made-up requests without an end."""
     prefix = args.prefix_tokens or 0
-    found = made(
-        times,
+    return made(
+        _times(args, rng),
         lengths_from(args.input_tokens or "512", "--input-tokens"),
         lengths_from(args.output_tokens or "128", "--output-tokens"),
         rng.spawn(1)[0],
         prefix_tokens=prefix,
         prefix_groups=args.prefix_groups,
     )
-    if args.requests is None and args.duration_s is None:
-        args.requests = REQUESTS
-    if args.rate_scale != 1:
-        found = denser(found, args.rate_scale, rng.spawn(1)[0])
-    return _shaped(found, args)
 
 
 def _times(args: argparse.Namespace, rng: np.random.Generator) -> Iterator[float]:
@@ -168,15 +239,15 @@ def _opened(path: Path) -> IO[bytes]:
     return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
-def _strict(rows: Iterator[Row], args: argparse.Namespace, bad: list[str]) -> Iterator[Arrival]:
-    """Arrivals alone: the first bad row ends it, or with --skip-bad is noted down."""
+def _good(rows: Iterator[Row], args: argparse.Namespace, bad: list[str], *, strict: bool) -> Iterator[Arrival]:
+    """Arrivals alone: bad rows are noted down, or with `strict` the first one ends it."""
     for row in rows:
         if isinstance(row, Arrival):
             yield row
-        elif args.skip_bad:
-            bad.append(str(row))
+        elif strict:
+            raise UsageError(f"{args.trace}: {row} (without --strict such rows are left out and listed)")
         else:
-            raise UsageError(f"{args.trace}: {row} (--skip-bad leaves such rows out and lists them)")
+            bad.append(str(row))
 
 
 def finite(text: str) -> float:

@@ -1,20 +1,19 @@
-"""What `baton load` shows: progress on stderr, the report as a table, and a picture for those who have matplotlib."""
+"""What `baton load` shows on a terminal: progress on stderr, the report and what a search found on stdout."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
+import math
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Self
 
+from baton.load_found import Goodput
 from baton.output import say
-from cluster.errors import UsageError
-from loadgen.record import Record
 from loadgen.replay import Load
-from loadgen.report import Report, Spread
+from loadgen.report import Report, Spread, Targets
+from loadgen.search import Limit
+from loadgen.stages import Part, Stages
 from loadgen.summary import Summary
 
 PLAIN_EVERY_S = 5.0
@@ -24,7 +23,7 @@ PLAIN_EVERY_S = 5.0
 class Progress:
     """One line that lives on a terminal, or plain lines in a log. On stderr, so that stdout holds the result alone."""
 
-    def __init__(self, planned: int, span_s: float) -> None:
+    def __init__(self, planned: int | None, span_s: float) -> None:
         self._planned, self._span_s = planned, span_s
         self._said_s = 0.0
         self._tokens = self._told_s = 0.0
@@ -54,36 +53,120 @@ class Progress:
         failed = f", {load.failed} failed" if load.failed else ""
         ending = " · stopping, Ctrl-C again to cut" if load.stopped else ""
         rate = load.tokens / load.elapsed_s if load.elapsed_s > 0 else 0.0
+        span = f" of {self._span_s:.0f} s" if math.isfinite(self._span_s) else ""
+        planned = "" if self._planned is None else f"/{self._planned}"
         return (
-            f"{load.elapsed_s:.0f} s of {self._span_s:.0f} s: {load.sent}/{self._planned} sent, {load.open} open, "
+            f"{load.elapsed_s:.0f} s{span}: {load.sent}{planned} sent, {load.open} open, "
             f"{load.done} done{failed}, {rate:,.0f} tokens/s{ending}"
         )
 
 
 def print_report(report: Report) -> None:
     """The report for people."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120  # a file has no edge to fold at
-    for line in _heading(report):
+    console = _console()
+    for line in heading(report):
         console.print(escape(line), soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("milliseconds", "mean", "p50", "p90", "p99", "max", ""):
         table.add_column(column, justify="left" if column in {"milliseconds", ""} else "right")
-    for name, spread, meaning in _rows(report):
-        table.add_row(name, *map(_ms, (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)), meaning)
+    for name, spread, meaning in latency_rows(report):
+        table.add_row(name, *map(in_ms, (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)), meaning)
     console.print(table)
-    for line in _targets(report):
+    for stages in report.stages:
+        _print_stages(console, stages)
+    for line in target_lines(report):
         console.print(escape(line), soft_wrap=True)
     for kind in report.errors:
         said = f": {escape(kind.example)}" if kind.example else ""
         console.print(f"[red]✗[/] {kind.count} × {escape(kind.kind)}{said}", soft_wrap=True)
+    for fault in report.faults:
+        failed = f": could not be done: {fault.error}" if fault.error else ""
+        console.print(f"[red]↯[/] at {fault.done_s:.1f} s: {escape(fault.what + failed)}", soft_wrap=True)
     for note in report.notes:
         console.print(f"[yellow]•[/] {escape(note)}", soft_wrap=True)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120  # a file has no edge to fold at
+    return console
+
+
+SUMS = {"ttft": "first token, in the router", "tt2t": "then to the second token"}
+
+
+def _print_stages(console: Any, stages: Stages) -> None:
+    """One sum of the router's: parts whose means add up."""
+    from rich.table import Table
+
+    title = f"{SUMS[stages.sum]}: {stages.count} {stages.way} requests, ms"
+    console.print(title)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("part")
+    for column in ("mean", "share", "p50", "p90", "p99", "requests"):
+        table.add_column(column, justify="right")
+    for part in (*stages.parts, stages.total):
+        table.add_row(*stage_cells(part, stages))
+    console.print(table)
+
+
+def stage_cells(part: Part, stages: Stages) -> list[str]:
+    """A part's row: name, mean, share of the total, percentiles, requests that have it."""
+    share = f"{part.mean / stages.total.mean:.0%}" if stages.total.mean > 0 else "–"
+    return [part.name, in_ms(part.mean), share, *map(in_ms, (part.p50, part.p90, part.p99)), str(part.count)]
+
+
+def print_goodput(found: Goodput) -> None:
+    """What a search found, for people."""
+    from rich.markup import escape
+
+    console = _console()
+    for line in goodput_lines(found):
+        console.print(escape(line), soft_wrap=True)
+    for note in found.notes:
+        console.print(f"[yellow]•[/] {escape(note)}", soft_wrap=True)
+
+
+def goodput_lines(found: Goodput) -> list[str]:
+    """The result first, then what it is made of."""
+    end = found.finished
+    promise = f"{found.attainment:.4g} of requests within {told_targets(found.targets)}"
+    lines = [f"{_headline(found)} ({promise})"]
+    if end.loads:
+        each = ", ".join(f"{held:.4g}–{failed:.4g}" for held, failed in end.loads)
+        lines.append(f"{len(end.loads)} loads of {end.requests} requests, each between attaining and not: {each}")
+    late = f"; {end.late} of them spoilt by the sender" if end.late else ""
+    lines.append(f"{end.trials} trials{late}; ended: {end.because}")
+    return lines
+
+
+def _headline(found: Goodput) -> str:
+    end = found.finished
+    if end.limit is Limit.SENDER:
+        least = "no rate" if end.at_least is None else f"{end.at_least:.4g} req/s"
+        return f"goodput not found: the sender is the limit; the server attains at {least}, and more could not be sent"
+    if end.limit is Limit.TOP:
+        return f"goodput not found: the server attains at {end.at_least or 0:.4g} req/s, the highest rate allowed"
+    if end.limit is Limit.NEVER:
+        return "goodput 0: the promise is missed at every rate"
+    if end.rate is None:
+        return "goodput not found"
+    known = "" if end.limit is Limit.SERVER else " as far as known"
+    if end.low is None or end.high is None or end.confidence is None:
+        return f"goodput {end.rate:.4g} req/s{known}, without an interval: that needs six loads"
+    return f"goodput {end.rate:.4g} req/s{known}, {end.confidence:.1%} interval {end.low:.4g} to {end.high:.4g}"
+
+
+def told_targets(targets: Targets) -> str:
+    """`TTFT ≤ 500 ms, TPOT ≤ 40 ms`."""
+    named = {name: getattr(targets, name) for name in targets.__struct_fields__}
+    return ", ".join(f"{name.removesuffix('_ms').upper()} ≤ {ms:g} ms" for name, ms in named.items() if ms)
 
 
 def print_summary(summary: Summary) -> None:
@@ -107,7 +190,8 @@ def _told(summary: Summary) -> Iterator[str]:
         yield f"{summary.without_output} requests generated nothing; one token is asked for"
 
 
-def _heading(report: Report) -> list[str]:
+def heading(report: Report) -> list[str]:
+    """What was sent and what came back, in two lines."""
     failed = f", {report.failed} failed ({report.shed} shed)" if report.failed else ""
     cut = f", {report.interrupted} interrupted" if report.interrupted else ""
     return [
@@ -117,7 +201,8 @@ def _heading(report: Report) -> list[str]:
     ]
 
 
-def _rows(report: Report) -> list[tuple[str, Spread, str]]:
+def latency_rows(report: Report) -> list[tuple[str, Spread, str]]:
+    """Name, distribution and meaning of each latency."""
     return [
         ("TTFT", report.ttft_ms, "to the first token, from when it was to be sent"),
         ("TTFT as sent", report.ttft_sent_ms, "the same from when it was sent"),
@@ -129,11 +214,11 @@ def _rows(report: Report) -> list[tuple[str, Spread, str]]:
     ]
 
 
-def _targets(report: Report) -> list[str]:
+def target_lines(report: Report) -> list[str]:
+    """Attainment, and how well lengths were kept."""
     lines = []
     if report.attained is not None:
-        named = {name: getattr(report.targets, name) for name in report.targets.__struct_fields__}
-        told = ", ".join(f"{name.removesuffix('_ms').upper()} ≤ {ms:g} ms" for name, ms in named.items() if ms)
+        told = told_targets(report.targets)
         share = "–" if report.attainment is None else f"{report.attainment:.1%}"
         lines.append(f"attainment {share}: {report.attained} of {report.sent - report.interrupted} met {told}")
     if report.prompt_tokens_off is not None:
@@ -143,36 +228,10 @@ def _targets(report: Report) -> list[str]:
     return lines
 
 
-def _ms(value: float | None) -> str:
+def in_ms(value: float | None) -> str:
+    """Milliseconds for a table; a dash for none."""
     return "–" if value is None else f"{value:,.2f}"
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.2f}"
-
-
-def need_matplotlib() -> None:
-    """Before the load rather than after it."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib, which is not installed: pip install matplotlib")
-
-
-def plot(path: Path, records: Sequence[Record]) -> None:
-    """TTFT over time, and the distributions of TTFT and TPOT."""
-    matplotlib = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, (over_time, shares) = pyplot.subplots(1, 2, figsize=(12, 4.5))
-    seen = [(r.at_s, r.ttft_s * 1000) for r in records if r.error is None and r.ttft_s is not None]
-    over_time.plot([at for at, _ in seen], [ms for _, ms in seen], ".", markersize=3)
-    lost = [r.at_s for r in records if r.error is not None]
-    over_time.plot(lost, [0.0] * len(lost), "rx", markersize=4)
-    over_time.set(xlabel="sent, s", ylabel="TTFT, ms")
-    tpot = [r.tpot_s * 1000 for r in records if r.error is None and r.tpot_s is not None]
-    for name, values in (("TTFT", [ms for _, ms in seen]), ("TPOT", tpot)):
-        ordered = sorted(values)
-        shares.plot(ordered, [(at + 1) / len(ordered) for at in range(len(ordered))], label=name)
-    shares.set(xlabel="ms", ylabel="share of answers", xscale="log")
-    shares.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,15 +36,28 @@ class Asking:
 def body_of(arrival: Arrival, asking: Asking, number: int) -> bytes:
     """The JSON of request `number` of this run."""
     salt = f"{asking.salt} {number}"
-    body: dict[str, Any] = {"model": asking.model}
     if asking.chat:
-        body["messages"] = [{"role": "user", "content": prompt_text(arrival, asking.fit, salt)}]
+        said: dict[str, Any] = {"messages": [{"role": "user", "content": prompt_text(arrival, asking.fit, salt)}]}
     elif asking.vocabulary is not None:
-        body["prompt"] = prompt_ids(arrival, asking.vocabulary, salt)
+        said = {"prompt": prompt_ids(arrival, asking.vocabulary, salt)}
     else:
-        body["prompt"] = prompt_text(arrival, asking.fit, salt)
+        said = {"prompt": prompt_text(arrival, asking.fit, salt)}
+    return _encoded(said, arrival.output_tokens, asking)
+
+
+def turn_body(said: Sequence[str], output_tokens: int, asking: Asking) -> bytes:
+    """The JSON of a conversation's turn: what was said so far, its user first and by turns, the new message last."""
+    if asking.chat:
+        roles = ("user", "assistant")
+        messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(said)]
+        return _encoded({"messages": messages}, output_tokens, asking)
+    return _encoded({"prompt": "".join(said)}, output_tokens, asking)
+
+
+def _encoded(said: dict[str, Any], output_tokens: int, asking: Asking) -> bytes:
+    body: dict[str, Any] = {"model": asking.model, **said}
     body |= {
-        "max_tokens": max(1, arrival.output_tokens),
+        "max_tokens": max(1, output_tokens),
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -6,6 +6,7 @@ All times are seconds since the start of the load. docs/load.md has the schema.
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import msgspec
 
@@ -56,6 +57,10 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     """`--max-concurrency` kept it from being sent in time."""
     resent: bool = False
     """Its first connection was an idle one that the server closed at that moment; sent again on a new one."""
+    closed_loop: bool = False
+    """It waited for the answer before it (`--sessions`): a slow server then gets less to do."""
+    timing: dict[str, Any] | None = None
+    """Where the router says that its time went, in milliseconds (docs/timing.md)."""
     token_s: tuple[float, ...] = ()
     """When each chunk came; only with `--token-times`."""
 

@@ -14,18 +14,21 @@ import resource
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
+from typing import Any
 
 import msgspec
 
 from loadgen.arrival import Arrival
-from loadgen.body import Asking, body_of
+from loadgen.body import Asking, body_of, turn_body
 from loadgen.http import Connection, Failed, Pool
 from loadgen.record import INTERRUPTED, Record, Timings, record_of
-from loadgen.stream import DETAIL_CHARS, Answered, Tally
+from loadgen.sessions import Answered, Due, Sessions, Turn
+from loadgen.stream import DETAIL_CHARS, TIMING_HEADER, Tally
+from loadgen.stream import Answered as Stream
 
 EARLY_S = 0.001
 """Timers fire up to a millisecond late (epoll counts in them), so we wake that much earlier and yield till then."""
@@ -55,6 +58,18 @@ class Sending:
     concurrency_max: int | None = None
     """Requests open at once; None = no limit, which is what open-loop means."""
     token_times: bool = False
+    stages: bool = True
+    """Ask for the router's timing parts; other servers do not know the header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a load that one of several senders sends: requests first, first + step, first + 2·step ..."""
+
+    first: int
+    step: int
+    start: float
+    """The load's second 0 on `time.perf_counter()`, which all processes of a machine share (CLOCK_MONOTONIC)."""
 
 
 @dataclass(slots=True)
@@ -76,6 +91,7 @@ class Load:
 
     @property
     def open(self) -> int:
+        """Requests sent and not yet answered."""
         return self.sent - self.done
 
 
@@ -95,15 +111,16 @@ class Replay:
         self._on_record, self._on_tick = on_record, on_tick
         self._open: dict[int, _Exchange] = {}
         self._held: deque[tuple[int, Arrival, bytes]] = deque()
+        self._talks: Sessions | None = None
+        self._answered = asyncio.Event()
         self._start = 0.0
         self._stop_at: float | None = None
         self._sent_all = False
         self._group: asyncio.TaskGroup | None = None
         lines = [f"POST {pool.base}{sending.asking.path} HTTP/1.1", f"Host: {pool.netloc}"]
         lines += ["Content-Type: application/json", "Accept: text/event-stream", "User-Agent: baton-load"]
-        self._head = "\r\n".join(
-            [*lines, *(f"{name}: {value}" for name, value in sending.headers.items()), ""]
-        ).encode()
+        named = ({TIMING_HEADER: "1"} if sending.stages else {}) | dict(sending.headers)
+        self._head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in named.items()), ""]).encode()
 
     def stop(self) -> None:
         """Send no more; what is open may still end, for `drain_s`."""
@@ -116,18 +133,28 @@ class Replay:
         self.stop()
         self._stop_at = time.perf_counter()
 
-    async def run(self, arrivals: Iterable[Arrival]) -> Load:
-        """Send them all and wait for the answers."""
+    async def run(self, arrivals: Iterable[Arrival], shard: Shard | None = None) -> Load:
+        """Send them all and wait for the answers; with a `shard`, as one of several senders."""
+        numbers = count() if shard is None else count(shard.first, shard.step)
+        start = None if shard is None else shard.start
+        return await self._run(self._send_all(zip(numbers, arrivals, strict=False)), start)
+
+    async def converse(self, talks: Sessions) -> Load:
+        """Hold these conversations: each turn after the answer before it."""
+        self._talks = talks
+        return await self._run(self._send_turns(talks), None)
+
+    async def _run(self, sending: Coroutine[Any, Any, None], start: float | None) -> Load:
         _allow_many_files()
         thresholds = gc.get_threshold()
         gc.freeze()  # what was there before needs no looking through, and what a load makes has no cycles worth a pause
         gc.set_threshold(100_000, 50, 1000)
         cpu_s = time.process_time()
-        self._start = time.perf_counter()
+        self._start = time.perf_counter() if start is None else start
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                group.create_task(self._send_all(arrivals))
+                group.create_task(sending)
                 await self._watch()
         finally:
             self.load.elapsed_s = time.perf_counter() - self._start
@@ -139,8 +166,8 @@ class Replay:
 
     # sending
 
-    async def _send_all(self, arrivals: Iterable[Arrival]) -> None:
-        for number, arrival in enumerate(arrivals):
+    async def _send_all(self, arrivals: Iterable[tuple[int, Arrival]]) -> None:
+        for number, arrival in arrivals:
             if self._stop_at is not None:
                 break
             body = body_of(arrival, self.sending.asking, number)  # made ahead of its time, while there is some
@@ -152,6 +179,20 @@ class Replay:
                 self._held.append((number, arrival, body))
             else:
                 self._send(_Exchange(self, number, arrival, self._request(arrival, body)))
+        self._sent_all = True
+
+    async def _send_turns(self, talks: Sessions) -> None:
+        while self._stop_at is None and not talks.over:
+            now = time.perf_counter() - self._start
+            for turn in talks.handle(Due(), now):
+                body = turn_body(turn.said, turn.output_tokens, self.sending.asking)
+                arrival = turn.arrival
+                self._send(_Exchange(self, turn.number, arrival, self._request(arrival, body), turn=turn))
+            due = talks.next_wakeup()
+            self._answered.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SLICE_S if due is None else min(SLICE_S, max(0.0, due - now))):
+                    await self._answered.wait()
         self._sent_all = True
 
     async def _until(self, due: float, number: int) -> bool:
@@ -232,9 +273,15 @@ class Replay:
         """Those that waited for a place when we were told to stop were never sent."""
         self._held.clear()
 
-    def ended(self, exchange: _Exchange, record: Record, token_s: array[float]) -> None:
+    def ended(self, exchange: _Exchange, record: Record, token_s: array[float], text: str) -> None:
         """An exchange is over, well or not."""
         del self._open[exchange.number]
+        if self._talks is not None and exchange.turn is not None:
+            record.closed_loop = True
+            tokens = (record.prompt_tokens or record.input_tokens) + record.tokens
+            answered = Answered(exchange.turn, text, tokens, well=record.error is None)
+            self._talks.handle(answered, time.perf_counter() - self._start)
+            self._answered.set()
         load = self.load
         load.done += 1
         load.failed += record.error is not None
@@ -258,13 +305,20 @@ class _Exchange:
 
     __slots__ = (
         "_arrival", "_error_body", "_first_byte", "_held_back", "_replay", "_resent", "_status", "_tally",
-        "connecting", "connection", "number", "over", "request", "sent",
+        "connecting", "connection", "number", "over", "request", "sent", "turn",
     )  # fmt: skip
 
     def __init__(
-        self, replay: Replay, number: int, arrival: Arrival, request: bytes, *, held_back: bool = False
+        self,
+        replay: Replay,
+        number: int,
+        arrival: Arrival,
+        request: bytes,
+        *,
+        held_back: bool = False,
+        turn: Turn | None = None,
     ) -> None:
-        self.number, self.request = number, request
+        self.number, self.request, self.turn = number, request, turn
         self.sent = 0.0
         self.connection: Connection | None = None
         self.connecting: asyncio.Task[None] | None = None
@@ -273,7 +327,7 @@ class _Exchange:
         self._resent = False
         self._status: int | None = None
         self._first_byte: float | None = None
-        self._tally = Tally()
+        self._tally = Tally(keep=turn is not None)
         self._error_body = b""
 
     def piece(self, status: int, data: bytes, now: float) -> None:
@@ -310,7 +364,7 @@ class _Exchange:
             self.connection.cut()
         self._end(_broken(self._tally, kind, detail), time.perf_counter())
 
-    def _end(self, answered: Answered, now: float) -> None:
+    def _end(self, answered: Stream, now: float) -> None:
         self.over = True
         start = self._replay.start
         token_s = array("d", [at - start for at in answered.token_s])
@@ -320,20 +374,21 @@ class _Exchange:
         record.status, record.error, record.detail = self._status, answered.error, answered.detail
         record.prompt_tokens, record.completion_tokens = answered.prompt_tokens, answered.completion_tokens
         record.held_back, record.resent = self._held_back, self._resent
+        record.timing = answered.timing
         self.connection = None
-        self._replay.ended(self, record, token_s)
+        self._replay.ended(self, record, token_s, answered.text)
 
 
-def _nothing(kind: str, detail: str) -> Answered:
-    return Answered(array("d"), None, None, kind, detail)
+def _nothing(kind: str, detail: str) -> Stream:
+    return Stream(array("d"), None, None, kind, detail)
 
 
-def _broken(tally: Tally, kind: str, detail: str) -> Answered:
+def _broken(tally: Tally, kind: str, detail: str) -> Stream:
     """What came before the end, under the error that ended it."""
     if not tally.event_s:
         return _nothing(kind, detail)
     found = tally.end()
-    return Answered(found.token_s, found.prompt_tokens, found.completion_tokens, kind, detail)
+    return Stream(found.token_s, found.prompt_tokens, found.completion_tokens, kind, detail)
 
 
 def _said(body: bytes) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from loadgen.faults import Applied
 from loadgen.record import INTERRUPTED, Record
+from loadgen.stages import Stages, stages_of
 
 LATE_MS = 10.0
 """Sent later than this at p99, the load was not the one asked for: ten times what timers cost an idle sender."""
@@ -26,6 +28,11 @@ STARVED_SHARE = 0.5
 """Late with less than this used, it was not the sender's own work that made it late."""
 
 ERRORS_SHOWN = 20
+
+CLOSED_LOOP = (
+    "closed loop: each session waits for its answer, so a slower server is asked less; backlog and rate here "
+    "are blind to its capacity, which only an open loop (--rate, --find-goodput) finds"
+)
 
 
 class Targets(msgspec.Struct, frozen=True):
@@ -105,6 +112,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cpu_share: float | None
     notes: tuple[str, ...]
     """What a reader must know before believing the rest."""
+    stages: tuple[Stages, ...] = ()
+    """Where the time went, by the router's own parts; empty where it told none."""
+    faults: tuple[Applied, ...] = ()
+    """What was done to the fleet meanwhile (`--fault`)."""
+    senders: int = 1
+    """Processes that sent; `cpu_share` is that of the busiest."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +128,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float = 0.0
     held_back: int = 0
     stopped: bool = False
+    senders: int = 1
+    faults: tuple[Applied, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -156,6 +171,9 @@ def report_of(
         short_answers=sum(r.tokens < max(1, r.output_tokens) for r in good),
         cpu_share=cpu_share,
         notes=(*run.notes, *_notes(run, late, cpu_share, records)),
+        stages=stages_of(ours),
+        faults=run.faults,
+        senders=run.senders,
     )
 
 
@@ -168,22 +186,23 @@ _LATENCIES: dict[str, Callable[[Record], float | None]] = {
 }
 
 
-def met(record: Record, targets: Targets) -> bool:
-    """Whether this request was served whole and within every target.
+def met(record: Record, targets: Targets, *, from_sent: bool = False) -> bool:
+    """Whether this request was served whole and within every target; `from_sent`: the sender's lateness forgiven.
 
     A time it does not have (the second token of an answer of one) is not missed; a whole answer without a token misses
     its first.
     """
     if record.error is not None:
         return False
+    late_s = record.sent_s - record.at_s if from_sent else 0.0
     for target, seconds in (
         (targets.tt2t_ms, record.tt2t_s),
         (targets.tpot_ms, record.tpot_s),
-        (targets.e2e_ms, record.e2e_s),
+        (targets.e2e_ms, record.e2e_s - late_s),
     ):
         if target is not None and seconds is not None and seconds * 1000 > target:
             return False
-    return targets.ttft_ms is None or (record.ttft_s is not None and record.ttft_s * 1000 <= targets.ttft_ms)
+    return targets.ttft_ms is None or (record.ttft_s is not None and (record.ttft_s - late_s) * 1000 <= targets.ttft_ms)
 
 
 def spread_ms(seconds: Iterable[float | None]) -> Spread:
@@ -230,12 +249,25 @@ def _starved(cpu_share: float | None) -> str:
     return f" (it used {cpu_share:.0%} of a core: other programs had the processor, or it was asleep)"
 
 
+def sender_limit(late: Spread, cpu_share: float | None) -> str:
+    """Why the sender, not the server, is the limit; empty where it is not."""
+    if late.p99 is None or late.p99 <= LATE_MS:
+        return ""
+    return (
+        f"the sender, not the server, is the limit: requests left {late.p99:.0f} ms late at p99; "
+        f"use a faster or idle machine, --senders, or a lower rate{_starved(cpu_share)}"
+    )
+
+
 def _notes(run: Run, late: Spread, cpu_share: float | None, records: Sequence[Record]) -> Iterable[str]:
-    if late.p99 is not None and late.p99 > LATE_MS:
-        yield (
-            f"the sender, not the server, is the limit: requests left {late.p99:.0f} ms late at p99; "
-            f"use a faster or idle machine, or a lower rate{_starved(cpu_share)}"
-        )
+    limit = sender_limit(late, cpu_share)
+    if limit:
+        yield limit
+    if any(record.closed_loop for record in records):
+        yield CLOSED_LOOP
+    failed = [each for each in run.faults if each.error is not None]
+    if failed:
+        yield f"{len(failed)} of {len(run.faults)} faults could not be done: {failed[0].what}: {failed[0].error}"
     if cpu_share is not None and cpu_share > CPU_SHARE:
         yield f"the sender used {cpu_share:.0%} of a core: its own delays may be inside the latencies"
     if run.held_back:

@@ -20,6 +20,11 @@ MARK = b"\ndata:"
 HEAD_BYTES_MAX, TAIL_BYTES = 1 << 16, 1 << 13
 """Kept from the start, until the first event is whole, and from the end: the last events with their `usage`."""
 
+TIMING_HEADER = "x-baton-timing"
+"""Sent with the value 1, it makes Baton's router end a stream with a comment of this name (docs/timing.md)."""
+
+TIMING = b"\n: " + TIMING_HEADER.encode() + b" "
+
 TAIL_EVENTS = 4
 """Parsed at the end: the last token, a finish chunk without text, usage and [DONE]; or an error and [DONE]."""
 
@@ -38,14 +43,19 @@ class Answered:
     error: str | None
     """`stream_error`, `cut_off` or `no_stream`; None when the answer is whole."""
     detail: str = ""
+    timing: dict[str, Any] | None = None
+    """The router's own parts, where it told them."""
+    text: str = ""
+    """What the answer says; only where it was to be kept."""
 
 
 class Tally:
-    """One stream being read."""
+    """One stream being read. `keep`: for its text, at the price of its memory."""
 
-    __slots__ = ("_carry", "_head", "_head_open", "_tail", "_tail_bytes", "event_s")
+    __slots__ = ("_carry", "_head", "_head_open", "_kept", "_tail", "_tail_bytes", "event_s")
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep: bool = False) -> None:
+        self._kept: list[bytes] | None = [] if keep else None
         self.event_s: array[float] = array("d")
         self._carry = b"\n"
         self._head = b"\n"
@@ -55,6 +65,8 @@ class Tally:
 
     def feed(self, piece: bytes, now: float) -> None:
         """Take the next bytes of the body."""
+        if self._kept is not None:
+            self._kept.append(piece)
         seen = self._carry + piece
         events = seen.count(MARK)
         self._carry = seen[-len(MARK) + 1 :]
@@ -77,7 +89,8 @@ class Tally:
             return Answered(array("d"), None, None, "no_stream", "the answer holds no event")
         head = self._head.split(MARK, 2)[1:2]
         first = _event(_data(head[0])) if head else _Event()
-        tail_events = [_event(_data(each)) for each in (b"\n" + b"".join(self._tail)).rsplit(MARK, TAIL_EVENTS)[1:]]
+        tail = b"\n" + b"".join(self._tail)
+        tail_events = [_event(_data(each)) for each in tail.rsplit(MARK, TAIL_EVENTS)[1:]]
         usage = next((event.usage for event in reversed(tail_events) if event.usage), None) or {}
         completion = _count(usage.get("completion_tokens"))
         leading = 1 if first.role_only else 0
@@ -85,7 +98,8 @@ class Tally:
             leading : len(self.event_s) - _trailing(tail_events, len(self.event_s) - leading, completion)
         ]
         error, detail = _error([first, *tail_events])
-        return Answered(times, _count(usage.get("prompt_tokens")), completion, error, detail)
+        prompt = _count(usage.get("prompt_tokens"))
+        return Answered(times, prompt, completion, error, detail, _timing(tail), _text(self._kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,32 @@ class _Event:
     role_only: bool = False
     usage: dict[str, Any] | None = None
     error: str | None = None
+
+
+def _timing(tail: bytes) -> dict[str, Any] | None:
+    """The router's comment at the end; None where there is none, or none that can be read."""
+    told = tail.rpartition(TIMING)[2] if TIMING in tail else b""
+    try:
+        found = msgspec.json.decode(told.split(b"\n", 1)[0])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _text(kept: list[bytes] | None) -> str:
+    """What all events say, one after the other."""
+    if not kept:
+        return ""
+    return "".join(_said(_data(each)) for each in (b"\n" + b"".join(kept)).split(MARK)[1:])
+
+
+def _said(data: bytes) -> str:
+    try:
+        choice = msgspec.json.decode(data)["choices"][0]
+        piece = choice.get("text") or (choice.get("delta") or {}).get("content")
+    except (msgspec.DecodeError, UnicodeError, RecursionError, LookupError, TypeError, AttributeError):
+        return ""
+    return piece if isinstance(piece, str) else ""
 
 
 def _data(raw: bytes) -> bytes:

@@ -309,7 +309,7 @@ async def test_nothing_answered_is_exit_code_1(engine: FakeEngine) -> None:
         (["ftp://x"], "not a URL"),
         (["http://x:99999"], "Port out of range"),
         (["http://x", "--trace", "/nowhere"], "/nowhere: No such file or directory"),
-        (["http://x", "--trace", "{tmp}/bad.jsonl"], "bad.jsonl: line 2: timestamp -3 is negative"),
+        (["http://x", "--trace", "{tmp}/bad.jsonl", "--strict"], "bad.jsonl: line 2: timestamp -3 is negative"),
         (["http://x", "--trace", "{tmp}/text"], "is in no format known here"),
         (["http://x", "--trace", "{tmp}"], "no *-trace.csv in this folder"),
         (["http://x", "--trace", "{tmp}/bad.jsonl", "--rate", "3"], "--rate makes load up"),

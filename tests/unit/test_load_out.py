@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.commands.load import _Out
+from baton.load_run import Out
 from loadgen.arrival import Arrival
 from loadgen.record import Timings, record_of
 
@@ -17,7 +17,7 @@ FULL = Path("/dev/full")
 @pytest.mark.parametrize("records", [1, 2000])
 def test_records_that_cannot_be_written_are_told_once(records: int, capsys: pytest.CaptureFixture[str]) -> None:
     record = record_of(0, Arrival(0.25, 100, 7), Timings(0.3, 0.4, 0.6, array("d", [0.4, 0.5])))
-    with _Out(FULL) as out:
+    with Out(FULL) as out:
         for _ in range(records):
             out.write(record)
     told = capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""`baton load --compare A B`: two files of --out, one against the other."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from baton.load_run import targets_of
+from baton.output import emit, say
+from cluster.errors import UsageError
+from loadgen.compare import LEAST, Comparison, Difference, compare
+from loadgen.record import Record
+
+BAD_SHOWN = 3
+
+
+def compare_files(args: argparse.Namespace) -> int:
+    """Print what B changes; 0: nothing is surely worse, 1: something is, 2: they cannot be compared."""
+    if args.url is not None or args.find_goodput or args.dry_run or args.html is not None or args.plot is not None:
+        raise UsageError("--compare sends nothing: give it two --out files, targets and perhaps --json, no more")
+    first, second = args.compare
+    told = compare(_records(first), _records(second), targets_of(args), args.seed)
+    if args.json:
+        worse = {"worse": told.worse, "verdicts": {each.name: each.verdict for each in told.differences}}
+        emit({**msgspec.to_builtins(told), **worse})
+    else:
+        _print(told, first, second)
+    if told.unlike:
+        return 2
+    return 1 if told.worse else 0
+
+
+def _records(path: Path) -> list[Record]:
+    """The records of a file; lines that are none are left out, and said."""
+    decoder = msgspec.json.Decoder(Record)
+    found: list[Record] = []
+    bad: list[str] = []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UsageError(f"--compare {path}: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(decoder.decode(line))
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            bad.append(f"line {number}: {error}")
+    if not found:
+        raise UsageError(
+            f"--compare {path}: holds no record of `baton load --out`" + "".join(f": {e}" for e in bad[:1])
+        )
+    for each in bad[:BAD_SHOWN]:
+        say(f"left out: {path}: {each}")
+    if bad:
+        say(f"left out: {len(bad)} lines of {path}")
+    return found
+
+
+def _print(told: Comparison, first: Path, second: Path) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    how = "the same requests" if told.paired else "different requests"
+    console.print(
+        escape(f"A {first}: {told.requests_a} requests; B {second}: {told.requests_b}; {how}"), soft_wrap=True
+    )
+    for reason in told.unlike:
+        console.print(f"[red]not comparable[/]: {escape(reason)}", soft_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    for column in ("A", "B", "B − A", f"{told.confidence:.0%} interval"):
+        table.add_column(column, justify="right")
+    table.add_column("B is")
+    for each in told.differences:
+        table.add_row(*_cells(each, judged=not told.unlike))
+    console.print(table)
+    _say_what_it_means(console.print, told)
+
+
+def _say_what_it_means(say_line: object, told: Comparison) -> None:
+    assert callable(say_line)
+    if told.unlike:
+        say_line("differences are of the loads as much as of the servers: send one load to both (same --seed)")
+    else:
+        say_line("intervals hold together; they tell these two runs apart, not how much another run would differ")
+    if min(told.requests_a, told.requests_b) < LEAST:
+        say_line(f"fewer than {LEAST} requests: no intervals")
+
+
+def _cells(each: Difference, *, judged: bool) -> Sequence[str]:
+    def told(value: float | None, *, sign: bool = False) -> str:
+        if value is None:
+            return "–"
+        shown = value * 100 if each.unit == "share" else value
+        return f"{shown:+,.2f}" if sign else f"{shown:,.2f}"
+
+    unit = "%" if each.unit == "share" else "ms"
+    between = "–" if each.low is None else f"{told(each.low, sign=True)} to {told(each.high, sign=True)}"
+    verdict = each.verdict if judged else ""
+    return (f"{each.name}, {unit}", told(each.a), told(each.b), told(each.change, sign=True), between, verdict)

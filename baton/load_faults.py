@@ -1,0 +1,185 @@
+"""`baton load --fault`: finds the instances that are meant, sees before the load that each can be reached, and acts.
+
+Where an instance is, the registry of a `baton up` on this machine says, or `--target NAME=URL`: of a mock its own port,
+else its agent's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from baton.output import say
+from baton.registry import fleet_proofs, open_registry
+from baton.state import born, must_load
+from baton.ticket_keys import open_fleet_keys
+from cluster.errors import UsageError
+from cluster.registry.registry import RegistryDown
+from loadgen.faults import Action, Applied, Asks, BadAction, Timeline, in_order, read, read_lines
+
+ASK_S = 10.0
+
+
+@dataclass(slots=True)
+class Target:
+    """Where an instance can be reached."""
+
+    name: str
+    engine: str
+    """Where a mock takes its faults."""
+    agent: str
+    pid: int = 0
+    """Of the agent, which is its engine's parent; 0: not on this machine."""
+    born: str = ""
+    """When that process was started: a number that another process has meanwhile is left alone."""
+
+
+class Faults:
+    """What is to be done while a load runs, and what came of it."""
+
+    def __init__(self, actions: Sequence[Action] = ()) -> None:
+        self.actions = in_order(actions)
+        self.applied: list[Applied] = []
+        self._timeline = Timeline(self.actions)
+        self._targets: dict[str, Target] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._elapsed_s = 0.0
+
+    @staticmethod
+    def of(args: argparse.Namespace) -> Faults:
+        """Those of the flags. Raises UsageError."""
+        actions: list[Action] = []
+        try:
+            actions += [read(text) for text in args.fault]
+        except BadAction as error:
+            raise UsageError(f"--fault: {error}") from None
+        if args.faults is not None:
+            try:
+                actions += read_lines(Path(args.faults).read_text().splitlines())
+            except (OSError, UnicodeError) as error:
+                why = getattr(error, "strerror", None) or str(error)
+                raise UsageError(f"--faults {args.faults}: {why}") from None
+            except BadAction as error:
+                raise UsageError(f"--faults {args.faults}: {error}") from None
+        return Faults(actions)
+
+    async def check(self, args: argparse.Namespace, span_s: float) -> None:
+        """See that every action can be done: its instance is there, and answers. Raises UsageError."""
+        if not self.actions:
+            return
+        late = [each for each in self.actions if each.at_s > span_s]
+        if late:
+            raise UsageError(f"--fault {late[0]}: the last request is sent at {span_s:.1f} s; it would never be seen")
+        given = {name: Target(name, url, url) for name, url in args.target}
+        wanted = {each.target for each in self.actions}
+        self._targets = given if wanted <= set(given) else {**await _fleet(args.cluster), **given}
+        for action in self.actions:
+            target = self._targets.get(action.target)
+            if target is None:
+                known = ", ".join(sorted(self._targets)) or "none"
+                raise UsageError(f"--fault {action}: no instance of this name; there are: {known}")
+            why = await _unreachable(action, target)
+            if why:
+                raise UsageError(f"--fault {action}: {why}")
+
+    def tick(self, elapsed_s: float) -> None:
+        """Do what is due by now."""
+        self._elapsed_s = elapsed_s
+        for action in self._timeline.handle(elapsed_s):
+            task = asyncio.get_running_loop().create_task(self._do(action))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def ended(self) -> None:
+        """The load is over: wait for what is still being done."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def _do(self, action: Action) -> None:
+        began = asyncio.get_running_loop().time()
+        error = await _done(action, self._targets[action.target])
+        done_s = self._elapsed_s + asyncio.get_running_loop().time() - began
+        what = f"{action.do} {action.target}"
+        self.applied.append(Applied(at_s=action.at_s, done_s=round(done_s, 3), what=what, error=error))
+        say(f"{done_s:.1f} s: {what}" + (f" could not be done: {error}" if error else ""))
+
+
+async def _fleet(cluster: str) -> dict[str, Target]:
+    """The instances of a `baton up` on this machine."""
+    running = must_load(cluster)
+    keys = open_fleet_keys(Path(running.ticket_keys_file) if running.ticket_keys_file else None)
+    named = argparse.Namespace(
+        registry=running.registry,
+        cluster=cluster,
+        registry_password_file=Path(running.registry_password_file) if running.registry_password_file else None,
+        registry_ca_file=Path(running.registry_ca_file) if running.registry_ca_file else None,
+    )
+    registry = open_registry(named, fleet_proofs(keys))
+    assert registry is not None
+    try:
+        beats = await registry.read()
+    except RegistryDown as down:
+        raise UsageError(f"the registry of `{cluster}`: {down}") from None
+    finally:
+        await registry.close()
+    found = {}
+    for beat in beats:
+        if beat.state != "gone":
+            told = await _asked("GET", f"{beat.agent_url}/state")
+            pid = told.get("pid") if isinstance(told, dict) else None
+            pid = pid if isinstance(pid, int) else 0
+            found[str(beat.id)] = Target(
+                str(beat.id), beat.url, beat.agent_url or beat.url, pid, born(pid) if pid else ""
+            )
+    return found
+
+
+async def _unreachable(action: Action, target: Target) -> str:
+    """Why an action cannot be done on its target; empty where it can."""
+    if action.asks is Asks.KERNEL:
+        return "" if target.born else "only an instance of a `baton up` on this machine can be killed (a mock: `die`)"
+    if action.asks is Asks.AGENT:
+        told = await _asked("GET", f"{target.agent}/state")
+        return told if isinstance(told, str) else ""
+    told = await _asked("GET", f"{target.engine}/mock/faults")
+    return f"{told} (only mock engines take this fault)" if isinstance(told, str) else ""
+
+
+async def _done(action: Action, target: Target) -> str | None:
+    """Do it; why it could not be done, or None."""
+    if action.asks is Asks.KERNEL:
+        if born(target.pid) != target.born:
+            return "it is gone already"
+        os.kill(target.pid, signal.SIGKILL)
+        return None
+    if action.asks is Asks.AGENT:
+        told = await _asked("POST", f"{target.agent}/{action.do}", action.body)
+    elif action.do == "clear":
+        told = await _asked("DELETE", f"{target.engine}/mock/faults")
+    else:
+        told = await _asked("POST", f"{target.engine}/mock/faults", action.body)
+    return told if isinstance(told, str) else None
+
+
+async def _asked(method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
+    """What the other side answers; a text where it does not, or refuses."""
+    try:
+        async with (
+            asyncio.timeout(ASK_S),
+            aiohttp.ClientSession() as session,
+            session.request(method, url, json=body or None, allow_redirects=False) as answer,
+        ):
+            if answer.status >= 300:
+                return f"{url} answers {answer.status}: {(await answer.text())[:200].strip()}"
+            told = await answer.json(content_type=None)
+            return {} if isinstance(told, str) else told
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError) as error:
+        return f"{url} does not answer: {str(error) or type(error).__name__}"

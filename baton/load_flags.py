@@ -1,0 +1,220 @@
+"""The flags of `baton load`, and their values. `baton simulate` and `baton plan` take those of load and trace."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from baton.load_arrivals import finite
+from loadgen.traces import FORMATS
+
+
+def add_load(group: Any) -> None:
+    """Flags for made-up load; `baton simulate` takes the same."""
+    group.add_argument("--rate", type=finite, metavar="R", help="requests per second (default 1)")
+    group.add_argument(
+        "--arrivals", choices=("poisson", "constant", "gamma", "weibull"), help="how gaps vary (default poisson)"
+    )
+    group.add_argument(
+        "--cv", type=finite, help="gaps' standard deviation over their mean, for gamma and weibull (default 2)"
+    )
+    lengths = "N, uniform:A-B, lognormal:p50=A,p90=B, lognormal:mean=A,cv=B or like:TRACE"
+    group.add_argument("--input-tokens", metavar="N|DIST", help=f"{lengths} (default 512)")
+    group.add_argument("--output-tokens", metavar="N|DIST", help="the same for answers (default 128)")
+    group.add_argument("--prefix-tokens", type=_whole, metavar="N", help="prompts begin with N tokens of their group's")
+    group.add_argument("--prefix-groups", type=_whole, default=1, metavar="G", help="how many groups (default 1)")
+    group.add_argument(
+        "--requests", type=_whole, metavar="N", help="end after so many (default 100 where none ends it)"
+    )
+    group.add_argument("--duration-s", type=finite, metavar="S", help="send for so long")
+    group.add_argument("--speed", type=finite, default=1.0, metavar="X", help="time runs X times faster")
+    group.add_argument(
+        "--rate-scale", type=finite, default=1.0, metavar="X", help="X times the requests in the same time"
+    )
+    group.add_argument("--seed", type=_natural, default=0, help="the same seed sends the same load (default 0)")
+    group.add_argument("--dry-run", action="store_true", help="say what would be sent, and send nothing")
+
+
+def add_trace(group: Any) -> None:
+    """Flags for a trace."""
+    group.add_argument(
+        "--trace", metavar="FILE", help="a trace file (also .gz), a ServeGen folder, or an --out of ours"
+    )
+    group.add_argument("--format", choices=(*FORMATS, "servegen"), help="default: by what is in it")
+    group.add_argument("--from-s", type=_seconds, default=0.0, metavar="S", help="begin at this second of the trace")
+    group.add_argument(
+        "--tick-ms",
+        type=_seconds,
+        metavar="MS",
+        help="spread stamps rounded to MS; 0 = as written (default: by format)",
+    )
+    group.add_argument("--skip-bad", action="store_true", help="bad rows are left out anyway; kept for old scripts")
+
+
+def add_request(group: Any) -> None:
+    """Flags of how requests are put and sent."""
+    group.add_argument("--chat", action="store_true", help="chat completions instead of completions")
+    group.add_argument(
+        "--token-ids", type=_range, metavar="LOW-HIGH", help="send token ids of this range, for exact lengths"
+    )
+    group.add_argument(
+        "--chars-per-token", type=finite, metavar="X", help="of this tokenizer (default: measured with two requests)"
+    )
+    group.add_argument(
+        "--no-ignore-eos", action="store_true", help="let answers end early; needed where not vLLM serves"
+    )
+    group.add_argument("--extra-body", type=_mapping, default={}, metavar="JSON", help="put into every request's body")
+    group.add_argument("--header", action="append", default=[], type=_header, metavar="NAME:VALUE", help="repeatable")
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="sent as a bearer token")
+    group.add_argument("--timeout-s", type=finite, default=600.0, metavar="S", help="per request (default %(default)g)")
+    group.add_argument(
+        "--drain-s", type=finite, default=10.0, metavar="S", help="after Ctrl-C wait for open answers (default 10)"
+    )
+    group.add_argument("--max-concurrency", type=_whole, metavar="N", help="never more open at once; no open loop then")
+    group.add_argument(
+        "--senders", type=_whole, default=1, metavar="N", help="processes that share the load (default 1)"
+    )
+    group.add_argument("--no-stages", action="store_true", help="do not ask for the router's timing parts")
+
+
+def add_search(group: Any) -> None:
+    """Flags of `--find-goodput`."""
+    group.add_argument(
+        "--find-goodput",
+        action="store_true",
+        help="the highest open-loop rate at which attainment holds; --rate begins",
+    )
+    group.add_argument(
+        "--attainment",
+        type=_share,
+        default=0.95,
+        metavar="SHARE",
+        help="share that must meet all targets (default 0.95)",
+    )
+    group.add_argument(
+        "--precision", type=_share, default=0.04, metavar="P", help="each load is bisected this finely (default 0.04)"
+    )
+    group.add_argument(
+        "--repeats", type=_whole, default=6, metavar="K", help="loads drawn; under 6 there is no interval (default 6)"
+    )
+    group.add_argument(
+        "--trial-s", type=finite, default=30.0, metavar="S", help="length of a trial near goodput (default 30)"
+    )
+    group.add_argument("--top-rate", type=finite, metavar="R", help="try no higher rate")
+    group.add_argument("--search-s", type=finite, metavar="S", help="end after so long with what is known")
+
+
+def add_sessions(group: Any) -> None:
+    """Flags of conversations in a closed loop."""
+    group.add_argument("--sessions", type=_whole, metavar="N", help="users at a time, each waiting for its answers")
+    group.add_argument(
+        "--think-s",
+        metavar="S|DIST",
+        help="from an answer to the next message: 2, uniform:1-5, exponential:3 (default 1)",
+    )
+    group.add_argument("--turns", type=_whole, metavar="N", help="messages of a conversation (default 4)")
+
+
+def add_faults(group: Any) -> None:
+    """Flags of what goes wrong meanwhile."""
+    group.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help='repeatable: "30s kill prefill-0", "30s drain decode-1", "20s slow decode-0 factor=3 seconds=10"',
+    )
+    group.add_argument("--faults", type=Path, metavar="FILE", help="the same, one a line")
+    group.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        type=_target,
+        metavar="NAME=URL",
+        help="repeatable: an instance that is not of `baton up`: a mock's own URL, or an agent's",
+    )
+    group.add_argument(
+        "--cluster", default="default", metavar="NAME", help="the `baton up` they mean (default default)"
+    )
+
+
+def add_result(group: Any) -> None:
+    """Flags of promises, files and forms."""
+    for name, meaning in (
+        ("ttft", "time to the first token"),
+        ("tt2t", "from the first token to the second"),
+        ("tpot", "time per token after the first"),
+        ("e2e", "time to the end"),
+    ):
+        group.add_argument(f"--{name}-ms", type=finite, metavar="MS", help=f"target: {meaning}")
+    group.add_argument("--out", type=Path, metavar="FILE", help="one JSON line per request; can be replayed by --trace")
+    group.add_argument("--token-times", action="store_true", help="the time of every chunk in --out")
+    group.add_argument("--plot", type=Path, metavar="FILE", help="a picture (PNG, SVG, PDF); needs matplotlib")
+    group.add_argument("--html", type=Path, metavar="FILE", help="the whole report as one page; needs matplotlib")
+    group.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    group.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("A", "B"),
+        help="send nothing: what B's --out file changes against A's",
+    )
+
+
+# flags' values
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number, 1 or more")
+    return int(text)
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number, 0 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    return 0.0 if text.strip("0.") == "" else finite(text)
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
+        raise argparse.ArgumentTypeError(f"{text}: write the lowest and the first too high id, like 1000-30000")
+    return int(low), int(high)
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text}: not a JSON object")
+    return found
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or not text.isprintable() or not text.isascii():
+        raise argparse.ArgumentTypeError(f"{text!r}: write NAME:VALUE")
+    return name.strip(), value.strip()
+
+
+def _share(text: str) -> float:
+    value = finite(text)
+    if value >= 1:
+        raise argparse.ArgumentTypeError(f"{text} must lie between 0 and 1")
+    return value
+
+
+def _target(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    if not name or not equals or not url.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=URL, like prefill-0=http://127.0.0.1:9000")
+    return name, url.rstrip("/")

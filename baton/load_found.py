@@ -1,0 +1,35 @@
+"""What `baton load --find-goodput` found, for all who show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from loadgen.report import Targets
+from loadgen.search import Finished, Limit, Try
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """What was found, and the trials that it was found by."""
+
+    finished: Finished
+    tries: tuple[Try, ...]
+    targets: Targets
+    attainment: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 where goodput was found, 130 where it was stopped, else 1."""
+        if self.finished.limit is Limit.STOPPED:
+            return 130
+        return 0 if self.finished.limit is Limit.SERVER else 1
+
+    def as_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        found: dict[str, Any] = msgspec.to_builtins(self.finished)
+        more = {"targets": self.targets, "attainment": self.attainment, "tries": self.tries, "notes": self.notes}
+        return {"goodput": found, **msgspec.to_builtins(more)}

@@ -1,0 +1,223 @@
+"""`baton load --find-goodput`: makes each trial's load, sends it, judges it; `loadgen.search` decides what is next."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from baton.load_arrivals import Loads, loads_of
+from baton.load_found import Goodput
+from baton.load_run import asking_of, headers_of, interrupted, sender_of, sending_of, targets_of
+from baton.load_sending import Sender, Sent
+from baton.output import say
+from cluster.errors import UsageError
+from loadgen.arrival import Arrival
+from loadgen.record import Record
+from loadgen.replay import Load, Sending
+from loadgen.report import CPU_SHARE, LATE_MS, Targets, met, sender_limit, spread_ms
+from loadgen.search import WINDOW, Aim, Finished, RunTrial, Search, Stop, Tick, TrialDone, Try
+
+SETTLE_S: Final = 0.5
+"""After a trial: engines end what was cut."""
+
+CPU_NOTICE_S: Final = 2.0
+"""A share of a core means nothing of a shorter trial."""
+
+BEARABLE: Final = 0.25
+"""Of the promised time: a sender late by less does not bunch requests up enough to break a promise."""
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse what does not go together with a search."""
+    if not targets_of(args).any:
+        raise UsageError("--find-goodput needs a promise: give --ttft-ms, --tpot-ms, --tt2t-ms or --e2e-ms")
+    for flag in ("sessions", "max_concurrency", "requests", "duration_s", "plot", "out"):
+        if getattr(args, flag) is not None:
+            name = flag.replace("_", "-")
+            raise UsageError(f"--{name} is of one load, and --find-goodput sends many: leave one out")
+    if args.fault or args.faults is not None:
+        raise UsageError("--fault has its moment in one load, and --find-goodput sends many: leave one out")
+    if args.speed != 1 or args.rate_scale != 1:
+        raise UsageError("--find-goodput sets the rate itself: leave --speed and --rate-scale out")
+    if args.top_rate is not None and args.rate is not None and args.rate > args.top_rate:
+        raise UsageError(f"--rate {args.rate:g} begins above --top-rate {args.top_rate:g}")
+
+
+def aim_of(args: argparse.Namespace) -> Aim:
+    """What is searched."""
+    return Aim(
+        attainment=args.attainment,
+        first_rate=args.rate or 1.0,
+        top_rate=args.top_rate or math.inf,
+        precision=args.precision,
+        repeats=args.repeats,
+        trial_s=args.trial_s,
+        seconds_max=args.search_s or math.inf,
+    )
+
+
+async def find(args: argparse.Namespace, url: str) -> Goodput:
+    """Search. Ctrl-C ends it with what is known."""
+    headers = headers_of(args)
+    loads = loads_of(args)
+    asking, notes = await asking_of(args, url, headers)
+    shell = _Shell(args, url, sending_of(args, asking, headers), loads)
+    with interrupted(shell):
+        finished = await shell.run()
+    return Goodput(finished, tuple(shell.search.tries), targets_of(args), args.attainment, (*loads.notes, *notes))
+
+
+class _Shell:
+    """Carries the search out."""
+
+    def __init__(self, args: argparse.Namespace, url: str, sending: Sending, loads: Loads) -> None:
+        self.search = Search(aim_of(args))
+        self._targets = targets_of(args)
+        self._sending = replace(sending, token_times=False)
+        self._sender: Sender = sender_of(args, url)
+        self._loads = loads
+        self._stopped = False
+        self._trial = 0
+
+    def stop(self) -> None:
+        """End the search with what is known; the trial under way says nothing."""
+        self._stopped = True
+        self._sender.cut()
+
+    def cut(self) -> None:
+        """The same."""
+        self.stop()
+
+    async def run(self) -> Finished:
+        """All trials."""
+        began = time.perf_counter()
+        effects = self.search.start(0.0)
+        while isinstance(effects[0], RunTrial):
+            tried = await self._try(effects[0], began)
+            now = time.perf_counter() - began
+            if self._stopped:
+                effects = self.search.handle(Stop(), now)
+            elif tried is None:
+                effects = self.search.handle(Tick(), now)
+            else:
+                self._say(tried)
+                effects = self.search.handle(TrialDone(tried), now)
+        assert isinstance(effects[0], Finished)
+        return effects[0]
+
+    async def _try(self, trial: RunTrial, began: float) -> Try | None:
+        """One trial; None where time ran out in it."""
+        arrivals = self._loads.load(trial.repeat, trial.requests, trial.rate)
+        judge = _Judge(arrivals, self._targets, self.search.aim.attainment, self._sender)
+        ends = self.search.next_wakeup()
+
+        def tick(load: Load) -> None:
+            if ends is not None and time.perf_counter() - began >= ends:
+                judge.out_of_time = True
+                self._sender.cut()
+            judge.tick(load)
+            self._show(trial, load)
+
+        self._trial = trial.number
+        sent = await self._sender.send(arrivals, self._sending, judge.take, tick)
+        await asyncio.sleep(SETTLE_S)
+        if judge.out_of_time or self._stopped:
+            return None
+        return judge.verdict(trial, sent)
+
+    def _show(self, trial: RunTrial, load: Load) -> None:
+        if sys.stderr.isatty():
+            which = f"load {trial.repeat} of {self.search.aim.repeats}" if trial.repeat else "pilot"
+            told = f"\r{which}: {trial.rate:.4g} req/s, {load.sent}/{trial.requests} sent, {load.open} open   "
+            sys.stderr.write(told)
+            sys.stderr.flush()
+
+    def _say(self, tried: Try) -> None:
+        which = f"load {tried.repeat} of {self.search.aim.repeats}" if tried.repeat else "pilot"
+        share = f"{tried.attained}/{tried.counted} in time" + ("" if tried.whole else " when it was certain to miss")
+        told = tried.sender_late or f"{share}: {'holds' if tried.holds else 'does not hold'}"
+        say(("\r" if sys.stderr.isatty() else "") + f"{which}: {tried.rate:.4g} req/s, {told}")
+
+
+class _Judge:
+    """One trial as it goes: whether its window attains, and the moment when that is certain."""
+
+    def __init__(self, arrivals: Sequence[Arrival], targets: Targets, share: float, sender: Sender) -> None:
+        first, last = math.floor(WINDOW[0] * len(arrivals)), math.ceil(WINDOW[1] * len(arrivals))
+        self._window = {number: _deadline_s(arrivals[number], targets) for number in range(first, last)}
+        """When each request that counts and has not ended has missed for certain."""
+        self._counted = len(self._window)
+        self._may_miss = math.floor((1 - share) * self._counted + 1e-9)
+        self._targets, self._sender = targets, sender
+        self._missed = self._missed_sent = self._overdue = 0
+        self._late_s: list[float] = []
+        self._cut = False
+        self.out_of_time = False
+
+    def take(self, record: Record) -> None:
+        """A request has ended."""
+        if self._cut:
+            return
+        self._late_s.append(record.sent_s - record.at_s)
+        if self._window.pop(record.request, None) is not None:
+            self._missed += not met(record, self._targets)
+            self._missed_sent += not met(record, self._targets, from_sent=True)
+
+    def tick(self, load: Load) -> None:
+        """End the trial once nothing in it can change the verdict."""
+        if self._cut:
+            return
+        overdue = sum(load.elapsed_s > deadline_s for deadline_s in self._window.values())
+        if not self._window or self._missed + overdue > self._may_miss:
+            self._cut = True
+            self._overdue = overdue
+            self._sender.cut()
+
+    def verdict(self, trial: RunTrial, sent: Sent) -> Try:
+        """What the trial says."""
+        holds = not self._window and self._missed <= self._may_miss
+        return Try(
+            repeat=trial.repeat,
+            rate=trial.rate,
+            holds=holds,
+            counted=self._counted,
+            attained=self._counted - len(self._window) - self._missed,
+            whole=not self._window,
+            sender_late=self._spoilt(sent, holds=holds),
+        )
+
+    def _spoilt(self, sent: Sent, *, holds: bool) -> str:
+        """Why this trial tells of the sender; empty where it does not.
+
+        A load that attains although the sender was late attains all the more. One that does not is the server's fault
+        only where forgiving the sender's lateness changes nothing, and that was too small to bunch requests up.
+        """
+        if sent.notes:
+            return sent.notes[0]
+        if holds:
+            return ""
+        late = spread_ms(self._late_s)
+        share = sent.cpu_s / sent.load.elapsed_s if sent.load.elapsed_s > 0 else 0.0
+        if share > CPU_SHARE and sent.load.elapsed_s > CPU_NOTICE_S:
+            return f"the sender used {share:.0%} of a core: its own delays are inside the latencies; use --senders"
+        promised_ms = min(self._targets.ttft_ms or math.inf, self._targets.e2e_ms or math.inf)
+        bearable_ms = max(LATE_MS, BEARABLE * promised_ms if math.isfinite(promised_ms) else 0.0)
+        forgiven = self._missed_sent + self._overdue <= self._may_miss
+        return sender_limit(late, share) if forgiven or (late.p99 or 0.0) > bearable_ms else ""
+
+
+def _deadline_s(arrival: Arrival, targets: Targets) -> float:
+    """From this second of the load on, a request without an end has missed: infinite where targets do not say.
+
+    An answer of n tokens whose first came in time and whose others kept their mean time has ended by then.
+    """
+    limits_ms = [] if targets.e2e_ms is None else [targets.e2e_ms]
+    if targets.ttft_ms is not None and targets.tpot_ms is not None:
+        limits_ms.append(targets.ttft_ms + targets.tpot_ms * max(0, arrival.output_tokens - 1))
+    return arrival.at_s + min(limits_ms, default=math.inf) / 1000

@@ -1,0 +1,305 @@
+"""Sending one load: by this process, or by several that share its schedule and are merged into one result."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import signal
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from loadgen.arrival import Arrival
+from loadgen.http import Pool
+from loadgen.record import Record
+from loadgen.replay import TICK_S, Load, Replay, Sending
+from loadgen.sessions import Sessions
+
+LINE_BYTES_MAX = 1 << 28
+"""Of what a sender tells: a record with the times of a hundred thousand tokens fits."""
+
+BEGIN_S = 0.5
+"""Between the last sender's word that it is ready and the load's second 0: its first bodies are made meanwhile."""
+
+READY_S = 60.0
+LAST_WORDS_S = 5.0
+"""A sender that was told to cut has this long to tell what it measured."""
+
+OnRecord = Callable[[Record], None]
+OnTick = Callable[[Load], None]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One sender's part of a load."""
+
+    url: str
+    sending: Sending
+    arrivals: list[Arrival]
+    first: int
+    step: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """A sender has its part, and waits for the start."""
+
+
+class Got(msgspec.Struct, frozen=True, tag="record"):
+    """A request has ended."""
+
+    record: Record
+
+
+class Stands(msgspec.Struct, frozen=True, tag="stands"):
+    """How far a sender is."""
+
+    sent: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """A sender's part is over."""
+
+    sent: int
+    held_back: int
+    cpu_s: float
+    elapsed_s: float
+    gaps: str
+    """Gaps between chunks, seconds as 4-byte floats, in base64."""
+
+
+Told = Ready | Got | Stands | Ended
+
+
+class Sender(Protocol):
+    """What sends loads; one at a time."""
+
+    async def send(self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick) -> Sent:
+        """Send them all, and wait for the answers."""
+
+    def stop(self) -> None:
+        """Send no more; open answers may end."""
+
+    def cut(self) -> None:
+        """End now."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """What came of a load."""
+
+    load: Load
+    cpu_s: float
+    """Processor time of the busiest sender."""
+    senders: int = 1
+    notes: tuple[str, ...] = ()
+    """Of senders that died."""
+
+
+class OneSender:
+    """This very process."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._replay: Replay | None = None
+
+    async def send(self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick) -> Sent:
+        """Send them all, and wait for the answers."""
+        self._replay = Replay(Pool(self._url), sending, on_record, on_tick)
+        load = await self._replay.run(arrivals)
+        return Sent(load, load.cpu_s)
+
+    async def converse(self, talks: Sessions, sending: Sending, on_record: OnRecord, on_tick: OnTick) -> Sent:
+        """Hold conversations, each turn after the answer before it."""
+        self._replay = Replay(Pool(self._url), sending, on_record, on_tick)
+        load = await self._replay.converse(talks)
+        return Sent(load, load.cpu_s)
+
+    def stop(self) -> None:
+        """Send no more; open answers may end."""
+        if self._replay is not None:
+            self._replay.stop()
+
+    def cut(self) -> None:
+        """End now."""
+        if self._replay is not None:
+            self._replay.cut()
+
+
+@dataclass(slots=True)
+class _Child:
+    """One sender process."""
+
+    number: int
+    process: asyncio.subprocess.Process
+    share: int
+    """Requests that it is to send."""
+    sent: int = 0
+    told: int = 0
+    """Records that came from it."""
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: Ended | None = None
+
+    def tell(self, word: bytes) -> None:
+        """One line on its stdin."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, RuntimeError):
+            self.process.stdin.write(word + b"\n")
+
+    @property
+    def gone(self) -> bool:
+        """Whether it ended without its last word."""
+        return self.ended is None and self.process.returncode is not None
+
+
+class ManySenders:
+    """Several processes, each with every n-th request of the schedule: the same requests at the same moments as one."""
+
+    def __init__(self, url: str, count: int) -> None:
+        self._url, self._count = url, count
+        self._children: list[_Child] = []
+        self._load = Load()
+        self._start_at = 0.0
+        self._cut = False
+
+    async def send(self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick) -> Sent:
+        """Send them all, and wait for the answers."""
+        self._load = Load()
+        self._children = [await self._start(number, arrivals, sending) for number in range(self._count)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                readers = [group.create_task(self._read(child, on_record)) for child in self._children]
+                await self._begin()
+                await self._watch(readers, on_tick)
+        finally:
+            await self._end()
+        return self._merged()
+
+    def stop(self) -> None:
+        """Send no more; open answers may end."""
+        self._load.stopped = True
+        for child in self._children:
+            child.tell(b"stop")
+
+    def cut(self) -> None:
+        """End now."""
+        self._load.stopped = self._cut = True
+        for child in self._children:
+            child.tell(b"cut")
+
+    async def _start(self, number: int, arrivals: Sequence[Arrival], sending: Sending) -> _Child:
+        """A sender in a session of its own: Ctrl-C comes to this process alone, which passes it on."""
+        part = list(arrivals[number :: self._count])
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "baton.load_sender",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            start_new_session=True, limit=LINE_BYTES_MAX,
+        )  # fmt: skip
+        child = _Child(number, process, len(part))
+        job = Job(url=self._url, sending=sending, arrivals=part, first=number, step=self._count)
+        child.tell(msgspec.json.encode(job))
+        return child
+
+    async def _begin(self) -> None:
+        """All of them at one moment, when all are ready (or gone)."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_S):
+                for child in self._children:
+                    await child.ready.wait()
+        self._start_at = time.perf_counter() + BEGIN_S
+        for child in self._children:
+            child.tell(b"start %r" % self._start_at)
+
+    async def _watch(self, readers: Sequence[asyncio.Task[None]], on_tick: OnTick) -> None:
+        """Progress, until the last sender has ended."""
+        cut_at: float | None = None
+        while not all(reader.done() for reader in readers):
+            await asyncio.sleep(TICK_S)
+            now = time.perf_counter()
+            self._load.elapsed_s = max(0.0, now - self._start_at)
+            self._load.sent = sum(child.sent for child in self._children)
+            on_tick(self._load)
+            if self._cut:
+                cut_at = cut_at or now + LAST_WORDS_S
+                if now > cut_at:
+                    break
+        for reader in readers:
+            reader.cancel()
+
+    async def _read(self, child: _Child, on_record: OnRecord) -> None:
+        """What one sender tells, until it ends."""
+        decoder = msgspec.json.Decoder(Told)
+        assert child.process.stdout is not None
+        while (line := await child.process.stdout.readline()).endswith(b"\n"):
+            told = decoder.decode(line)
+            if isinstance(told, Ready):
+                child.ready.set()
+            elif isinstance(told, Stands):
+                child.sent = told.sent
+            elif isinstance(told, Got):
+                self._take(child, told.record, on_record)
+            else:
+                child.ended, child.sent = told, told.sent
+                break
+        if child.ended is None:
+            await child.process.wait()
+            child.ready.set()  # it never will be
+
+    def _take(self, child: _Child, record: Record, on_record: OnRecord) -> None:
+        load = self._load
+        load.records.append(record)
+        load.done += 1
+        load.failed += record.error is not None
+        load.tokens += record.tokens
+        child.told += 1
+        child.sent = max(child.sent, child.told)
+        on_record(record)
+
+    async def _end(self) -> None:
+        """No sender outlives the load."""
+        for child in self._children:
+            if child.process.stdin is not None:
+                child.process.stdin.close()  # a sender whose parent is gone ends by itself
+            if child.process.returncode is None and child.ended is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.send_signal(signal.SIGKILL)
+        for child in self._children:
+            try:
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await child.process.wait()
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()
+                await child.process.wait()
+
+    def _merged(self) -> Sent:
+        load = self._load
+        ended = [child.ended for child in self._children if child.ended is not None]
+        load.held_back = sum(each.held_back for each in ended)
+        load.elapsed_s = max([each.elapsed_s for each in ended] or [load.elapsed_s])
+        for each in ended:
+            load.gaps_s.frombytes(base64.b64decode(each.gaps))
+        load.cpu_s = sum(each.cpu_s for each in ended)
+        load.sent = len(load.records)
+        notes = [note for child in self._children if (note := self._death(child))]
+        return Sent(load, max([each.cpu_s for each in ended] or [0.0]), self._count, tuple(notes))
+
+    def _death(self, child: _Child) -> str:
+        """What became of a sender that did not end as it should; empty where it did."""
+        if child.ended is not None:
+            return ""
+        code = child.process.returncode
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return (
+            f"sender {child.number + 1} of {self._count} died ({how}): {child.share - child.told} of its {child.share} "
+            "requests count as not sent, and the load was not the one asked for"
+        )
+
+
+def encoded_gaps(gaps_s: array[float]) -> str:
+    """Gaps as `Ended` carries them."""
+    return base64.b64encode(gaps_s.tobytes()).decode()

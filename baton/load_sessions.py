@@ -1,0 +1,67 @@
+"""`baton load --sessions`: from flags to conversations in a closed loop."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from baton.load_arrivals import REQUESTS, Planned, lengths_from
+from cluster.errors import UsageError
+from loadgen.body import Asking
+from loadgen.sessions import Plan, Sessions, Think, think_of
+
+TURNS = 4
+THINK_S = "1"
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse what does not go together with sessions, and their flags without them."""
+    if args.sessions is None:
+        for flag in ("think_s", "turns"):
+            if getattr(args, flag) is not None:
+                raise UsageError(f"--{flag.replace('_', '-')} is of conversations: give --sessions N")
+        return
+    for flag in ("trace", "rate", "arrivals", "cv", "prefix_tokens", "token_ids", "max_concurrency"):
+        if getattr(args, flag) is not None:
+            raise UsageError(f"--{flag.replace('_', '-')} is of an open loop, --sessions of a closed one: give one")
+    if args.senders > 1:
+        raise UsageError("--senders shares a schedule, and --sessions has none: leave one out")
+    if args.speed != 1 or args.rate_scale != 1:
+        raise UsageError("--speed and --rate-scale change a schedule, and --sessions has none")
+    _think(args)
+
+
+def planned(args: argparse.Namespace) -> Planned:
+    """How long it goes on; the turns themselves come as it goes."""
+    check(args)
+    for text, flag in ((args.input_tokens, "--input-tokens"), (args.output_tokens, "--output-tokens")):
+        if text:
+            lengths_from(text, flag)
+    if args.requests is None and args.duration_s is None:
+        args.requests = REQUESTS
+    return Planned([], count=args.requests, lasts_s=args.duration_s)
+
+
+def conversations(args: argparse.Namespace, asking: Asking) -> Sessions:
+    """The users."""
+    return Sessions(
+        Plan(
+            sessions=args.sessions,
+            turns=args.turns or TURNS,
+            think=_think(args),
+            inputs=lengths_from(args.input_tokens or "512", "--input-tokens"),
+            outputs=lengths_from(args.output_tokens or "128", "--output-tokens"),
+            requests=args.requests,
+            until_s=math.inf if args.duration_s is None else args.duration_s,
+            seed=args.seed,
+            salt=asking.salt,
+            fit=asking.fit,
+        )
+    )
+
+
+def _think(args: argparse.Namespace) -> Think:
+    try:
+        return think_of(args.think_s or THINK_S)
+    except ValueError as error:
+        raise UsageError(f"--think-s: {error}") from None

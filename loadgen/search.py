@@ -1,0 +1,350 @@
+"""The search for goodput: which rate to try next, and when enough is known. Pure; a machine of events and effects.
+
+Goodput is the highest open-loop rate at which attainment holds. Of one *load* (arrivals drawn from one seed) it is
+found by bisection: the same requests in the same order, sent faster or slower, to a server that has nothing left of the
+trial before. How surely it is known, only several loads tell, each drawn anew: their goodputs are independent draws of
+one distribution, whatever the server's queue does inside a load. Between the lowest and the highest of six lies the
+distribution's median with a probability of 1 − 2/2⁶ = 96.9 %; of more, order statistics further inside will do. That
+holds for every distribution (W. R. Thompson, *On confidence ranges for the median*, Ann. Math. Stat. 7, 1936), and the
+number of loads is fixed before the first, so that nothing is gained by looking at the result meanwhile.
+
+    pilot     few requests: twice the rate while it attains, half of it while it does not
+    repeats   for each load: from the median so far, steps until one rate attains and one does not, then bisection
+
+A trial in which the sender itself was late says nothing of the server. It is tried once more; where the sender stays
+late, no rate from there on can be tried, and what attains below it is a lower bound, not goodput.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+WINDOW: Final = (0.2, 0.8)
+"""Of a trial's arrivals, by number, those that count: before them the server fills up, after them it runs empty, and
+both flatter. The load goes on behind them until they are answered."""
+
+PILOT_STEP: Final = 2.0
+STEP: Final = 1.15
+"""A repeat's first step from the median so far; each further one is the square of the one before, up to the pilot's."""
+
+PILOT_PRECISION: Final = 0.25
+
+LOWEST: Final = 1 / 1024
+"""Of the first rate: where that does not attain either, no rate does."""
+
+LATE_TRIES: Final = 3
+"""So often the sender may be late at one rate before it counts as the limit: other programs come and go."""
+
+CONFIDENCE: Final = 0.95
+
+
+class Limit(StrEnum):
+    """What ended the search, so what its result means."""
+
+    SERVER = "server"
+    """Attainment falls at `rate`: this is goodput."""
+    SENDER = "sender"
+    """The sender cannot send faster: the server attains at `at_least`, and more is not known."""
+    TOP = "top"
+    """The server attains at the highest rate that was allowed."""
+    NEVER = "never"
+    """The server attains at no rate, not even when it is all but idle."""
+    BUDGET = "budget"
+    """Time ran out: what is known so far."""
+    STOPPED = "stopped"
+    """Its user ended it: what is known so far."""
+
+
+class Aim(msgspec.Struct, frozen=True, kw_only=True):
+    """What is searched, and how long."""
+
+    attainment: float
+    """The promised share, between 0 and 1."""
+    first_rate: float = 1.0
+    """Requests per second of the first trial."""
+    top_rate: float = math.inf
+    """No trial is faster."""
+    precision: float = 0.04
+    """Bisection ends when a rate that does not attain is this much above one that does."""
+    repeats: int = 6
+    """Loads drawn; fewer than six have no interval."""
+    pilot_requests: int = 50
+    trial_s: float = 30.0
+    """A trial's length at the pilot's rate."""
+    requests_least: int = 100
+    """Of a trial: fewer make attainment a coarse number."""
+    seconds_max: float = math.inf
+
+
+class Try(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial and what came of it."""
+
+    repeat: int
+    """Which load; 0 is the pilot."""
+    rate: float
+    holds: bool
+    """Whether attainment was at least what is promised."""
+    counted: int
+    """Arrivals of its window."""
+    attained: int
+    """Of those, the ones that met every target; where it was ended early, of those known by then."""
+    whole: bool = True
+    """False: ended as soon as it was certain that it does not hold."""
+    sender_late: str = ""
+    """Why it tells of the sender, not of the server; empty: it does not."""
+
+
+class RunTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """Effect: send a load at this rate."""
+
+    number: int
+    repeat: int
+    """Which load: its seed. The same one has the same requests at every rate."""
+    requests: int
+    rate: float
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """Effect: no more trials."""
+
+    limit: Limit
+    rate: float | None
+    """Goodput, requests per second: the median of the loads'. None where `limit` says that it was not found."""
+    low: float | None
+    high: float | None
+    confidence: float | None
+    """That the interval holds the median of all such loads. None, and no interval, with fewer than six loads."""
+    at_least: float | None
+    """The highest rate at which every load that was tried there attained."""
+    loads: tuple[tuple[float, float], ...]
+    """For each load, a rate at which it attained and one at which it did not."""
+    requests: int
+    """In each load."""
+    trials: int
+    late: int
+    """Trials that the sender spoilt."""
+    because: str
+
+
+class TrialDone(msgspec.Struct, frozen=True):
+    """Event: the trial that was to be run has ended."""
+
+    tried: Try
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Event: time has passed."""
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """Event: no more is wanted."""
+
+
+Event = TrialDone | Tick | Stop
+Effect = RunTrial | Finished
+
+
+class Bisection:
+    """One load's highest rate: steps away from a guess, then halving, in logarithms."""
+
+    def __init__(self, guess: float, step: float, precision: float, top: float) -> None:
+        self.held = 0.0
+        """The highest rate tried at which it attained; 0: none."""
+        self.failed = math.inf
+        """The lowest rate tried at which it did not; infinite: none."""
+        self._rate = min(guess, top)
+        self._step = step
+        self._precision = precision
+        self._top = top
+
+    @property
+    def done(self) -> bool:
+        """Whether both ends are known and near enough."""
+        return self.held > 0 and self.failed <= self.held * (1 + self._precision)
+
+    @property
+    def at_top(self) -> bool:
+        """Whether it attains at the highest rate allowed."""
+        return self.held >= self._top
+
+    @property
+    def middle(self) -> float:
+        """Between the two ends."""
+        return math.sqrt(self.held * self.failed)
+
+    def next_rate(self) -> float:
+        """What to try."""
+        return self._rate
+
+    def take(self, rate: float, *, holds: bool) -> None:
+        """A trial at this rate has ended. A later trial that contradicts an earlier one is believed."""
+        if holds:
+            self.held = rate
+            self.failed = self.failed if self.failed > rate else math.inf
+        else:
+            self.failed = rate
+            self.held = self.held if self.held < rate else 0.0
+        if self.held and math.isfinite(self.failed):
+            self._rate = self.middle
+            return
+        self._rate = min(rate * self._step, self._top) if holds else rate / self._step
+        self._step = min(self._step**2, PILOT_STEP)
+
+    def below(self, ceiling: float) -> None:
+        """Nothing from `ceiling` on can be tried: go between it and what holds."""
+        self._top = min(self._top, ceiling)
+        self._rate = math.sqrt(self.held * ceiling) if self.held else ceiling / PILOT_STEP
+
+
+class Search:
+    """One search. `start()` gives the first trial; `handle` gives the next one, or the end."""
+
+    def __init__(self, aim: Aim) -> None:
+        assert 0 < aim.attainment < 1
+        self.aim: Final = aim
+        self.tries: list[Try] = []
+        self.requests = aim.pilot_requests
+        self._began = 0.0
+        self._number = 0
+        self._repeat = 0
+        self._bisection = Bisection(aim.first_rate, PILOT_STEP, PILOT_PRECISION, aim.top_rate)
+        self._loads: list[Bisection] = []
+        self._late_at: dict[float, int] = {}
+        self._ceiling = math.inf
+        self._why_late = ""
+        self._ended = False
+
+    def start(self, now: float) -> tuple[Effect, ...]:
+        """The first trial."""
+        self._began = now
+        return self._run(self._bisection.next_rate())
+
+    def next_wakeup(self) -> float | None:
+        """When time runs out; None where it cannot, or all is over."""
+        return None if self._ended or math.isinf(self.aim.seconds_max) else self._began + self.aim.seconds_max
+
+    def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
+        """What to do next. Nothing more after `Finished`."""
+        if self._ended:
+            return ()
+        if isinstance(event, Stop):
+            return self._end(Limit.STOPPED, "it was stopped")
+        if isinstance(event, TrialDone):
+            self.tries.append(event.tried)
+            effects = self._late(event.tried) if event.tried.sender_late else self._tried(event.tried)
+            if isinstance(effects[0], Finished) or not self._time_is_up(now):
+                return effects
+            self._number -= 1  # the trial that there is no time for
+        return self._end(Limit.BUDGET, f"{self.aim.seconds_max:g} s were allowed") if self._time_is_up(now) else ()
+
+    # -- after a trial
+
+    def _late(self, tried: Try) -> tuple[Effect, ...]:
+        """The sender could not keep to the moments of this trial."""
+        rate = tried.rate
+        self._late_at[rate] = self._late_at.get(rate, 0) + 1
+        if self._late_at[rate] < LATE_TRIES:
+            return self._run(rate)
+        self._ceiling, self._why_late = min(self._ceiling, rate), tried.sender_late
+        self._bisection.below(self._ceiling)
+        return self._go_on()
+
+    def _tried(self, tried: Try) -> tuple[Effect, ...]:
+        self._bisection.take(tried.rate, holds=tried.holds)
+        return self._go_on()
+
+    def _go_on(self) -> tuple[Effect, ...]:
+        """The next trial of this load, the next load, or the end."""
+        now = self._bisection
+        if now.done:
+            return self._next_load()
+        if self._repeat == 0 and now.failed <= self.aim.first_rate * LOWEST:
+            last = self.tries[-1]
+            return self._end(Limit.NEVER, f"at {last.rate:.3g} requests per second {last.attained} of {last.counted}")
+        if now.held and self._ceiling <= now.held * (1 + self.aim.precision):
+            return self._end(Limit.SENDER, self._why_late)
+        if not now.held and self._ceiling <= self.aim.first_rate * LOWEST:
+            return self._end(Limit.SENDER, self._why_late)
+        if now.at_top:
+            if self._ceiling <= self.aim.top_rate:
+                return self._end(Limit.SENDER, self._why_late)
+            return self._end(Limit.TOP, f"it attains at {now.held:.3g} requests per second, the highest rate allowed")
+        rate = now.next_rate()
+        if rate >= self._ceiling:
+            now.below(self._ceiling)
+            rate = now.next_rate()
+        return self._run(rate)
+
+    def _next_load(self) -> tuple[Effect, ...]:
+        if self._repeat:
+            self._loads.append(self._bisection)
+        if len(self._loads) >= self.aim.repeats:
+            return self._end(Limit.SERVER, "every load was bisected")
+        if self._repeat == 0:
+            wanted = math.ceil(self._bisection.middle * self.aim.trial_s)
+            self.requests = max(wanted, self.aim.requests_least)
+        self._repeat += 1
+        guess = statistics.median([each.middle for each in self._loads] or [self._bisection.middle])
+        self._bisection = Bisection(guess, STEP, self.aim.precision, self.aim.top_rate)
+        return self._go_on()
+
+    def _time_is_up(self, now: float) -> bool:
+        return now - self._began >= self.aim.seconds_max
+
+    # -- effects
+
+    def _run(self, rate: float) -> tuple[Effect, ...]:
+        number, self._number = self._number, self._number + 1
+        return (RunTrial(number=number, repeat=self._repeat, requests=self.requests, rate=rate),)
+
+    def _end(self, limit: Limit, because: str) -> tuple[Effect, ...]:
+        self._ended = True
+        loads = tuple((each.held, each.failed) for each in self._loads)
+        known = limit in {Limit.SERVER, Limit.BUDGET, Limit.STOPPED} and loads
+        low, high, confidence = interval(loads) if known else (None, None, None)
+        rate = statistics.median(math.sqrt(held * failed) for held, failed in loads) if known else None
+        return (
+            Finished(
+                limit=limit,
+                rate=0.0 if limit is Limit.NEVER else rate,
+                low=low,
+                high=high,
+                confidence=confidence,
+                at_least=held_at(self.tries),
+                loads=loads,
+                requests=self.requests,
+                trials=len(self.tries),
+                late=sum(bool(each.sender_late) for each in self.tries),
+                because=because,
+            ),
+        )
+
+
+def held_at(tries: list[Try]) -> float | None:
+    """The highest rate that attained, with no slower trial that did not; None: there is none."""
+    told = [each for each in tries if not each.sender_late]
+    failed = min((each.rate for each in told if not each.holds), default=math.inf)
+    return max((each.rate for each in told if each.holds and each.rate < failed), default=None)
+
+
+def interval(loads: tuple[tuple[float, float], ...]) -> tuple[float | None, float | None, float | None]:
+    """Low end, high end and confidence of the median of all such loads, by order statistics; Nones with too few.
+
+    The probability that the median lies outside the j-th smallest and the j-th largest of k is twice that of fewer than
+    j heads in k throws. Each load counts from its lower end at the bottom and from its upper end at the top.
+    """
+    count = len(loads)
+    inside: tuple[float | None, float | None, float | None] = (None, None, None)
+    outside = 0.0
+    for at in range(count // 2):
+        outside += 2 * math.comb(count, at) / 2**count
+        if outside > 1 - CONFIDENCE:
+            break
+        held, failed = sorted(each[0] for each in loads), sorted(each[1] for each in loads)
+        inside = (held[at], failed[-1 - at], 1 - outside)
+    return inside

@@ -1,0 +1,230 @@
+"""The search for goodput on queues of known capacity, on virtual time: its error, and its interval's coverage."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.search import (
+    LATE_TRIES,
+    WINDOW,
+    Aim,
+    Bisection,
+    Finished,
+    Limit,
+    RunTrial,
+    Search,
+    Stop,
+    Tick,
+    TrialDone,
+    Try,
+    held_at,
+    interval,
+)
+
+SHARE = 0.95
+MU, WITHIN_S = 100.0, 0.2
+"""An M/M/1 queue: answers a second, and the promised time in the system."""
+
+STEADY = MU - math.log(1 / (1 - SHARE)) / WITHIN_S
+"""Its goodput in the long run: a sojourn exceeds t with probability exp(−(μ − λ)·t)."""
+
+
+def times_in_queue(seed: Sequence[int], requests: int, rate: float) -> np.ndarray:
+    """Sojourn times of one load: the same draws at every rate, by Lindley's recursion as a running maximum."""
+    rng = np.random.default_rng(list(seed))
+    arrivals = np.cumsum(rng.exponential(1, requests)) / rate
+    service = rng.exponential(1 / MU, requests)
+    done = np.cumsum(service)
+    before = np.concatenate([[0.0], done[:-1]])
+    return done + np.maximum.accumulate(arrivals - before) - arrivals
+
+
+def tried(trial: RunTrial, seed: int) -> Try:
+    first, last = math.floor(WINDOW[0] * trial.requests), math.ceil(WINDOW[1] * trial.requests)
+    window = times_in_queue((seed, trial.repeat), trial.requests, trial.rate)[first:last]
+    attained = int((window <= WITHIN_S).sum())
+    return made(trial, attained >= SHARE * len(window), len(window), attained)
+
+
+def made(trial: RunTrial, holds: bool, counted: int = 100, attained: int = 0, late: str = "") -> Try:
+    return Try(repeat=trial.repeat, rate=trial.rate, holds=holds, counted=counted, attained=attained, sender_late=late)
+
+
+def searched(search: Search, answer: Callable[[RunTrial], Try], trials_max: int = 500) -> Finished:
+    (effect,) = search.start(0.0)
+    for now in range(trials_max):
+        if isinstance(effect, Finished):
+            return effect
+        (effect,) = search.handle(TrialDone(answer(effect)), float(now))
+    raise AssertionError(f"no end after {trials_max} trials")
+
+
+def goodputs(requests: int, loads: int) -> list[float]:
+    """The goodput of each of many loads, far more finely than a search would find it."""
+    found = []
+    for number in range(loads):
+        low, high = 1.0, 3 * MU
+        for _ in range(12):
+            middle = math.sqrt(low * high)
+            trial = RunTrial(number=0, repeat=number, requests=requests, rate=middle)
+            low, high = (middle, high) if tried(trial, 10**6).holds else (low, middle)
+        found.append(low)
+    return found
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    """60 searches on a queue: 96.9 % of intervals are to hold the median of all loads of that many requests."""
+    requests = 512
+    truth = statistics.median(goodputs(requests, 300))
+    held, errors, confidences = 0, [], set()
+    for seed in range(60):
+        aim = Aim(attainment=SHARE, trial_s=0.1, requests_least=requests)
+        found = searched(Search(aim), lambda trial, seed=seed: tried(trial, seed))
+        assert found.requests == requests
+        assert found.limit is Limit.SERVER
+        assert found.rate is not None and found.low is not None and found.high is not None
+        held += found.low <= truth <= found.high
+        errors.append(abs(found.rate / truth - 1))
+        confidences.add(found.confidence)
+    assert confidences == {1 - 2 / 2**6}
+    assert held >= 54, f"{held} of 60"  # 58 expected; 53 or fewer have a probability of 1 % at 95 % coverage
+    assert statistics.median(errors) < 0.05
+    assert sorted(errors)[56] < 0.15
+
+
+def test_long_loads_find_the_queue_s_known_capacity() -> None:
+    found = searched(Search(Aim(attainment=SHARE, trial_s=400.0)), lambda trial: tried(trial, 1))
+    assert found.rate == pytest.approx(STEADY, rel=0.02)
+    assert found.low is not None and found.high is not None and found.low <= STEADY <= found.high
+
+
+@given(st.floats(0.01, 5000), st.floats(0.01, 0.2), st.floats(0.1, 100))
+def test_a_server_with_one_edge_is_found_within_the_precision(edge: float, precision: float, first: float) -> None:
+    aim = Aim(attainment=SHARE, first_rate=first, precision=precision, repeats=6)
+    found = searched(Search(aim), lambda trial: made(trial, trial.rate <= edge))
+    if found.limit is Limit.NEVER:
+        assert edge < first / 500
+        return
+    assert found.low is not None and found.high is not None
+    assert found.low <= edge <= found.high <= found.low * (1 + precision) ** 2
+    assert found.trials < 120
+
+
+def test_the_same_load_is_sent_at_every_rate_of_a_repeat() -> None:
+    sizes: dict[int, set[int]] = {}
+
+    def answer(trial: RunTrial) -> Try:
+        sizes.setdefault(trial.repeat, set()).add(trial.requests)
+        return made(trial, trial.rate <= 37)
+
+    searched(Search(Aim(attainment=SHARE, trial_s=10.0)), answer)
+    assert set(sizes) == set(range(7))
+    assert all(len(each) == 1 for each in sizes.values())
+    assert sizes[0] == {50} and max(sizes[6]) == pytest.approx(370, rel=0.15)
+
+
+def test_a_sender_that_stays_late_is_the_limit_and_no_goodput_is_told() -> None:
+    def answer(trial: RunTrial) -> Try:
+        return made(trial, holds=True, late="the sender is late" if trial.rate > 300 else "")
+
+    found = searched(Search(Aim(attainment=SHARE)), answer)
+    assert (found.limit, found.rate, found.low, found.high) == (Limit.SENDER, None, None, None)
+    assert found.at_least is not None and 250 < found.at_least <= 300
+    assert found.because == "the sender is late"
+    assert found.late >= LATE_TRIES
+
+
+def test_a_sender_that_is_late_from_the_start() -> None:
+    found = searched(Search(Aim(attainment=SHARE)), lambda trial: made(trial, holds=False, late="late"))
+    assert (found.limit, found.at_least, found.rate) == (Limit.SENDER, None, None)
+
+
+def test_a_sender_that_was_late_once_is_asked_again() -> None:
+    late: set[float] = set()
+
+    def answer(trial: RunTrial) -> Try:
+        if trial.rate > 20 and trial.rate not in late:
+            late.add(trial.rate)
+            return made(trial, holds=False, late="another program")
+        return made(trial, trial.rate <= 40)
+
+    found = searched(Search(Aim(attainment=SHARE)), answer)
+    assert found.limit is Limit.SERVER
+    assert found.rate == pytest.approx(40, rel=0.05)
+    assert found.late == len(late)
+
+
+def test_the_highest_rate_allowed_and_no_rate_at_all() -> None:
+    found = searched(Search(Aim(attainment=SHARE, top_rate=10)), lambda trial: made(trial, holds=True))
+    assert (found.limit, found.rate, found.at_least) == (Limit.TOP, None, 10)
+    found = searched(Search(Aim(attainment=SHARE)), lambda trial: made(trial, holds=False))
+    assert (found.limit, found.rate, found.at_least) == (Limit.NEVER, 0.0, None)
+
+
+def test_time_that_runs_out_leaves_what_is_known() -> None:
+    search = Search(Aim(attainment=SHARE, seconds_max=30))
+    assert search.next_wakeup() is None or search.start(5.0)
+    assert search.next_wakeup() == 35.0
+    assert search.handle(Tick(), 34.9) == ()
+    (found,) = search.handle(Tick(), 35.0)
+    assert isinstance(found, Finished)
+    assert (found.limit, found.rate, found.low, found.confidence) == (Limit.BUDGET, None, None, None)
+    assert search.next_wakeup() is None
+    assert search.handle(Stop(), 36.0) == ()
+
+    search, now = Search(Aim(attainment=SHARE, seconds_max=60)), 0.0
+    (effect,) = search.start(now)
+    while isinstance(effect, RunTrial):
+        now += 3.0
+        (effect,) = search.handle(TrialDone(made(effect, effect.rate <= 64)), now)
+    assert effect.limit is Limit.BUDGET
+    assert 1 < len(effect.loads) < 6
+    assert effect.rate == pytest.approx(64, rel=0.04)
+    assert effect.low is None  # fewer than six loads
+
+
+def test_a_search_that_is_stopped_says_so() -> None:
+    search = Search(Aim(attainment=SHARE))
+    search.start(0.0)
+    (found,) = search.handle(Stop(), 1.0)
+    assert isinstance(found, Finished) and found.limit is Limit.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("count", "at", "confidence"),
+    [(5, None, None), (6, 0, 1 - 2 / 64), (8, 0, 1 - 2 / 256), (9, 1, 1 - 20 / 512), (12, 2, 1 - 2 * 79 / 4096)],
+)
+def test_the_interval_is_that_of_order_statistics(count: int, at: int | None, confidence: float | None) -> None:
+    loads = tuple((float(each), each + 0.5) for each in range(count))
+    low, high, told = interval(loads)
+    if at is None:
+        assert (low, high, told) == (None, None, None)
+    else:
+        assert (low, high) == (float(at), count - 1 - at + 0.5)
+        assert told == pytest.approx(confidence)
+
+
+def test_a_later_trial_is_believed_over_an_earlier_one() -> None:
+    bisection = Bisection(10.0, 1.15, 0.04, math.inf)
+    bisection.take(10.0, holds=True)
+    bisection.take(12.0, holds=False)
+    bisection.take(9.0, holds=False)
+    assert (bisection.held, bisection.failed) == (0.0, 9.0)
+    bisection.take(11.0, holds=True)
+    assert (bisection.held, bisection.failed) == (11.0, math.inf)
+
+
+def test_what_surely_holds_lies_below_everything_that_failed() -> None:
+    def one(rate: float, holds: bool, late: str = "") -> Try:
+        return Try(repeat=1, rate=rate, holds=holds, counted=1, attained=1, sender_late=late)
+
+    assert held_at([]) is None
+    assert held_at([one(5, True), one(9, True), one(7, False)]) == 5
+    assert held_at([one(5, True), one(4, False, late="yes")]) == 5
