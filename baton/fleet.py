@@ -10,12 +10,14 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import aiohttp
 
 from baton.board import Board
 from baton.demo import QUESTION, Demo, ask
 from baton.local import Event, Program, baton_words, is_free
+from baton.members import Member, Members, pool_of
 from baton.output import announce_ready, emit
 from baton.plan import LOOPBACK, Planned
 from baton.registry_child import RegistryElsewhere
@@ -36,8 +38,35 @@ PORTS_S = 15.0
 
 PORTS_EVERY_S = 0.1
 
+OVERDUE_S = 15.0
+"""An agent that was told to leave by a deadline and has not ended so long after it is ended."""
+
 FINAL_CODES = (0, 1, 2)
 """Exit codes by which a program of ours says that starting it again would not help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """A fleet whose engines a controller starts on other machines."""
+
+    words: tuple[str, ...]
+    """Of `baton controller`, up to the registry's flags."""
+    vllm_args: tuple[str, ...]
+    count: int
+    """Instances that it begins with."""
+    model: str
+    """A name in the API, to say how it is used."""
+
+
+class Scaling(Protocol):
+    """What resizes a cluster while it serves."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has begun."""
+
+    async def run(self, fleet: Fleet) -> None:
+        """Until cancelled."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,49 +101,58 @@ class Front:
         return words
 
 
-@dataclass(slots=True)
-class _Member:
-    """One engine of this cluster."""
-
-    planned: Planned
-    program: Program
-    model: str = ""
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class Fleet:
     """One cluster on this machine, from start to stop."""
 
-    def __init__(self, front: Front, planned: list[Planned], running: Running, registry: RegistryElsewhere) -> None:
+    def __init__(
+        self,
+        front: Front,
+        planned: list[Planned],
+        running: Running,
+        registry: RegistryElsewhere,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        """`planned`: engines of this machine, or none where they are `elsewhere`."""
         self.front = front
         self.running = running
         self.board = Board(front.title, quiet=front.as_json)
         self.registry = registry
         logs = log_folder()
         words = self.registry.words()
-        self.members = [
-            _Member(
-                each,
-                Program(
-                    each.wanted.name,
-                    self._engine_argv(each, words),
-                    self._on_event,
-                    logs / f"{each.wanted.name}.agent.log",
-                ),
-            )
-            for each in planned
-        ]
+        self.members = Members()
+        for each in planned:
+            self._add(each)
         self.router = Program("router", baton_words(*front.words(), *words), self._on_event, logs / "router.log")
         argv = self.registry.argv
         self.registry_program = (
             None if argv is None else Program("registry", argv, self._on_event, logs / "registry.log")
         )
+        self.elsewhere = elsewhere
+        self.controller = None if elsewhere is None else self._controller(elsewhere, words)
         self.router_ready = asyncio.Event()
         self.started = asyncio.Event()
         self.endpoint = self.admin = ""
         self.stopping = asyncio.Event()
         self.failure: str | None = None
         self.codes: dict[str, int] = {}
+        self.scaling: Scaling | None = None
+        """What resizes it once it serves; None: it stays as it is."""
+        self._group: asyncio.TaskGroup | None = None
+        self._keepers: set[asyncio.Task[None]] = set()
+
+    def _add(self, planned: Planned, pool: str = "", *, later: bool = False) -> Member:
+        """One more engine, which nothing has started yet."""
+        name = planned.wanted.name
+        argv = self._engine_argv(planned, self.registry.words())
+        program = Program(name, argv, self._on_event, log_folder() / f"{name}.agent.log")
+        member = Member(planned=planned, program=program, pool=pool or pool_of(name), later=later)
+        self.members.add(member)
+        return member
+
+    def _controller(self, elsewhere: Elsewhere, registry: list[str]) -> Program:
+        argv = baton_words(*elsewhere.words, *registry)
+        argv = [*argv, "--", *elsewhere.vllm_args] if elsewhere.vllm_args else argv
+        return Program("controller", argv, self._on_event, log_folder() / "controller.log")
 
     @staticmethod
     def _engine_argv(planned: Planned, registry: list[str]) -> list[str]:
@@ -131,17 +169,25 @@ class Fleet:
                 if self.registry_program:
                     group.create_task(self._keep(self.registry_program), name="registry")
                 await self._wait_for_registry()
-                later = [self.router, *(member.program for member in self.members)]
-                watched = [group.create_task(self._keep(program), name=program.name) for program in later]
+                self._group = group
+                for program in self._programs():
+                    self._begin(program)
                 serving = group.create_task(self._serve(), name="serve")
                 introducing = group.create_task(self._introduce(), name="introduce")
-                await asyncio.wait(watched)
+                while self._keepers:  # others may begin meanwhile
+                    await asyncio.wait(self._keepers, return_when=asyncio.FIRST_COMPLETED)
+                    self._keepers = {keeper for keeper in self._keepers if not keeper.done()}
+                self._group = None
                 serving.cancel()
                 introducing.cancel()
                 if self.registry_program:
                     self.stopping.set()
                     self.registry_program.stop()  # nobody is left who would miss it
         return self._verdict()
+
+    def _begin(self, program: Program) -> None:
+        assert self._group is not None
+        self._keepers.add(self._group.create_task(self._keep(program), name=program.name))
 
     async def _wait_for_registry(self) -> None:
         """Nothing else is worth starting before; when it does not come up, its own `_keep` has said why."""
@@ -155,8 +201,10 @@ class Fleet:
     def _fill_board(self) -> None:
         self.board.add("registry", self.registry.say)
         self.board.add("router", f"{self.front.host}:{self.front.port}")
+        if self.controller is not None:
+            self.board.add("controller", "starts engines on Ray")
         for member in self.members:
-            self.board.add(member.planned.wanted.name, f"{member.planned.url} on {member.planned.placed}")
+            self.board.add(member.name, f"{member.planned.url} on {member.planned.placed}")
 
     async def _keep(self, program: Program) -> None:
         """Run one program, again when it is killed; when it fails for good, the cluster ends with it."""
@@ -170,17 +218,78 @@ class Fleet:
                 if program is self.router:
                     self._stop_engines()
                 return
-            if code == 0 and program.name not in ("router", "registry"):
+            member = self._member(program)
+            if member is not None and (code == 0 or member.leaving):
                 self.board.update(program.name, "stopped", "it was told to leave")  # an operator's doing, no failure
+                self._forget(member)
                 return
             flapping = len(starts) > RESTARTS_MAX and starts[-1] - starts[0] < RESTARTS_WITHIN_S
             if code in FINAL_CODES or flapping:
                 self.board.update(program.name, "failed", f"exit code {code}")
-                self.failure = self.failure or _why(program, code)
-                self._stop()
+                self._failed(program, member, code)
                 return
             self.board.update(program.name, "restarting", f"its process ended with {code}")
             await self._wait_for_ports(program)
+            if member is not None and member.leaving:
+                self._forget(member)
+                return
+
+    def _member(self, program: Program) -> Member | None:
+        return next((each for each in self.members if each.program is program), None)
+
+    def _forget(self, member: Member) -> None:
+        """It has left. A fleet that is never resized keeps its name, for what asks about it later."""
+        if self.scaling is not None:
+            self.members.remove(member)
+
+    def _failed(self, program: Program, member: Member | None, code: int) -> None:
+        """It ended for good: the cluster with it, unless it serves already and another engine can take its place."""
+        if member is not None and self.scaling is not None and (member.later or self.scaling.running):
+            member.failed = _why(program, code)
+            return
+        self.failure = self.failure or _why(program, code)
+        self._stop()
+
+    # -- while it serves: more engines and fewer --
+
+    def scaled_at(self, url: str) -> None:
+        """Its controller answers there."""
+        self.running.scaling = url
+        save(self.running)
+
+    def begin_engine(self, planned: Planned, pool: str) -> None:
+        """Start one more."""
+        if self.stopping.is_set() or self._group is None:
+            return
+        member = self._add(planned, pool, later=True)
+        self.board.add(member.name, f"{planned.url} on {planned.placed}")
+        self.board.update(member.name, "starting", str(planned.placed))
+        self._begin(member.program)
+
+    def drain_engine(self, name: str, deadline_s: float) -> None:
+        """Have it finish what it has and end: routers hear of it before it does. Told twice it would end at once."""
+        member = self.members.get(name)
+        if member is None or member.leaving or member.failed:
+            return
+        member.leaving = True
+        self.board.update(name, "stopping", "it drains")
+        member.program.stop()
+        asyncio.get_running_loop().call_later(deadline_s + OVERDUE_S, self._cut_off, member)
+
+    def end_engine(self, name: str) -> None:
+        """End it now, in order; one that has failed is forgotten."""
+        member = self.members.get(name)
+        if member is None:
+            return
+        if member.failed:
+            self.members.remove(member)
+            return
+        member.leaving = True
+        self._cut_off(member)
+
+    def _cut_off(self, member: Member) -> None:
+        if member.program.running:
+            member.program.close()
 
     async def _wait_for_ports(self, program: Program) -> None:
         """What a killed agent left below it is being ended by its keeper: until then its ports are taken."""
@@ -200,20 +309,25 @@ class Fleet:
             try:
                 await asyncio.to_thread(introduce_each_other, *known)
             except (OSError, ValueError) as error:  # one of them ends just now: its next start comes by here again
-                self.board.say(f"not introduced yet: {error}")
+                self.board.say(
+                    f"Engines with Baton's connector do not know each other yet; tried again at the next start: {error}"
+                )
 
     async def _serve(self) -> None:
         await self.router_ready.wait()
         for member in self.members:
             await member.ready.wait()
-        await self._wait_until_routable()
+        seen = await self._wait_until_routable()
         self.board.settle()
-        self._announce(self.members[0].model)
+        model = next(iter(self.members)).model if self.elsewhere is None else self.elsewhere.model
+        self._announce(model, seen)
         if self.front.demo:
-            await self._demo(self.members[0].model)
+            await self._demo(model)
         self.board.say("\nServing. Ctrl-C stops everything.")
+        if self.scaling is not None:
+            await self.scaling.run(self)
 
-    def _announce(self, model: str) -> None:
+    def _announce(self, model: str, seen: list[dict[str, Any]]) -> None:
         instances = [
             {"id": each.planned.wanted.name, "role": each.planned.wanted.role.value, "url": each.planned.url}
             for each in self.members
@@ -224,15 +338,17 @@ class Fleet:
         print(f"\nready baton {self.endpoint}\n", flush=True)
         self.board.say(_how_to_use(self.endpoint, model))
 
-    async def _wait_until_routable(self) -> None:
-        """Until the router has heard of everybody."""
+    async def _wait_until_routable(self) -> list[dict[str, Any]]:
+        """Until the router has heard of everybody; who that is."""
+        count = 0 if self.elsewhere is None else self.elsewhere.count
         async with aiohttp.ClientSession() as session:
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
                     async with session.get(f"{self.admin}/ready") as response:
                         seen = (await response.json())["instances"]
-                        if len(seen) == len(self.members) and all(each["state"] == "up" for each in seen):
-                            return
+                        enough = len(seen) == len(self.members) if self.elsewhere is None else len(seen) >= count
+                        if enough and all(each["state"] == "up" for each in seen):
+                            return list(seen)
                 await asyncio.sleep(0.2)
 
     async def _demo(self, model: str) -> None:
@@ -260,11 +376,15 @@ class Fleet:
             return
         if name == "router":
             self._router_event(event)
+        elif name == "controller":
+            self._controller_event(event)
         else:
-            self._engine_event(next(each for each in self.members if each.planned.wanted.name == name), event)
+            member = self.members.get(name)
+            if member is not None:
+                self._engine_event(member, event)
 
-    def _engine_event(self, member: _Member, event: Event) -> None:
-        name = member.planned.wanted.name
+    def _engine_event(self, member: Member, event: Event) -> None:
+        name = member.name
         if event.get("event") == "ready":
             member.model = str(event.get("model", ""))
             self.board.update(name, "ready")
@@ -272,6 +392,13 @@ class Fleet:
             self.started.set()
         elif event.get("event") == "state" and event["state"] != "ready":
             self.board.update(name, str(event["state"]), str(event.get("detail", "")))
+
+    def _controller_event(self, event: Event) -> None:
+        if event.get("event") == "ready":
+            self.board.update("controller", "ready")
+            self.scaled_at(str(event["endpoint"]))
+        elif event.get("event") == "scaling":
+            self.board.say(str(event.get("said", "")))
 
     def _router_event(self, event: Event) -> None:
         if event.get("event") != "ready":
@@ -309,6 +436,8 @@ class Fleet:
         asyncio.get_running_loop().call_later(DRAIN_S, self._kill)
 
     def _stop_engines(self) -> None:
+        if self.controller is not None:
+            self.controller.stop()  # it owns them, and ends them
         for member in self.members:
             member.program.close()
 
@@ -319,7 +448,8 @@ class Fleet:
             self.registry_program.kill()
 
     def _programs(self) -> list[Program]:
-        return [self.router, *(member.program for member in self.members)]
+        controller = [] if self.controller is None else [self.controller]
+        return [self.router, *controller, *(member.program for member in self.members)]
 
     def _verdict(self) -> int:
         if self.failure is None:
@@ -351,4 +481,4 @@ def _way(demo: Demo) -> str:
     """How the first answer was served."""
     if demo.pulled:
         return f"the KV cache of {demo.pulled} prompt tokens went from prefill to decode over NIXL"
-    return "served whole by one engine, as that costs less while nobody else asks (docs/policy.md)"
+    return "served whole by one engine, which is cheaper while no other request runs (docs/policy.md)"

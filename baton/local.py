@@ -14,7 +14,8 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,61 @@ STDERR_LINES_KEPT = 40
 """Last words of a child that are shown when it fails."""
 
 LINE_BYTES_MAX = 1 << 20
-"""Longest line read from a child."""
+"""A longer line of a child's is read as several."""
+
+READ_BYTES = 1 << 16
 
 LOG_BYTES_MAX = 20 << 20
-"""At a start, a child's log longer than this becomes ``NAME.log.1``."""
+"""A child's log longer than this becomes ``NAME.log.1``, and a new one begins: two files at most."""
 
 
 def baton_words(*words: str) -> list[str]:
     """The command line of one of our own commands, with the same Python, under our lifeline."""
     return [sys.executable, "-m", "baton", *words, "--json", "--lifeline"]
+
+
+async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Every line to the stream's end, whatever its length: a pipe that is read no further would stop the child."""
+    rest = b""
+    while data := await stream.read(READ_BYTES):
+        *lines, rest = (rest + data).splitlines(keepends=True) or [b""]
+        if rest.endswith(b"\n") or len(rest) >= LINE_BYTES_MAX:
+            lines.append(rest)
+            rest = b""
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
+
+
+class BoundedLog:
+    """A child's log: two files of `LOG_BYTES_MAX` at most. A disk that is full loses lines and stops nobody."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+
+    def write(self, line: bytes) -> None:
+        """Append it."""
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("ab", buffering=0)
+            if self._file.tell() > LOG_BYTES_MAX:
+                self._file.close()
+                self._file = None
+                self._path.replace(self._path.with_suffix(".log.1"))
+                self._file = self._path.open("ab", buffering=0)
+            self._file.write(line)
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        """No more for now."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 class Program:
@@ -54,7 +101,6 @@ class Program:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            limit=LINE_BYTES_MAX,
             start_new_session=True,  # Ctrl-C reaches us alone; we decide who stops when
         )
         assert process.stdout is not None
@@ -65,7 +111,7 @@ class Program:
         return await process.wait()
 
     async def _read_events(self, stream: asyncio.StreamReader) -> None:
-        async for line in stream:
+        async for line in lines_of(stream):
             try:
                 event = json.loads(line)
             except (ValueError, RecursionError):
@@ -76,11 +122,8 @@ class Program:
                 self.last_words.append(line.decode(errors="replace").rstrip())
 
     async def _read_words(self, stream: asyncio.StreamReader) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
-            self.log.replace(self.log.with_suffix(".log.1"))
-        with self.log.open("ab", buffering=0) as log:
-            async for line in stream:
+        with contextlib.closing(BoundedLog(self.log)) as log:
+            async for line in lines_of(stream):
                 log.write(line)
                 self.last_words.append(line.decode(errors="replace").rstrip())
 

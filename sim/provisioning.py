@@ -103,6 +103,10 @@ class Provisioning:
         """Instances that wait for a GPU, oldest first."""
         return tuple(self._pending)
 
+    def member_of(self, pending: InstanceId) -> Member:
+        """What an instance that waits for a GPU is to be."""
+        return self._pending[pending]
+
     def gpu_seconds(self, end_ns: int) -> dict[str, float]:
         """By type of GPU: seconds that processes had one, until now."""
         found = dict(self._gpu_ns)

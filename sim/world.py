@@ -154,6 +154,7 @@ class World:
             energy_j=sum(
                 self.energy.joules(each, self.provisioning.there_s(each, front.ended_ns)) for each in self.instances
             ),
+            busy_s={each.name: self.energy.busy_s(each) for each in self.instances},
             fleet_events=tuple(self.provisioning.events),
         )
 

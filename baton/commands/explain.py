@@ -1,32 +1,51 @@
 """What a cluster file promises, in words: its pools, its classes, its tenants, and what was left at defaults and why.
 
+With `--scaling`: why a fleet was resized, decision by decision, from its controller's kept log (docs/scaling-run.md).
+
 Warnings go to stderr; a file with errors is not explained (exit code 1).
 
-example:
+examples:
   baton explain baton.yaml
+  baton explain --scaling
+  baton explain --scaling other-cluster --last 50
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import deque
 
 from baton.clusterfile import DEFAULT, read
 from baton.output import emit, say
 from cluster.errors import UsageError
+from cluster.registry.registry import DEFAULT_CLUSTER
 from cluster.spec import as_json, as_text, explain
+
+LAST = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton explain`."""
-    parser.add_argument("file", nargs="?", default=DEFAULT, metavar="FILE", help="default %(default)s; - = stdin")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("file", nargs="?", metavar="FILE", help=f"default {DEFAULT}; - = stdin")
+    parser.add_argument(
+        "--scaling",
+        nargs="?",
+        const=DEFAULT_CLUSTER,
+        metavar="CLUSTER|LOG",
+        help=f"instead: the decisions of a controller's log (default: of the cluster `{DEFAULT_CLUSTER}`)",
+    )
+    parser.add_argument("--last", type=int, default=LAST, metavar="N", help="so many decisions (default %(default)s)")
+    parser.add_argument("--held", action="store_true", help="also decisions that changed nothing")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout; with --scaling one a line")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print it; 1 when the file has errors, which are printed instead."""
     if args.vllm_args:
         raise UsageError("`baton explain` takes no vLLM flags")
-    parsed = read(args.file)
+    if args.scaling is not None:
+        return _scaling(args)
+    parsed = read(args.file or DEFAULT)
     for problem in parsed.problems:
         say(str(problem))
     if parsed.spec is None:
@@ -37,4 +56,21 @@ def run(args: argparse.Namespace) -> int:
         emit({"file": parsed.file, "parts": as_json(parts)})
     else:
         print(as_text(parts), end="")
+    return 0
+
+
+def _scaling(args: argparse.Namespace) -> int:
+    from baton.scaling_log import decisions, log_of, words
+
+    if args.last < 1:
+        raise UsageError(f"--last {args.last}: give 1 or more")
+    log = log_of(args.scaling)
+    found = deque(decisions(log, held=args.held), maxlen=args.last)
+    for each in found:
+        if args.json:
+            emit({"at": each.at, "model": each.model, **each.decision})
+        else:
+            print("\n".join(words(each)))
+    if not found:
+        say(f"{log}: no decision yet that changed anything; --held shows why")
     return 0

@@ -2,7 +2,9 @@
 
 Without a model it serves the tiny one that ships with Baton (`baton-tiny`): no GPU and no download needed. A cluster
 file (docs/cluster-file.md) says the same and more. Everything after `--` goes to every vLLM verbatim. A killed engine
-or agent is brought back. Ctrl-C finishes what is running and stops all of it; a second Ctrl-C stops it at once.
+or agent is brought back. Pools of a file whose `min` is less than their `max` are resized to keep the file's promises
+(docs/scaling.md; `--no-scale` leaves them). Ctrl-C finishes what is running and stops all of it; a second Ctrl-C stops
+it at once.
 
 examples:
   baton up
@@ -15,26 +17,38 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
+from baton.changing import Changing
 from baton.clusterfile import beside, read
 from baton.descriptors import raise_descriptor_limit
-from baton.fleet import Fleet, Front
-from baton.plan import Wanted, from_counts, from_file, place
+from baton.fleet import Elsewhere, Fleet, Front
+from baton.output import say
+from baton.plan import Wanted, from_counts, from_file, place, templates
+from baton.registry import fleet_proofs
 from baton.registry_child import RegistryChild, RegistryElsewhere
 from baton.state import Running, born, recorded
-from baton.ticket_keys import add_ticket_keys_argument, files_for, named_file
+from baton.ticket_keys import add_ticket_keys_argument, files_for, later_files, named_file, open_fleet_keys
 from cluster.errors import UsageError
 from cluster.instance import Role
+from cluster.registry.redis import RedisRegistry
 from cluster.registry.registry import DEFAULT_CLUSTER
 from cluster.spec import POLICY, Spec
+from cluster.spec.plan import stems
 from engine.vllm.hardware import Hardware, find_hardware
 from engine.vllm.transfer import ASKED, connector_for
 from router.policy import POLICIES
+
+if TYPE_CHECKING:
+    from baton.local_fleet import LocalScaling
+    from baton.scaling import Plan
 
 FILE_ENDINGS = (".yaml", ".yml")
 
@@ -67,6 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="ask one question once it serves (default: with the bundled model)",
     )
+    add("--on", metavar="ray|ray://HOST:PORT", help="start engines on a Ray cluster (docs/scaling.md)")
+    add("--no-scale", action="store_true", help="keep every pool at its size, whatever the file's `min` and `max` say")
+    add("--scale-dry-run", action="store_true", help="say what scaling would do, and do nothing")
     add_ticket_keys_argument(parser, "the fleet's", "new ones, where the registry is this command's own")
     add("--json", action="store_true", help="one JSON object a line on stdout")
 
@@ -75,16 +92,21 @@ def run(args: argparse.Namespace) -> int:
     """Start everything, serve until Ctrl-C or SIGTERM; 0 when it ended as asked, 1 when a part failed for good."""
     raise_descriptor_limit()
     spec = _spec(args)
-    wanted = _from_flags(args) if spec is None else from_file(spec, args.vllm_args)
-    wanted = [replace(each, engine=args.engine) for each in wanted]
+    wanted = _from_flags(args) if spec is None else from_file(spec, args.vllm_args, args.engine)
     front = _front(args, spec)
     cluster = args.cluster or (spec.registry.cluster if spec is not None else DEFAULT_CLUSTER)
     with ExitStack() as closing:
         registry = closing.enter_context(_registry(args, spec, cluster))
-        wanted = _with_ticket_keys(args, wanted, front, registry, closing)
         hardware = find_hardware()
-        wanted = _with_doors(_with_connectors(wanted, hardware), closing)
-        planned = place(wanted, hardware)
+        plan = _scaling_plan(args, spec, hardware)
+        pools = {} if spec is None or plan is None else templates(spec, args.vllm_args, args.engine)
+        if args.on is not None:
+            wanted = []  # a controller starts them there
+        every = [replace(each, engine=args.engine, drain_s=_drain_s(plan)) for each in [*wanted, *pools.values()]]
+        every = _with_ticket_keys(args, every, front, registry, closing)
+        every, door = _with_doors(_with_connectors(every, hardware), closing)
+        wanted, later = every[: len(wanted)], every[len(wanted) :]
+        planned = place(wanted, hardware, 0 if plan is None else _most(plan)) if wanted else []
         running = Running(
             cluster=cluster,
             pid=os.getpid(),
@@ -94,8 +116,90 @@ def run(args: argparse.Namespace) -> int:
             registry_ca_file=str(registry.ca_file or ""),
             ticket_keys_file=front.ticket_keys_file or "",
         )
+        fleet = Fleet(front, planned, running, registry, _elsewhere(args, spec, front))
+        if plan is not None and args.on is None:
+            settings = dict(zip(pools, later, strict=True))
+            fleet.scaling = _scaling(cluster, plan, settings, hardware, registry, front, door, closing)
         with recorded(running):
-            return asyncio.run(Fleet(front, planned, running, registry).run())
+            return asyncio.run(fleet.run())
+
+
+def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: Hardware) -> Plan | None:
+    """How the fleet is to be sized; None: it keeps its size."""
+    if spec is None or args.no_scale:
+        return None
+    from baton.scaling import plan_of, wants_scaling
+
+    if not wants_scaling(spec):
+        return None
+    found = hardware.gpus[0].name if hardware.gpus else None
+    plan = plan_of(spec, args.engine, found, args.vllm_args, dry=args.scale_dry_run)
+    for model, because in plan.off.items():
+        say(f"baton: {model} keeps its size: {because}")
+    return plan if plan.pools else None
+
+
+def _elsewhere(args: argparse.Namespace, spec: Spec | None, front: Front) -> Elsewhere | None:
+    """The controller that starts the engines on Ray; None: they are this command's own."""
+    if args.on is None:
+        return None
+    if spec is None:
+        raise UsageError(f"--on {args.on}: name a cluster file (docs/cluster-file.md), which says what to start there")
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("--on ray: Ray is not installed in this Python: pip install 'baton-serve[ray]'")
+    words = ["controller", args.model, "--on", args.on, "--engine", args.engine, "--owns"]
+    words += ["--dry-run"] if args.scale_dry_run else []
+    if front.ticket_keys_file is not None:
+        words += ["--ticket-keys-file", front.ticket_keys_file]
+    count = sum(pool.at_start for _, _, pool in stems(spec).values())
+    return Elsewhere(words=tuple(words), vllm_args=tuple(args.vllm_args), count=count, model=spec.models[0].api_name)
+
+
+def _drain_s(plan: Plan | None) -> float | None:
+    return None if plan is None else plan.rules.drain_s
+
+
+def _most(plan: Plan) -> int:
+    return sum(pool.max for pools in plan.pools.values() for pool in pools)
+
+
+def _scaling(
+    cluster: str,
+    plan: Plan,
+    settings: dict[str, Wanted],
+    hardware: Hardware,
+    registry: RegistryChild | RegistryElsewhere,
+    front: Front,
+    door: Callable[[str], str],
+    closing: ExitStack,
+) -> LocalScaling:
+    """What resizes the fleet while it serves."""
+    from baton.local_fleet import LocalScaling
+
+    keys = None if front.ticket_keys_file is None else open_fleet_keys(Path(front.ticket_keys_file))
+    folder = Path(closing.enter_context(TemporaryDirectory(prefix="baton-tickets-", ignore_cleanup_errors=True)))
+    make = None if front.ticket_keys_file is None else later_files(Path(front.ticket_keys_file), folder)
+
+    def open_registry() -> RedisRegistry:
+        return RedisRegistry.open(
+            registry.url,
+            cluster=cluster,
+            password_file=registry.password_file,
+            ca_file=registry.ca_file,
+            proofs=fleet_proofs(keys),
+        )
+
+    return LocalScaling(
+        cluster,
+        plan,
+        settings,
+        hardware,
+        open_registry,
+        None if keys is None else keys.get,
+        lambda name: None if make is None else make(name),
+        door,
+        None if front.config is None else Changing(front.config),
+    )
 
 
 def _spec(args: argparse.Namespace) -> Spec | None:
@@ -157,8 +261,8 @@ def _with_ticket_keys(
 
 
 def _with_connectors(wanted: list[Wanted], hardware: Hardware) -> list[Wanted]:
-    """Who moves each one's KV cache, where the user leaves that to us: the same for all of a model, since instances
-    with different connectors hand nothing over to each other.
+    """The connector that moves each one's KV cache, where the user names none: the same for all of a model, since
+    instances with different connectors hand nothing over to each other.
     """
     chosen = [
         connector_for(
@@ -181,12 +285,18 @@ def _with_connectors(wanted: list[Wanted], hardware: Hardware) -> list[Wanted]:
     ]
 
 
-def _with_doors(wanted: list[Wanted], closing: ExitStack) -> list[Wanted]:
-    """A private folder for the sockets of engines with Baton's connector: short, for a socket's path is."""
+def _with_doors(wanted: list[Wanted], closing: ExitStack) -> tuple[list[Wanted], Callable[[str], str]]:
+    """A private folder for the sockets of engines with Baton's connector: short, for a socket's path is. And where the
+    socket of an engine that comes later is to be.
+    """
     if all(each.connector != "baton" or each.engine == "mock" for each in wanted):
-        return wanted
+        return wanted, lambda _: ""
     folder = closing.enter_context(TemporaryDirectory(prefix="baton-", ignore_cleanup_errors=True))
-    return [replace(each, door=f"{folder}/{each.name}/door") for each in wanted]
+
+    def door(name: str) -> str:
+        return f"{folder}/{name}/door"
+
+    return [replace(each, door=door(each.name)) for each in wanted], door
 
 
 def _registry(args: argparse.Namespace, spec: Spec | None, cluster: str) -> RegistryChild | RegistryElsewhere:

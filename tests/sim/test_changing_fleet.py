@@ -73,6 +73,11 @@ def what_happened(result: Result, name: str) -> list[tuple[float, str]]:
     return [(round(each.at_ns / NS, 3), each.what) for each in result.fleet_events if each.instance == name]
 
 
+def refused(result: Result) -> list[tuple[str, str]]:
+    """Which instance, and why."""
+    return [(each.instance, each.because) for each in result.fleet_events if each.what == "refused"]
+
+
 def all_served(result: Result) -> bool:
     return bool(result.good().all())
 
@@ -152,8 +157,7 @@ def test_a_flip_keeps_the_engine_and_its_settings() -> None:
 def test_what_was_started_for_one_role_does_not_flip() -> None:
     world, result = changing(members(P, D), every(0.1, 10), (0.5, do.Flip(instance=named("decode-0"), role=P)))
     assert world.by_name[named("decode-0")].agent.role is D
-    refused = [each for each in result.fleet_events if each.what == "refused"]
-    assert "--flips" in refused[0].because
+    assert "--flips" in refused(result)[0][1]
 
 
 def test_a_budget_holds_at_every_instant_draining_included() -> None:
@@ -170,9 +174,9 @@ def test_a_budget_holds_at_every_instant_draining_included() -> None:
         around=around,
     )
     assert all_served(result)
-    refused = {each.instance: each.because for each in result.fleet_events if each.what == "refused"}
-    assert set(refused) == {"decode-2", "decode-3"}
-    assert "0 of 3 left" in refused[named("decode-3")]
+    told = dict(refused(result))
+    assert set(told) == {"decode-2", "decode-3"}
+    assert "0 of 3 left" in told["decode-3"]
     assert result.gpus == 3
     assert world.by_name[named("decode-4")].ready
 
@@ -184,7 +188,7 @@ def test_money_and_watts_are_budgets_too(budget: Budget, word: str) -> None:
     rest = {"price_per_hour": 2.0, "power_w": 700.0}
     around = Site(pools={"decode": one("decode", D, **rest)}, budget=budget)
     _, result = changing(members(P, D, **rest), every(0.1, 10), (0.5, start("decode-1")), around=around)
-    assert word in next(each.because for each in result.fleet_events if each.what == "refused")
+    assert word in refused(result)[0][1]
 
 
 def test_a_fleet_beyond_its_budget_does_not_begin() -> None:
@@ -259,7 +263,7 @@ def test_a_fault_of_an_instance_that_is_not_there_does_nothing() -> None:
 
 def test_a_name_is_given_once_and_pools_are_known() -> None:
     _, result = changing(members(P, D), every(0.1, 20), (0.5, start("decode-0")), (0.6, start("x", "nowhere")))
-    told = [each.because for each in result.fleet_events if each.what == "refused"]
+    told = [because for _, because in refused(result)]
     assert told == ["the name decode-0 is taken, or was", "there is no pool 'nowhere'; there is prefill, decode"]
 
 

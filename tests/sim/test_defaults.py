@@ -1,4 +1,4 @@
-"""What a router does of whom nobody has told anything: no policy, no costs, engines that cannot be told a first token.
+"""What a router does with no settings at all: no policy, no costs, engines that cannot be told a first token.
 
 It is held against `least_load`, which needs to know nothing: never worse, and far better where prompts share prefixes.
 """
@@ -84,7 +84,7 @@ def run(arrivals: list[Arrival], *roles: Role, policy: str | None = None, faults
 
 
 def ttft_ms(columns: Any) -> float:
-    """The mean; everybody has been served."""
+    """The mean; every request has been served."""
     assert (columns["outcome"] == 1).all()
     return float(np.mean(columns["first_ns"] - columns["at_ns"]) / MS)
 
@@ -126,7 +126,7 @@ def test_it_is_no_worse_than_who_compares_load_alone(
 
 
 def test_a_burst_of_equal_prompts_spreads_over_the_fleet() -> None:
-    """Nobody knows anything yet, and whoever is first has the prefix of all that follow."""
+    """Nothing is known yet, and the first request has the prefix of all that follow."""
     columns = run(chats(40, 4000.0, turns=1, systems=1), *FOUR)
     placed = Counter(
         int(at if at >= 0 else other) for at, other in zip(columns["prefill"], columns["decode"], strict=True)

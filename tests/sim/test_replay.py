@@ -18,7 +18,7 @@ from router.desk import Desk, Seat
 from router.journey import Choose
 from router.logged import Log, LoggedDesk, LoggedPrefixes, LoggedView
 from router.policy import POLICIES
-from router.records import Promise, Reported, Sent, Wanted
+from router.records import Promise, Reported, Sent, Standing, Wanted
 from router.speeds import Make
 from router.view import View
 from sim.faults import Faults, preset
@@ -195,7 +195,7 @@ def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     view.unreachable(name)
     view.set_aside({InstanceId("x"): "a fan is loud"})
     view.distrust({(InstanceId("p"), name): "it answers otherwise"})
-    view.proven({InstanceId("p"): 1}, {name: 1}, {}, {(InstanceId("q"), name): "it is busy"})
+    view.proven(Standing({InstanceId("p"): 1}, {name: 1}, {}, {(InstanceId("q"), name): "it is busy"}))
     view.seen(name, None, None)
     view.leg_started(name)
     desk.leg_ended(name)

@@ -1,0 +1,51 @@
+"""A cluster file that is edited while programs go by it: read again when it has changed, left alone where it is bad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from baton.clusterfile import read
+from cluster.errors import UsageError
+from cluster.spec import Spec
+
+
+class Changing:
+    """One file. `look` is called now and then, and costs a system call while nothing changes."""
+
+    def __init__(self, file: str, read_file: Callable[[str], Spec] | None = None) -> None:
+        """`read_file`: raises UsageError for a file that is not to be gone by."""
+        self._file: Final = file
+        self._read: Final = read_file or (lambda name: read(name).usable())
+        self._stamp = self._stat()
+        self._digest = self._content()
+
+    def look(self) -> Spec | str | None:
+        """The file as it is now; or why it cannot be gone by, once; None: nothing is new."""
+        stamp = self._stat()
+        if stamp is None or stamp == self._stamp:
+            return None  # an editor that puts another file in its place leaves a moment without one
+        self._stamp = stamp
+        digest = self._content()
+        if digest == self._digest:
+            return None
+        self._digest = digest
+        try:
+            return self._read(self._file)
+        except UsageError as error:
+            return f"{self._file} has changed and is not gone by, as it is wrong: {error}"
+
+    def _stat(self) -> tuple[int, int, int] | None:
+        try:
+            found = Path(self._file).stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _content(self) -> bytes:
+        try:
+            return blake2b(Path(self._file).read_bytes()).digest()
+        except OSError:
+            return b""

@@ -1,0 +1,168 @@
+"""Sizes a fleet: looks at what arrives and how it fares, and starts, flips and drains instances to keep the promises.
+
+One controller at a time leads, by a lock in the registry; others look on and take over. `--on ray` starts instances on
+a Ray cluster and goes on with those that exist already; without it this controller only speaks to agents that run
+(other roles, drains). `baton up` has a controller of its own. docs/scaling.md says how it decides.
+
+examples:
+  baton controller baton.yaml --on ray --registry redis://10.0.0.9:6379 --registry-password-file keys/registry
+  baton controller baton.yaml --dry-run
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from baton.changing import Changing
+from baton.clusterfile import beside, read
+from baton.lifeline import watch_lifeline
+from baton.output import emit, say
+from baton.plan import Wanted, templates
+from baton.registry import add_registry_arguments, fleet_proofs, open_registry
+from baton.scaling import Plan, ScalingShell, plan_of
+from baton.signals import stopping_signals
+from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
+from cluster.errors import UsageError
+from cluster.registry.membership import Heartbeat
+from cluster.registry.registry import Registry
+from cluster.spec import Spec
+from cluster.spec.plan import stems
+from cluster.telemetry import configure_logging
+from goodput.actuate.agents import Agents
+from goodput.actuate.agents_only import AgentsOnly
+from goodput.actuate.protocol import Actuator
+from goodput.actuate.ray_cluster import RayActuator
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `baton controller`."""
+    add = parser.add_argument
+    add("file", metavar="FILE", help="the cluster file")
+    add("--on", metavar="ray|ray://HOST:PORT", help="where instances are started (default: nowhere, agents alone)")
+    add("--engine", choices=["vllm", "mock"], default="vllm", help="what instances run (default %(default)s)")
+    add("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    add("--owns", action="store_true", help="end all instances when this controller ends (`baton up --on ray` does)")
+    add("--host", default="127.0.0.1", help="address of its own HTTP (default %(default)s)")
+    add("--port", type=int, default=0, help="port of its own HTTP, 0 = a free one (default 0)")
+    add_ticket_keys_argument(parser, "the fleet's")
+    add_registry_arguments(parser)
+    add("--json", action="store_true", help="one JSON object a line on stdout")
+    add("--lifeline", action="store_true", help="stop when stdin ends: for a parent that may be killed")
+    add("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """What one controller is made of."""
+
+    args: argparse.Namespace
+    spec: Spec
+    plan: Plan
+    shell: ScalingShell
+    agents: Agents
+    keys: Any
+
+    def beats(self) -> Mapping[str, Heartbeat]:
+        scaler = self.shell.scaler
+        return {} if scaler is None else scaler.beats
+
+
+def run(args: argparse.Namespace) -> int:
+    """Size the fleet until SIGTERM or Ctrl-C; 0. Instances go on, unless --owns."""
+    if args.on is not None and args.on != "ray" and not args.on.startswith("ray://"):
+        raise UsageError(f"--on {args.on}: give `ray` for this machine's Ray cluster, or ray://HOST:PORT")
+    configure_logging(args.log_level)
+    spec = read(args.file).usable()
+    if args.registry is None:
+        _use_registry(args, spec)
+    plan = plan_of(spec, args.engine, None, args.vllm_args, dry=args.dry_run)
+    return asyncio.run(_run(args, spec, plan))
+
+
+def _use_registry(args: argparse.Namespace, spec: Spec) -> None:
+    said = spec.registry
+    if said.url is None:
+        raise UsageError("--registry: neither this flag nor the file names one; the fleet meets there")
+    args.registry, args.cluster = said.url, said.cluster
+    for name in ("password_file", "ca_file"):
+        file = getattr(said, name)
+        setattr(args, f"registry_{name}", None if file is None else beside(args.file, file))
+
+
+async def _run(args: argparse.Namespace, spec: Spec, plan: Plan) -> int:
+    keys = open_fleet_keys(named_file(args, os.environ))
+    tell = (lambda line: emit({"event": "scaling", "said": line})) if args.json else say
+
+    def opened() -> Registry:
+        registry = open_registry(args, fleet_proofs(keys))
+        assert registry is not None
+        return registry
+
+    at_start = None if args.on is None else {stem: pool.at_start for stem, (_, _, pool) in stems(spec).items()}
+    shell = ScalingShell(
+        args.cluster,
+        plan,
+        opened,
+        say=tell,
+        host=args.host,
+        port=args.port,
+        at_start=at_start,
+        changing=Changing(args.file),
+    )
+    made = _Made(
+        args=args, spec=spec, plan=plan, shell=shell, agents=Agents(None if keys is None else keys.get), keys=keys
+    )
+    actuator = await _actuator(made)
+    stop = asyncio.Event()
+    with stopping_signals(stop.set):
+        if args.lifeline:
+            watch_lifeline(stop.set)
+        try:
+            await _until(stop, shell, actuator, args)
+        finally:
+            await made.agents.close()
+            if isinstance(actuator, RayActuator):
+                if args.owns:
+                    await actuator.stop_all()
+                await asyncio.to_thread(actuator.close)
+    return 0
+
+
+async def _until(stop: asyncio.Event, shell: ScalingShell, actuator: Actuator, args: argparse.Namespace) -> None:
+    def announce(url: str) -> None:
+        if args.json:
+            emit({"event": "ready", "endpoint": url})
+        else:
+            print(f"ready controller {url}", flush=True)
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(shell.run(actuator, announce), name="scaling")
+        await stop.wait()
+        running.cancel()
+
+
+async def _actuator(made: _Made) -> Actuator:
+    if made.args.on is None:
+        return AgentsOnly(stems(made.spec), made.beats, made.agents)
+    from baton.ray_fleet import launches, ray_actuator
+
+    args = made.args
+    registry = ["--registry", args.registry, "--cluster", args.cluster]
+    if args.registry_ca_file is not None:
+        registry += ["--registry-ca-file", str(args.registry_ca_file)]
+    keys = None if made.keys is None else made.keys.get
+    launch = launches(_templates(made), registry, args.registry_password_file, keys)
+    actuator = ray_actuator(args.on, args.cluster, made.spec, launch, made.beats, made.agents)
+    await actuator.connect()
+    return actuator
+
+
+def _templates(made: _Made) -> dict[str, Wanted]:
+    found = templates(made.spec, made.args.vllm_args, made.args.engine)
+    drain_s = made.plan.rules.drain_s
+    return {pool: replace(each, drain_s=drain_s) for pool, each in found.items()}

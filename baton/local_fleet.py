@@ -1,0 +1,144 @@
+"""`baton up` as what a controller resizes: its engines' processes, the machine's free part, new engines' settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from baton.changing import Changing
+from baton.fleet import Fleet
+from baton.local import free_port
+from baton.plan import AGENT_PORT, ENGINE_PORT, LOOPBACK, SIDE_CHANNEL_PORT, SIDE_CHANNEL_STEP, Planned, Wanted
+from baton.scaling import Plan, ScalingShell
+from cluster.ids import InstanceId
+from cluster.registry.membership import Heartbeat
+from cluster.registry.registry import Registry
+from engine.vllm.hardware import Hardware, memory_used_mib
+from engine.vllm.placement import Share
+from goodput.actuate.agents import Agents
+from goodput.actuate.local import Child, Kind, LocalActuator
+from goodput.actuate.places import Places
+from kvtransfer.ticket import Key
+
+
+class Children:
+    """See `goodput.actuate.local.Children`."""
+
+    def __init__(self, fleet: Fleet, make: Callable[[str, str], Wanted]) -> None:
+        """`make`: the settings of a new instance by its name and pool."""
+        self._fleet: Final = fleet
+        self._make: Final = make
+
+    def listed(self) -> Iterable[Child]:
+        return [
+            Child(
+                name=InstanceId(each.name),
+                pool=each.pool,
+                asked_s=each.asked_s,
+                leaving=each.leaving,
+                failed=each.failed,
+                share=each.planned.placed,
+            )
+            for each in self._fleet.members
+        ]
+
+    def begin(self, name: InstanceId, pool: str, share: Share) -> None:
+        taken = self._fleet.members.ports
+        planned = Planned(
+            wanted=self._make(name, pool),
+            port=free_port(LOOPBACK, ENGINE_PORT, taken),
+            agent_port=free_port(LOOPBACK, AGENT_PORT, taken),
+            side_channel_port=free_port(LOOPBACK, SIDE_CHANNEL_PORT, taken, step=SIDE_CHANNEL_STEP),
+            placed=share,
+        )
+        self._fleet.begin_engine(planned, pool)
+
+    def drain(self, name: InstanceId, deadline_s: float) -> None:
+        self._fleet.drain_engine(name, deadline_s)
+
+    def end(self, name: InstanceId) -> None:
+        self._fleet.end_engine(name)
+
+
+class LocalScaling:
+    """The controller inside `baton up` (`baton.fleet.Scaling`)."""
+
+    def __init__(
+        self,
+        cluster: str,
+        plan: Plan,
+        templates: Mapping[str, Wanted],
+        hardware: Hardware,
+        open_registry: Callable[[], Registry],
+        keys: Callable[[], tuple[Key, ...]] | None,
+        keys_file: Callable[[str], Path | None],
+        door: Callable[[str], str],
+        changing: Changing | None,
+    ) -> None:
+        """Of one cluster.
+
+        Args:
+            cluster: its name.
+            plan: what is to be sized.
+            templates: by pool, an engine of it whose name, keys and door are still to be said.
+            hardware: of this machine.
+            open_registry: the registry, with the fleet's proofs.
+            keys: the fleet's ticket keys, to sign what agents are told.
+            keys_file: makes the key file of an instance; None where tickets are off.
+            changing: the cluster file, whose classes may be edited.
+            door: where the socket of an instance's connector is to be; empty: it has none.
+        """
+        plan = replace(plan, kept={})  # `baton up` brings its engines back itself
+        self._shell: Final = ScalingShell(cluster, plan, open_registry, say=self._say, changing=changing)
+        self._templates: Final = templates
+        self._hardware: Final = hardware
+        self._keys: Final = keys
+        self._keys_file: Final = keys_file
+        self._door: Final = door
+        self._fleet: Fleet | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has begun."""
+        return self._shell.running
+
+    async def run(self, fleet: Fleet) -> None:
+        """Until cancelled."""
+        self._fleet = fleet
+        agents = Agents(self._keys)
+        try:
+            await self._shell.run(self._actuator(fleet, agents), self._announce)
+        finally:
+            await agents.close()
+
+    def _actuator(self, fleet: Fleet, agents: Agents) -> LocalActuator:
+        pools = [pool for each in self._shell.plan.pools.values() for pool in each]
+        kinds = {
+            pool.name: Kind(
+                gpu=pool.footprint.gpu, gpus=pool.footprint.gpus, takes=self._templates[pool.name].engine != "mock"
+            )
+            for pool in pools
+        }
+        places = Places(self._hardware.gpus, self._hardware.cores, sum(pool.max for pool in pools))
+        used_mib = memory_used_mib if self._hardware.gpus else dict
+        return LocalActuator(Children(fleet, self._wanted), kinds, places, self._beats, agents, used_mib=used_mib)
+
+    def _wanted(self, name: str, pool: str) -> Wanted:
+        keys = self._keys_file(name)
+        template = self._templates[pool]
+        door = self._door(name) if template.door else ""
+        return replace(template, name=name, ticket_keys_file=None if keys is None else str(keys), door=door)
+
+    def _beats(self) -> Mapping[str, Heartbeat]:
+        scaler = self._shell.scaler
+        return {} if scaler is None else scaler.beats
+
+    def _announce(self, url: str) -> None:
+        assert self._fleet is not None
+        self._fleet.scaled_at(url)
+
+    def _say(self, line: str) -> None:
+        if self._fleet is not None:
+            self._fleet.board.say(line)

@@ -1,0 +1,94 @@
+"""A fleet on Ray: what its actors start, and the secrets that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from baton.plan import Planned, Wanted
+from cluster.ids import InstanceId
+from cluster.registry.membership import Heartbeat
+from cluster.spec import Spec
+from cluster.spec.plan import stems
+from engine.vllm.placement import Share
+from goodput.actuate.agents import Agents
+from goodput.actuate.ray_actor import Launch
+from goodput.actuate.ray_cluster import RayActuator, RayPool
+from kvtransfer.keys import instance_text
+from kvtransfer.seal import identity_text
+from kvtransfer.ticket import Key
+
+AUTO: Final = "auto"
+CPUS: Final = 1.0
+"""Logical CPUs of one instance, for the agent and vLLM's own threads."""
+
+
+def address_of(on: str) -> str:
+    """``ray`` and ``ray://HOST:PORT`` as Ray wants it."""
+    return AUTO if on == "ray" else on
+
+
+def launches(
+    templates: Mapping[str, Wanted],
+    registry: Sequence[str],
+    password_file: Path | None,
+    keys: Callable[[], tuple[Key, ...]] | None,
+) -> Callable[[str, str], Launch]:
+    """What the actor of an instance starts.
+
+    Args:
+        templates: by pool, an engine of it.
+        registry: flags that name the registry, without its password.
+        password_file: holds that.
+        keys: the fleet's ticket keys; None: tickets are off.
+    """
+
+    def launch(name: str, pool: str) -> Launch:
+        wanted = templates[pool]
+        named = Wanted(**{field: getattr(wanted, field) for field in wanted.__slots__} | {"name": name})
+        planned = Planned(wanted=named, port=0, agent_port=0, side_channel_port=0, placed=Share())
+        files, flags = _secrets(name, password_file, keys)
+        return Launch(
+            instance=name,
+            pool=pool,
+            words=tuple(planned.words(list(registry))[1:]),
+            vllm_args=named.vllm_args,
+            files=files,
+            file_flags=flags,
+            takes_gpus=named.engine != "mock",
+        )
+
+    return launch
+
+
+def _secrets(
+    name: str, password_file: Path | None, keys: Callable[[], tuple[Key, ...]] | None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Files by name, and flags that name them."""
+    files: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    if password_file is not None:
+        files["registry"] = password_file.read_text()
+        flags["--registry-password-file"] = "registry"
+    if keys is not None:
+        fleet = keys()
+        files["tickets"] = instance_text(fleet, InstanceId(name))
+        files["tickets.identity"] = identity_text(fleet, InstanceId(name))
+        flags["--ticket-keys-file"] = "tickets"
+    return files, flags
+
+
+def ray_actuator(
+    on: str,
+    cluster: str,
+    spec: Spec,
+    launch: Callable[[str, str], Launch],
+    beats: Callable[[], Mapping[str, Heartbeat]],
+    agents: Agents,
+) -> RayActuator:
+    """For the pools of a cluster file."""
+    kinds = {
+        stem: RayPool(gpu=pool.gpu or "", gpus=pool.shape.gpus, cpus=CPUS) for stem, (_, _, pool) in stems(spec).items()
+    }
+    return RayActuator(address_of(on), cluster, kinds, launch, beats, agents)

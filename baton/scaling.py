@@ -1,0 +1,334 @@
+"""What sizes a fleet, put together: the controller of each model, its pools' costs, its shell, its HTTP side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from baton.changing import Changing
+from baton.scaling_admin import Wishes, admin_app
+from baton.state import state_folder
+from cluster.errors import UsageError
+from cluster.instance import Role
+from cluster.registry.registry import Registry
+from cluster.spec import Model, Pool, SloClass, Spec, flags
+from cluster.spec.plan import stems
+from costs.hardware import Gpu, find_gpu
+from costs.shipped import find_model, profiles
+from engine.agent.http import listen
+from goodput.actuate.journal import Journal
+from goodput.actuate.lease import Lease
+from goodput.actuate.protocol import Actuator
+from goodput.actuate.scaler import Fleet, Scaler
+from goodput.bounds import Engine
+from goodput.budget import Budget, Footprint
+from goodput.control_rules import Rules
+from goodput.controller import Controller
+from goodput.demand import Promise
+from goodput.fixed import Fixed
+from goodput.pools import ScalingPool
+from sim.engine_args import engine_of, read_words
+
+logger = logging.getLogger("baton.controller")
+
+MOCK_GPU: Final = "H100-SXM"
+"""What a mock pretends to run on, unless its flags say otherwise."""
+
+STARTS_S: Final = {"mock": 5.0, "vllm": 90.0}
+"""How long a start is taken to last until one was seen: a mock's Python takes a few seconds; vLLM loads weights,
+compiles and captures graphs, a minute and a half for an 8B model on one H100."""
+
+RENEW_EVERY_S: Final = 2.0
+"""Between two looks at an edited cluster file."""
+
+AGAIN_S: Final = 5.0
+"""After a fault of its own the controller begins anew; the fleet stays as it is meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What pools were made of beside the cluster file: with it the same controllers are made again."""
+
+    engine: str
+    gpu: str | None
+    """What the machine has; None: nothing, or it does not matter."""
+    vllm_args: tuple[str, ...] = ()
+    dry: bool = False
+
+    @staticmethod
+    def read(said: Mapping[str, Any]) -> Made:
+        """From a line of a log."""
+        found: Made = msgspec.convert(said, Made)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be sized, and by which rules."""
+
+    made: Made
+
+    pools: Mapping[str, tuple[ScalingPool, ...]]
+    """By the model's name in the API."""
+    promises: dict[str, Promise]
+    rules: Rules
+    off: Mapping[str, str] = field(default_factory=dict)
+    """By model: why it is not sized."""
+    kept: Mapping[str, Mapping[str, tuple[Role, int]]] = field(default_factory=dict)
+    """By such a model: its pools, with the instances that they begin with."""
+
+
+def wants_scaling(spec: Spec) -> bool:
+    """Whether some pool may have more or fewer instances than it begins with, or an instance may take another role."""
+    return any(pool.min < pool.at_most or pool.flips for _, _, pool in stems(spec).values())
+
+
+def plan_of(spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str], *, dry: bool = False) -> Plan:
+    """What a cluster file says of sizes.
+
+    Args:
+        spec: the file.
+        engine: ``vllm`` or ``mock``.
+        gpu_found: what this machine has; None: nothing, or it does not matter.
+        vllm_args: words after ``--`` on the command line.
+        dry: decide, and do nothing.
+    """
+    pools: dict[str, tuple[ScalingPool, ...]] = {}
+    off: dict[str, str] = {}
+    for model in spec.models:
+        try:
+            pools[model.api_name] = _pools(spec, model, engine, gpu_found, vllm_args)
+        except UsageError as error:
+            off[model.api_name] = str(error)
+    kept = {
+        model.api_name: {stem: (role, pool.at_start) for stem, (its, role, pool) in stems(spec).items() if its is model}
+        for model in spec.models
+        if model.api_name in off
+    }
+    counts = {name: each.count for name, each in spec.hardware.items() if each.count is not None}
+    rules = Rules(budget=Budget(gpus=counts), dry=dry)
+    made = Made(engine=engine, gpu=gpu_found, vllm_args=tuple(vllm_args), dry=dry)
+    promises = {name: _promise(slo) for name, slo in spec.slo.items()}
+    return Plan(made=made, pools=pools, promises=promises, rules=rules, off=off, kept=kept)
+
+
+def _promise(slo: SloClass) -> Promise:
+    return Promise(
+        ttft_ms=slo.ttft_ms,
+        tt2t_ms=slo.tt2t_ms,
+        tpot_ms=slo.tpot_ms,
+        e2e_ms=slo.e2e_ms,
+        attainment=slo.attainment,
+    )
+
+
+def _pools(
+    spec: Spec, model: Model, engine: str, gpu_found: str | None, vllm_args: list[str]
+) -> tuple[ScalingPool, ...]:
+    named = {stem: pool for stem, (its, _, pool) in stems(spec).items() if its is model}
+    roles = {stem: role for stem, (its, role, _) in stems(spec).items() if its is model}
+    return tuple(
+        _pool(spec, model, stem, roles[stem], pool, engine, gpu_found, vllm_args) for stem, pool in named.items()
+    )
+
+
+def _pool(
+    spec: Spec,
+    model: Model,
+    stem: str,
+    role: Role,
+    pool: Pool,
+    engine: str,
+    gpu_found: str | None,
+    vllm_args: list[str],
+) -> ScalingPool:
+    words = [*flags.words(pool.engine_args), *vllm_args]
+    gpu = _gpu(spec, pool, engine, gpu_found, words)
+    sizes = find_model(model.name)
+    if sizes is None:
+        raise UsageError(f"no sizes of {model.name} ship, so nothing tells what an instance of it can do")
+    words = _vllm_words(words) if engine == "mock" else words
+    costs, config = engine_of(role, sizes, gpu, pool.shape, read_words(words), profiles=profiles())
+    hardware = spec.hardware.get(pool.gpu or "")
+    price = None if hardware is None else hardware.price_per_hour
+    power_w = None if hardware is None else hardware.power_w
+    return ScalingPool(
+        name=stem,
+        role=role,
+        engine=Engine(
+            costs=costs,
+            batched_tokens=config.max_num_batched_tokens,
+            seqs_max=config.max_num_seqs,
+            kv_tokens=config.num_blocks * config.block_size,
+        ),
+        footprint=Footprint(
+            gpu=pool.gpu or "",
+            gpus=pool.shape.gpus,
+            price_per_hour=(price or 0.0) * pool.shape.gpus,
+            power_w=(power_w or gpu.tdp_w) * pool.shape.gpus,
+        ),
+        first_token_ms=costs.first_token_ms,
+        min=pool.min,
+        max=pool.at_most,
+        flips=pool.flips,
+        startup_s=STARTS_S[engine],
+    )
+
+
+_BOTH_KNOW: Final = frozenset({"--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--block-size"})
+"""Flags that mean the same to vLLM and to a mock."""
+
+
+def _vllm_words(words: list[str]) -> list[str]:
+    """Of a mock's flags those that vLLM has, too, each with its value in one word."""
+    joined = [f"{word}={after}" for word, after in pairwise([*words, ""]) if word in _BOTH_KNOW]
+    return joined + [word for word in words if word.partition("=")[0] in _BOTH_KNOW and "=" in word]
+
+
+def _gpu(spec: Spec, pool: Pool, engine: str, found: str | None, words: list[str]) -> Gpu:
+    """The type of a pool's GPUs.
+
+    Raises:
+        UsageError: nothing says it, or no such type is known.
+    """
+    only = next(iter(spec.hardware)) if len(spec.hardware) == 1 else None
+    mocked = _value(words, "--gpu", MOCK_GPU) if engine == "mock" else None
+    name = pool.gpu or only or mocked or found
+    if name is None:
+        raise UsageError("no type of GPU is named (`gpu:` of the pool), so nothing tells what an instance can do")
+    gpu = find_gpu(name)
+    if gpu is None:
+        raise UsageError(f"`gpu: {name}` is no type whose speed is known (`baton plan --help`)")
+    return gpu
+
+
+def _value(words: list[str], flag: str, otherwise: str) -> str:
+    for at, word in enumerate(words):
+        if word == flag and at + 1 < len(words):
+            return words[at + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return otherwise
+
+
+def fleets_of(plan: Plan) -> tuple[Fleet, ...]:
+    """A controller for each model that can be sized; the others are kept as the file has them, where `kept` says so."""
+    fixed = tuple(
+        Fleet(
+            model=model if len(plan.pools) + len(plan.off) > 1 else "",
+            pools={name: (role, False) for name, (role, _) in sizes.items()},
+            machine=Fixed({name: count for name, (_, count) in sizes.items()}),
+        )
+        for model, sizes in plan.kept.items()
+    )
+    return fixed + tuple(
+        Fleet(
+            model=model if len(plan.pools) + len(plan.off) > 1 else "",
+            pools={pool.name: (pool.role, pool.flips) for pool in pools},
+            machine=Controller(pools, plan.promises, plan.rules),
+        )
+        for model, pools in plan.pools.items()
+    )
+
+
+def scaling_folder() -> Path:
+    """Where logs of scaling are."""
+    return state_folder() / "scaling"
+
+
+class ScalingShell:
+    """One controller process: `run` until cancelled."""
+
+    def __init__(
+        self,
+        cluster: str,
+        plan: Plan,
+        registry: Callable[[], Registry],
+        *,
+        say: Callable[[str], None],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        at_start: Mapping[str, int] | None = None,
+        changing: Changing | None = None,
+    ) -> None:
+        """`registry` opens one; `at_start`: as `Scaler` has it; `changing`: the file, whose classes may be edited."""
+        self._changing: Final = changing
+        self._at_start: Final = at_start
+        self._cluster: Final = cluster
+        self.plan = plan
+        self._registry: Final = registry
+        self._say: Final = say
+        self._host: Final = host
+        self._port: Final = port
+        self.scaler: Scaler | None = None
+        self.running = False
+
+    async def run(self, actuator: Actuator, on_url: Callable[[str], None] = lambda _: None) -> None:
+        """Size the fleet for ever. A fault of its own never ends anything else: it begins anew."""
+        for model, because in self.plan.off.items():
+            self._say(f"scaling: {model} keeps its size: {because}")
+        self.running = True
+        while True:
+            try:
+                await self._once(actuator, on_url)
+            except Exception:  # a fleet without its controller serves on
+                logger.exception("the controller has failed; it begins anew in %g s", AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _once(self, actuator: Actuator, on_url: Callable[[str], None]) -> None:
+        registry = self._registry()
+        folder = scaling_folder()
+        lease = Lease(registry, "http://127.0.0.1:1", said=self._line)
+        journal = Journal(folder / f"{self._cluster}.jsonl", msgspec.to_builtins(self.plan.made))
+        scaler = Scaler(
+            registry, lease, actuator, fleets_of(self.plan), journal, say=self._say, at_start=self._at_start
+        )
+        wishes = Wishes(folder / f"{self._cluster}.json", scaler)
+        runner, url = await listen(admin_app(scaler, wishes), self._host, self._port)
+        lease.url = url
+        try:
+            await wishes.take_up()
+            on_url(url)
+            self.scaler = scaler
+            async with asyncio.TaskGroup() as group:
+                group.create_task(scaler.run(), name="scaler")
+                if self._changing is not None:
+                    group.create_task(self._renew_forever(self._changing, journal), name="file")
+        finally:
+            self.scaler = None
+            with contextlib.suppress(Exception):
+                await runner.cleanup()
+            await registry.close()
+
+    async def _renew_forever(self, changing: Changing, journal: Journal) -> None:
+        """Other targets without a restart. A bad file leaves them as they are, and so do other pools."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            found = await asyncio.to_thread(changing.look)
+            if found is None:
+                continue
+            if isinstance(found, str):
+                self._say(found)
+                continue
+            self.plan.promises.clear()  # the controllers hold this very dictionary
+            self.plan.promises.update({name: _promise(slo) for name, slo in found.slo.items()})
+            journal.begin(msgspec.to_builtins(self.plan.made))
+            self._say("scaling: goes by the targets of the edited cluster file; its pools take a restart")
+
+    def _line(self) -> str:
+        """What it says of itself in the registry, for pages and tables."""
+        scaler = self.scaler
+        if scaler is None:
+            return ""
+        if scaler.paused:
+            return "paused"
+        told = [f"{model}: {each.because}" if model else each.because for model, each in scaler.last.items()]
+        return "; ".join(told)

@@ -1,0 +1,129 @@
+"""The kept log of a controller, read: for `baton explain --scaling`, and decided again for `baton plan`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from baton.clusterfile import read
+from baton.scaling import Made, plan_of, scaling_folder
+from cluster.errors import UsageError
+from goodput.actuate.journal import Line, lines
+from goodput.controller import Controller
+from goodput.decisionlog import BadLine, replay
+
+
+def log_of(named: str) -> Path:
+    """The log: a file by its path, or a cluster's by its name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for path in (Path(named), scaling_folder() / f"{named}.jsonl"):
+        if path.is_file():
+            return path
+    raise UsageError(
+        f"{named}: neither a file nor a cluster that was ever resized here ({scaling_folder()} has the logs)"
+    )
+
+
+class Shown(NamedTuple):
+    """One decision of a log."""
+
+    at: float
+    model: str
+    decision: dict[str, Any]
+
+
+def decisions(path: Path, *, held: bool = False) -> Iterator[Shown]:
+    """All decisions of a log, oldest first; those that changed nothing only with `held`.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    try:
+        for line in lines(path):
+            for kind, effect in line.effects:
+                if kind == "Told" and (held or effect["decision"]["what"] != "hold"):
+                    yield Shown(line.at, line.model, effect["decision"])
+    except OSError as error:
+        raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+
+
+def words(shown: Shown) -> list[str]:
+    """For people: when, what, why, and what was needed."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.at))
+    told = shown.decision
+    named = [f"{each['kind'].lower()} {each['instance']}" for each in told["actions"]]
+    dry = " (nothing was done)" if told["dry"] else ""
+    found = [f"{at}  {shown.model + '  ' if shown.model else ''}{told['what']}: {', '.join(named) or 'nothing'}{dry}"]
+    found.append(f"    because {told['because']}")
+    for role, need in told["needs"].items():
+        found.append(
+            f"    {role}: {need['have']:g} there or coming, {need['ready']:g} ready; needed {need['now']} now, "
+            f"{need['ahead']} in {told['horizon_s']:.0f} s; {need['keep']} kept"
+        )
+    if told["rate"] is not None:
+        found.append(
+            f"    {told['rate']:.3g} requests a second, {told['expected'] or 0:.3g} expected ({told['forecaster']})"
+        )
+    return found + [f"    ! {condition}" for condition in told["conditions"]]
+
+
+class Replayed(NamedTuple):
+    """What came of deciding a log again."""
+
+    controllers: int
+    """Lives of controllers that the log has from their first event on."""
+    events: int
+    different: tuple[str, ...]
+
+
+def decide_again(file: str, log: Path) -> Replayed:
+    """Give new controllers the events of a log, and say where they decide otherwise.
+
+    Raises:
+        UsageError: log or cluster file cannot be used.
+    """
+    spec = read(file).usable()
+    lives, events = 0, 0
+    different: list[str] = []
+    for made, model, logged in _lives(log):
+        plan = plan_of(spec, made.engine, made.gpu, list(made.vllm_args), dry=made.dry)
+        pools = plan.pools.get(model) or (next(iter(plan.pools.values())) if len(plan.pools) == 1 else None)
+        if pools is None:
+            raise UsageError(f"{log}: is of the model {model!r}, which {file} does not size")
+        lives, events = lives + 1, events + len(logged)
+        try:
+            found = replay((each.raw for each in logged), Controller(pools, plan.promises, plan.rules))
+            different += [f"event {each.line} of life {lives}: was {each.was}, is {each.now}" for each in found]
+        except BadLine as error:
+            raise UsageError(f"{log}: {error}") from None
+    return Replayed(lives, events, tuple(different))
+
+
+def _lives(log: Path) -> Iterator[tuple[Made, str, list[Line]]]:
+    """By controller and model, its events from the first on. What a log does not have the beginning of is left out."""
+    made: Made | None = None
+    found: dict[str, list[Line]] = {}
+    for line in lines(log):
+        if line.began is not None:
+            if made is not None:
+                yield from ((made, model, logged) for model, logged in found.items())
+            made, found = _made(line.began), {}
+        elif made is not None:
+            found.setdefault(line.model, []).append(line)
+    if made is not None:
+        yield from ((made, model, logged) for model, logged in found.items())
+
+
+def _made(said: Mapping[str, Any]) -> Made | None:
+    """None: of another version."""
+    try:
+        return Made.read(said)
+    except msgspec.ValidationError:
+        return None

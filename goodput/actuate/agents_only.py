@@ -1,0 +1,74 @@
+"""Carries out what agents can do by themselves: other roles, drains. For a fleet that others start. A shell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from cluster.ids import InstanceId
+from cluster.registry.membership import Heartbeat
+from goodput.actions import Drain, Flip, Resume, Start, Stop
+from goodput.actuate.agents import Agents
+from goodput.actuate.existing import Existing, Life, Observed
+
+_CANNOT: Final = "nothing here can {what} instances: this controller speaks to agents alone (--on ray, or `baton up`)"
+
+
+class AgentsOnly:
+    """See `protocol.Actuator`. An instance that is drained to leave stays, without work, until its owner ends it."""
+
+    def __init__(self, pools: Iterable[str], beats: Callable[[], Mapping[str, Heartbeat]], agents: Agents) -> None:
+        """`pools`: their names, which instances' names begin with."""
+        self._pools: Final = tuple(pools)
+        self._beats: Final = beats
+        self._agents: Final = agents
+        self._leaving: Final[set[InstanceId]] = set()
+
+    async def observe(self) -> Observed:
+        beats = self._beats()
+        self._leaving.intersection_update(map(InstanceId, beats))
+        found = [
+            Existing(instance=InstanceId(name), pool=pool, life=self._life(InstanceId(name)))
+            for name in beats
+            if (pool := self._pool(name)) is not None
+        ]
+        return Observed(now_s=time.monotonic(), instances=tuple(found))
+
+    def _life(self, name: InstanceId) -> Life:
+        return Life.LEAVING if name in self._leaving else Life.RUNNING
+
+    def _pool(self, name: str) -> str | None:
+        fits = [pool for pool in self._pools if name.startswith(f"{pool}-")]
+        return max(fits, key=len, default=None)
+
+    async def start(self, action: Start) -> str:
+        return _CANNOT.format(what="start")
+
+    async def flip(self, action: Flip) -> str:
+        beat = self._beats().get(action.instance)
+        if beat is None:
+            return f"{action.instance} is not in the registry"
+        return "" if beat.role is action.role else await self._agents.flip(beat, action.role)
+
+    async def drain(self, action: Drain) -> str:
+        beat = self._beats().get(action.instance)
+        if beat is None:
+            return ""
+        because = await self._agents.drain(beat, action.deadline_s)
+        if action.leave and not because:
+            self._leaving.add(action.instance)
+        return because
+
+    async def resume(self, action: Resume) -> str:
+        beat = self._beats().get(action.instance)
+        if beat is None:
+            return f"{action.instance} is not in the registry"
+        self._leaving.discard(action.instance)
+        return await self._agents.resume(beat)
+
+    async def stop(self, action: Stop) -> str:
+        return _CANNOT.format(what="end")
+
+    async def cancel(self, action: Stop) -> str:
+        return ""

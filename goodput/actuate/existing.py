@@ -1,0 +1,55 @@
+"""Which instances exist, as an actuator tells it: values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cluster.ids import InstanceId
+
+
+class Life(StrEnum):
+    """What an actuator knows of an instance. Whether it is ready for requests, its agent's heartbeats say."""
+
+    PENDING = "pending"
+    """Asked for; waits for a GPU, cores or a node."""
+    RUNNING = "running"
+    """Its agent's process exists: the engine starts, serves or drains."""
+    LEAVING = "leaving"
+    """Told to drain and end, or to end."""
+    FAILED = "failed"
+    """Ended by itself, with a fault. It holds nothing any more; listed until `Stop` or a `Start` of the same name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Existing:
+    """One instance that was asked for and is not gone."""
+
+    instance: InstanceId
+    pool: str
+    """Which pool's settings it was started with: the stem of its name in the cluster file (``prefill``)."""
+    life: Life
+    asked_s: float | None = None
+    """When it was asked for, on the clock of `Observed.now_s`; None: nobody can say."""
+    gpu: str = ""
+    """Type of its GPUs, by the name that the budget uses."""
+    gpus: int = 1
+    """GPUs that it has; while it is pending, that it wants."""
+    node: str = ""
+    because: str = ""
+    """Why it is pending or failed, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What exists at one moment."""
+
+    now_s: float
+    """When, on the actuator's own monotonic clock."""
+    instances: tuple[Existing, ...]
+    free: Mapping[str, int] | None = None
+    """By type of GPU, how many more could be given out now, other users' included in what is taken; a type that is
+    not named has none. None: it cannot be told, so ask and see."""
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    """What is wrong beyond single instances, by a short name: ``head`` is gone, a node is lost."""

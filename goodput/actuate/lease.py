@@ -1,0 +1,116 @@
+"""One controller at a time: the registry's name `controller`, kept by heartbeats as an instance keeps its own. A shell.
+
+Every controller of a fleet wants the same name. Whichever has it leads; the others look on, ask again, and take over
+once it is free. The name is free at once when the leader says goodbye, and a ttl after its last heartbeat when it died.
+
+The lock is fenced on the leader's own clock: it acts only while its last answered heartbeat is younger than the ttl
+less `MARGIN_S`, which is longer than any one action may take. A leader that was paused for a minute, or is cut off from
+the registry, therefore stops before another one can have begun. `epoch` grows with each leader: actuators that keep
+state of their own refuse actions of a lower one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cluster.ids import InstanceId
+from cluster.registry.layout import CONTROLLER
+from cluster.registry.membership import BEAT_EVERY_S, Heartbeat, Kind, State
+from cluster.registry.registry import Refused, Registry, RegistryDown
+
+logger = logging.getLogger("baton.controller")
+
+MARGIN_S: Final = 3.0
+"""Longer than an action (`ACTION_S`) and the difference of two clocks' speeds."""
+
+ACTION_S: Final = 2.5
+"""Longest time that one action may take."""
+
+
+class Lease:
+    """One controller's claim to lead."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        url: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        said: Callable[[], str] = str,
+    ) -> None:
+        """`url`: where this controller is asked and told things; `said`: a line about it, for whoever reads."""
+        self.registry: Final = registry
+        self.url = url
+        self.epoch = 0
+        """Of this lead; 0: never led."""
+        self.holder = ""
+        """Which other controller leads, in words; empty: none that is known."""
+        self._clock: Final = clock
+        self._said: Final = said
+        self._agent: Final = secrets.token_hex(8)
+        self._seq = 0
+        self._until = -1.0
+
+    @property
+    def held(self) -> bool:
+        """Whether this controller may begin an action now."""
+        return self._clock() < self._until
+
+    async def keep(self) -> None:
+        """Claim, and keep, for ever."""
+        while True:
+            await self.turn()
+            await asyncio.sleep(BEAT_EVERY_S)
+
+    async def turn(self) -> None:
+        """One heartbeat, or one more claim."""
+        asked = self._clock()
+        led = self.held
+        try:
+            if self.epoch == 0 or not led:
+                self.epoch = await self.registry.next_epoch(CONTROLLER, self.epoch)
+            answer = await self.registry.beat(self._beat())  # takes a free name, as `claim` does
+        except RegistryDown as down:
+            self.holder = ""
+            if led and not self.held:
+                logger.warning("%s; this controller does not act until it is heard again", down)
+            return
+        if isinstance(answer, Refused):
+            self._until, self.holder = -1.0, answer.because
+            if led:
+                logger.warning("another controller leads now: %s", answer.because)
+            return
+        self._until, self.holder = asked + self.registry.ttl_s - MARGIN_S, ""
+        if not led:
+            logger.info("this controller leads, epoch %d", self.epoch)
+
+    async def leave(self) -> None:
+        """Say goodbye, so that another one can begin at once."""
+        self._until = -1.0
+        try:
+            await self.registry.leave(CONTROLLER, self._agent, Kind.CONTROLLER)
+        except RegistryDown as down:
+            logger.debug("no goodbye: %s", down)
+
+    def _beat(self) -> Heartbeat:
+        self._seq += 1
+        return Heartbeat(
+            id=InstanceId(CONTROLLER),
+            agent=self._agent,
+            where=f"{socket.gethostname()}:{os.getpid()}",
+            kind=Kind.CONTROLLER,
+            epoch=max(1, self.epoch),
+            seq=self._seq,
+            url=self.url,
+            agent_url=self.url,
+            state=State.READY,
+            detail=self._said()[:500],
+            sent_at=time.time(),  # noqa: TID251 - informative
+        )

@@ -1,0 +1,186 @@
+"""Carries actions out on one machine: engines are child processes of `baton up`. A shell.
+
+`baton up` owns the processes (starts them, restarts what is killed, ends them); this decides nothing but whether there
+is room on the machine, and keeps what waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from cluster.ids import InstanceId
+from cluster.registry.membership import Heartbeat
+from engine.vllm.placement import Share
+from goodput.actions import Drain, Flip, Resume, Start, Stop
+from goodput.actuate.agents import Agents
+from goodput.actuate.existing import Existing, Life, Observed
+from goodput.actuate.places import Places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """One engine's process."""
+
+    name: InstanceId
+    pool: str
+    asked_s: float
+    leaving: bool = False
+    failed: str = ""
+    """Why it has ended for good; empty: it has not."""
+    share: Share = field(default_factory=Share)
+
+
+class Children(Protocol):
+    """The processes of `baton up`."""
+
+    def listed(self) -> Iterable[Child]:
+        """All that have not ended, and those that failed."""
+
+    def begin(self, name: InstanceId, pool: str, share: Share) -> None:
+        """Start one."""
+
+    def drain(self, name: InstanceId, deadline_s: float) -> None:
+        """Have it drain and end; nothing where it does already."""
+
+    def end(self, name: InstanceId) -> None:
+        """End it now, in order; forget it where it has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the instances of one pool take of the machine."""
+
+    gpu: str
+    gpus: int
+    takes: bool
+    """Whether they take GPUs or cores at all; mocks do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    pool: str
+    asked_s: float
+    because: str
+
+
+class LocalActuator:
+    """See `protocol.Actuator`."""
+
+    def __init__(
+        self,
+        children: Children,
+        kinds: Mapping[str, Kind],
+        places: Places,
+        beats: Callable[[], Mapping[str, Heartbeat]],
+        agents: Agents,
+        *,
+        used_mib: Callable[[], Mapping[str, int]] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`beats`: instances' last heartbeats, by name; `used_mib`: memory in use on each GPU, by its id."""
+        self._children: Final = children
+        self._kinds: Final = kinds
+        self._places: Final = places
+        self._beats: Final = beats
+        self._agents: Final = agents
+        self._used_mib: Final = used_mib
+        self._clock: Final = clock
+        self._waiting: Final[dict[InstanceId, _Waiting]] = {}
+
+    async def observe(self) -> Observed:
+        """Also starts what was waiting for room that there is now, the oldest first."""
+        for name, waiting in [*self._waiting.items()]:
+            await self._place(name, waiting)
+        children = tuple(self._running(each) for each in self._children.listed() if each.pool in self._kinds)
+        pending = tuple(
+            self._existing(name, each.pool, Life.PENDING, each.asked_s, each.because)
+            for name, each in self._waiting.items()
+        )
+        self._recount()
+        free = self._places.free()
+        types = {kind.gpu for kind in self._kinds.values() if kind.takes}
+        told = None if free is None else dict.fromkeys(types, free)
+        return Observed(now_s=self._clock(), instances=children + pending, free=told)
+
+    async def start(self, action: Start) -> str:
+        if action.pool not in self._kinds:
+            return f"there is no pool {action.pool!r}; there is {', '.join(self._kinds) or 'none'}"
+        known = {each.name: each for each in self._children.listed()}
+        found = known.get(action.instance)
+        if found is not None and not found.failed:
+            return "" if found.pool == action.pool else f"{action.instance} exists, in pool {found.pool}"
+        if action.instance in self._waiting:
+            return ""
+        if found is not None:
+            self._children.end(action.instance)
+        waiting = _Waiting(action.pool, self._clock(), "")
+        self._waiting[action.instance] = waiting
+        await self._place(action.instance, waiting)
+        return ""
+
+    async def flip(self, action: Flip) -> str:
+        beat = self._beats().get(action.instance)
+        if beat is None:
+            return f"{action.instance} is not in the registry"
+        return "" if beat.role is action.role else await self._agents.flip(beat, action.role)
+
+    async def drain(self, action: Drain) -> str:
+        if self._waiting.pop(action.instance, None) is not None:
+            return ""
+        if action.leave:
+            self._children.drain(action.instance, action.deadline_s)
+            return ""
+        beat = self._beats().get(action.instance)
+        if beat is None:
+            return f"{action.instance} is not in the registry"
+        return await self._agents.drain(beat, action.deadline_s)
+
+    async def resume(self, action: Resume) -> str:
+        beat = self._beats().get(action.instance)
+        if beat is None:
+            return f"{action.instance} is not in the registry"
+        return await self._agents.resume(beat)
+
+    async def stop(self, action: Stop) -> str:
+        if self._waiting.pop(action.instance, None) is None:
+            self._children.end(action.instance)
+        return ""
+
+    async def cancel(self, action: Stop) -> str:
+        if self._waiting.pop(action.instance, None) is not None:
+            return ""
+        runs = any(each.name == action.instance for each in self._children.listed())
+        return f"{action.instance} is not pending any more: it runs" if runs else ""
+
+    async def _place(self, name: InstanceId, waiting: _Waiting) -> None:
+        kind = self._kinds[waiting.pool]
+        share: Share | str = Share()
+        if kind.takes:
+            used = await asyncio.to_thread(self._used_mib)
+            if name not in self._waiting:
+                return  # cancelled meanwhile
+            self._recount()
+            share = self._places.part(kind.gpus, used)
+        if isinstance(share, str):
+            self._waiting[name] = _Waiting(waiting.pool, waiting.asked_s, share)
+            return
+        del self._waiting[name]
+        self._children.begin(name, waiting.pool, share)
+
+    def _recount(self) -> None:
+        """What is taken is what the processes have that exist."""
+        self._places.taken({str(each.name): each.share for each in self._children.listed() if not each.failed})
+
+    def _running(self, child: Child) -> Existing:
+        life = Life.FAILED if child.failed else Life.LEAVING if child.leaving else Life.RUNNING
+        return self._existing(child.name, child.pool, life, child.asked_s, child.failed)
+
+    def _existing(self, name: InstanceId, pool: str, life: Life, asked_s: float, because: str) -> Existing:
+        kind = self._kinds[pool]
+        return Existing(
+            instance=name, pool=pool, life=life, asked_s=asked_s, gpu=kind.gpu, gpus=kind.gpus, because=because
+        )

@@ -1,0 +1,147 @@
+"""One engine on Ray: an actor that starts `baton engine` behind a keeper, tells it to drain, and watches it end.
+
+The actor is in no request's way and supervises nothing: `baton engine` restarts its engine, the controller replaces
+an instance. All the actor adds is that Ray knows which GPUs are in use, and gives them back once nothing of the engine
+is left: then the actor removes its own placement group, and ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+LAUNCH: Final = Path(__file__).with_name("ray_launch.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What an actor is to start."""
+
+    instance: str
+    pool: str
+    words: tuple[str, ...]
+    """Of `baton engine`, up to what depends on the node."""
+    vllm_args: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Secrets by the names of their files, which are written for their owner alone on the node..."""
+    file_flags: Mapping[str, str] = field(default_factory=dict)
+    """... and the flags that name some of them."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    keeper: str = ""
+    """Path of the keeper, where this Python's own is not meant."""
+    takes_gpus: bool = True
+
+
+class EngineActor:
+    """See the module. Ray calls one method at a time."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch: Final = launch
+        self._leaving = False
+        self._group: Final = _group()
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-ray-", ignore_cleanup_errors=True)
+        self.log: Final = _log_path(launch.instance)
+        lifeline, self._lifeline = os.pipe()
+        over, self._inherited = os.pipe()
+        try:
+            self._pid = self._begin(lifeline)
+        finally:
+            os.close(lifeline)
+            os.close(self._inherited)
+        threading.Thread(target=self._watch, args=(over,), name="tree-end", daemon=True).start()
+
+    def state(self) -> dict[str, Any]:
+        """What it knows: process ids of the keeper and its own, whether it was told to leave, where its log is."""
+        told = {"pid": self._pid, "worker": os.getpid(), "leaving": self._leaving, "log": str(self.log)}
+        return {**told, "node": _node_ip()}
+
+    def drain(self) -> None:
+        """Have the agent drain and leave; asked a second time it would end at once, so that is not passed on."""
+        if not self._leaving:
+            self._leaving = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
+
+    def _begin(self, lifeline: int) -> int:
+        launch = self._launch
+        keeper = launch.keeper or _keeper()
+        command = [sys.executable, "-m", "baton", *self._words(), "--", *launch.vllm_args]
+        environ = {**os.environ, **launch.env}
+        if launch.takes_gpus:
+            environ.pop("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", None)
+        started = subprocess.run(
+            [sys.executable, "-I", "-S", str(LAUNCH), str(self.log), keeper, *command],
+            stdin=lifeline,
+            stdout=subprocess.PIPE,
+            pass_fds=(self._inherited,),
+            env=environ,
+            check=True,
+        )
+        return int(started.stdout)
+
+    def _words(self) -> list[str]:
+        """The command with what only the node knows: its address, its GPUs, where secrets lie."""
+        host = _node_ip()
+        words = ["engine", *self._launch.words, "--host", host, "--json"]
+        folder = Path(self._folder.name)
+        for name, text in self._launch.files.items():
+            _private(folder / name, text)
+        for flag, name in self._launch.file_flags.items():
+            words += [flag, str(folder / name)]
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        if self._launch.takes_gpus and gpus and not gpus.startswith("-"):
+            words += ["--gpu", gpus]
+        return words
+
+    def _watch(self, over: int) -> None:
+        """Until nothing of the tree is left; then the GPUs are given back."""
+        with contextlib.suppress(OSError):
+            os.read(over, 1)
+        from ray.util import remove_placement_group
+
+        if self._group is not None:
+            remove_placement_group(self._group)  # ends this actor
+        os._exit(0)
+
+
+def _group() -> Any:
+    from ray.util import get_current_placement_group
+
+    return get_current_placement_group()
+
+
+def _node_ip() -> str:
+    import ray
+
+    address = str(ray.util.get_node_ip_address())
+    return "127.0.0.1" if address.startswith("127.") else address
+
+
+def _log_path(instance: str) -> Path:
+    """In the folder of this node's Ray logs, so that Ray's own tools show it."""
+    import ray
+
+    session = ray._private.worker._global_node.get_logs_dir_path()  # noqa: SLF001
+    return Path(session) / f"baton-{instance}.log"
+
+
+def _keeper() -> str:
+    from engine.vllm.child import KEEPER
+
+    return str(KEEPER)
+
+
+def _private(path: Path, text: str) -> Path:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    return path

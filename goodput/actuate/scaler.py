@@ -1,0 +1,309 @@
+"""Runs the controller: looks at the fleet, tells the machine, carries out what it decides, keeps the log. A shell.
+
+One look: the registry's routers and agents and the actuator's instances become an `Observation`. Whatever cannot be
+read is unknown in it. Actions are carried out one after another, each within `ACTION_S` and only while this controller
+leads; an action's answer goes back to the machine. Nothing here remembers more than the log does, so a controller that
+was killed at any point begins anew with the fleet that exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Protocol
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.registry.membership import Heartbeat, Kind, Membership
+from cluster.registry.registry import Registry, RegistryDown
+from goodput.actions import Action, Start
+from goodput.actuate.existing import Observed as Existing
+from goodput.actuate.journal import Journal
+from goodput.actuate.lease import ACTION_S, Lease
+from goodput.actuate.protocol import Actuator, Unobservable, carry_out
+from goodput.actuate.seen import Readiness, counts_of, seen_all
+from goodput.decision import Act, Answered, Check, Checked, Decision, Effect, Event, Observed, Pause, Resize, Told, What
+from goodput.observation import Observation, RouterCounts, Seen
+
+logger = logging.getLogger("baton.controller")
+
+LOOK_S: Final = 1.0
+"""Between two looks until the machine says when it wants the next."""
+
+DECISIONS_KEPT: Final = 200
+"""That `GET /scaling` tells of; the log has them all."""
+
+
+class Machine(Protocol):
+    """The controller of one model's fleet (`goodput.controller`)."""
+
+    def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
+        """Fold one event in."""
+
+    def next_wakeup(self) -> float | None:
+        """When it wants to look again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What one machine is in charge of."""
+
+    model: str
+    """Its name in the API; empty: the only one."""
+    pools: Mapping[str, tuple[Role, bool]]
+    """By name: the role that instances start in, and whether they may take another."""
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One decision, with when it was made in Unix seconds."""
+
+    at: float
+    model: str
+    decision: Decision
+
+
+class Scaler:
+    """One controller process."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        lease: Lease,
+        actuator: Actuator,
+        fleets: tuple[Fleet, ...],
+        journal: Journal | None = None,
+        *,
+        check: Callable[[Check], Awaitable[Checked]] | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] | None = None,
+        at_start: Mapping[str, int] | None = None,
+    ) -> None:
+        """Of these fleets.
+
+        Args:
+            registry: where they meet.
+            lease: on it.
+            actuator: carries actions out.
+            fleets: each with its machine.
+            journal: the kept log.
+            check: simulates a fleet on recent requests; None: the bounds decide alone.
+            say: a line for people.
+            clock: seconds that never go back, and go on from one controller to the next; None: this machine's.
+            at_start: by pool, how many instances are started before anything is decided, less those that exist; None:
+                whoever starts the fleet starts them.
+        """
+        self.registry: Final = registry
+        self.lease: Final = lease
+        self.actuator: Final = actuator
+        self.fleets: Final = fleets
+        self.decisions: Final[deque[Kept]] = deque(maxlen=DECISIONS_KEPT)
+        self.last: Final[dict[str, Decision]] = {}
+        """By model, the newest decision, held ones included."""
+        self.seen: Final[dict[str, tuple[Seen, ...]]] = {}
+        self.counts: Final[dict[What, int]] = dict.fromkeys(What, 0)
+        self.paused = False
+        self.sizes: Final[dict[tuple[str, Role], int]] = {}
+        """What operators have asked for, by model and role."""
+        self.beats: dict[str, Heartbeat] = {}
+        self._journal: Final = journal
+        self._check: Final = check
+        self._say: Final = say
+        self._clock: Final = clock or _steady()
+        self._instances: Final = Membership(registry.ttl_s)
+        self._routers: Final = Membership(registry.ttl_s)
+        self._readiness: Final = {each.model: Readiness() for each in fleets}
+        self._at_start = dict(at_start or {})
+        self._nudge: Final = asyncio.Event()
+        self._turn: Final = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Until cancelled; says goodbye then."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.lease.keep(), name="lease")
+                group.create_task(self._look_forever(), name="looks")
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ACTION_S):
+                    await self.lease.leave()
+
+    async def _look_forever(self) -> None:
+        while True:
+            await self.look()
+            self._nudge.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._until_next()):
+                    await self._nudge.wait()
+
+    def _until_next(self) -> float:
+        dues = [each.machine.next_wakeup() for each in self.fleets]
+        wanted = min((due for due in dues if due is not None), default=self._clock() + LOOK_S)
+        return max(0.05, wanted - self._clock())
+
+    # --- what operators want ------------------------------------------------------------------------------------------
+
+    async def pause(self, *, paused: bool, who: str) -> None:
+        """Look on and do nothing, or go on."""
+        self.paused = paused
+        for fleet in self.fleets:
+            await self._tell(fleet, Pause(paused, who))
+        self._nudge.set()
+
+    async def resize(self, model: str, role: Role, count: int | None, who: str) -> None:
+        """Have so many instances of a role; None: as the controller decides."""
+        if count is None:
+            self.sizes.pop((model, role), None)
+        else:
+            self.sizes[model, role] = count
+        for fleet in self.fleets:
+            if fleet.model == model:
+                await self._tell(fleet, Resize(role, count, who))
+        self._nudge.set()
+
+    # --- a look -------------------------------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Look once, and do what comes of it."""
+        heard = await self._hear()
+        existing = await self._observe()
+        if self._at_start and not self.lease.holder:
+            if existing is not None and self.lease.held:
+                await self._bring_up(existing)
+            return
+        for fleet in self.fleets:
+            await self._tell(fleet, Observed(self._observation(fleet, existing, heard=heard)))
+
+    async def _bring_up(self, existing: Existing) -> None:
+        """Start what a fleet begins with; what another driver started before counts."""
+        there: dict[str, set[str]] = {}
+        for each in existing.instances:
+            there.setdefault(each.pool, set()).add(str(each.instance))
+        for pool, count in self._at_start.items():
+            names = there.get(pool, set())
+            free = (name for number in range(count) if (name := f"{pool}-{number}") not in names)
+            for name in islice(free, max(0, count - len(names))):
+                because = await self._act(Start(instance=InstanceId(name), pool=pool, because="the fleet begins"))
+                if because:
+                    self._say(f"{name} cannot be started: {because}")
+                    return  # the next look tries again
+        self._at_start.clear()
+
+    async def _hear(self) -> bool:
+        """Read the registry; whether it could be read."""
+        now = self._clock()
+        try:
+            async with asyncio.timeout(ACTION_S):
+                beats = await self.registry.read()
+                routers = await self.registry.read(Kind.ROUTER)
+        except (RegistryDown, TimeoutError) as error:
+            logger.warning("the registry is not heard: %s", error)
+            self._instances.deaf(now)
+            self._routers.deaf(now)
+            return False
+        self._instances.fold(beats, now)
+        self._routers.fold(routers, now)
+        self.beats = {str(member.id): member.beat for member in self._instances.snapshot()}
+        return True
+
+    async def _observe(self) -> Existing | None:
+        try:
+            async with asyncio.timeout(2 * ACTION_S):
+                return await self.actuator.observe()
+        except (Unobservable, TimeoutError) as error:
+            logger.warning("the fleet cannot be observed: %s", error)
+            return None
+
+    def _observation(self, fleet: Fleet, existing: Existing | None, *, heard: bool) -> Observation:
+        now = self._clock()
+        instances = None
+        if existing is not None and heard:
+            readiness = self._readiness[fleet.model]
+            instances = seen_all(existing, self.beats, fleet.pools, readiness, now)
+            self.seen[fleet.model] = instances
+        return Observation(
+            at_s=now,
+            routers=self._counts(fleet, instances or ()) if heard else (),
+            instances=instances,
+            leads=self.lease.held,
+            free_gpus=None if existing is None else existing.free,
+        )
+
+    def _counts(self, fleet: Fleet, instances: tuple[Seen, ...]) -> tuple[RouterCounts, ...]:
+        queued = sum(each.waiting or 0 for each in instances)
+        return tuple(counts_of(self._routers.snapshot(), fleet.model, queued))
+
+    # --- what comes of it ---------------------------------------------------------------------------------------------
+
+    async def _tell(self, fleet: Fleet, event: Event) -> None:
+        """Give the machine an event, and carry out everything that follows; one at a time."""
+        async with self._turn:
+            events: deque[Event] = deque([event])
+            while events:
+                each = events.popleft()
+                now = self._clock()
+                effects = fleet.machine.handle(each, now)
+                if self._journal is not None:
+                    self._journal.add(fleet.model, now, each, effects)
+                for effect in effects:
+                    answer = await self._carry_out(fleet, effect)
+                    if answer is not None:
+                        events.append(answer)
+
+    async def _carry_out(self, fleet: Fleet, effect: Effect) -> Event | None:
+        match effect:
+            case Told(decision):
+                self._keep(fleet, decision)
+                return None
+            case Act(action):
+                return Answered(action, await self._act(action))
+            case Check() if self._check is not None:
+                return await self._check(effect)
+            case Check(number=number):
+                return Checked(number, None, "nothing here simulates")
+
+    async def _act(self, action: Action) -> str:
+        if not self.lease.held:
+            return "this controller does not lead any more"
+        try:
+            async with asyncio.timeout(ACTION_S):
+                refusal = await carry_out(self.actuator, action)
+        except TimeoutError:
+            refusal = f"no answer within {ACTION_S:g} s"
+        except Unobservable as error:
+            refusal = str(error)
+        what = type(action).__name__.lower()
+        logger.info("%s %s: %s%s", what, action.instance, action.because, f" - refused: {refusal}" if refusal else "")
+        return refusal
+
+    def _keep(self, fleet: Fleet, decision: Decision) -> None:
+        before = self.last.get(fleet.model)
+        self.last[fleet.model] = decision
+        if decision.what is not What.HOLD:
+            self.counts[decision.what] += 1
+        news = before is None or (before.what, _gist(before)) != (decision.what, _gist(decision))
+        if decision.what is not What.HOLD or news:
+            self.decisions.append(Kept(time.time(), fleet.model, decision))  # noqa: TID251 - people read it
+        if decision.what is not What.HOLD:
+            named = ", ".join(f"{type(each).__name__.lower()} {each.instance}" for each in decision.actions)
+            self._say(
+                f"scaling: {named or decision.what.value}{' (dry run)' if decision.dry else ''}: {decision.because}"
+            )
+
+
+def _steady() -> Callable[[], float]:
+    """Unix time as it is now, and from here on as the monotonic clock counts: names of instances are made from it."""
+    ahead_s = time.time() - time.monotonic()  # noqa: TID251 - see above
+    return lambda: time.monotonic() + ahead_s
+
+
+def _gist(decision: Decision) -> tuple[object, ...]:
+    """What makes a held decision news: not its figures."""
+    return (decision.dry, decision.conditions, tuple((role, need.ahead) for role, need in decision.needs.items()))

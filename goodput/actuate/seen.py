@@ -1,0 +1,176 @@
+"""What routers, agents and an actuator say, put together as the controller sees it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from cluster.flow import OTHERS, Counted
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.registry.membership import Heartbeat, Member, State
+from goodput.actuate.existing import Existing, Life, Observed
+from goodput.observation import ClassCounts, Phase, RouterCounts, Seen
+from goodput.sketch import Sketch
+
+UNHEARD_S: Final = 60.0
+"""A router that announces no counters counts as one that was last heard so long ago: what it serves is unknown."""
+
+_PHASES: Final = {
+    State.STARTING: Phase.STARTING,
+    State.RESTARTING: Phase.STARTING,
+    State.READY: Phase.READY,
+    State.DRAINING: Phase.DRAINING,
+    State.STOPPING: Phase.DRAINING,
+    State.FAILED: Phase.FAILED,
+}
+
+
+class Readiness:
+    """When instances became ready, as far as this controller has seen it happen."""
+
+    def __init__(self) -> None:
+        self._ready_s: Final[dict[tuple[InstanceId, int], float | None]] = {}
+        self._coming: Final[set[InstanceId]] = set()
+
+    def saw(self, instance: InstanceId, epoch: int, now: float, *, ready: bool) -> float | None:
+        """Since when it is ready; None where it is not, or was when it was first seen: then nobody can say."""
+        if not ready:
+            self._coming.add(instance)
+            return None
+        key = (instance, epoch)
+        if key not in self._ready_s:
+            self._ready_s[key] = now if instance in self._coming else None
+        return self._ready_s[key]
+
+    def keep(self, instances: Iterable[InstanceId]) -> None:
+        """Forget all others."""
+        known = set(instances)
+        self._coming.intersection_update(known)
+        for key in [key for key in self._ready_s if key[0] not in known]:
+            del self._ready_s[key]
+
+
+def seen_all(
+    observed: Observed,
+    beats: Mapping[str, Heartbeat],
+    pools: Mapping[str, tuple[Role, bool]],
+    readiness: Readiness,
+    now: float,
+) -> tuple[Seen, ...]:
+    """Every instance that exists.
+
+    Args:
+        observed: the actuator's word; its ages are taken over to the controller's clock.
+        beats: agents' last heartbeats, by name.
+        pools: by name, the role that its instances start in, and whether they may take another one.
+        readiness: remembers.
+        now: on the controller's clock.
+    """
+    known = [each for each in observed.instances if each.pool in pools]
+    readiness.keep(each.instance for each in known)
+    return tuple(
+        _seen(each, beats.get(each.instance), pools[each.pool], readiness, now, now - observed.now_s) for each in known
+    )
+
+
+def _seen(
+    there: Existing,
+    beat: Heartbeat | None,
+    pool: tuple[Role, bool],
+    readiness: Readiness,
+    now: float,
+    ahead_s: float,
+) -> Seen:
+    phase = _phase(there, beat)
+    epoch = 0 if beat is None else beat.epoch
+    load = None if beat is None else beat.load
+    return Seen(
+        id=there.instance,
+        pool=there.pool,
+        role=pool[0] if beat is None else beat.role,
+        phase=phase,
+        asked_s=None if there.asked_s is None else there.asked_s + ahead_s,
+        ready_s=readiness.saw(there.instance, epoch, now, ready=phase is Phase.READY),
+        flips=pool[1],
+        leaving=there.life is Life.LEAVING or phase is Phase.DRAINING,
+        running=None if load is None else load.running,
+        waiting=None if load is None else max(0, load.waiting - load.deferred),
+        kv_usage=None if load is None else load.kv_usage,
+        because=there.because or ("" if beat is None else beat.detail),
+    )
+
+
+def _phase(there: Existing, beat: Heartbeat | None) -> Phase:
+    match there.life:
+        case Life.PENDING:
+            return Phase.PENDING
+        case Life.FAILED:
+            return Phase.FAILED
+        case Life.LEAVING:
+            return Phase.DRAINING
+        case Life.RUNNING:
+            return Phase.STARTING if beat is None else _PHASES.get(beat.state, Phase.STARTING)
+
+
+def counts_of(routers: Iterable[Member], model: str, queued: int) -> list[RouterCounts]:
+    """What routers have counted of one model's requests. A router that announces no counters was not heard.
+
+    Args:
+        routers: as last heard, on the controller's clock.
+        model: its name in the API; empty: the only one there is, so all that is counted is its.
+        queued: prompts that wait in engines; told with the first router's own.
+    """
+    found: list[RouterCounts] = []
+    for member in routers:
+        beat = member.beat
+        counted, heard_at = beat.counted or (), member.heard_at
+        if beat.counted is None:
+            heard_at -= UNHEARD_S
+        lines = [each for each in beat.backlog if not model or each.model in {model, OTHERS}]
+        found.append(
+            RouterCounts(
+                router=str(beat.id),
+                life=beat.agent,
+                at_s=heard_at,
+                classes=_classes([each for each in counted if not model or each.model in {model, OTHERS}]),
+                waiting=sum(each.waiting for each in lines) + (0 if found else queued),
+                oldest_wait_s=max((each.oldest_s for each in lines), default=0.0),
+            )
+        )
+    return found
+
+
+def _classes(counted: Iterable[Counted]) -> dict[str, ClassCounts]:
+    found: dict[str, ClassCounts] = {}
+    for each in counted:
+        counts = _class(each)
+        before = found.get(each.slo_class)
+        found[each.slo_class] = counts if before is None else _sum(before, counts)
+    return found
+
+
+def _class(each: Counted) -> ClassCounts:
+    return ClassCounts(
+        arrivals=each.arrivals,
+        prompts=Sketch(each.prompts, float(each.prompt_tokens)),
+        cached_tokens=each.cached_tokens,
+        computed_tokens=each.computed_tokens,
+        answers=Sketch(each.answers, float(each.answer_tokens)),
+        ended=each.met + each.missed + each.shed,
+        met=each.met,
+        late_first=each.late_first,
+    )
+
+
+def _sum(one: ClassCounts, other: ClassCounts) -> ClassCounts:
+    return ClassCounts(
+        arrivals=one.arrivals + other.arrivals,
+        prompts=one.prompts + other.prompts,
+        cached_tokens=one.cached_tokens + other.cached_tokens,
+        computed_tokens=one.computed_tokens + other.computed_tokens,
+        answers=one.answers + other.answers,
+        ended=one.ended + other.ended,
+        met=one.met + other.met,
+        late_first=one.late_first + other.late_first,
+    )

@@ -1,0 +1,298 @@
+"""Which change comes next: flips, then more, then fewer, on clocks of their own. Pure.
+
+Choosing is all that happens here; `goodput.controller` decides whether anything is done about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from goodput import actions as do
+from goodput.blocked import Blocked
+from goodput.budget import Usage
+from goodput.control_rules import Rules
+from goodput.decision import Need, What
+from goodput.flips import Flips
+from goodput.needs import Outlook
+from goodput.observation import Phase, Seen
+from goodput.pools import Kinds, ScalingPool
+from goodput.standing import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What to do now."""
+
+    what: What
+    because: str
+    actions: tuple[do.Action, ...] = ()
+
+
+class Changes:
+    """Clocks and memories of one controller's changes."""
+
+    def __init__(self, kinds: Kinds, standing: Standing, rules: Rules) -> None:
+        self._kinds: Final = kinds
+        self._standing: Final = standing
+        self._rules: Final = rules
+        self._blocked: Final = Blocked(rules.blocked_s)
+        self._flips: Final = Flips(kinds, standing, rules)
+        self._up_s = self._down_s = self._changed_s = -math.inf
+        self._spare_since: Final[dict[Role, float]] = {}
+        """Since when a role has had an instance too many."""
+        self._names = 0
+
+    def conditions(self, now: float) -> tuple[str, ...]:
+        """What is in the way."""
+        return self._blocked.told(now)
+
+    def lately(self, now: float) -> bool:
+        """Whether the fleet has changed so short ago that what is measured tells of another one."""
+        return now - self._changed_s < 60.0
+
+    def held(self, now: float) -> None:
+        """Nothing was known, or a check said no: what was too many has to be so anew."""
+        self._spare_since.clear()
+
+    def gave(self, action: do.Action, now: float) -> None:
+        """An action goes out."""
+        self._changed_s = now
+        if isinstance(action, do.Start):
+            self._up_s = now
+        elif isinstance(action, do.Flip):
+            self._flips.gave(action, now)
+        else:
+            self._down_s = now
+
+    def refused(self, action: do.Action, refusal: str, now: float) -> None:
+        """The actuator would not."""
+        if isinstance(action, do.Start):
+            self._blocked.add(action.pool, refusal, now)
+
+    def choose(
+        self,
+        needs: Mapping[Role, Need],
+        outlook: Outlook,
+        now: float,
+        horizon_s: float,
+        ordered: Collection[Role] = (),
+    ) -> Chosen:
+        """One change, or none. `ordered`: roles of which an operator says the size."""
+        self._spares(needs, now)
+        return (
+            self._cancel(now)
+            or self._fewest(ordered, now)
+            or self._flip(needs, outlook, now)
+            or self._up(needs, now)
+            or self._down(needs, outlook, now, horizon_s)
+            or Chosen(What.HOLD, _told(needs))
+        )
+
+    def without_traffic(self, orders: Mapping[Role, tuple[int, str]], now: float) -> Chosen | None:
+        """What needs no measurement: what failed goes, pools have their fewest, operators' orders are carried out."""
+        return self._cancel(now) or self._fewest(orders, now) or self._as_ordered(orders, now)
+
+    # --- pending ------------------------------------------------------------------------------------------------------
+
+    def _cancel(self, now: float) -> Chosen | None:
+        """Instances that have waited too long for a GPU, and those that have failed."""
+        for each in self._standing.instances.values():
+            if each.phase is Phase.FAILED and not self._standing.mine(each.id):
+                because = f"{each.id} has failed{_why(each)}"
+                return Chosen(What.CANCEL, because, (do.Stop(instance=each.id, because=because),))
+            if each.leaving or each.asked_s is None:
+                continue
+            waited_s = now - each.asked_s
+            if each.phase is Phase.PENDING and waited_s > self._rules.pending_s:
+                because = f"{each.id} has waited {waited_s:.0f} s for a GPU{_why(each)}"
+                self._blocked.add(each.pool, because, now)
+                return Chosen(What.CANCEL, because, (do.Drain(instance=each.id, because=because),))
+        return None
+
+    # --- flips --------------------------------------------------------------------------------------------------------
+
+    def _flip(self, needs: Mapping[Role, Need], outlook: Outlook, now: float) -> Chosen | None:
+        found = self._flips.choose(needs, outlook, now)
+        return None if found is None else Chosen(What.FLIP, found.because, (found,))
+
+    # --- what is given ------------------------------------------------------------------------------------------------
+
+    def _fewest(self, ordered: Collection[Role], now: float) -> Chosen | None:
+        """Replaces what is missing from a pool's `min`, whatever the load is; not where an operator wants fewer."""
+        if now - self._up_s < self._rules.up_every_s:
+            return None
+        usage, actions = self._standing.usage(), list[do.Action]()
+        for pool in self._kinds.pools.values():
+            there = pool.min if pool.role in ordered else self._of_pool(pool.name)
+            for number in range(there, pool.min):
+                lacks = self._lacks(pool, usage, now)
+                if lacks:
+                    self._blocked.budget(pool.role.value, lacks, now)
+                    break
+                because = f"{pool.name}: {number} there or coming, its fewest are {pool.min}"
+                actions.append(self._start(pool, because, usage, now))
+        return Chosen(What.UP, actions[0].because, tuple(actions)) if actions else None
+
+    def _as_ordered(self, orders: Mapping[Role, tuple[int, str]], now: float) -> Chosen | None:
+        """One step towards an operator's size of a role."""
+        for role, (count, who) in orders.items():
+            staying = self._standing.staying(role)
+            because = f"{role.value}: {len(staying)} there or coming, {who} wants {count}"
+            if len(staying) < count and now - self._up_s >= self._rules.up_every_s:
+                usage = self._standing.usage()
+                pool, lacks = self._pool_for(role, usage, now)
+                if pool is not None:
+                    return Chosen(What.UP, because, (self._start(pool, because, usage, now),))
+                self._blocked.budget(role.value, lacks, now)
+            if len(staying) > max(count, 1) and now - self._down_s >= self._rules.down_every_s:
+                each = min(self._able(role), key=self._order, default=None)
+                if each is not None:
+                    action = do.Drain(instance=each.id, deadline_s=self._rules.drain_s, because=because)
+                    return Chosen(What.DOWN, because, (action,))
+        return None
+
+    # --- up -----------------------------------------------------------------------------------------------------------
+
+    def _up(self, needs: Mapping[Role, Need], now: float) -> Chosen | None:
+        if now - self._up_s < self._rules.up_every_s:
+            return None
+        usage, actions, told = self._standing.usage(), list[do.Action](), list[str]()
+        for role, short in sorted(self._short(needs).items(), key=lambda each: -each[1]):
+            for _ in range(short):
+                pool, lacks = self._pool_for(role, usage, now)
+                if pool is None:
+                    self._blocked.budget(role.value, lacks, now)
+                    break
+                need = needs[role]
+                because = f"{role.value}: {need.ahead} needed, {need.have:.3g} there or coming; {need.because}"
+                actions.append(self._start(pool, because, usage, now))
+                told += [because] if because not in told else []
+        return Chosen(What.UP, "; ".join(told), tuple(actions)) if actions else None
+
+    def _start(self, pool: ScalingPool, because: str, usage: Usage, now: float) -> do.Start:
+        self._names += 1
+        name = InstanceId(f"{pool.name}-{round(now * 1000):x}-{self._names}")
+        usage.add(name, pool.footprint)
+        return do.Start(instance=name, pool=pool.name, because=because)
+
+    def _short(self, needs: Mapping[Role, Need]) -> dict[Role, int]:
+        """By role, how many are to be started: what is missing, less what another role can give away, and what
+        instances that do both take over.
+        """
+        missing = {role: max(0, math.ceil(need.ahead - need.have - _ROUND)) for role, need in needs.items()}
+        both = needs.get(Role.BOTH)
+        if both is not None and len(needs) > 1:  # beside pools of one role, those that do both fill what is missing
+            left = math.floor(both.have)
+            del missing[Role.BOTH]
+            for role in (Role.DECODE, Role.PREFILL):
+                taken = min(left, missing.get(role, 0))
+                if taken:
+                    missing[role] -= taken
+                    left -= taken
+        for role, given in self._flips.to_give(needs).items():
+            for other, count in missing.items():
+                if other is not role:
+                    missing[other] = max(0, count - given)
+        return {role: count for role, count in missing.items() if count > 0}
+
+    def _pool_for(self, role: Role, usage: Usage, now: float) -> tuple[ScalingPool | None, str]:
+        """Which pool the next instance is of: the first of the role that is not blocked and fits into the budget."""
+        lacks = f"there is no pool of role {role.value}"
+        for pool in self._kinds.pools.values():
+            if pool.role is not role or pool.name in self._rules.holds:
+                continue
+            lacks = self._lacks(pool, usage, now)
+            if not lacks:
+                return pool, ""
+        return None, lacks
+
+    def _lacks(self, pool: ScalingPool, usage: Usage, now: float) -> str:
+        """Why no instance of a pool can be started now; empty: one can."""
+        blocked = self._blocked.why(pool.name, now)
+        if blocked:
+            return blocked
+        if self._standing.of_pool(pool.name) >= pool.max:
+            return f"{pool.name} has its most, {pool.max}"
+        return usage.lacks(self._rules.budget, pool.footprint)
+
+    # --- down ---------------------------------------------------------------------------------------------------------
+
+    def _spares(self, needs: Mapping[Role, Need], now: float) -> None:
+        """Since when each role has had one too many."""
+        for role, need in needs.items():
+            if need.have - 1 < need.keep - _ROUND:
+                self._spare_since.pop(role, None)
+            else:
+                self._spare_since.setdefault(role, now)
+
+    def _down(self, needs: Mapping[Role, Need], outlook: Outlook, now: float, horizon_s: float) -> Chosen | None:
+        if now - self._down_s < self._rules.down_every_s:
+            return None
+        rules = self._rules
+        hold_s = min(rules.hold_most_s, max(rules.hold_least_s, rules.hold * horizon_s))
+        for role, since_s in sorted(self._spare_since.items(), key=lambda each: each[1]):
+            need = needs[role]
+            coming = self._standing.coming(role)
+            if now - since_s < (max(rules.hold_least_s, hold_s / 2) if coming else hold_s):
+                continue
+            each = self._leaves(role, need, outlook)
+            if each is not None:
+                because = (
+                    f"{role.value}: {need.have:.3g} there, {need.keep} would do with {rules.room:.0%} more than the "
+                    f"{rules.keep_quantile:.0%} quantile of the next {horizon_s:.0f} s, for {now - since_s:.0f} s"
+                )
+                action = do.Drain(instance=each.id, deadline_s=rules.drain_s, because=because)
+                return Chosen(What.DOWN, because, (action,))
+        return None
+
+    def _leaves(self, role: Role, need: Need, outlook: Outlook) -> Seen | None:
+        """Who goes: an instance that does not serve yet before one that does, a dear one before a cheap one, the one
+        that has least to finish. None of a pool that is down to its fewest, and never the last of a role.
+        """
+        able = [
+            each
+            for each in self._able(role)
+            if need.have - self._kinds.worth(each.pool, role, outlook.load) >= need.keep - _ROUND
+        ]
+        return min(able, key=self._order, default=None)
+
+    def _able(self, role: Role) -> list[Seen]:
+        """Those that may leave, whatever the load is."""
+        staying = self._standing.staying(role)
+        ready = [each for each in staying if each.phase is Phase.READY]
+        return [
+            each
+            for each in staying
+            if each.pool not in self._rules.holds
+            and self._of_pool(each.pool) > self._kinds.pools[each.pool].min
+            and (each.phase is not Phase.READY or len(ready) > 1)
+        ]
+
+    def _of_pool(self, pool: str) -> int:
+        return sum(each.pool == pool for each in self._standing.staying())
+
+    def _order(self, each: Seen) -> tuple[int, float, float, str]:
+        rank = {Phase.PENDING: 0, Phase.STARTING: 1}.get(each.phase, 2)
+        price = self._standing.footprint(each).price_per_hour
+        busy = each.kv_usage if each.kv_usage is not None else 0.5
+        return rank, -price, busy, each.id
+
+
+_ROUND: Final = 1e-6
+
+
+def _why(each: Seen) -> str:
+    return f" ({each.because})" if each.because else ""
+
+
+def _told(needs: Mapping[Role, Need]) -> str:
+    """One line for a fleet that is as it should be."""
+    return ", ".join(
+        f"{role.value}: {need.have:.3g} there, {need.now} needed now, {need.ahead} ahead, {need.keep} kept"
+        for role, need in needs.items()
+    )

@@ -1,0 +1,259 @@
+"""The goodput controller: observations in, actions out, each with its because. A pure machine (law 2).
+
+Each look ends in one decision about all roles together, and in the order of what is quickest:
+
+1. *Flip*: a role is short and another one has an instance too many, or both are short and another split serves more.
+2. *Up*: what the forecast needs once a start is over, as many at once as it takes.
+3. *Down*: one instance at a time, when the fleet without it would have done for a start-up time on end and will.
+
+Whatever is unknown holds the fleet as it is. Everything that was asked for counts against the budget until it is gone.
+A new controller knows nothing but what it sees: its target is the fleet that exists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from cluster.instance import Role
+from goodput import actions as do
+from goodput.changes import Changes
+from goodput.control_rules import Rules
+from goodput.counters import Counters
+from goodput.decision import (
+    Act,
+    Answered,
+    Check,
+    Checked,
+    Decision,
+    Effect,
+    Event,
+    Need,
+    Observed,
+    Pause,
+    Resize,
+    Told,
+    What,
+)
+from goodput.demand import Promise
+from goodput.manual import Manual
+from goodput.needs import Needs, Outlook
+from goodput.observation import Observation
+from goodput.pools import Kinds, ScalingPool
+from goodput.standing import Standing
+from goodput.startups import StartUps
+
+
+class Controller:
+    """Of one model's fleet."""
+
+    def __init__(
+        self, pools: Sequence[ScalingPool], promises: Mapping[str, Promise], rules: Rules | None = None
+    ) -> None:
+        """For these pools.
+
+        Args:
+            pools: what may be resized, the preferred ones of each role first; at least one.
+            promises: what each SLO class is promised.
+            rules: None: the defaults.
+        """
+        self.rules: Final = rules or Rules()
+        self.kinds: Final = Kinds.of(pools)
+        self.needs: Final = Needs(self.kinds, promises, self.rules)
+        self.standing: Final = Standing(self.kinds.pools, self.rules.unseen_s)
+        self.startups: Final = StartUps(self.kinds.pools)
+        self.manual: Final = Manual(self.rules.manual_s)
+        self._counters: Final = Counters()
+        self._changes: Final = Changes(self.kinds, self.standing, self.rules)
+        self._paused = ""
+        self._due_s: float | None = None
+        self._checks = 0
+        self._wanted: tuple[int, do.Action, Decision] | None = None
+        """An action that waits for its check, and the decision that it is part of."""
+
+    def next_wakeup(self) -> float | None:
+        """When it is to look again; None: before the first look."""
+        return self._due_s
+
+    def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
+        """Fold one event in."""
+        match event:
+            case Observed(seen):
+                self._due_s = now + self.rules.every_s
+                return self._observed(seen, now)
+            case Answered(action, refusal):
+                return self._answered(action, refusal, now)
+            case Checked():
+                return self._checked(event, now)
+            case Resize(role, count, who):
+                self.manual.resize(role, count, who)
+                return ()
+            case Pause(paused, who):
+                self._paused = f"paused by {who}" if paused else ""
+                return ()
+
+    # --- a look -------------------------------------------------------------------------------------------------------
+
+    def _observed(self, seen: Observation, now: float) -> tuple[Effect, ...]:
+        silent = self._counters.silent(seen.routers, now)
+        if not silent:
+            between = self._counters.read(seen.routers, now)
+            if between is not None:
+                self.needs.add(between, now)
+        if seen.instances is None:
+            return self._hold(now, "the actuator could not say what instances there are", unknown="instances")
+        self.manual.saw(seen.instances, self.standing, now)
+        self.standing.see(seen.instances, now)
+        self.startups.saw(seen.instances)
+        if silent:
+            return self._given(seen, now, silent, unknown="metrics")
+        return self._decide(seen, now)
+
+    def _given(self, seen: Observation, now: float, because: str, unknown: str = "") -> tuple[Effect, ...]:
+        """Nothing is known of the load. What pools and operators ask for needs no measurement."""
+        chosen = self._changes.without_traffic(self.manual.orders(now), now)
+        if chosen is None or self._idle(seen):
+            return self._hold(now, because, unknown)
+        conditions = (*self._changes.conditions(now), *((f"unknown: {unknown}",) if unknown else ()))
+        told = f"{chosen.because} ({because})"
+        return self._carry_out(
+            Decision(at_s=now, what=chosen.what, because=told, actions=chosen.actions, conditions=conditions), now
+        )
+
+    def _decide(self, seen: Observation, now: float) -> tuple[Effect, ...]:
+        horizon_s = self.startups.longest_s() + self.rules.every_s
+        ready = {role: float(len(self.standing.ready(role))) for role in Role}
+        outlook = self.needs.look(now, horizon_s, ready)
+        too_few = self.needs.too_few()
+        if outlook is None or too_few:
+            return self._given(seen, now, too_few or "no arrivals are counted yet")
+        needs = self._weighed(outlook, seen, now)
+        learned = self._learn(needs, now)
+        chosen = self._changes.choose(needs, outlook, now, horizon_s, self.manual.orders(now))
+        because = "; ".join(part for part in (chosen.because, learned) if part)
+        idle = self._idle(seen)
+        decision = Decision(
+            at_s=now,
+            what=What.HOLD if idle else chosen.what,
+            because=f"{idle}: would {chosen.what.value}: {because}" if idle and chosen.actions else idle or because,
+            actions=chosen.actions,
+            needs=needs,
+            rate=outlook.rate,
+            expected=outlook.ahead.upper,
+            forecaster=outlook.ahead.who,
+            horizon_s=horizon_s,
+            conditions=self._changes.conditions(now),
+            dry=bool(idle),
+        )
+        if idle:
+            return (Told(decision),)
+        if chosen.what is What.DOWN and self.rules.checks:
+            return self._ask(decision, outlook)
+        return self._carry_out(decision, now)
+
+    def _idle(self, seen: Observation) -> str:
+        """Why it only looks on; empty: it acts."""
+        if self._paused:
+            return self._paused
+        if not seen.leads:
+            return "another controller holds the lock"
+        return "dry run" if self.rules.dry else ""
+
+    def _hold(self, now: float, because: str, unknown: str = "") -> tuple[Effect, ...]:
+        """Nothing is known that an action could rest on."""
+        self._changes.held(now)
+        conditions = (*self._changes.conditions(now), *((f"unknown: {unknown}",) if unknown else ()))
+        return (Told(Decision(at_s=now, what=What.HOLD, because=because, conditions=conditions)),)
+
+    def _weighed(self, outlook: Outlook, seen: Observation, now: float) -> dict[Role, Need]:
+        """By role: what is needed, within what pools and operators allow, and what there is."""
+        found = {}
+        for role in self.kinds.roles:
+            low, high, who = self._limits(role, now)
+            have = sum(self.kinds.worth(each.pool, role, outlook.load) for each in self.standing.staying(role))
+            ready = sum(self.kinds.worth(each.pool, role, outlook.load) for each in self.standing.ready(role))
+            (at_once, _), (then, because), (keep, _) = outlook.now[role], outlook.then[role], outlook.keep[role]
+            full = self._full(role)
+            at_once, then, keep = (max(each, full) for each in (at_once, then, keep))
+            found[role] = Need(
+                now=min(high, max(low, at_once)),
+                ahead=min(high, max(low, at_once, then)),
+                keep=min(high, max(low, at_once, then, keep)),
+                have=have,
+                ready=ready,
+                because=f"{who} wants {low}" if who else because,
+            )
+        return found
+
+    def _limits(self, role: Role, now: float) -> tuple[int, int, str]:
+        """Fewest and most of a role, and who says so where that is an operator."""
+        low, high, who = self.manual.limits(role, now)
+        pools = [each for each in self.kinds.pools.values() if each.role is role]
+        least, most = sum(each.min for each in pools), sum(each.max for each in pools)
+        if any(each.flips for each in self.kinds.pools.values()):
+            least, most = min(least, 1), max(most, sum(each.max for each in self.kinds.pools.values() if each.flips))
+        return max(least, 1, min(low, most)), min(most, high), who
+
+    def _full(self, role: Role) -> int:
+        """What memory in use asks for: answers that are longer than recent ones show there first."""
+        used = [each.kv_usage for each in self.standing.ready(role) if each.kv_usage is not None]
+        if role is Role.PREFILL or not used or sum(used) / len(used) < _FULL:
+            return 0
+        return math.ceil(len(self.standing.ready(role)) * sum(used) / len(used) / _FULL)
+
+    def _learn(self, needs: Mapping[Role, Need], now: float) -> str:
+        told = []
+        for role, margin in self.needs.margins.items():
+            need = needs[role]
+            fair = need.ready >= need.ahead and not self._changes.lately(now)
+            said = margin.look(self.needs.allowed, now, fair=fair)
+            told += [f"{role.value}: {said}"] if said else []
+        return "; ".join(told)
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def _ask(self, decision: Decision, outlook: Outlook) -> tuple[Effect, ...]:
+        """Have the fleet without the instance simulated first."""
+        self._checks += 1
+        action = decision.actions[0]
+        fleet: dict[str, dict[Role, int]] = {}
+        for each in self.standing.staying():
+            if each.id != action.instance:
+                roles = fleet.setdefault(each.pool, {})
+                roles[each.role] = roles.get(each.role, 0) + 1
+        self._wanted = (self._checks, action, decision)
+        faster = outlook.keep_rate / outlook.rate if outlook.rate else 1.0
+        return (Check(number=self._checks, fleet=fleet, faster=max(1.0, faster), because=decision.because),)
+
+    def _checked(self, event: Checked, now: float) -> tuple[Effect, ...]:
+        if self._wanted is None or self._wanted[0] != event.number:
+            return ()
+        _, action, decision = self._wanted
+        self._wanted = None
+        if event.holds is False:
+            self._changes.held(now)
+            because = f"a simulation of recent requests without {action.instance}: {event.because or 'misses targets'}"
+            return (Told(Decision(at_s=now, what=What.HOLD, because=because, needs=decision.needs)),)
+        if action.instance not in self.standing.instances or now - decision.at_s > self.rules.down_every_s:
+            return ()
+        return self._carry_out(decision, now)
+
+    def _carry_out(self, decision: Decision, now: float) -> tuple[Effect, ...]:
+        for action in decision.actions:
+            self.standing.asked(action, now)
+            self._changes.gave(action, now)
+        return (Told(decision), *(Act(action) for action in decision.actions))
+
+    def _answered(self, action: do.Action, refusal: str, now: float) -> tuple[Effect, ...]:
+        if not refusal:
+            return ()
+        self.standing.refused(action)
+        self._changes.refused(action, refusal, now)
+        because = f"{type(action).__name__.lower()} {action.instance} was refused: {refusal}"
+        conditions = self._changes.conditions(now)
+        return (Told(Decision(at_s=now, what=What.HOLD, because=because, conditions=conditions)),)
+
+
+_FULL: Final = 0.93
+"""Mean share of the KV caches in use that is taken as full."""

@@ -1,0 +1,105 @@
+"""Routers' cumulative counts turned into what came between two looks, across restarts and silence. Pure.
+
+A router that is silent for longer than `STALE_S` makes the whole unknown: its requests are not zero because nobody
+reports them. One that has not been heard of for `FORGOTTEN_S` is taken to be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from goodput.observation import NO_COUNTS, ClassCounts, RouterCounts
+
+STALE_S: Final = 20.0
+FORGOTTEN_S: Final = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """What all routers saw since the last complete look."""
+
+    seconds: float
+    classes: dict[str, ClassCounts]
+    waiting: int | None
+    oldest_wait_s: float | None
+
+
+class Counters:
+    """The last state of every router's counters."""
+
+    def __init__(self) -> None:
+        self._last: Final[dict[str, RouterCounts]] = {}
+        self._complete_s: float | None = None
+        """When all routers were last known."""
+
+    def silent(self, routers: Iterable[RouterCounts], now: float) -> str:
+        """Why the whole is unknown now, as a sentence; empty: it is known."""
+        heard = {each.router: each for each in routers}
+        known = {**self._last, **heard}
+        if not heard:
+            return "no router's metrics could be read"
+        for name, each in sorted(known.items()):
+            age_s = now - each.at_s
+            if STALE_S < age_s <= FORGOTTEN_S:
+                return f"router {name} was last heard {age_s:.0f} s ago"
+        return ""
+
+    def read(self, routers: Iterable[RouterCounts], now: float) -> Between | None:
+        """Fold one look in; None where there is nothing to compare with yet."""
+        found: dict[str, ClassCounts] = {}
+        heard = sorted(routers, key=lambda each: each.router)
+        for each in heard:
+            before = self._last.get(each.router)
+            for name, counts in each.classes.items():
+                was = before.classes.get(name, NO_COUNTS) if before and before.life == each.life else NO_COUNTS
+                if before is None and self._complete_s is None:
+                    continue  # the first look at a fleet that has served for long: only a point to count from
+                found[name] = _plus(found.get(name, NO_COUNTS), _minus(counts, was))
+            self._last[each.router] = each
+        self._forget(now)
+        since_s, self._complete_s = self._complete_s, now
+        if since_s is None or now <= since_s:
+            return None
+        return Between(
+            seconds=now - since_s,
+            classes=found,
+            waiting=_sum(each.waiting for each in heard),
+            oldest_wait_s=max((each.oldest_wait_s for each in heard if each.oldest_wait_s is not None), default=None),
+        )
+
+    def _forget(self, now: float) -> None:
+        for name in [name for name, each in self._last.items() if now - each.at_s > FORGOTTEN_S]:
+            del self._last[name]
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    listed = list(values)
+    return None if any(each is None for each in listed) else sum(each for each in listed if each is not None)
+
+
+def _plus(one: ClassCounts, other: ClassCounts) -> ClassCounts:
+    return ClassCounts(
+        arrivals=one.arrivals + other.arrivals,
+        prompts=one.prompts + other.prompts,
+        cached_tokens=one.cached_tokens + other.cached_tokens,
+        computed_tokens=one.computed_tokens + other.computed_tokens,
+        answers=one.answers + other.answers,
+        ended=one.ended + other.ended,
+        met=one.met + other.met,
+        late_first=one.late_first + other.late_first,
+    )
+
+
+def _minus(now: ClassCounts, before: ClassCounts) -> ClassCounts:
+    return ClassCounts(
+        arrivals=max(0, now.arrivals - before.arrivals),
+        prompts=now.prompts.since(before.prompts),
+        cached_tokens=max(0, now.cached_tokens - before.cached_tokens),
+        computed_tokens=max(0, now.computed_tokens - before.computed_tokens),
+        answers=now.answers.since(before.answers),
+        ended=max(0, now.ended - before.ended),
+        met=max(0, now.met - before.met),
+        late_first=max(0, now.late_first - before.late_first),
+    )

@@ -1,0 +1,132 @@
+"""What goes into the controller and what comes out: events, effects, decisions. Pure values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cluster.instance import Role
+from goodput.actions import Action
+from goodput.observation import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A look at everything."""
+
+    seen: Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What the actuator says of an action: an empty text, or why it is not carried out."""
+
+    action: Action
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of a `Check`."""
+
+    number: int
+    holds: bool | None
+    """None: it could not be told in its time. The bounds decide then."""
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """An operator wants so many instances of a role; None: the controller decides again."""
+
+    role: Role
+    count: int | None
+    who: str = "an operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """An operator stops the controller, or lets it go on. A paused one goes on to look, and does nothing."""
+
+    paused: bool
+    who: str = "an operator"
+
+
+Event = Observed | Answered | Checked | Resize | Pause
+
+
+class What(StrEnum):
+    """The kinds of decisions."""
+
+    HOLD = "hold"
+    FLIP = "flip"
+    UP = "up"
+    DOWN = "down"
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Of one role."""
+
+    now: int
+    """Instances that the present load needs."""
+    ahead: int
+    """That the forecast needs once an instance that is asked for now serves."""
+    keep: int
+    """That are needed for it to be safe that more than these leave."""
+    have: float
+    """That there are or will be, in instances of the preferred pool."""
+    ready: float
+    because: str = ""
+    """Which term says `ahead`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One decision with its reasons: what the log, `explain` and the metrics are made of."""
+
+    at_s: float
+    what: What
+    because: str
+    actions: tuple[Action, ...] = ()
+    needs: Mapping[Role, Need] = field(default_factory=dict)
+    rate: float | None = None
+    """Arrivals a second now."""
+    expected: float | None = None
+    """The quantile after the start-up time."""
+    forecaster: str = ""
+    horizon_s: float = 0.0
+    conditions: tuple[str, ...] = ()
+    """What is in the way: no GPU, a budget, metrics that are missing."""
+    dry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """To be given to the actuator; its answer comes back as `Answered`."""
+
+    action: Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Simulate this fleet on recent requests, in at most 2 CPU seconds; the verdict comes back as `Checked`."""
+
+    number: int
+    fleet: Mapping[str, Mapping[Role, int]]
+    """Instances by pool and role."""
+    faster: float
+    """How many times as fast as they came the recent requests are to come."""
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A decision for the log."""
+
+    decision: Decision
+
+
+Effect = Act | Check | Told

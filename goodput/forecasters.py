@@ -1,0 +1,212 @@
+"""Ways to say what the rate of arrivals will be: each a pure function of the series so far and a horizon.
+
+None of them is right everywhere, so they compete (`goodput.forecast`); a forecaster that cannot tell answers None.
+
+Significance: arrivals of many independent clients are Poisson, bursty ones have a variance `dispersion` times as large.
+Two stretches of t₁ and t₂ seconds with rates r₁ and r₂ differ significantly when
+
+    |r₁ − r₂| > z · √(dispersion · r · (1/t₁ + 1/t₂)),    r their common rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from goodput.traffic import Floats
+
+LATELY_S: Final = 30.0
+SIGNIFICANT: Final = 4.5
+"""Standard deviations that make a change. A test every 5 s at several lengths for a day is some 10⁵ tests that overlap;
+of as many independent ones at 4.5 standard deviations less than one is wrong."""
+DISPERSION_MAX: Final = 50.0
+FADES_S: Final = 180.0
+"""A trend goes on for so long on average."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The series so far, newest last."""
+
+    counts: Floats
+    """Arrivals in bins of `bin_s`."""
+    bin_s: float
+    coarse: Floats
+    """The same, for longer, in bins of `coarse_s`."""
+    coarse_s: float
+    dispersion: float = 1.0
+    period_s: float | None = None
+    """After which the load comes back, where that was found."""
+
+    def before(self, ago_s: float) -> History:
+        """As it was some time ago."""
+        fine, coarse = round(ago_s / self.bin_s), round(ago_s / self.coarse_s)
+        return replace(
+            self,
+            counts=self.counts[: len(self.counts) - fine],
+            coarse=self.coarse[: max(0, len(self.coarse) - coarse)],
+        )
+
+    def mean(self, seconds: float, before_s: float = 0.0) -> float:
+        """Requests a second in a stretch that ended `before_s` ago."""
+        end = len(self.counts) - round(before_s / self.bin_s)
+        bins = max(1, round(seconds / self.bin_s))
+        part = self.counts[max(0, end - bins) : max(0, end)]
+        return float(part.mean()) / self.bin_s if len(part) else 0.0
+
+
+Forecaster = Callable[[History, float], float | None]
+
+
+def lately(history: History, _horizon_s: float) -> float | None:
+    """The last half minute."""
+    return history.mean(LATELY_S) if len(history.counts) else None
+
+
+def smoothed(history: History, _horizon_s: float) -> float | None:
+    """Exponentially weighted mean, time constant two minutes."""
+    part = history.counts[-180:]
+    if len(part) < 12:
+        return None
+    weights = np.exp(-np.arange(len(part))[::-1] * history.bin_s / 120.0)
+    return float(part @ weights / weights.sum()) / history.bin_s
+
+
+def last_value(history: History, _horizon_s: float) -> float | None:
+    """What it is now, the one that others have to beat: the mean of the longest recent stretch in which no change is
+    significant. Sharp where the load is steady, and quick after a step.
+    """
+    found = stretch(history)
+    return None if found is None else found[1]
+
+
+def stretch(history: History) -> tuple[float, float, bool] | None:
+    """The longest recent stretch without a significant change: its seconds, its mean rate, and whether it is all that
+    is known.
+    """
+    edges = _edges(len(history.counts))
+    if len(edges) < 2:
+        return None
+    sums = np.concatenate([[0.0], np.cumsum(history.counts[::-1])])
+    lengths, totals = edges * history.bin_s, sums[edges]
+    young, old = lengths[:-1], np.diff(lengths)
+    common = totals[1:] / lengths[1:]
+    apart = np.abs(totals[:-1] / young - np.diff(totals) / old)
+    spread = np.sqrt(history.dispersion * np.maximum(common, 1e-9) * (1 / young + 1 / old))
+    changed = np.flatnonzero(apart > SIGNIFICANT * spread)
+    at = int(changed[0]) if len(changed) else len(edges) - 1
+    return float(lengths[at]), float(totals[at] / lengths[at]), not len(changed)
+
+
+def _edges(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Lengths of stretches that are compared, in bins: each a third longer than the one before."""
+    found = [2]
+    while found[-1] < count:
+        found.append(min(count, max(found[-1] + 1, math.ceil(found[-1] * 1.33))))
+    return np.array([each for each in found if each <= count], dtype=np.int64)
+
+
+def trend(history: History, horizon_s: float, stretch_s: float) -> float | None:
+    """A straight line through the last `stretch_s`; its slope shrinks by how uncertain it is (James and Stein's rule),
+    so that noise alone makes no trend, and fades with the horizon (the damped trend of Gardner and McKenzie): no load
+    grows for ever.
+    """
+    bins = round(stretch_s / history.bin_s)
+    part = history.counts[-bins:] / history.bin_s
+    if len(part) < bins:
+        return None
+    x = (np.arange(bins) - (bins - 1) / 2) * history.bin_s
+    mean, square = float(part.mean()), float(x @ x)
+    slope = float(x @ part) / square
+    variance = history.dispersion * max(mean, 1e-9) / history.bin_s / square
+    kept = max(0.0, 1.0 - variance / slope**2) if slope else 0.0
+    ahead_s = FADES_S * (1 - math.exp(-horizon_s / FADES_S))
+    return max(0.0, mean + slope * kept * (stretch_s / 2 + ahead_s))
+
+
+def short_trend(history: History, horizon_s: float) -> float | None:
+    """A line through two minutes."""
+    return trend(history, horizon_s, 120.0)
+
+
+def long_trend(history: History, horizon_s: float) -> float | None:
+    """A line through eight minutes."""
+    return trend(history, horizon_s, 480.0)
+
+
+def seasonal(history: History, horizon_s: float) -> float | None:
+    """What it was one period earlier, scaled by how the last minutes compare with those a period before."""
+    if history.period_s is None:
+        return None
+    period_s, now_s = history.period_s, len(history.coarse) * history.coarse_s
+    then = _around(history, now_s + horizon_s - period_s)
+    here, there = _around(history, now_s - 90.0), _around(history, now_s - 90.0 - period_s)
+    if then is None or here is None or there is None:
+        return None
+    scale = (here + 0.1 * then + 1e-9) / (there + 0.1 * then + 1e-9)
+    return then * min(2.0, max(0.5, scale))
+
+
+def _around(history: History, at_s: float) -> float | None:
+    """The rate around a time, from coarse bins, between whose middles lines are drawn."""
+    at = at_s / history.coarse_s - 0.5
+    low = math.floor(at)
+    if low < 0 or low + 1 >= len(history.coarse):
+        return None
+    part = at - low
+    return float(history.coarse[low] * (1 - part) + history.coarse[low + 1] * part) / history.coarse_s
+
+
+def recent_peak(history: History, _horizon_s: float) -> float | None:
+    """Nine in ten of the last half hour's minutes were below it: for loads that jump up and down."""
+    part = history.coarse[-30:]
+    return float(np.quantile(part, 0.9)) / history.coarse_s if len(part) >= 10 else None
+
+
+FORECASTERS: Final[Mapping[str, Forecaster]] = {
+    "last value": last_value,
+    "lately": lately,
+    "smoothed": smoothed,
+    "short trend": short_trend,
+    "long trend": long_trend,
+    "seasonal": seasonal,
+    "recent peak": recent_peak,
+}
+
+
+def dispersion_of(history_counts: Floats) -> float:
+    """Variance over mean of bins' counts, as their differences show it: a slow change of the rate is no burst."""
+    part = history_counts[-360:]
+    if len(part) < 24:
+        return 1.0
+    mean = float(part.mean())
+    jumps = float(np.square(np.diff(part)).mean()) / 2
+    return min(DISPERSION_MAX, max(1.0, jumps / mean)) if mean > 0 else 1.0
+
+
+def period_of(coarse: Floats, coarse_s: float) -> float | None:
+    """After which time the series comes back, by its autocorrelation; None: it does not, or not yet."""
+    count = len(coarse)
+    if count < 15 or float(coarse.std()) < 0.15 * float(coarse.mean()):
+        return None
+    best, found = 0.6, None
+    values = coarse - coarse.mean()
+    fell = False
+    for lag in _lags(count):
+        one, other = values[lag:], values[:-lag]
+        scale = math.sqrt(float(one @ one) * float(other @ other))
+        likeness = float(one @ other) / scale if scale > 0 else 0.0
+        fell = fell or likeness < 0.3
+        if fell and likeness > best + (0.02 if found else 0.0):
+            best, found = likeness, lag * coarse_s
+    return found
+
+
+def _lags(count: int) -> range:
+    """Of a day's minutes all, of a week's fewer: periods that long are known to the quarter of an hour."""
+    most = math.floor(count * 0.8)
+    return range(3, most + 1, max(1, most // 400))

@@ -1,0 +1,89 @@
+"""What the cost model did not know, learned from attainment: a factor on the load. Pure.
+
+Bounds and queues are computed; engines are measured. Where a fleet that should have sufficed misses its targets, the
+load is taken to be heavier than it looks. Few requests say nothing: the misses of a stretch must exceed what is allowed
+by more than chance makes of it (Wilson's interval), so one late request adds nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+from goodput.observation import ClassCounts
+
+STEP: Final = 1.08
+MOST: Final = 2.0
+ENDED_MIN: Final = 50
+"""Requests of a stretch, at least."""
+STRETCH_S: Final = 60.0
+Z: Final = 3.0
+SETTLED_S: Final = 180.0
+"""After a shortage, requests that came in it still end late for so long: they say nothing of the fleet that is."""
+FADES_S: Final = 86_400.0
+"""What is learned fades to a half in a day: engines, their versions and their neighbours change."""
+
+
+@dataclass(slots=True)
+class Margin:
+    """Of one role."""
+
+    factor: float = 1.0
+    _ended: int = 0
+    _missed: int = 0
+    _since_s: float | None = None
+    _faded_s: float | None = field(default=None)
+    _fair_s: float | None = None
+    """Since when the fleet has been as large as it was to be."""
+
+    def add(self, ended: int, missed: int) -> None:
+        """Requests that are over, and those that missed what this role decides about."""
+        self._ended += ended
+        self._missed += missed
+
+    def look(self, allowed: float, now: float, *, fair: bool) -> str:
+        """Learn from the stretch, if it is long enough. What changed, as a sentence.
+
+        `fair`: the fleet was as large as it was to be through all of it, and no change was under way.
+        """
+        if self._faded_s is not None:
+            self.factor = 1 + (self.factor - 1) * 0.5 ** ((now - self._faded_s) / FADES_S)
+        self._faded_s = now
+        if not fair:
+            self._fair_s = None
+        elif self._fair_s is None:
+            self._fair_s = now
+        if self._fair_s is None or self._since_s is None or now - self._fair_s < SETTLED_S:
+            self._ended = self._missed = 0
+            self._since_s = now
+            return ""
+        if now - self._since_s < STRETCH_S or self._ended < ENDED_MIN:
+            return ""
+        share, least = self._missed / self._ended, _least(self._missed, self._ended)
+        told = ""
+        if least > allowed and self.factor < MOST:
+            self.factor = min(MOST, self.factor * STEP)
+            missed = f"{share:.1%} of {self._ended} requests missed with a fleet that should do"
+            told = f"{missed}: load taken × {self.factor:.2f}"
+        self._ended = self._missed = 0
+        self._since_s = now
+        return told
+
+
+def _least(missed: int, ended: int) -> float:
+    """Lower end of Wilson's interval for the share that misses."""
+    share, square = missed / ended, Z * Z
+    middle = share + square / (2 * ended)
+    half = Z * math.sqrt(share * (1 - share) / ended + square / (4 * ended * ended))
+    return (middle - half) / (1 + square / ended)
+
+
+def missed_first(counts: ClassCounts) -> int:
+    """What prefill decides about."""
+    return counts.late_first
+
+
+def missed_later(counts: ClassCounts) -> int:
+    """What decode decides about."""
+    return max(0, counts.ended - counts.met - counts.late_first)

@@ -1,0 +1,186 @@
+"""From what arrives to how many instances of each role are needed: now, ahead, and to be safe. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.instance import Role
+from goodput.control_rules import Rules
+from goodput.counters import Between
+from goodput.demand import Promise
+from goodput.forecast import RECORD_S, Forecast, Forecasting
+from goodput.forecasters import History, stretch
+from goodput.margin import Margin, missed_first, missed_later
+from goodput.observation import ClassCounts
+from goodput.pools import Kinds
+from goodput.sizing import Load
+from goodput.traffic import Lengths, Traffic
+
+SOON_S: Final = 15.0
+"""A flip takes a few seconds: what comes within them."""
+KNOWN: Final = 300
+"""Arrivals from which a level is known to some 6 %: what was needed is remembered from then on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """One look ahead."""
+
+    rate: float
+    ahead: Forecast
+    """At the quantile that adds capacity, after the start-up time."""
+    keep_rate: float
+    """The most of the quantiles that capacity is kept for, between now and the start-up time."""
+    now: Mapping[Role, tuple[int, str]]
+    then: Mapping[Role, tuple[int, str]]
+    keep: Mapping[Role, tuple[int, str]]
+    load: Load
+    """At the present rate."""
+
+
+class Needs:
+    """Traffic, its forecast and what it takes."""
+
+    def __init__(self, kinds: Kinds, promises: Mapping[str, Promise], rules: Rules) -> None:
+        self._kinds: Final = kinds
+        self._promises: Final = promises
+        self._rules: Final = rules
+        self.traffic: Final = Traffic()
+        self._up: Final = Forecasting(rules.quantile)
+        self._keep: Final = Forecasting(rules.keep_quantile)
+        self.margins: Final = {role: Margin() for role in kinds.roles}
+        self._most: Final[dict[Role, deque[tuple[float, int]]]] = {}
+        """Needs since the load last changed, each larger than all later ones."""
+        self._waiting: Final[deque[int | None]] = deque([None], maxlen=2)
+        self.answers = 0
+        """Complete answers seen."""
+
+    @property
+    def aim(self) -> float:
+        """Share of the requests that a steady load's fleet is to serve in time."""
+        strictest = max((each.attainment for each in self._promises.values()), default=0.95)
+        return 1 - (1 - strictest) * self._rules.spent
+
+    @property
+    def allowed(self) -> float:
+        """Share of the requests that may miss."""
+        return 1 - min((each.attainment for each in self._promises.values()), default=0.95)
+
+    def add(self, between: Between, now: float) -> None:
+        """What came since the last look."""
+        self.traffic.add(between, now)
+        self._waiting.append(between.waiting)
+        for counts in between.classes.values():
+            self.answers += counts.answers.count
+            for role, margin in self.margins.items():
+                margin.add(counts.ended, _missed(role, counts))
+
+    def too_few(self) -> str:
+        """Why nothing can be decided yet; empty: it can."""
+        if self.traffic.counted < self._rules.samples:
+            return f"{self.traffic.counted} of {self._rules.samples} arrivals seen that a decision takes"
+        if self.answers < self._rules.answers:
+            return f"{self.answers} of {self._rules.answers} complete answers seen that a decision takes"
+        return ""
+
+    def look(self, now: float, horizon_s: float, ready: Mapping[Role, float]) -> Outlook | None:
+        """What is needed; None: nothing can be told yet."""
+        history = self._up.look(self.traffic, now, horizon_s)
+        self._keep.look(self.traffic, now, horizon_s)
+        present, ahead = Forecasting.present(history), self._up.forecast(history, horizon_s)
+        if present is None or ahead is None:
+            return None
+        lengths = self.traffic.lengths()
+        soon = self._up.forecast(history, SOON_S)
+        rate = present.mean if soon is None else soon.mean
+        load = Load(
+            rate=rate,
+            lengths=lengths,
+            promises=self._promises,
+            dispersion=history.dispersion,
+            clear_s=self._rules.clear_s,
+        )
+        keep_rate = self._kept_rate(history, horizon_s, rate)
+        backlog_s = self._backlog_s(load, ready)
+        then = self._of(_at(load, ahead.upper, backlog_s))
+        self._remember(history, then if not backlog_s else self._of(_at(load, ahead.upper, 0.0)), horizon_s, now)
+        return Outlook(
+            rate=rate,
+            ahead=ahead,
+            keep_rate=keep_rate,
+            now=self._of(_at(load, rate, backlog_s)),
+            then=then,
+            keep=self._kept(self._of(_at(load, keep_rate * (1 + self._rules.room), backlog_s))),
+            load=load,
+        )
+
+    def _kept_rate(self, history: History, horizon_s: float, rate: float) -> float:
+        found = [rate]
+        for part in (0.5, 1.0):
+            forecast = self._keep.forecast(history, horizon_s * part)
+            found.append(0.0 if forecast is None else forecast.upper)
+        return max(found)
+
+    def _remember(self, history: History, then: Mapping[Role, tuple[int, str]], horizon_s: float, now: float) -> None:
+        """The most that was needed since the load last changed significantly. Forecasts of a load that stays the same
+        still waver; an instance that one of them wanted is not sent away because the next one does not.
+        """
+        found = stretch(history)
+        if found is None:
+            return
+        seconds, rate, whole = found
+        for role, (count, _) in then.items():
+            most = self._most.setdefault(role, deque())
+            while most and not whole and most[0][0] < now - seconds:
+                most.popleft()
+            if rate * seconds < KNOWN * history.dispersion or seconds < horizon_s + RECORD_S:
+                continue  # too few arrivals, or forecasts still err by what was before the change
+            while most and most[-1][1] <= count:
+                most.pop()
+            most.append((now, count))
+
+    def _kept(self, keep: dict[Role, tuple[int, str]]) -> dict[Role, tuple[int, str]]:
+        return {
+            role: (max(count, self._most[role][0][1]) if self._most.get(role) else count, because)
+            for role, (count, because) in keep.items()
+        }
+
+    def _backlog_s(self, load: Load, ready: Mapping[Role, float]) -> float:
+        """Work of the prompts that wait and are not in anybody's step, in seconds of one instance. What was not there a
+        look earlier is no backlog yet.
+        """
+        if any(each is None for each in self._waiting):
+            return 0.0
+        computing = ready.get(Role.PREFILL, 0.0) + ready.get(Role.BOTH, 0.0)
+        waiting = min(each for each in self._waiting if each is not None) - 2 * computing
+        if waiting <= 0 or not load.rate:
+            return 0.0
+        role = Role.PREFILL if Role.PREFILL in self._kinds.roles else Role.BOTH
+        return waiting * self._kinds.sizer(role).prompt_work(load) / load.rate
+
+    def _of(self, load: Load) -> dict[Role, tuple[int, str]]:
+        return {
+            role: self._kinds.sizer(role).need(role, _at(load, load.rate * margin.factor, load.waiting_s), self.aim)
+            for role, margin in self.margins.items()
+        }
+
+
+def _missed(role: Role, counts: ClassCounts) -> int:
+    if role is Role.BOTH:
+        return max(0, counts.ended - counts.met)
+    return missed_first(counts) if role is Role.PREFILL else missed_later(counts)
+
+
+def _at(load: Load, rate: float, waiting_s: float) -> Load:
+    lengths: Mapping[str, Lengths] = load.lengths
+    return Load(
+        rate=rate,
+        lengths=lengths,
+        promises=load.promises,
+        dispersion=load.dispersion,
+        waiting_s=waiting_s,
+        clear_s=load.clear_s,
+    )

@@ -1,0 +1,113 @@
+"""What the controller sees at one instant: values with no behaviour. Pure.
+
+A field is None where nobody could say. *Unknown is not zero*: a controller that reads a missing queue as an empty one
+removes the instances that would have emptied it.
+
+Routers publish counters that only grow, each since its own start; a restarted router begins at zero under another
+`life`. What happened between two readings is therefore known whatever was missed in between, and two routers' counts
+add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from goodput.sketch import EMPTY, Sketch
+
+
+class Phase(StrEnum):
+    """Where in its life an instance is, as far as a controller has to tell them apart."""
+
+    PENDING = "pending"
+    """Asked for, and waits for a GPU."""
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    """Takes no new work; with `Seen.leaving`, it ends after it."""
+    FAILED = "failed"
+    """Its agent or its engine has given up; it still counts until it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassCounts:
+    """Of one SLO class at one router, since the router's start."""
+
+    arrivals: int = 0
+    """Requests at the door, before admission: those that were shed or still wait count, too."""
+    prompts: Sketch = EMPTY
+    """Prompt tokens of these arrivals."""
+    cached_tokens: int = 0
+    """Of the prompts that were computed, tokens that came out of a prefix cache."""
+    computed_tokens: int = 0
+    """Of the same prompts, tokens that were not."""
+    answers: Sketch = EMPTY
+    """Tokens of answers that are complete."""
+    ended: int = 0
+    """Requests that are over and count for attainment (a client that left in time does not)."""
+    met: int = 0
+    """Those of them that met every target of the class."""
+    late_first: int = 0
+    """Those of them that missed a target of the first token, were shed or failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterCounts:
+    """What one router publishes."""
+
+    router: str
+    life: str
+    """Changes with every start of the router."""
+    at_s: float
+    """When it was said, by the controller's clock."""
+    classes: Mapping[str, ClassCounts]
+    waiting: int | None = None
+    """Requests without a first token that no instance computes yet: in the router's queue, or in an engine's."""
+    oldest_wait_s: float | None = None
+    """Age of the oldest of them; 0 where none waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One instance, as the actuator and its own heartbeat tell it."""
+
+    id: InstanceId
+    pool: str
+    """Which pool's settings it was started with."""
+    role: Role
+    """The role that it has now."""
+    phase: Phase
+    asked_s: float | None = None
+    """When it was asked for; None: before anybody who could say."""
+    ready_s: float | None = None
+    """When it first became ready."""
+    flips: bool = False
+    leaving: bool = False
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """Share of its KV blocks in use, 0 to 1."""
+    because: str = ""
+    """Why it is pending or failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One look at everything."""
+
+    at_s: float
+    routers: tuple[RouterCounts, ...]
+    """Of every router that is known; an empty one means that no router could be read."""
+    instances: tuple[Seen, ...] | None
+    """None: the actuator could not say."""
+    leads: bool = True
+    """Whether this controller holds the lock: one that does not looks on, and does nothing."""
+    free_gpus: Mapping[str, int] | None = None
+    """By type, GPUs that nobody uses; a type that is not named, or None: unknown. Others may take them at any time."""
+
+
+NO_COUNTS: Final = ClassCounts()

@@ -1,0 +1,73 @@
+"""Pools that a controller may resize: what one instance is, what it costs, and what it is worth in each role. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cluster.instance import Role
+from goodput.bounds import Engine
+from goodput.budget import Footprint
+from goodput.sizing import Load, Sizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingPool:
+    """One kind of instance."""
+
+    name: str
+    role: Role
+    """That its instances are started in."""
+    engine: Engine
+    """With the batch settings that it is started with, which it keeps when it takes another role."""
+    footprint: Footprint
+    first_token_ms: float = 0.0
+    """What a prompt waits for beside its steps (`costs.cost.Costs.first_token_ms`)."""
+    min: int = 0
+    max: int = 64
+    flips: bool = False
+    """Whether its instances may take another role while they run."""
+    startup_s: float = 60.0
+    """How long a start is taken to last until one was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """All pools of one model, and what an instance of each is worth in each role."""
+
+    pools: Mapping[str, ScalingPool]
+    sizers: Mapping[str, Sizer] = field(default_factory=dict)
+
+    @staticmethod
+    def of(pools: Sequence[ScalingPool]) -> Kinds:
+        """Of these pools, the preferred ones of each role first."""
+        return Kinds(
+            {each.name: each for each in pools},
+            {each.name: Sizer(each.engine, each.first_token_ms) for each in pools},
+        )
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """That instances are started in."""
+        return tuple(dict.fromkeys(each.role for each in self.pools.values()))
+
+    def first(self, role: Role) -> ScalingPool:
+        """The preferred pool of a role: sizes are counted in its instances. Without one, that of whatever may flip."""
+        fitting = [each for each in self.pools.values() if each.role is role]
+        return fitting[0] if fitting else next(iter(self.pools.values()))
+
+    def sizer(self, role: Role) -> Sizer:
+        """Of the preferred pool."""
+        return self.sizers[self.first(role).name]
+
+    def worth(self, pool: str, role: Role, load: Load) -> float:
+        """How many instances of the role's preferred pool one of `pool` is worth: by prompts a second for prefill, by
+        answers a second otherwise. What it lacks are the other role's batch settings, or its GPU's speed.
+        """
+        here, there = self.pools[pool], self.first(role)
+        if here.engine == there.engine:
+            return 1.0
+        one, other = self.sizers[pool], self.sizers[there.name]
+        if role is Role.PREFILL:
+            return other.prompt_work(load) / max(1e-9, one.prompt_work(load))
+        return one.answers_a_second(load) / max(1e-9, other.answers_a_second(load))

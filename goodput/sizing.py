@@ -1,0 +1,287 @@
+"""How many instances a load needs so that its targets are met: queues, batches and memory, from costs alone. Pure.
+
+`goodput.bounds` says what no fleet can do with less, without any queue. Here are the queues, because a controller has
+no time to simulate each thought. Lengths stay distributions (`goodput.sketch`).
+
+*Prefill.* Prompts wait for one of n instances, each of which computes one at a time: a queue M/G/n with offered load
+a = rate · E[S]. A prompt that waits longer than its target allows has missed:
+
+    P(wait > t) = C(n, a) · exp(−2 (n − a) t / (E[S] (v + c²)))
+
+C is Erlang's formula, c² the squared coefficient of variation of S, v the dispersion of arrivals (Allen and Cunneen's
+correction of M/M/n; exact for exponential S and v = 1).
+
+*Decode.* The requests of an instance share its steps; a step over b requests takes τ(b). Of rate λ for each instance,
+b = λ · E[tokens] · τ(b) run at once (Little's law). Around that the number fluctuates as a Poisson one, smoothed by
+how well n instances share. The step at the wanted quantile must keep the TPOT target, and contexts must fit memory.
+
+*Both.* An instance that does both spends the share u of its time on prompts: its decode steps take τ(b) / (1 − u).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+
+from cluster.instance import Role
+from goodput.bounds import Engine
+from goodput.demand import Promise
+from goodput.sketch import Floats
+from goodput.traffic import Lengths
+
+MOST: Final = 512
+"""Instances of one role that are looked at, at most."""
+MEMORY_USED: Final = 0.92
+"""Share of the KV cache that may be full at the wanted quantile; beyond it requests wait, or are thrown out."""
+STEP_ROOM: Final = 0.97
+"""A step may take so much of the TPOT target: what hand-overs and the scheduler's gaps add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is to be served."""
+
+    rate: float
+    """Requests a second."""
+    lengths: Mapping[str, Lengths]
+    """By class."""
+    promises: Mapping[str, Promise]
+    dispersion: float = 1.0
+    waiting_s: float = 0.0
+    """Work of prompts that already wait, in seconds of one instance: it comes on top of what arrives …"""
+    clear_s: float = 60.0
+    """… and is to be gone after so long."""
+
+    def promise(self, name: str) -> Promise:
+        """Of a class; one that is not promised anything has that of none."""
+        return self.promises.get(name, _NOTHING)
+
+
+_NOTHING: Final = Promise()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one role attains."""
+
+    met: float
+    """Share of the requests that keep the targets this role decides about."""
+    busy: float
+    """Share of its capacity in use; above 1: a queue that only grows."""
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompts:
+    """Prompt work of one class on one engine."""
+
+    share: float
+    seconds: Floats
+    shares: Floats
+    target_s: float
+
+
+class Sizer:
+    """Sizes for one engine; times once computed are kept."""
+
+    def __init__(self, engine: Engine, first_token_ms: float = 0.0) -> None:
+        self.engine: Final = engine
+        self._first_s: Final = first_token_ms / 1000
+        self._prompt_s: Final[dict[tuple[int, int], float]] = {}
+        self._last: tuple[Load, list[_Prompts], tuple[float, float]] | None = None
+        """Prompts and answers of the lengths that were asked for last: one look asks for them at many rates."""
+
+    def prompt_s(self, tokens: float, cached: float = 0.0) -> float:
+        """Seconds of a whole instance for one prompt, computed in chunks as large as a step takes."""
+        total = max(1, round(tokens))
+        before = min(total - 1, round(tokens * cached))
+        known = self._prompt_s.get((total, before))
+        if known is None:
+            known, at = 0.0, before
+            while at < total:
+                size = min(self.engine.batched_tokens, total - at)
+                known += self.engine.costs.prefill_ms(size, at) / 1000
+                at += size
+            if len(self._prompt_s) > 20_000:
+                self._prompt_s.clear()
+            self._prompt_s[total, before] = known
+        return known
+
+    # --- prefill ------------------------------------------------------------------------------------------------------
+
+    def _known(self, load: Load) -> tuple[list[_Prompts], tuple[float, float]]:
+        last = self._last
+        if last is None or last[0].lengths is not load.lengths or last[0].promises is not load.promises:
+            last = self._last = (load, self._computed(load), _answers(load))
+        return last[1], last[2]
+
+    def _prompts(self, load: Load) -> list[_Prompts]:
+        return self._known(load)[0]
+
+    def _computed(self, load: Load) -> list[_Prompts]:
+        found = []
+        for name, lengths in load.lengths.items():
+            tokens, shares = lengths.prompts.lengths()
+            seconds = np.array([self.prompt_s(each, lengths.cached) for each in tokens.tolist()])
+            target_ms = load.promise(name).ttft_ms
+            found.append(_Prompts(share=lengths.share, seconds=seconds, shares=shares, target_s=_seconds(target_ms)))
+        return found
+
+    def prompt_work(self, load: Load) -> float:
+        """Instances that do nothing but compute this load's prompts, without any queue."""
+        return load.rate * _mean_s(self._prompts(load)) + load.waiting_s / load.clear_s
+
+    def prefill(self, load: Load, count: float) -> Share:
+        """What `count` prefill instances attain."""
+        prompts = self._prompts(load)
+        mean_s = _mean_s(prompts)
+        offered = load.rate * mean_s + load.waiting_s / load.clear_s
+        if offered <= 0:
+            return Share(met=1.0, busy=0.0, because="nothing arrives")
+        busy = offered / max(count, 1e-9)
+        if busy >= 1:
+            return Share(met=0.0, busy=busy, because=f"prompts need {offered:.2f} instances, there are {count:g}")
+        square = sum(each.share * float(each.shares @ each.seconds**2) for each in prompts)
+        variation = max(0.0, square / mean_s**2 - 1)
+        waits = _erlang_c(count, offered)
+        rate = 2 * (count - offered) / (mean_s * (load.dispersion + variation))
+        late = 0.0
+        for each in prompts:
+            spare = each.target_s - self._first_s - each.seconds
+            missed = np.where(spare > 0, waits * np.exp(-rate * np.maximum(0.0, spare)), 1.0)
+            late += each.share * float(each.shares @ missed)
+        return Share(met=1 - late, busy=busy, because=f"prefill {busy:.0%} busy, {late:.1%} of first tokens late")
+
+    # --- decode -------------------------------------------------------------------------------------------------------
+
+    def batch(self, load: Load, count: float, *, slower: float = 1.0) -> tuple[float, float]:
+        """Requests that one of `count` instances has at once, and the mean context of each, in tokens; infinite where
+        answers come faster than they are made.
+        """
+        tokens, context = self._known(load)[1]
+        if tokens <= 0:
+            return 0.0, context
+        cost = self.engine.costs.now.decode
+        rate = load.rate * tokens / max(count, 1e-9) / 1000 * slower
+        fixed, each = cost.requests_ms(1), cost.context_ms * context
+        batch = 1.0
+        for _ in range(60):
+            size = max(1, round(batch))
+            step = cost.requests_ms(size) + each * batch
+            slope = (step - fixed) / max(batch, 1e-9)
+            following = rate * fixed / (1 - rate * slope) if rate * slope < 1 else math.inf
+            if following > 4 * self.engine.seqs_max:
+                return math.inf, context
+            if abs(following - batch) < 0.01 * max(1.0, batch):
+                break
+            batch = (batch + following) / 2
+        return batch, context
+
+    def decode(self, load: Load, count: float, aim: float, *, slower: float = 1.0) -> Share:
+        """Whether `count` decode instances keep the TPOT and their memory at the quantile `aim`."""
+        batch, context = self.batch(load, count, slower=slower)
+        if math.isinf(batch):
+            return Share(met=0.0, busy=2.0, because=f"answers come faster than {count:g} instances make them")
+        z = NormalDist().inv_cdf(min(0.9999, aim))
+        high = batch + z * math.sqrt(batch * load.dispersion / max(1.0, count))
+        cost = self.engine.costs.now.decode
+        step = (cost.requests_ms(max(1, math.ceil(high))) + cost.context_ms * context * high) * slower
+        memory = high * context / (self.engine.kv_tokens * MEMORY_USED)
+        target = min((load.promise(name).tpot_ms or math.inf for name in load.lengths), default=math.inf) * STEP_ROOM
+        terms = {
+            f"a step takes {step:.1f} ms": step / target,
+            f"{high:.0f} contexts of {context:,.0f} tokens fill {memory * MEMORY_USED:.0%} of the memory": memory,
+            f"{high:.0f} requests at once": high / self.engine.seqs_max,
+        }
+        told = max(terms, key=lambda name: terms[name])
+        return Share(met=1.0 if terms[told] <= 1 else 0.0, busy=terms[told], because=f"decode: {told}")
+
+    def answers_a_second(self, load: Load) -> float:
+        """The most that one instance completes while it keeps the TPOT target and its memory."""
+        tokens, context = self._known(load)[1]
+        cost = self.engine.costs.now.decode
+        target = min((load.promise(name).tpot_ms or math.inf for name in load.lengths), default=math.inf) * STEP_ROOM
+        fits = max(1, math.floor(self.engine.kv_tokens * MEMORY_USED / max(1.0, context)))
+        low, high = 1, max(1, min(self.engine.seqs_max, fits))
+        while low < high:
+            middle = (low + high + 1) // 2
+            step = cost.requests_ms(middle) + cost.context_ms * context * middle
+            low, high = (middle, high) if step <= target else (low, middle - 1)
+        step = cost.requests_ms(low) + cost.context_ms * context * low
+        return low * 1000 / (step * max(1.0, tokens))
+
+    # --- how many -----------------------------------------------------------------------------------------------------
+
+    def both(self, load: Load, count: float, aim: float) -> Share:
+        """What `count` instances attain that do both."""
+        used = self.prompt_work(load) / max(count, 1e-9)
+        if used >= 1:
+            return Share(met=0.0, busy=used, because=f"prompts alone need {used * count:.2f} instances")
+        decode = self.decode(load, count, aim, slower=1 / (1 - used))
+        prefill = self.prefill(load, count)
+        return min(decode, prefill, key=lambda each: (each.met, -each.busy))
+
+    def attained(self, role: Role, load: Load, count: float, aim: float) -> Share:
+        """What `count` instances of a role attain."""
+        if role is Role.PREFILL:
+            return self.prefill(load, count)
+        return self.decode(load, count, aim) if role is Role.DECODE else self.both(load, count, aim)
+
+    def need(self, role: Role, load: Load, aim: float) -> tuple[int, str]:
+        """The fewest instances that attain `aim`, and what says so."""
+        share = self.attained(role, load, 1, aim)
+        low, high = 0, 1
+        while share.met < aim and high < MOST:
+            low, high = high, high * 2
+            share = self.attained(role, load, high, aim)
+        binds = share
+        while high - low > 1:
+            middle = (low + high) // 2
+            share = self.attained(role, load, middle, aim)
+            if share.met >= aim:
+                high = middle
+            else:
+                low, binds = middle, share
+        told = f"{low} would not do: {binds.because}" if low else binds.because
+        return high, told
+
+
+def _seconds(target_ms: float | None) -> float:
+    return math.inf if target_ms is None else target_ms / 1000
+
+
+def _mean_s(prompts: list[_Prompts]) -> float:
+    return sum(each.share * float(each.shares @ each.seconds) for each in prompts)
+
+
+def _answers(load: Load) -> tuple[float, float]:
+    """Tokens of a mean answer after the first, and the mean context while they are made: long answers see their own
+    context for longer.
+    """
+    tokens = contexts = 0.0
+    for lengths in load.lengths.values():
+        outputs, shares = lengths.answers.lengths()
+        steps = np.maximum(0.0, outputs - 1)
+        mean = float(shares @ steps)
+        tokens += lengths.share * mean
+        contexts += lengths.share * (mean * lengths.prompts.mean + float(shares @ (steps * outputs)) / 2)
+    return tokens, contexts / tokens if tokens else 0.0
+
+
+def _erlang_c(count: float, offered: float) -> float:
+    """Chance that a request finds all of `count` servers busy; between whole counts on a line."""
+    low = math.floor(count)
+    part = count - low
+    if part > 1e-9:
+        lower = _erlang_c(low, offered) if low > offered else 1.0
+        return lower * (1 - part) + _erlang_c(low + 1, offered) * part
+    blocked = 1.0
+    for number in range(1, low + 1):
+        blocked = offered * blocked / (number + offered * blocked)
+    busy = offered / low
+    return blocked / (1 - busy * (1 - blocked))

@@ -1,0 +1,119 @@
+"""The fleet as a controller counts it: what was seen, and what it has asked for that cannot be seen yet. Pure.
+
+Whatever was asked for and is not gone counts against the budget. An action whose effect is not seen after `unseen_s` is
+taken to be lost: the next decision is made from what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from goodput import actions as do
+from goodput.budget import Footprint, Usage
+from goodput.observation import Phase, Seen
+from goodput.pools import ScalingPool
+
+_COMES: Final = frozenset({Phase.PENDING, Phase.STARTING})
+
+
+class Standing:
+    """Instances by name, corrected by actions under way."""
+
+    def __init__(self, pools: Mapping[str, ScalingPool], unseen_s: float) -> None:
+        self._pools: Final = pools
+        self._unseen_s: Final = unseen_s
+        self._asked: Final[dict[InstanceId, tuple[float, do.Action]]] = {}
+        self.instances: dict[InstanceId, Seen] = {}
+
+    def see(self, instances: Iterable[Seen], now: float) -> None:
+        """What there is now."""
+        seen = {each.id: each for each in instances if each.pool in self._pools}
+        for name, (at_s, action) in [*self._asked.items()]:
+            if now - at_s > self._unseen_s or _carried_out(action, seen.get(name)):
+                del self._asked[name]
+        for name, (at_s, action) in self._asked.items():
+            seen[name] = _as_asked(action, seen.get(name), at_s, self._pools)
+        self.instances = dict(sorted(seen.items()))
+
+    def asked(self, action: do.Action, now: float) -> None:
+        """An action is given to the actuator."""
+        self._asked[action.instance] = (now, action)
+        self.instances[action.instance] = _as_asked(action, self.instances.get(action.instance), now, self._pools)
+
+    def refused(self, action: do.Action) -> None:
+        """It is not carried out."""
+        self._asked.pop(action.instance, None)
+        if isinstance(action, do.Start):
+            self.instances.pop(action.instance, None)
+
+    def mine(self, instance: InstanceId) -> bool:
+        """Whether an action of ours about it is under way."""
+        return instance in self._asked
+
+    # --- asked --------------------------------------------------------------------------------------------------------
+
+    def staying(self, role: Role | None = None) -> list[Seen]:
+        """Those that serve or will, in a role."""
+        return [
+            each
+            for each in self.instances.values()
+            if not each.leaving
+            and each.phase not in (Phase.FAILED, Phase.DRAINING)
+            and (role is None or each.role is role)
+        ]
+
+    def ready(self, role: Role | None = None) -> list[Seen]:
+        """Those that serve now."""
+        return [each for each in self.staying(role) if each.phase is Phase.READY]
+
+    def coming(self, role: Role | None = None) -> list[Seen]:
+        """Those that wait for a GPU or start."""
+        return [each for each in self.staying(role) if each.phase in _COMES]
+
+    def usage(self) -> Usage:
+        """Of everything that is not gone."""
+        found = Usage()
+        for name, each in self.instances.items():
+            found.add(name, self.footprint(each))
+        return found
+
+    def footprint(self, each: Seen) -> Footprint:
+        """Of one instance."""
+        return self._pools[each.pool].footprint
+
+    def of_pool(self, pool: str) -> int:
+        """Instances that count against a pool's `max`."""
+        return sum(each.pool == pool for each in self.instances.values())
+
+
+def _carried_out(action: do.Action, seen: Seen | None) -> bool:
+    """Whether what is seen shows it."""
+    if isinstance(action, do.Start):
+        return seen is not None
+    if isinstance(action, do.Flip):
+        return seen is None or seen.role is action.role
+    return seen is None or seen.leaving
+
+
+def _as_asked(action: do.Action, seen: Seen | None, now: float, pools: Mapping[str, ScalingPool]) -> Seen:
+    """What an instance is once the action is carried out."""
+    if isinstance(action, do.Start):
+        pool = pools[action.pool]
+        return seen or Seen(
+            id=action.instance,
+            pool=pool.name,
+            role=pool.role,
+            phase=Phase.PENDING,
+            asked_s=now,
+            flips=pool.flips,
+        )
+    assert seen is not None, f"{action.instance} is not there"
+    if isinstance(action, do.Flip):
+        return replace(seen, role=action.role)
+    if isinstance(action, do.Stop):
+        return replace(seen, leaving=True)
+    return replace(seen, leaving=True, phase=Phase.DRAINING)

@@ -1,0 +1,50 @@
+"""How long an instance takes to start, learned from those that did. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from cluster.ids import InstanceId
+from goodput.observation import Seen
+from goodput.pools import ScalingPool
+
+KEPT: Final = 20
+QUANTILE: Final = 0.9
+
+
+class StartUps:
+    """By pool."""
+
+    def __init__(self, pools: Mapping[str, ScalingPool]) -> None:
+        self._pools: Final = pools
+        self._took_s: Final[dict[str, deque[float]]] = {}
+        self._known: Final[dict[InstanceId, float]] = {}
+        """Instances whose start is counted, and when each became ready."""
+
+    def saw(self, instances: Iterable[Seen]) -> None:
+        """Count the starts that have come to their end."""
+        seen = set()
+        for each in instances:
+            seen.add(each.id)
+            if each.asked_s is None or each.ready_s is None or self._known.get(each.id) == each.ready_s:
+                continue
+            self._known[each.id] = each.ready_s
+            took_s = each.ready_s - each.asked_s
+            if took_s > 0:
+                self._took_s.setdefault(each.pool, deque(maxlen=KEPT)).append(took_s)
+        for gone in self._known.keys() - seen:
+            del self._known[gone]
+
+    def horizon_s(self, pool: str) -> float:
+        """A start takes no longer than this nine times in ten; until one was seen, what the pool's settings say."""
+        took = sorted(self._took_s.get(pool, ()))
+        if not took:
+            return self._pools[pool].startup_s
+        return took[min(len(took) - 1, math.ceil(QUANTILE * len(took)) - 1)]
+
+    def longest_s(self) -> float:
+        """Of all pools."""
+        return max((self.horizon_s(pool) for pool in self._pools), default=0.0)

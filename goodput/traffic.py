@@ -1,0 +1,151 @@
+"""Arrivals as a series over time, and lengths of recent requests, from what routers counted. Pure.
+
+Two series: fine bins for levels and steps, coarse ones of many days for what comes back every day. A look that comes
+late covers several bins and is spread over them evenly: its requests are known, only their times are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from goodput.counters import Between
+from goodput.observation import ClassCounts
+from goodput.sketch import EMPTY, Sketch
+
+Floats = NDArray[np.float64]
+
+FINE_S: Final = 5.0
+FINE_BINS: Final = 1440
+"""Two hours."""
+COARSE_S: Final = 60.0
+COARSE_BINS: Final = 11_520
+"""Eight days: a week, and a day to compare it with."""
+
+SAMPLE: Final = 400
+"""Requests whose lengths stand for the present load: enough for a 95th percentile that is within a bucket or two."""
+SAMPLE_S: Final = 120.0
+"""Lengths of at least so long count, however many there are: a burst of one kind is not the load."""
+SAMPLE_MAX_S: Final = 3600.0
+
+
+class Series:
+    """Counts in bins of equal length. Memory is bounded: the oldest bins fall out."""
+
+    def __init__(self, bin_s: float, bins_max: int) -> None:
+        self.bin_s: Final = bin_s
+        self._max: Final = bins_max
+        self._counts: Final[deque[float]] = deque(maxlen=bins_max)
+        self._first: int | None = None
+        """Number of the first bin that was ever counted; bin n is [n, n + 1) · bin_s."""
+        self._last = 0
+        self._open = 0.0
+        """Count of the last bin so far: it is not closed yet."""
+
+    def add(self, from_s: float, to_s: float, count: float) -> None:
+        """Count so many between two times, the first of which is where the last ones ended."""
+        if self._first is None:
+            self._first = self._last = math.floor(from_s / self.bin_s)
+        at_s, rate = from_s, count / (to_s - from_s)
+        while at_s < to_s - 1e-9:
+            number = math.floor(at_s / self.bin_s + 1e-9)
+            while self._last < number:
+                self._counts.append(self._open)
+                self._open, self._last = 0.0, self._last + 1
+            end_s = min(to_s, (number + 1) * self.bin_s)
+            self._open += rate * (end_s - at_s)
+            at_s = end_s
+        if to_s >= (self._last + 1) * self.bin_s - 1e-9:
+            self._counts.append(self._open)
+            self._open, self._last = 0.0, self._last + 1
+
+    def counts(self) -> Floats:
+        """Of all closed bins, oldest first; the very first bin, which may have begun in its middle, left out."""
+        listed = list(self._counts)
+        whole = self._first is not None and self._last - self._first > len(listed)
+        return np.array(listed if whole else listed[1:])
+
+    @property
+    def end_s(self) -> float:
+        """When the newest closed bin ended."""
+        return self._last * self.bin_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Of recent requests of one class."""
+
+    prompts: Sketch = EMPTY
+    answers: Sketch = EMPTY
+    cached: float = 0.0
+    """Share of prompt tokens that come out of a prefix cache."""
+    share: float = 1.0
+    """Of all arrivals, those of this class."""
+
+
+class Traffic:
+    """What arrives, and how long it is."""
+
+    def __init__(self) -> None:
+        self.fine: Final = Series(FINE_S, FINE_BINS)
+        self.coarse: Final = Series(COARSE_S, COARSE_BINS)
+        self._recent: Final[deque[tuple[float, dict[str, ClassCounts]]]] = deque()
+        self._arrivals = 0
+        """In `_recent`."""
+        self.counted = 0
+        """Arrivals since this controller began."""
+
+    def add(self, between: Between, now: float) -> None:
+        """Fold in what came until now."""
+        arrivals = sum(each.arrivals for each in between.classes.values())
+        for series in (self.fine, self.coarse):
+            series.add(now - between.seconds, now, arrivals)
+        self._recent.append((now, between.classes))
+        self._arrivals += arrivals
+        self.counted += arrivals
+        while self._recent and self._is_old(*self._recent[0], now):
+            self._arrivals -= sum(each.arrivals for each in self._recent.popleft()[1].values())
+
+    def _is_old(self, at_s: float, classes: dict[str, ClassCounts], now: float) -> bool:
+        left = self._arrivals - sum(each.arrivals for each in classes.values())
+        return now - at_s > SAMPLE_MAX_S or (now - at_s > SAMPLE_S and left >= SAMPLE)
+
+    def lengths(self) -> dict[str, Lengths]:
+        """By class, of recent requests."""
+        prompts, answers = dict[str, dict[int, int]](), dict[str, dict[int, int]]()
+        sums: dict[str, list[float]] = {}
+        for _, classes in self._recent:
+            for name, counts in classes.items():
+                _fold(prompts.setdefault(name, {}), counts.prompts)
+                _fold(answers.setdefault(name, {}), counts.answers)
+                row = sums.setdefault(name, [0.0] * 5)
+                for at, value in enumerate(
+                    (
+                        counts.prompts.tokens,
+                        counts.answers.tokens,
+                        counts.cached_tokens,
+                        counts.computed_tokens,
+                        counts.arrivals,
+                    )
+                ):
+                    row[at] += value
+        return {name: self._of(prompts[name], answers[name], row) for name, row in sorted(sums.items())}
+
+    def _of(self, prompts: dict[int, int], answers: dict[int, int], sums: list[float]) -> Lengths:
+        seen = sums[2] + sums[3]
+        return Lengths(
+            prompts=Sketch(prompts, sums[0]),
+            answers=Sketch(answers, sums[1]),
+            cached=sums[2] / seen if seen else 0.0,
+            share=sums[4] / self._arrivals if self._arrivals else 0.0,
+        )
+
+
+def _fold(into: dict[int, int], more: Sketch) -> None:
+    for bucket, count in more.counts.items():
+        into[bucket] = into.get(bucket, 0) + count

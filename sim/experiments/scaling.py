@@ -1,0 +1,231 @@
+"""Controllers and rivals on the same loads: attainment of all arrivals, GPU-hours, changes. Everything is repeatable.
+
+Every system gets the same arrivals, start-up times (drawn by name and seed), routing policy, admission and budget, and
+begins with the fleet that the first minutes need. Targets are fixed: five times the first token of an idle instance,
+about twice an idle step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from goodput import actions as do
+from goodput.bounds import Engine
+from goodput.budget import Budget
+from goodput.control_rules import Rules
+from goodput.controller import Controller
+from goodput.demand import Promise
+from goodput.pools import ScalingPool
+from loadgen.arrival import Arrival
+from loadgen.report import Targets
+from router.policy import POLICIES
+from router.records import Promise as Promised
+from sim.baselines.scaling.clairvoyant import Clairvoyant, needs
+from sim.baselines.scaling.laws import HpaOnKv, KedaOnQueues, Law, LlmdSlo, LlmdTokens
+from sim.baselines.scaling.narwhal import Narwhal
+from sim.experiments.systems import Pool, Shelf
+from sim.fleet import Member
+from sim.provisioning import Site
+from sim.result import Result
+from sim.scaling import Ours, Scaled, Scaler, Sight, direction_changes
+from sim.settings import Settings
+from sim.startup import StartUp
+from sim.world import World
+
+MODEL: Final = "Qwen/Qwen3-32B"
+GPU: Final = "A100"
+TP: Final = 2
+TARGETS: Final = Targets(6000.0, None, 60.0, None)
+ATTAINMENT: Final = 0.95
+MOST: Final = 16
+"""Instances of a pool."""
+P95: Final = 1.3
+"""The 95th percentile of a start over its median."""
+LAWS: Final[Mapping[str, Callable[[Law], Scaler]]] = {
+    "llm-d SLO": LlmdSlo,
+    "llm-d tokens": LlmdTokens,
+    "HPA": HpaOnKv,
+    "KEDA queue": KedaOnQueues,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all systems of a cell share."""
+
+    shelf: Shelf
+    arrivals: Sequence[Arrival]
+    startup_s: float
+    seed: int = 1
+    caching: bool = False
+
+    def members(self) -> dict[Role, Member]:
+        """One of each pool."""
+        return {role: self._member(role) for role in (Role.PREFILL, Role.DECODE)}
+
+    def _member(self, role: Role) -> Member:
+        pool = Pool(role=role, count=1, tp=TP, gpu=GPU, prefix_caching=self.caching)
+        startup = StartUp(median_s=self.startup_s, p95_s=P95 * self.startup_s)
+        return replace(self.shelf.member(MODEL, pool), flips=True, startup=startup)
+
+    def pools(self) -> dict[Role, ScalingPool]:
+        """The same for scalers."""
+        return {
+            role: ScalingPool(
+                name=role.value,
+                role=role,
+                engine=engine_of_member(each),
+                footprint=each.footprint,
+                first_token_ms=each.prompt_front_ns / 1e6,
+                min=1,
+                max=MOST,
+                flips=True,
+                startup_s=self.startup_s,
+            )
+            for role, each in self.members().items()
+        }
+
+    def law(self) -> Law:
+        """What rivals are told."""
+        return Law(pools=self.pools(), targets=TARGETS)
+
+    def first(self) -> dict[Role, int]:
+        """The fleet as the run begins: what the first windows need."""
+        needed = needs(self.law(), self.arrivals, 1.0, ATTAINMENT)
+        return {role: max(each[:8]) for role, each in needed.items()}
+
+
+def engine_of_member(member: Member) -> Engine:
+    """What bounds need to know of it."""
+    config = member.config
+    return Engine(
+        costs=member.costs,  # type: ignore[arg-type]  # of a shelf's members these are the cost model's
+        batched_tokens=config.max_num_batched_tokens,
+        seqs_max=config.max_num_seqs,
+        kv_tokens=config.num_blocks * config.block_size,
+    )
+
+
+class Static:
+    """Never changes anything."""
+
+    every_s = 60.0
+
+    def act(self, sight: Sight) -> None:
+        """Nothing."""
+
+
+def ours(setting: Setting, rules: Rules | None = None) -> Ours:
+    """The product's controller."""
+    promise = Promise(ttft_ms=TARGETS.ttft_ms, tpot_ms=TARGETS.tpot_ms, attainment=ATTAINMENT)
+    return Ours(Controller([*setting.pools().values()], {"": promise}, rules or Rules()))
+
+
+def scaled(setting: Setting, scaler: Scaler, first: Mapping[Role, int], budget: Budget | None = None) -> Scaled:
+    """A world with a scaler on it."""
+    members = setting.members()
+    fleet = [
+        replace(members[role], name=InstanceId(f"{role.value}-first-{number}"))
+        for role, count in first.items()
+        for number in range(count)
+    ]
+    first_s = 10 * (TARGETS.ttft_ms or 0.0) / 1000
+    world = World(
+        fleet,
+        Settings(
+            checks=False, first_token_s=first_s, seed=setting.seed, beat_every_s=2.0, read_every_s=2.0, ttl_s=20.0
+        ),
+        policy=POLICIES["workload"],
+        promises={"": Promised(ttft_ms=TARGETS.ttft_ms or 0.0, tpot_ms=TARGETS.tpot_ms or 0.0)},
+        site=Site(pools={role.value: each for role, each in members.items()}, budget=budget or Budget()),
+    )
+    names = {each.name: each.role.value for each in fleet}
+    return Scaled(world, scaler, {"": TARGETS}, names, until_s=setting.arrivals[-1].at_s)
+
+
+def figures(setting: Setting, run: Scaled, result: Result) -> dict[str, Any]:
+    """What is compared."""
+    met, late = result.met(TARGETS), result.met(Targets(TARGETS.ttft_ms, None, None, None))
+    hours = setting.arrivals[-1].at_s / 3600
+    actions = run.actuator.actions
+    return {
+        "attainment": round(float(met.mean()), 5),
+        "ttft_attainment": round(float(late.mean()), 5),
+        "requests": len(met),
+        "gpu_hours": round(sum(result.gpu_seconds.values()) / 3600, 3),
+        "actions_hour": round(len(actions) / hours, 2),
+        "flips": sum(isinstance(each, do.Flip) for _, each in actions),
+        "direction_changes": direction_changes(actions),
+        "most_gpus": result.gpus,
+    }
+
+
+def measure(setting: Setting, scaler: Scaler, first: Mapping[Role, int]) -> dict[str, Any]:
+    """One run."""
+    run = scaled(setting, scaler, first)
+    return figures(setting, run, run.run(setting.arrivals))
+
+
+def attains(row: Mapping[str, Any]) -> bool:
+    """Whether a run kept its promise."""
+    return bool(row["attainment"] >= ATTAINMENT)
+
+
+def best_static(setting: Setting, scaler: Callable[[], Scaler] = Static) -> dict[str, Any]:
+    """The smallest fixed fleet that attains, in hindsight: from what the fullest minutes need, downwards."""
+    needed = needs(setting.law(), setting.arrivals, 1.0, ATTAINMENT)
+    peak = {role: sorted(each)[int(0.97 * (len(each) - 1))] for role, each in needed.items()}
+    low, high, best = 0.4, 1.25, None
+    for part in (0.85, None, None):
+        share = part or (low + high) / 2
+        first = {role: max(1, round(count * share)) for role, count in peak.items()}
+        row = {**measure(setting, scaler(), first), "fleet": {role.value: count for role, count in first.items()}}
+        if attains(row):
+            high, best = share, row if best is None or row["gpu_hours"] < best["gpu_hours"] else best
+        else:
+            low, best = share, best or None
+    if best is None:
+        first = {role: max(1, round(count * 1.25)) for role, count in peak.items()}
+        best = {**measure(setting, scaler(), first), "fleet": {role.value: count for role, count in first.items()}}
+    return best
+
+
+EASES: Final = (1.0, 1.12, 0.9)
+
+
+def clairvoyant(setting: Setting) -> dict[str, Any]:
+    """The bound: the cheapest schedule that attains."""
+    found: list[dict[str, Any]] = []
+    for ease in EASES:
+        if ease < 1.0 and any(map(attains, found)):
+            break
+        if ease > 1.0 and not attains(found[0]):
+            continue
+        scaler = Clairvoyant(setting.law(), setting.arrivals, setting.startup_s * P95, ease, ATTAINMENT)
+        found.append({**measure(setting, scaler, scaler.start()), "ease": ease})
+    return min(found, key=lambda row: (not attains(row), row["gpu_hours"]))
+
+
+def narwhal(setting: Setting) -> dict[str, Any]:
+    """Flips in the smallest fixed fleet that attains with them."""
+    return best_static(setting, lambda: Narwhal(setting.law()))
+
+
+def run(setting: Setting, system: str) -> dict[str, Any]:
+    """One system by its name."""
+    if system == "Baton":
+        return measure(setting, ours(setting), setting.first())
+    if system == "static":
+        return best_static(setting)
+    if system == "clairvoyant":
+        return clairvoyant(setting)
+    if system == "Narwhal":
+        return narwhal(setting)
+    return measure(setting, LAWS[system](setting.law()), setting.first())
+
+
+SYSTEMS: Final = ("Baton", "clairvoyant", "static", *LAWS, "Narwhal")

@@ -1,0 +1,279 @@
+"""A controller, or a rival of it, that resizes a simulated fleet on virtual time, through the actuators' protocol.
+
+Everything but the scaler is the same for all: load, routing policy, admission, start-up times, budget. What a scaler
+sees is what a live one could: a router's published counts, and heartbeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+from cluster.ids import InstanceId
+from engine.agent import machine as agents
+from goodput import actions as do
+from goodput.controller import Controller
+from goodput.decision import Act, Answered, Check, Checked, Decision, Effect, Observed, Told
+from goodput.observation import Observation, Phase, Seen
+from loadgen.arrival import Arrival
+from loadgen.report import Targets
+from sim.instance import SimInstance
+from sim.kernel import NS
+from sim.meters import Meters
+from sim.result import Result
+from sim.world import World
+
+_PHASES: Final = {
+    agents.State.STARTING: Phase.STARTING,
+    agents.State.RESTARTING: Phase.STARTING,
+    agents.State.READY: Phase.READY,
+    agents.State.DRAINING: Phase.DRAINING,
+    agents.State.STOPPING: Phase.DRAINING,
+    agents.State.FAILED: Phase.FAILED,
+}
+
+
+class SimActuator:
+    """The actuators' protocol for a world: the same methods and meanings, answered at once, on virtual time."""
+
+    def __init__(self, world: World, pools: Mapping[InstanceId, str]) -> None:
+        """For a world whose first instances are of these pools."""
+        self._world: Final = world
+        self._pools: Final = dict(pools)
+        self._asked_s: Final[dict[InstanceId, float]] = {}
+        self._ready_s: Final[dict[InstanceId, float]] = {}
+        self.blind = False
+        """Whether `observe` fails, for tests."""
+        self.actions: Final[list[tuple[float, do.Action]]] = []
+        """Those that were carried out."""
+
+    def observe(self) -> tuple[Seen, ...] | None:
+        """All instances that were asked for and are not gone."""
+        if self.blind:
+            return None
+        return (*map(self._seen, self._world.living), *map(self._pending, self._world.provisioning.pending))
+
+    def _seen(self, at: SimInstance) -> Seen:
+        agent = at.agent
+        phase = _PHASES[agent.state]
+        if phase is Phase.READY:
+            self._ready_s.setdefault(at.name, self._world.kernel.now_s)
+        said = phase in (Phase.READY, Phase.DRAINING)
+        return Seen(
+            id=at.name,
+            pool=self._pools[at.name],
+            role=agent.role,
+            phase=phase,
+            asked_s=self._asked_s.get(at.name),
+            ready_s=self._ready_s.get(at.name),
+            flips=at.member.flips,
+            leaving=agent.leaving,
+            running=agent.load.running if said else None,
+            waiting=agent.load.waiting if said else None,
+            kv_usage=agent.load.kv_usage if said else None,
+        )
+
+    def _pending(self, name: InstanceId) -> Seen:
+        member = self._world.provisioning.member_of(name)
+        return Seen(
+            id=name,
+            pool=self._pools[name],
+            role=member.role,
+            phase=Phase.PENDING,
+            asked_s=self._asked_s.get(name),
+            flips=member.flips,
+            because="no GPU is free",
+        )
+
+    def start(self, action: do.Start) -> str:
+        """One more instance; one of that name that exists already is the answer."""
+        if action.instance in self._pools:
+            return ""
+        refusal = self._carry_out(action)
+        if not refusal:
+            self._pools[action.instance] = action.pool
+            self._asked_s[action.instance] = self._world.kernel.now_s
+        return refusal
+
+    def flip(self, action: do.Flip) -> str:
+        """Another role."""
+        return self._carry_out(action)
+
+    def drain(self, action: do.Drain) -> str:
+        """No new work, and the end after it; a second word about it changes nothing."""
+        at = self._world.by_name.get(action.instance)
+        gone = at is None and action.instance not in self._world.provisioning.pending
+        if gone or (at is not None and (at.gone or at.agent.leaving)):
+            return ""
+        return self._carry_out(action)
+
+    def stop(self, action: do.Stop) -> str:
+        """The end, now."""
+        at = self._world.by_name.get(action.instance)
+        return "" if at is not None and at.gone else self._carry_out(action)
+
+    def _carry_out(self, action: do.Action) -> str:
+        refusal = self._world.provisioning.carry_out(action)
+        if not refusal:
+            self.actions.append((self._world.kernel.now_s, action))
+        return refusal
+
+    def give(self, action: do.Action) -> str:
+        """Any action."""
+        match action:
+            case do.Start():
+                return self.start(action)
+            case do.Flip():
+                return self.flip(action)
+            case do.Drain():
+                return self.drain(action)
+            case do.Stop():
+                return self.stop(action)
+            case do.Resume():
+                return self._carry_out(action)
+
+
+class Sight:
+    """What a scaler may look at."""
+
+    def __init__(self, world: World, actuator: SimActuator, meters: Meters) -> None:
+        self.actuator: Final = actuator
+        self.meters: Final = meters
+        self._world: Final = world
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time."""
+        return self._world.kernel.now_s
+
+    def instances(self) -> tuple[Seen, ...]:
+        """The fleet; of an actuator that cannot say, nothing."""
+        return self.actuator.observe() or ()
+
+
+class Scaler(Protocol):
+    """Resizes a fleet."""
+
+    @property
+    def every_s(self) -> float:
+        """Between two looks."""
+        ...
+
+    def act(self, sight: Sight) -> None:
+        """One look; what is to be done is given to the actuator."""
+        ...
+
+
+class Ours:
+    """The product's controller behind the protocol."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        *,
+        check: Callable[[Check, Sight], bool | None] | None = None,
+        leads: Callable[[], bool] = lambda: True,
+        heard: Callable[[float], bool] = lambda _now_s: True,
+        keep: Callable[[float, Observed | Answered | Checked, tuple[Effect, ...]], None] | None = None,
+    ) -> None:
+        """Drive it.
+
+        Args:
+            controller: the machine.
+            check: says whether a fleet would do, where the rules want it (`Rules.checks`).
+            leads: whether the lock is held.
+            heard: whether the router's metrics can be read at a time.
+            keep: gets every event with its effects: a decision log.
+        """
+        self.controller: Final = controller
+        self._check: Final = check
+        self._leads: Final = leads
+        self._heard: Final = heard
+        self._keep: Final = keep
+        self.decisions: Final[list[Decision]] = []
+        """Those that do something, and the last one that does not."""
+
+    @property
+    def every_s(self) -> float:
+        """Between two looks."""
+        return self.controller.rules.every_s
+
+    def act(self, sight: Sight) -> None:
+        """One look."""
+        now_s = sight.now_s
+        routers = (sight.meters.counts(),) if self._heard(now_s) else ()
+        seen = Observation(at_s=now_s, routers=routers, instances=sight.actuator.observe(), leads=self._leads())
+        self._feed(Observed(seen), sight)
+
+    def _feed(self, event: Observed | Answered | Checked, sight: Sight) -> None:
+        effects = self.controller.handle(event, sight.now_s)
+        if self._keep is not None:
+            self._keep(sight.now_s, event, effects)
+        for effect in effects:
+            match effect:
+                case Told(decision):
+                    if self.decisions and not self.decisions[-1].actions:
+                        self.decisions.pop()
+                    self.decisions.append(decision)
+                case Act(action):
+                    self._feed(Answered(action, sight.actuator.give(action)), sight)
+                case Check():
+                    verdict = None if self._check is None else self._check(effect, sight)
+                    self._feed(Checked(effect.number, verdict), sight)
+
+
+class Scaled:
+    """A world with a scaler on it."""
+
+    def __init__(
+        self,
+        world: World,
+        scaler: Scaler,
+        targets: Mapping[str, Targets],
+        pools: Mapping[InstanceId, str],
+        *,
+        usual: str = "",
+        until_s: float | None = None,
+    ) -> None:
+        """Wire them.
+
+        Args:
+            world: not run yet.
+            scaler: who resizes it.
+            targets: by class, for what counts as met in published counts.
+            pools: of the instances that are there as it begins.
+            usual: the class of requests that name none.
+            until_s: the scaler is asked no more from then on; None: to the end.
+        """
+        self.world: Final = world
+        self.meters: Final = Meters(world, targets, usual)
+        self.actuator: Final = SimActuator(world, pools)
+        self.sight: Final = Sight(world, self.actuator, self.meters)
+        self._scaler = scaler
+        self._until_s: Final = until_s
+
+    def replace(self, scaler: Scaler) -> None:
+        """Another one from the next look on: a controller that was killed and started again."""
+        self._scaler = scaler
+
+    def run(self, arrivals: Iterable[Arrival]) -> Result:
+        """To the end."""
+        self.world.kernel.at(self.world.kernel.now_ns, self._look)
+        return self.world.run(self.meters.through(arrivals))
+
+    def _look(self, _: object) -> None:
+        kernel = self.world.kernel
+        if not self.world.busy or (self._until_s is not None and kernel.now_s > self._until_s):
+            return
+        self._scaler.act(self.sight)
+        kernel.at(kernel.now_ns + round(self._scaler.every_s * NS), self._look)
+
+
+def direction_changes(actions: Sequence[tuple[float, do.Action]]) -> int:
+    """How often starting followed draining, or the other way round."""
+    found, last = 0, ""
+    for _, action in actions:
+        way = {do.Start: "up", do.Drain: "down", do.Stop: "down"}.get(type(action), "")
+        found += bool(way and last and way != last)
+        last = way or last
+    return found

@@ -1,0 +1,283 @@
+"""The controller's shell: one leads, a killed one starts nothing twice, whatever is unknown stays unknown."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.scaling import InMemory, Scripted
+
+from cluster.flow import Backlog, Counted
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.registry.membership import Heartbeat, Kind, State
+from cluster.registry.memory import MemoryRegistry
+from goodput.actions import Action, Drain, Start
+from goodput.actuate.journal import Journal, lines
+from goodput.actuate.lease import MARGIN_S, Lease
+from goodput.actuate.protocol import carry_out
+from goodput.actuate.scaler import Fleet, Scaler
+from goodput.decision import Observed, Pause, What
+from goodput.decisionlog import decode
+
+URL = "http://127.0.0.1:1"
+POOLS = {"prefill": (Role.PREFILL, False), "decode": (Role.DECODE, True)}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def router(seq: int, counted: tuple[Counted, ...] | None, waiting: int = 0) -> Heartbeat:
+    return Heartbeat(
+        id=InstanceId("router-1"),
+        agent="r",
+        kind=Kind.ROUTER,
+        seq=seq,
+        url="http://h:1",
+        state=State.READY,
+        counted=counted,
+        backlog=(Backlog(model="m", waiting=waiting, oldest_s=2.5),) if waiting else (),
+    )
+
+
+def instance(name: str, role: Role, state: State, seq: int = 1) -> Heartbeat:
+    return Heartbeat(id=InstanceId(name), agent=f"a-{name}", seq=seq, role=role, url="http://h:2", state=state)
+
+
+class Rig:
+    """One registry, one actuator, and as many controllers as a test starts."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.registry = MemoryRegistry(self.clock)
+        self.actuator = InMemory()
+
+    def scaler(self, machine: Scripted, journal: Journal | None = None, **more: dict[str, int]) -> Scaler:
+        lease = Lease(self.registry, URL, clock=self.clock)
+        fleet = Fleet(model="", pools=POOLS, machine=machine)
+        return Scaler(self.registry, lease, self.actuator, (fleet,), journal, clock=self.clock, **more)
+
+
+# --- the lock ---------------------------------------------------------------------------------------------------------
+
+
+async def test_of_two_controllers_one_leads_and_the_other_takes_over_when_it_says_goodbye() -> None:
+    rig = Rig()
+    first, second = (Lease(rig.registry, URL, clock=rig.clock) for _ in range(2))
+    await first.turn()
+    await second.turn()
+    assert (first.held, second.held) == (True, False)
+    assert "controller" in second.holder
+    await first.leave()
+    await second.turn()
+    assert (first.held, second.held) == (False, True)
+    assert second.epoch > first.epoch
+
+
+async def test_a_leader_that_died_is_followed_after_its_ttl() -> None:
+    rig = Rig()
+    first, second = (Lease(rig.registry, URL, clock=rig.clock) for _ in range(2))
+    await first.turn()
+    rig.clock.now += rig.registry.ttl_s - 0.1
+    await second.turn()
+    assert not second.held
+    rig.clock.now += 0.2
+    await second.turn()
+    assert second.held
+    await first.turn()
+    assert not first.held, "it comes back, and another one leads"
+
+
+async def test_a_paused_leader_stops_acting_before_another_one_can_begin() -> None:
+    """At no instant both hold it, however the clock jumps between their turns."""
+    rig = Rig()
+    first, second = (Lease(rig.registry, URL, clock=rig.clock) for _ in range(2))
+    await first.turn()
+    for _ in range(80):
+        rig.clock.now += 0.1
+        await second.turn()
+        assert not (first.held and second.held)
+        if second.held:
+            break
+    assert second.held
+    assert rig.clock.now >= 1000.0 + rig.registry.ttl_s
+    assert rig.registry.ttl_s > MARGIN_S
+
+
+async def test_a_leader_without_the_registry_acts_no_more() -> None:
+    rig = Rig()
+    lease = Lease(rig.registry, URL, clock=rig.clock)
+    await lease.turn()
+    rig.registry.down = True
+    for _ in range(4):
+        rig.clock.now += 1.0
+        await lease.turn()
+    assert not lease.held
+
+
+# --- actions ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_controller_that_does_not_lead_changes_nothing() -> None:
+    rig = Rig()
+    other = Lease(rig.registry, URL, clock=rig.clock)
+    await other.turn()
+    machine = Scripted(lambda _: {"decode": 3})
+    scaler = rig.scaler(machine)
+    await scaler.lease.turn()
+    await scaler.look()
+    assert not rig.actuator.started
+    assert machine.looks[-1].leads is False
+
+
+@pytest.mark.parametrize("killed_after", range(5))
+async def test_a_controller_killed_between_any_two_actions_starts_nothing_twice(killed_after: int) -> None:
+    rig = Rig()
+    first = rig.scaler(Scripted(lambda _: {"prefill": 2, "decode": 3}))
+    await first.lease.turn()
+    given = 0
+
+    async def act(action: Action) -> str:
+        nonlocal given
+        if given == killed_after:
+            raise asyncio.CancelledError
+        given += 1
+        return await carry_out(rig.actuator, action)
+
+    first._act = act  # type: ignore[method-assign]
+    if killed_after < 5:
+        with pytest.raises(asyncio.CancelledError):
+            await first.look()
+    rig.clock.now += rig.registry.ttl_s + 1
+    second = rig.scaler(Scripted(lambda _: {"prefill": 2, "decode": 3}))
+    await second.lease.turn()
+    await second.look()
+    assert sorted(rig.actuator.started) == ["decode-0", "decode-1", "decode-2", "prefill-0", "prefill-1"]
+
+
+async def test_a_leader_that_lost_the_lock_within_a_look_stops_in_its_middle() -> None:
+    rig = Rig()
+    scaler = rig.scaler(Scripted(lambda _: {"decode": 3}))
+    await scaler.lease.turn()
+    start = rig.actuator.start
+
+    async def slow(action: Start) -> str:
+        rig.clock.now += rig.registry.ttl_s
+        return await start(action)
+
+    rig.actuator.start = slow  # type: ignore[method-assign]
+    await scaler.look()
+    assert rig.actuator.started == ["decode-0"]
+
+
+async def test_a_fleet_is_brought_up_once_and_by_the_leader_alone() -> None:
+    rig = Rig()
+    machine = Scripted(lambda _: {})
+    first, second = (rig.scaler(machine, at_start={"prefill": 1, "decode": 2}) for _ in range(2))
+    await first.look()
+    assert not rig.actuator.started, "nobody leads yet"
+    await first.lease.turn()
+    await second.lease.turn()
+    for scaler in (first, second, first):
+        await scaler.look()
+    assert sorted(rig.actuator.started) == ["decode-0", "decode-1", "prefill-0"]
+    await rig.actuator.drain(Drain(instance=InstanceId("decode-0")))
+    await first.look()
+    assert len(rig.actuator.started) == 3, "after the start sizes are the machine's"
+
+
+# --- what is seen -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_registry_that_is_lost_makes_everything_unknown_not_zero() -> None:
+    rig = Rig()
+    machine = Scripted(lambda _: {"decode": 1})
+    scaler = rig.scaler(machine)
+    await scaler.lease.turn()
+    await rig.registry.beat(router(1, (Counted(model="m", arrivals=7),)))
+    await scaler.look()
+    assert machine.looks[-1].routers[0].classes[""].arrivals == 7
+    rig.registry.down = True
+    await scaler.look()
+    assert machine.looks[-1].instances is None
+    assert machine.looks[-1].routers == ()
+
+
+async def test_a_router_without_counters_is_one_that_was_not_heard() -> None:
+    rig = Rig()
+    machine = Scripted(lambda _: {})
+    scaler = rig.scaler(machine)
+    await rig.registry.beat(router(1, None))
+    await scaler.look()
+    (seen,) = machine.looks[-1].routers
+    assert machine.looks[-1].at_s - seen.at_s > 20, "`goodput.counters` holds then"
+
+
+async def test_instances_are_joined_with_their_agents_word() -> None:
+    rig = Rig()
+    machine = Scripted(lambda _: {})
+    scaler = rig.scaler(machine)
+    for name in ("prefill-0", "decode-0", "decode-1"):
+        await rig.actuator.start(Start(instance=InstanceId(name), pool=name.partition("-")[0]))
+    await rig.registry.beat(instance("decode-0", Role.DECODE, State.STARTING))
+    await rig.registry.beat(instance("decode-1", Role.PREFILL, State.READY))
+    await scaler.look()
+    rig.clock.now += 1
+    await rig.registry.beat(instance("decode-0", Role.DECODE, State.READY, 2))
+    await scaler.look()
+    assert machine.looks[-1].instances is not None
+    seen = {each.id: each for each in machine.looks[-1].instances}
+    assert seen[InstanceId("prefill-0")].phase == "starting", "nothing is heard of it yet"
+    assert seen[InstanceId("decode-0")].ready_s == rig.clock.now
+    assert seen[InstanceId("decode-1")].ready_s is None, "it was ready before anybody looked"
+    assert seen[InstanceId("decode-1")].role is Role.PREFILL
+    assert seen[InstanceId("decode-1")].flips
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_log_gives_the_machine_the_same_events_again(tmp_path: Path) -> None:
+    rig = Rig()
+    log = tmp_path / "scaling.jsonl"
+    machine = Scripted(lambda _: {"prefill": 1, "decode": 2})
+    scaler = rig.scaler(machine, Journal(log, {"engine": "mock"}))
+    await scaler.lease.turn()
+    await rig.registry.beat(router(1, (Counted(model="m", arrivals=3, prompts={5: 3}, prompt_tokens=30),), waiting=2))
+    await scaler.look()
+    await scaler.pause(paused=True, who="me")
+    await scaler.resize("", Role.DECODE, 4, "me")
+    with log.open("ab") as file:
+        file.write(b'{"cut off')
+    read = [*lines(log)]
+    assert read[0].began == {"engine": "mock"}
+    events = [decode(line.raw).event for line in read[1:]]
+    assert events == machine.events
+    assert isinstance(events[0], Observed)
+    kind, told = read[1].effects[0]
+    assert (kind, told["decision"]["what"]) == ("Told", What.UP)
+
+
+def test_a_log_that_is_full_is_kept_once_and_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("goodput.actuate.journal.BYTES_MAX", 2000)
+    log = Journal(tmp_path / "log.jsonl", {})
+    for number in range(100):
+        log.add("m", float(number), Pause(paused=True), ())
+    assert {path.name for path in tmp_path.iterdir()} == {"log.jsonl", "log.jsonl.1"}
+    assert all(path.stat().st_size < 3000 for path in tmp_path.iterdir())
+    assert decode([*lines(log.path)][-1].raw).now == 99.0
+
+
+async def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    rig = Rig()
+    (tmp_path / "file").write_text("")
+    scaler = rig.scaler(Scripted(lambda _: {"decode": 1}), Journal(tmp_path / "file" / "log.jsonl", {}))
+    await scaler.lease.turn()
+    await scaler.look()
+    assert rig.actuator.started == ["decode-0"]

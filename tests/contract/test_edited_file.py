@@ -1,0 +1,109 @@
+"""Classes, tenants and targets of an edited cluster file hold without a restart; a bad file leaves the old ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.changing import Changing
+from baton.commands.router import _renewed
+from cluster.errors import ApiError
+from cluster.spec import SloClass, Spec
+from router.config import Renewed, RouterConfig
+from router.server import Router
+
+FILE = """\
+models:
+  - name: tiny
+    pools: {both: {min: 1}}
+slo:
+  chat: {ttft_ms: 500, tpot_ms: 50}
+tenants:
+  a: {key_file: a.key, classes: [chat], default_class: chat}
+"""
+
+
+def write(path: Path, text: str) -> None:
+    """As editors do: another file in its place."""
+    draft = path.with_suffix(".new")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.key").write_text(f"{name * 64}\n".replace("b" * 64, "b" * 64))
+    path = tmp_path / "baton.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_file_is_read_when_it_has_changed_and_only_then(file: Path) -> None:
+    changing = Changing(str(file))
+    assert changing.look() is None
+    write(file, FILE)
+    assert changing.look() is None, "the same words"
+    write(file, FILE.replace("500", "700"))
+    found = changing.look()
+    assert isinstance(found, Spec)
+    assert found.slo["chat"].ttft_ms == 700
+    assert changing.look() is None
+    file.unlink()
+    assert changing.look() is None
+
+
+def test_a_bad_file_says_what_is_wrong_once(file: Path) -> None:
+    changing = Changing(str(file))
+    write(file, FILE.replace("ttft_ms: 500", "ttft_mss: 500"))
+    said = changing.look()
+    assert isinstance(said, str)
+    assert "ttft_mss" in said
+    assert changing.look() is None
+    write(file, FILE.replace("500", "600"))
+    assert isinstance(changing.look(), Spec), "mended"
+
+
+def test_a_tenant_without_its_key_file_leaves_all_as_it_is(file: Path) -> None:
+    look = _renewed(str(file))
+    assert look is not None
+    write(file, FILE + "  c: {key_file: missing.key, classes: [chat]}\n")
+    said = look()
+    assert isinstance(said, str)
+    assert "missing.key" in said
+
+
+def promise(ttft_ms: float) -> SloClass:
+    return SloClass(ttft_ms=ttft_ms)
+
+
+async def test_a_router_goes_by_the_new_classes_and_counts_its_open_requests_on() -> None:
+    router = Router(RouterConfig(classes={"chat": promise(500)}, proves=False, has_registry=True))
+    router.clients.enter("", 1)
+    before = router.clients.client("", {"x-slo-class": "chat"})
+    assert router.renew(Renewed(classes={"chat": promise(900), "new": promise(100)}, tenants={}, tenant_keys={})) == ""
+    assert before.slo is not None
+    assert before.slo.ttft_ms == 500, "what is under way ends as what it came as"
+    after = router.clients.client("", {"x-slo-class": "chat"})
+    assert after.slo is not None
+    assert after.slo.ttft_ms == 900
+    assert router.promises["new"].ttft_ms == 100
+    router.clients.leave("")
+
+
+async def test_a_class_that_is_gone_is_refused_by_name() -> None:
+    router = Router(RouterConfig(classes={"chat": promise(500), "old": promise(9)}, proves=False, has_registry=True))
+    assert router.renew(Renewed(classes={"chat": promise(500)}, tenants={}, tenant_keys={})) == ""
+    with pytest.raises(ApiError, match="no such class"):
+        router.clients.client("", {"x-slo-class": "old"})
+
+
+@pytest.mark.parametrize(("had", "has"), [({}, {"chat": promise(5)}), ({"chat": promise(5)}, {})])
+async def test_what_takes_a_restart_says_so_and_changes_nothing(
+    had: dict[str, SloClass], has: dict[str, SloClass]
+) -> None:
+    router = Router(RouterConfig(classes=had, proves=False, has_registry=True))
+    said = router.renew(Renewed(classes=has, tenants={}, tenant_keys={}))
+    assert "takes a restart" in said
+    assert set(router.promises) == set(had)

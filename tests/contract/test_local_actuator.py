@@ -1,0 +1,171 @@
+"""Engines of one machine as a controller starts and ends them: room counted, every action good twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.registry.membership import Heartbeat
+from engine.vllm.placement import Gpu, Share
+from goodput.actions import Drain, Flip, Start, Stop
+from goodput.actuate.agents import Agents
+from goodput.actuate.existing import Existing, Life
+from goodput.actuate.local import Child, Kind, LocalActuator
+from goodput.actuate.places import IDLE_MIB, Places
+
+GPUS = tuple(Gpu(id=str(number), name="L4", memory_mib=24_000) for number in range(3))
+
+
+class Processes:
+    def __init__(self) -> None:
+        self.there: dict[InstanceId, Child] = {}
+        self.begun: list[str] = []
+        self.drained: list[str] = []
+
+    def listed(self) -> Iterable[Child]:
+        return tuple(self.there.values())
+
+    def begin(self, name: InstanceId, pool: str, share: Share) -> None:
+        self.begun.append(name)
+        self.there[name] = Child(name=name, pool=pool, asked_s=0.0, share=share)
+
+    def drain(self, name: InstanceId, deadline_s: float) -> None:
+        if name in self.there and not self.there[name].leaving:
+            self.drained.append(name)
+            self.there[name] = replace(self.there[name], leaving=True)
+
+    def end(self, name: InstanceId) -> None:
+        self.there.pop(name, None)
+
+
+class Rig:
+    def __init__(self, gpus: tuple[Gpu, ...] = GPUS, *, takes: bool = True, gpus_each: int = 1) -> None:
+        self.processes = Processes()
+        self.beats: dict[str, Heartbeat] = {}
+        self.used: dict[str, int] = {}
+        kinds = {"decode": Kind("L4", gpus_each, takes)}
+        places = Places(gpus, (0, 1), most=4)
+        self.agents = Agents(None)
+        self.actuator = LocalActuator(
+            self.processes, kinds, places, lambda: self.beats, self.agents, used_mib=lambda: self.used
+        )
+
+    async def start(self, name: str, pool: str = "decode") -> str:
+        return await self.actuator.start(Start(instance=InstanceId(name), pool=pool))
+
+    async def seen(self) -> dict[str, Existing]:
+        return {str(each.instance): each for each in (await self.actuator.observe()).instances}
+
+
+async def test_a_start_given_twice_starts_once() -> None:
+    rig = Rig()
+    assert await rig.start("decode-0") == ""
+    assert await rig.start("decode-0") == ""
+    assert rig.processes.begun == ["decode-0"]
+    assert "exists" not in await rig.start("decode-1")
+    assert "no pool" in await rig.start("x-0", "x")
+
+
+async def test_each_engine_has_its_gpus_for_itself_and_the_next_one_waits() -> None:
+    rig = Rig()
+    for number in range(4):
+        assert await rig.start(f"decode-{number}") == ""
+    gpus = [share for child in rig.processes.listed() for share in child.share.gpus]
+    assert sorted(gpus) == ["0", "1", "2"]
+    seen = await rig.seen()
+    assert seen["decode-3"].life is Life.PENDING
+    assert "3 of 3 in use" in seen["decode-3"].because
+    assert (await rig.actuator.observe()).free == {"L4": 0}
+    rig.processes.end(InstanceId("decode-1"))
+    assert (await rig.seen())["decode-3"].life is Life.RUNNING
+    assert rig.processes.there[InstanceId("decode-3")].share.gpus == ("1",)
+
+
+async def test_a_gpu_that_another_program_uses_is_not_free() -> None:
+    rig = Rig()
+    rig.used = {"0": IDLE_MIB + 1, "1": IDLE_MIB + 1, "2": 100}
+    await rig.start("decode-0")
+    await rig.start("decode-1")
+    assert rig.processes.there[InstanceId("decode-0")].share.gpus == ("2",)
+    waiting = (await rig.seen())["decode-1"]
+    assert "2 used by other programs" in waiting.because
+
+
+async def test_what_waits_for_a_gpu_is_cancelled_and_frees_its_place_in_line() -> None:
+    rig = Rig(GPUS[:1])
+    for number in range(3):
+        await rig.start(f"decode-{number}")
+    assert await rig.actuator.cancel(Stop(instance=InstanceId("decode-1"))) == ""
+    assert "it runs" in await rig.actuator.cancel(Stop(instance=InstanceId("decode-0")))
+    assert await rig.actuator.drain(Drain(instance=InstanceId("decode-2"))) == ""
+    rig.processes.end(InstanceId("decode-0"))
+    assert await rig.seen() == {}
+
+
+async def test_an_engine_of_two_gpus_waits_for_two() -> None:
+    rig = Rig(gpus_each=2)
+    await rig.start("decode-0")
+    await rig.start("decode-1")
+    seen = await rig.seen()
+    assert rig.processes.there[InstanceId("decode-0")].share.gpus == ("0", "1")
+    assert seen["decode-1"].life is Life.PENDING
+
+
+async def test_a_drain_given_twice_is_told_once_since_a_second_one_would_cut_off() -> None:
+    rig = Rig()
+    await rig.start("decode-0")
+    for _ in range(3):
+        assert await rig.actuator.drain(Drain(instance=InstanceId("decode-0"))) == ""
+    assert rig.processes.drained == ["decode-0"]
+    assert (await rig.seen())["decode-0"].life is Life.LEAVING
+    assert await rig.actuator.drain(Drain(instance=InstanceId("gone-0"))) == ""
+
+
+async def test_a_failed_engine_holds_no_gpu_and_its_name_may_be_used_again() -> None:
+    rig = Rig(GPUS[:1])
+    await rig.start("decode-0")
+    name = InstanceId("decode-0")
+    rig.processes.there[name] = replace(rig.processes.there[name], failed="exit code 1")
+    await rig.start("decode-1")
+    seen = await rig.seen()
+    assert (seen["decode-0"].life, seen["decode-0"].because) == (Life.FAILED, "exit code 1")
+    assert seen["decode-1"].life is Life.RUNNING
+    await rig.actuator.stop(Stop(instance=name))
+    assert set(await rig.seen()) == {"decode-1"}
+
+
+async def test_mocks_take_neither_gpus_nor_cores() -> None:
+    rig = Rig(GPUS[:1], takes=False)
+    for number in range(6):
+        await rig.start(f"decode-{number}")
+    assert len(rig.processes.begun) == 6
+
+
+@pytest.mark.parametrize(("cores", "most", "fits"), [((0, 1, 2, 3), 2, 2), ((0, 1), 4, 4)])
+def test_without_gpus_cores_are_counted(cores: tuple[int, ...], most: int, fits: int) -> None:
+    places = Places((), cores, most)
+    taken: dict[str, Share] = {}
+    for number in range(fits):
+        share = places.part(1)
+        assert isinstance(share, Share)
+        taken[str(number)] = share
+        places.taken(taken)
+    assert "no core is free" in str(places.part(1))
+    bound = [core for share in taken.values() for core in share.cores]
+    assert len(bound) == len(set(bound))
+
+
+async def test_a_flip_to_the_role_it_has_asks_nobody() -> None:
+    rig = Rig()
+    name = InstanceId("decode-0")
+    assert "not in the registry" in await rig.actuator.flip(Flip(instance=name, role=Role.DECODE))
+    rig.beats["decode-0"] = Heartbeat(
+        id=name, agent="a", role=Role.DECODE, url="http://h:1", agent_url="http://[::1]:1"
+    )
+    assert await rig.actuator.flip(Flip(instance=name, role=Role.DECODE)) == ""
+    assert "does not answer" in await rig.actuator.flip(Flip(instance=name, role=Role.PREFILL))
+    await rig.agents.close()

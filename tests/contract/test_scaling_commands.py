@@ -1,0 +1,150 @@
+"""What operators say to a controller, and what they read of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.scaling import InMemory, Scripted
+
+from baton.cli import main
+from baton.commands import scale
+from baton.scaling_admin import Wishes, admin_app
+from cluster.instance import Role
+from cluster.registry.memory import MemoryRegistry
+from engine.agent.http import listen
+from goodput.actuate.journal import Journal
+from goodput.actuate.lease import Lease
+from goodput.actuate.scaler import Fleet, Scaler
+from goodput.decision import Pause, Resize
+
+
+@dataclass
+class Rig:
+    url: str
+    scaler: Scaler
+    machine: Scripted
+    wishes: Path
+    log: Path
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    registry = MemoryRegistry(asyncio.get_running_loop().time)
+    machine = Scripted(lambda _: {"prefill": 1, "decode": 2})
+    pools = {"prefill": (Role.PREFILL, False), "decode": (Role.DECODE, False)}
+    log = tmp_path / "default.jsonl"
+    scaler = Scaler(
+        registry,
+        Lease(registry, "http://h:1"),
+        InMemory(),
+        (Fleet(model="", pools=pools, machine=machine),),
+        Journal(log, {"engine": "mock", "gpu": None}),
+    )
+    await scaler.lease.turn()
+    await scaler.look()
+    runner, url = await listen(admin_app(scaler, Wishes(tmp_path / "default.json", scaler)), "127.0.0.1", 0)
+    yield Rig(url, scaler, machine, tmp_path / "default.json", log)
+    await runner.cleanup()
+
+
+async def run(*words: str) -> int:
+    return await asyncio.to_thread(main, list(words))
+
+
+async def test_what_it_does_is_shown(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("scale", "--url", rig.url) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("acts\n")
+    assert "up" in told
+    assert "the script" in told
+
+
+async def test_orders_reach_the_machine_and_outlive_the_controller(rig: Rig) -> None:
+    assert await run("scale", "--url", rig.url, "decode=4", "--pause") == 0
+    assert Resize(Role.DECODE, 4, rig.machine.events[-2].who) == rig.machine.events[-2]  # type: ignore[union-attr]
+    assert isinstance(rig.machine.events[-1], Pause)
+    assert rig.machine.events[-1].paused
+    registry = MemoryRegistry(asyncio.get_running_loop().time)
+    after = Scripted(lambda _: {})
+    fleet = Fleet(model="", pools=rig.scaler.fleets[0].pools, machine=after)
+    next_one = Scaler(registry, Lease(registry, "http://h:1"), InMemory(), (fleet,))
+    await Wishes(rig.wishes, next_one).take_up()
+    assert next_one.paused
+    assert next_one.sizes == {("", Role.DECODE): 4}
+    assert await run("scale", "--url", rig.url, "decode=auto", "--resume") == 0
+    assert json.loads(rig.wishes.read_text()) == {"paused": False, "sizes": []}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["both=2"], "must be one of decode, prefill"),
+        (["decode=x"], "write ROLE=N or ROLE=auto"),
+        (["decode"], "write ROLE=N or ROLE=auto"),
+        (["decode=99999"], "a number from 0 to 1024"),
+        (["decode=1", "--model", "m"], "must be one of ''"),
+    ],
+)
+async def test_a_wrong_order_is_one_clear_line(
+    rig: Rig, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert await run("scale", "--url", rig.url, *words) == 2
+    assert told in capsys.readouterr().err
+    assert rig.scaler.sizes == {}
+
+
+async def test_a_page_of_another_site_orders_nothing(rig: Rig) -> None:
+    async with aiohttp.ClientSession() as session:
+        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+            async with session.post(f"{rig.url}/pause", headers=headers) as answer:
+                assert answer.status == 403
+    assert not rig.scaler.paused
+
+
+async def test_metrics_are_prometheus_text(rig: Rig) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{rig.url}/metrics") as answer:
+        text = await answer.text()
+    assert "baton_controller_leads 1" in text
+    assert 'baton_controller_decisions_total{what="up"} 1' in text
+
+
+async def test_the_log_is_read_as_words_and_as_json(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("explain", "--scaling", str(rig.log)) == 0
+    assert "up: start prefill-0, start decode-0, start decode-1" in capsys.readouterr().out
+    assert await run("explain", "--scaling", str(rig.log), "--json", "--held") == 0
+    (line,) = [json.loads(each) for each in capsys.readouterr().out.splitlines()]
+    assert line["because"] == "the script"
+    assert await run("explain", "--scaling", "nosuch") == 2
+    assert "never" not in capsys.readouterr().out
+
+
+def test_nothing_runs_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert main(["scale"]) == 2
+    assert "no cluster named `default`" in capsys.readouterr().err
+
+
+def test_ray_needs_a_file_and_ray(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert main(["up", "--on", "ray", "--engine", "mock"]) == 2
+    assert "name a cluster file" in capsys.readouterr().err
+    assert main(["controller", "nosuch.yaml", "--on", "slurm"]) == 2
+    assert "--on slurm" in capsys.readouterr().err
+
+
+def lines_of(told: dict[str, Any]) -> str:
+    return "\n".join(scale.lines(told))
+
+
+def test_one_that_looks_on_says_who_leads() -> None:
+    told = {"leads": False, "leader": "agent 3f", "paused": False, "sizes": [], "now": {}, "decisions": []}
+    assert lines_of(told).startswith("looks on: agent 3f")

@@ -1,0 +1,132 @@
+"""Engines on a real Ray cluster: placed by GPU type, resized under load, and nothing of them left however they end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from uuid import uuid4
+
+import pytest
+from support.cluster import within
+from support.ray_fleet import Load, RayFleet, pids_of
+from support.ray_nodes import RayNodes
+
+pytestmark = [pytest.mark.live, pytest.mark.timed]
+
+INSTALL = "Ray (pip install 'baton-serve[ray]')"
+GONE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip(f"fleets on Ray: {INSTALL}")
+    found = RayNodes()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+async def fleet(nodes: RayNodes, request: pytest.FixtureRequest) -> AsyncIterator[RayFleet]:
+    """Two instances; when it ends nothing of it is left, and Ray has as much to give as before."""
+    before, others = nodes.ask("free"), set(engines_of(*ALL))
+    looks = 60 if request.node.get_closest_marker("long") else 6
+    found = await asyncio.to_thread(RayFleet, nodes.address, f"t{uuid4().hex[:6]}", looks=looks)
+    try:
+        await asyncio.to_thread(found.wait_for, 2)
+        yield found
+    finally:
+        await asyncio.to_thread(found.close)
+    if not found.lost_node:
+        await asyncio.to_thread(within, GONE_S, lambda: nodes.ask("free") == before, lambda: nodes.ask("free"))
+    assert nodes.ask("groups") == {}
+    assert set(engines_of(*ALL)) <= others, "engines of other fleets have the same names"
+
+
+def groups_of(fleet: RayFleet, *names: str) -> set[str]:
+    return {f"baton:{fleet.cluster}:{name.partition('-')[0]}:{name}" for name in names}
+
+
+def engines_of(*names: str) -> list[int]:
+    return [pid for name in names for pid in pids_of(f"--name\0{name}\0")]
+
+
+FIRST = ("prefill-0", "decode-0")
+ALL = tuple(f"{role}-{number}" for role in ("prefill", "decode") for number in range(3))
+
+
+async def test_from_two_engines_to_six_and_back_on_three_nodes_of_two_types(nodes: RayNodes, fleet: RayFleet) -> None:
+    load = Load(fleet)
+    running = asyncio.ensure_future(load.run())
+    await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *ALL), 40)
+    assert nodes.ask("free")["GPU"] == 0, "six engines on six GPUs, three of each type"
+    await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *FIRST), 60)
+    load.over.set()
+    await running
+    assert load.faults == []
+    assert load.served == load.sent > 20
+    assert engines_of(*(name for name in ALL if name not in FIRST)) == []
+
+
+async def with_another(nodes: RayNodes, fleet: RayFleet) -> tuple[Load, asyncio.Future[None]]:
+    """Six instances under load: whatever ends, another one can take its place."""
+    load = Load(fleet)
+    running = asyncio.ensure_future(load.run())
+    await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *ALL), 40)
+    return load, running
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["worker", "pid"])
+async def test_a_killed_actor_or_keeper_leaves_no_engine_and_no_group(
+    nodes: RayNodes, fleet: RayFleet, what: str
+) -> None:
+    load, running = await with_another(nodes, fleet)
+    told = nodes.ask("actor", instance="decode-1", cluster=fleet.cluster)
+    os.kill(told[what], signal.SIGKILL)
+    name = next(iter(groups_of(fleet, "decode-1")))
+    await asyncio.to_thread(within, GONE_S, lambda: not engines_of("decode-1"), lambda: engines_of("decode-1"))
+    await asyncio.to_thread(within, GONE_S, lambda: name not in nodes.ask("groups"), lambda: nodes.ask("groups"))
+    load.over.set()
+    await running
+    assert load.faults == []
+
+
+@pytest.mark.long
+async def test_a_killed_driver_leaves_everything_serving_and_the_next_one_goes_on(
+    nodes: RayNodes, fleet: RayFleet
+) -> None:
+    load, running = await with_another(nodes, fleet)
+    before = engines_of(*ALL)
+    fleet.controller.kill()
+    fleet.controller.wait()
+    await asyncio.sleep(5)
+    assert set(before) <= set(engines_of(*ALL)), "detached: engines live on without a driver"
+    fleet.controller = await asyncio.to_thread(fleet.start_controller)
+    await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *FIRST), 100)
+    load.over.set()
+    await running
+    assert load.faults == []
+    assert load.served == load.sent
+
+
+@pytest.mark.long
+async def test_a_killed_raylet_leaves_no_engine_and_no_group(nodes: RayNodes, fleet: RayFleet) -> None:
+    """The last test of the cluster: its node does not come back."""
+    load, running = await with_another(nodes, fleet)
+    nodes.ask("kill_raylet", gpu="L4")
+    fleet.lost_node = True
+    prefills = [name for name in ALL if name.startswith("prefill")]
+    await asyncio.to_thread(within, GONE_S, lambda: not engines_of(*prefills), lambda: engines_of(*prefills))
+    placed = groups_of(fleet, *prefills)
+
+    def none_placed() -> bool:
+        return not any(state == "CREATED" for name, state in nodes.ask("groups").items() if name in placed)
+
+    await asyncio.to_thread(within, 30, none_placed, lambda: nodes.ask("groups"))
+    load.over.set()
+    await running
+    assert load.faults == [], "decode instances serve whole requests"

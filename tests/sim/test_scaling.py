@@ -1,0 +1,132 @@
+"""Controllers on the simulated fleet: engines, router and admission are the product's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from cluster.instance import Role
+from costs import shipped
+from goodput import actions as do
+from goodput.budget import Budget
+from goodput.control_rules import Rules
+from goodput.decisionlog import encode, replay
+from goodput.observation import Phase
+from loadgen.arrival import Arrival
+from sim.baselines.scaling.clairvoyant import Clairvoyant, schedule
+from sim.baselines.scaling.laws import Behavior
+from sim.baselines.scaling.narwhal import Narwhal
+from sim.experiments import scaling
+from sim.experiments.scaling_loads import Drift, fixed, poisson, steady, step
+from sim.experiments.systems import Shelf
+from sim.startup import StartUp
+
+P, D = Role.PREFILL, Role.DECODE
+
+
+@cache
+def shelf() -> Shelf:
+    return Shelf(shipped.models(), shipped.profiles())
+
+
+def setting(arrivals: list[Arrival], startup_s: float = 30.0) -> scaling.Setting:
+    return scaling.Setting(shelf=shelf(), arrivals=arrivals, startup_s=startup_s)
+
+
+@cache
+def stepping() -> tuple[Arrival, ...]:
+    return tuple(poisson(step(0.5, 1.5, 300.0), 1.5, 900.0, 1, fixed))
+
+
+def test_a_step_is_absorbed_within_forecast_and_start_up() -> None:
+    at = setting([*stepping()])
+    ours, bound = scaling.ours(at), Clairvoyant(at.law(), at.arrivals, 40.0, 1.0, 0.95)
+    run = scaling.scaled(at, ours, at.first())
+    result = run.run(at.arrivals)
+    late = ~result.met(scaling.TARGETS)
+    arrived_s = result.columns["at_ns"] / 1e9
+    assert not late[(arrived_s > 450) & (arrived_s < 900)].any()
+    row = scaling.figures(at, run, result)
+    known = scaling.measure(at, bound, bound.start())
+    assert scaling.attains(row) and scaling.attains(known)
+    assert row["gpu_hours"] < 1.3 * known["gpu_hours"]
+
+
+def test_an_instance_that_fails_to_start_is_replaced_and_the_log_replays() -> None:
+    at = setting([*stepping()])
+    lines: list[bytes] = []
+    ours = scaling.ours(at)
+    kept = type(ours)(ours.controller, keep=lambda now, event, effects: lines.append(encode(now, event, effects)))
+    run = scaling.scaled(at, kept, at.first())
+    site = run.world.provisioning._site.pools
+    assert isinstance(site, dict)
+    for pool, member in site.items():
+        site[pool] = replace(member, startup=StartUp(median_s=30.0, fails=0.3))
+    result = run.run(at.arrivals)
+    assert result.counts["starts_failed"] > 0
+    assert result.met(scaling.TARGETS).mean() > 0.9
+    assert not list(replay(lines, scaling.ours(at).controller))
+
+
+def test_a_budget_is_never_exceeded_and_nothing_is_refused() -> None:
+    at = setting(poisson(steady(2.5), 2.5, 400.0, 1, fixed))
+    run = scaling.scaled(
+        at,
+        scaling.ours(at, Rules(budget=Budget(gpus={"A100-80G-SXM": 10}))),
+        {P: 1, D: 2},
+        Budget(gpus={"A100-80G-SXM": 10}),
+    )
+    result = run.run(at.arrivals)
+    assert result.gpus <= 10
+    assert result.counts.get("actions_refused", 0) == 0
+
+
+def test_drifting_lengths_move_the_split() -> None:
+    drift = Drift((12_000, 200), (1500, 1500), 1200.0, 1)
+    at = setting(poisson(steady(1.2), 1.2, 1200.0, 1, drift.sizes()), startup_s=180.0)
+    run = scaling.scaled(at, scaling.ours(at), at.first())
+    result = run.run(at.arrivals)
+    assert result.met(scaling.TARGETS).mean() >= scaling.ATTAINMENT
+    seen = run.actuator.observe() or ()
+    ready = [each for each in seen if each.phase is Phase.READY]
+    assert sum(each.role is D for each in ready) > 0
+    assert any(isinstance(each, do.Flip | do.Start | do.Drain) for _, each in run.actuator.actions)
+
+
+def test_narwhal_flips_and_never_starts() -> None:
+    drift = Drift((12_000, 200), (1500, 1500), 600.0, 1)
+    at = setting(poisson(steady(1.2), 1.2, 600.0, 1, drift.sizes()))
+    run = scaling.scaled(at, Narwhal(at.law()), {P: 4, D: 2})
+    run.run(at.arrivals)
+    kinds = {type(each) for _, each in run.actuator.actions}
+    assert kinds <= {do.Flip}
+
+
+def test_a_gap_is_kept_where_a_new_start_costs_more() -> None:
+    assert schedule([1, 2, 1, 2, 1], 60.0) == [2, 2, 2, 2, 1]
+    long = [2, *[1] * 20, 2]
+    assert schedule(long, 60.0)[1] == 1
+    assert schedule(long, 60.0)[-5:] == [2, 2, 2, 2, 2]
+
+
+def test_behavior_holds_what_its_windows_say() -> None:
+    law = Behavior(
+        up_window_s=0.0, down_window_s=300.0, up_pods=4, up_share=1.0, up_period_s=15.0, down_pods=9, down_period_s=15.0
+    )
+    assert law.allowed(0.0, 2, 9) == 6
+    assert law.allowed(15.0, 6, 1) == 6
+    assert law.allowed(400.0, 6, 1) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("startup_s", [30.0, 60.0, 180.0, 300.0])
+def test_after_the_first_cycle_of_a_sinusoid_first_tokens_are_in_time(startup_s: float) -> None:
+    from sim.experiments.scaling_loads import sinusoid
+
+    at = setting(poisson(sinusoid(0.16, 3.84, 2400.0), 3.84, 7200.0, 1, fixed), startup_s)
+    run = scaling.scaled(at, scaling.ours(at), at.first())
+    result = run.run(at.arrivals)
+    later = result.columns["at_ns"] / 1e9 > 2400.0
+    assert (result.latency_s("ttft")[later] * 1000 <= (scaling.TARGETS.ttft_ms or 0)).mean() >= 0.95

@@ -1,0 +1,239 @@
+"""A fleet that only pretends: counts of arrivals and instances with start-up times, no engines. For hours of controller
+time in seconds. Answers come after a while; attainment is perfect, unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from costs import shipped
+from goodput import actions as do
+from goodput.budget import Budget, Footprint
+from goodput.control_rules import Rules
+from goodput.controller import Controller
+from goodput.decision import Act, Answered, Decision, Effect, Event, Observed, Told
+from goodput.decisionlog import encode
+from goodput.demand import Promise
+from goodput.observation import ClassCounts, Observation, Phase, RouterCounts, Seen
+from goodput.pools import ScalingPool
+from goodput.sketch import Counting
+from sim.experiments.scaling import TARGETS, engine_of_member
+from sim.experiments.systems import Pool, Shelf
+
+PROMISE = Promise(ttft_ms=TARGETS.ttft_ms, tpot_ms=TARGETS.tpot_ms, attainment=0.95)
+
+
+def pools(startup_s: float = 60.0, **rest: Any) -> list[ScalingPool]:
+    """Prefill and decode on a small engine that flips."""
+    shelf = Shelf(shipped.models(), shipped.profiles())
+    found = []
+    for role in (Role.PREFILL, Role.DECODE):
+        one = shelf.member("Qwen/Qwen3-32B", Pool(role=role, count=1, tp=2, gpu="A100"))
+        fields: dict[str, Any] = {"min": 1, "max": 16, "flips": True, "startup_s": startup_s, **rest}
+        found.append(
+            ScalingPool(
+                name=role.value,
+                role=role,
+                engine=engine_of_member(one),
+                footprint=Footprint(gpu="A100", gpus=2, price_per_hour=3.0, power_w=800.0),
+                first_token_ms=one.prompt_front_ns / 1e6,
+                **fields,
+            )
+        )
+    return found
+
+
+@dataclass
+class PretendFleet:
+    """The actuator and the router's counters at once."""
+
+    startup_s: float = 60.0
+    instances: dict[InstanceId, Seen] = field(default_factory=dict)
+    gpus: int | None = None
+    """How many there are; None: as many as are asked for."""
+    taken: int = 0
+    """Of them, those that others use."""
+    life: str = "1"
+    actions: list[tuple[float, do.Action]] = field(default_factory=list)
+    most_gpus: int = 0
+    prompts: Counting = field(default_factory=Counting)
+    answers: Counting = field(default_factory=Counting)
+    arrivals: int = 0
+    ended: int = 0
+    met: int = 0
+    hears: bool = True
+    waiting: int = 0
+    prompt: int = 8000
+    answer: int = 1000
+    starts_fail: bool = False
+    drained: set[InstanceId] = field(default_factory=set)
+    """Were seen to drain once: they are gone at the next look."""
+
+    @staticmethod
+    def of(prefills: int, decodes: int, **rest: Any) -> PretendFleet:
+        fleet = PretendFleet(**rest)
+        for role, count in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
+            for number in range(count):
+                name = InstanceId(f"{role.value}-first-{number}")
+                fleet.instances[name] = Seen(id=name, pool=role.value, role=role, phase=Phase.READY, flips=True)
+        return fleet
+
+    def arrive(self, count: int, met: float = 1.0) -> None:
+        """So many requests, which end at once."""
+        for _ in range(count):
+            self.prompts.add(self.prompt)
+            self.answers.add(self.answer)
+        self.arrivals += count
+        self.ended += count
+        self.met += round(count * met)
+
+    def counts(self, now: float) -> RouterCounts:
+        row = ClassCounts(
+            arrivals=self.arrivals,
+            prompts=self.prompts.state(),
+            answers=self.answers.state(),
+            computed_tokens=self.arrivals * self.prompt,
+            ended=self.ended,
+            met=self.met,
+            late_first=self.ended - self.met,
+        )
+        return RouterCounts(
+            router="r0", life=self.life, at_s=now, classes={"": row}, waiting=self.waiting, oldest_wait_s=0.0
+        )
+
+    def observe(self, now: float) -> tuple[Seen, ...]:
+        """Starts that are over are ready, drains are gone."""
+        for name in self.drained & self.instances.keys():
+            del self.instances[name]
+        self.drained = {name for name, each in self.instances.items() if each.leaving}
+        for name, each in [*self.instances.items()]:
+            if each.phase is Phase.PENDING and not self._full(each):
+                self.instances[name] = replace(each, phase=Phase.STARTING)
+        for name, each in [*self.instances.items()]:
+            if each.phase is Phase.STARTING and each.asked_s is not None and now - each.asked_s >= self.startup_s:
+                if self.starts_fail:
+                    del self.instances[name]
+                else:
+                    self.instances[name] = replace(each, phase=Phase.READY, ready_s=now)
+        self.most_gpus = max(self.most_gpus, 2 * len(self.instances))
+        return tuple(self.instances.values())
+
+    def _full(self, each: Seen) -> bool:
+        placed = sum(one.phase is not Phase.PENDING for one in self.instances.values())
+        return self.gpus is not None and 2 * placed + self.taken + 2 > self.gpus
+
+    def give(self, action: do.Action, now: float) -> str:
+        """Idempotent, as actuators are."""
+        self.actions.append((now, action))
+        name = action.instance
+        match action:
+            case do.Start(pool=pool):
+                if name not in self.instances:
+                    role = Role(pool.removesuffix("-other"))
+                    seen = Seen(id=name, pool=pool, role=role, phase=Phase.PENDING, asked_s=now, flips=True)
+                    self.instances[name] = seen if self._full(seen) else replace(seen, phase=Phase.STARTING)
+            case do.Flip(role=role):
+                self.instances[name] = replace(self.instances[name], role=role)
+            case do.Drain() | do.Stop():
+                if name in self.instances:
+                    self.instances[name] = replace(self.instances[name], leaving=True, phase=Phase.DRAINING)
+            case _:
+                raise AssertionError(action)
+        self.most_gpus = max(self.most_gpus, 2 * len(self.instances))
+        return ""
+
+    def of_role(self, role: Role) -> int:
+        return sum(each.role is role and not each.leaving for each in self.instances.values())
+
+
+@dataclass
+class Drive:
+    """A controller on a pretended fleet."""
+
+    controller: Controller
+    fleet: PretendFleet
+    now: float = 0.0
+    decisions: list[Decision] = field(default_factory=list)
+    lines: list[bytes] = field(default_factory=list)
+    """The controller's log, where it is kept."""
+    keeps: bool = False
+    leads: bool = True
+    kill_after: int | None = None
+    """The controller is killed before it gives this action of all to the actuator, and another one begins."""
+    make: Callable[[], Controller] | None = None
+
+    def look(self) -> None:
+        """One look, and what follows from it."""
+        seen = Observation(
+            at_s=self.now,
+            routers=(self.fleet.counts(self.now),) if self.fleet.hears else (),
+            instances=self.fleet.observe(self.now),
+            leads=self.leads,
+        )
+        self.feed(Observed(seen))
+
+    def feed(self, event: Event) -> None:
+        effects = self.controller.handle(event, self.now)
+        if self.keeps:
+            self.lines.append(encode(self.now, event, effects))
+        self._carry_out(effects)
+
+    def _carry_out(self, effects: tuple[Effect, ...]) -> None:
+        for effect in effects:
+            match effect:
+                case Told(decision):
+                    self.decisions.append(decision)
+                case Act(action):
+                    if self.kill_after is not None and len(self.fleet.actions) == self.kill_after:
+                        assert self.make is not None
+                        self.controller, self.kill_after = self.make(), None
+                        return
+                    self.feed(Answered(action, self.fleet.give(action, self.now)))
+                case _:
+                    raise AssertionError(effect)
+
+    def run(
+        self, rate: Callable[[float], float], seconds: float, rng: np.random.Generator | None = None, met: float = 1.0
+    ) -> None:
+        """A look every five seconds, with Poisson arrivals in between; without chance, evenly spaced ones."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 5.0
+            mean = rate(self.now) * 5.0
+            self.fleet.arrive(round(mean) if rng is None else int(rng.poisson(mean)), met)
+            self.look()
+
+
+def drive(
+    prefills: int = 2,
+    decodes: int = 2,
+    startup_s: float = 60.0,
+    rules: Rules | None = None,
+    budget: Budget | None = None,
+    kinds: list[ScalingPool] | None = None,
+    **rest: Any,
+) -> Drive:
+    """A controller on a fleet of so many."""
+    rules = rules or Rules(**({} if budget is None else {"budget": budget}))
+    listed = kinds or pools(startup_s)
+
+    def made() -> Controller:
+        return Controller(listed, {"": PROMISE}, rules)
+
+    return Drive(made(), PretendFleet.of(prefills, decodes, startup_s=startup_s, **rest), make=made)
+
+
+def ways(actions: list[tuple[float, do.Action]]) -> list[str]:
+    """Up and down, one word for each change of direction."""
+    found: list[str] = []
+    for _, action in actions:
+        way = "up" if isinstance(action, do.Start) else "down" if isinstance(action, do.Drain | do.Stop) else ""
+        if way and (not found or found[-1] != way):
+            found.append(way)
+    return found

@@ -1,0 +1,157 @@
+"""A fleet on a Ray cluster: registry and router as processes here, a controller as Ray's driver, engines as actors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from support.cluster import with_support, within
+
+from cluster.registry.launch import registry_command
+
+FILE = """\
+models:
+  - name: meta-llama/Llama-3.1-8B
+    pools:
+      prefill: {min: 1, max: 3, gpu: L4}
+      decode: {min: 1, max: 3, gpu: H100-SXM}
+"""
+MODEL = "meta-llama/Llama-3.1-8B"
+BATON = ("-m", "baton")
+SCRIPTED = ("-m", "support.scripted_up")
+
+
+class RayFleet:
+    """Started at once; `close` ends all of it."""
+
+    def __init__(self, address: str, cluster: str, *, program: tuple[str, ...] = SCRIPTED, looks: int = 6) -> None:
+        """`looks`: for how long a scripted controller keeps six."""
+        self.cluster = cluster
+        self.lost_node = False
+        """Whether Ray has less to give than before, whatever the fleet gives back."""
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-fleet-"))
+        self.file = self.folder / "baton.yaml"
+        self.file.write_text(FILE)
+        self._environ = {**with_support(), "XDG_STATE_HOME": str(self.folder), "RAY_ADDRESS": address}
+        self._environ["SCRIPT_LOOKS"] = str(looks)
+        self._program = program
+        registry = registry_command(self.folder, standin=True)
+        self._registry = ["--registry", registry.url, "--cluster", cluster]
+        self._registry += ["--registry-password-file", str(registry.password_file)]
+        self.processes = [subprocess.Popen([*registry.argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)]
+        words = ["router", "--port", "0", "--admin-port", "0", *self._registry]
+        self.router = self._start("router", (*BATON, *words))
+        ready = self._ready(self.router)
+        self.endpoint, self.admin = str(ready["endpoint"]), str(ready["admin"])
+        self.controller = self.start_controller()
+
+    def start_controller(self) -> subprocess.Popen[str]:
+        """Another driver."""
+        words = ["controller", str(self.file), "--on", "ray", "--engine", "mock", "--owns", *self._registry]
+        return self._start("controller", (*self._program, *words))
+
+    def _start(self, name: str, words: tuple[str, ...]) -> subprocess.Popen[str]:
+        with (self.folder / f"{name}.log").open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, *words, "--json"], stdout=subprocess.PIPE, stderr=log, text=True, env=self._environ
+            )
+        self.processes.append(process)  # type: ignore[arg-type]
+        return process
+
+    @staticmethod
+    def _ready(process: subprocess.Popen[str]) -> dict[str, Any]:
+        assert process.stdout is not None
+        for line in process.stdout:
+            found: dict[str, Any] = json.loads(line)
+            if found.get("event") == "ready":
+                return found
+        raise AssertionError("it ended before it was ready")
+
+    def instances(self) -> dict[str, str]:
+        """As the router sees them: state by name."""
+        try:
+            with urllib.request.urlopen(f"{self.admin}/ready", timeout=10) as answer:
+                told = json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            told = json.loads(error.read())
+        return {each["id"]: each["state"] for each in told["instances"]}
+
+    def wait_for(self, count: int, seconds: float = 60) -> dict[str, str]:
+        """Until the router takes so many instances for up, and knows of no others."""
+
+        def up() -> bool:
+            found = self.instances()
+            return len(found) == count and set(found.values()) == {"up"}
+
+        within(seconds, up, lambda: (self.instances(), self.said()))
+        return self.instances()
+
+    def said(self) -> str:
+        log = self.folder / "controller.log"
+        return log.read_text()[-2000:] if log.exists() else ""
+
+    def close(self) -> None:
+        """The controller owns its instances, and ends them."""
+        for process in reversed(self.processes):
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(5)
+            if process.stdout is not None:
+                process.stdout.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Load:
+    """Streams, a few each second, until told to stop."""
+
+    def __init__(self, fleet: RayFleet, tokens: int = 60) -> None:
+        self._fleet = fleet
+        self._tokens = tokens
+        self.sent = self.served = 0
+        self.faults: list[str] = []
+        self.over = asyncio.Event()
+
+    async def run(self) -> None:
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+            while not self.over.is_set():
+                group.create_task(self._one(session))
+                self.sent += 1
+                await asyncio.sleep(0.25)
+
+    async def _one(self, session: aiohttp.ClientSession) -> None:
+        body = {"model": MODEL, "prompt": "word " * 300, "max_tokens": self._tokens, "stream": True}
+        async with session.post(f"{self._fleet.endpoint}/v1/completions", json=body) as answer:
+            text = await answer.text()
+        if answer.status == 200 and text.endswith("data: [DONE]\n\n") and '"error"' not in text:
+            self.served += 1
+        else:
+            self.faults.append(f"{answer.status} {text[-300:]}")
+
+
+def pids_of(word: str) -> list[int]:
+    """Processes of this machine with this word in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if word in words:
+            found.append(int(entry.name))
+    return found

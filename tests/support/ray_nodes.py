@@ -1,0 +1,153 @@
+"""A Ray cluster of three nodes on this machine, in a process of its own: asked and told things line by line.
+
+`python -m support.ray_nodes`. The head has no GPU; two nodes have three logical ones each, of different types by their
+label. Ray warns and forks in ways that a test process is better without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from support.cluster import with_support, within
+
+GPUS = {"L4": 3, "H100-SXM": 3}
+STORE_BYTES = 80 << 20
+
+
+class Nodes:
+    """In the process that has Ray."""
+
+    def __init__(self) -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        self._ray = ray
+        self._cluster = Cluster()
+        # On 127.0.0.1 a head hangs its drivers: Ray takes that address for another one.
+        head = {"num_cpus": 2, "num_gpus": 0, "node_ip_address": "127.0.0.2", "object_store_memory": STORE_BYTES}
+        self._cluster.add_node(**head, include_dashboard=False)
+        self._nodes = {gpu: self._add(gpu, number) for number, gpu in enumerate(GPUS)}
+        self.address = self._cluster.address
+        ray.init(address=self.address, namespace="tests", log_to_driver=False)
+        self._cluster.wait_for_nodes()
+
+    def _add(self, gpu: str, number: int) -> Any:
+        return self._cluster.add_node(
+            num_cpus=8,
+            num_gpus=GPUS[gpu],
+            node_ip_address=f"127.0.0.{3 + number}",
+            labels={"baton.io/gpu": gpu},
+            object_store_memory=STORE_BYTES,
+        )
+
+    def groups(self, _: dict[str, Any]) -> dict[str, str]:
+        table = self._ray.util.placement_group_table().values()
+        return {row["name"]: row["state"] for row in table if row["state"] != "REMOVED"}
+
+    def free(self, _: dict[str, Any]) -> dict[str, float]:
+        found = self._ray.available_resources()
+        return {name: found.get(name, 0.0) for name in ("GPU", "CPU")}
+
+    def actor(self, said: dict[str, Any]) -> dict[str, Any]:
+        """What the actor of an instance says of itself."""
+        found = self._ray.get_actor(said["instance"], namespace=f"baton-{said['cluster']}")
+        told: dict[str, Any] = self._ray.get(found.state.remote(), timeout=10)
+        return told
+
+    def kill_raylet(self, said: dict[str, Any]) -> bool:
+        """SIGKILL, and wait: as a zombie its workers would live on for 90 s."""
+        node = self._nodes[said["gpu"]]
+        (started,) = node.all_processes["raylet"]
+        os.kill(started.process.pid, signal.SIGKILL)
+        started.process.wait()
+        return True
+
+    def close(self) -> None:
+        self._ray.shutdown()
+        self._cluster.shutdown()
+
+
+def main() -> None:
+    nodes = Nodes()
+    print(json.dumps({"address": nodes.address}), flush=True)
+    known: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "groups": nodes.groups,
+        "free": nodes.free,
+        "actor": nodes.actor,
+        "kill_raylet": nodes.kill_raylet,
+    }
+    for line in sys.stdin:
+        said = json.loads(line)
+        try:
+            told = {"answer": known[said["do"]](said)}
+        except Exception as error:  # noqa: BLE001 - the test is to hear of it, and others to go on
+            told = {"error": repr(error)}
+        print(json.dumps(told), flush=True)
+    nodes.close()
+
+
+class RayNodes:
+    """The same from a test."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.ray_nodes"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=with_support(),
+            start_new_session=True,
+        )
+        try:
+            self.address = str(self._read()["address"])
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        while True:
+            line = self._process.stdout.readline()
+            assert line, "the Ray cluster ended"
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+
+    def ask(self, do: str, **said: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **said}) + "\n")
+        self._process.stdin.flush()
+        told = self._read()
+        assert "error" not in told, told
+        return told["answer"]
+
+    def wait_for_groups(self, names: set[str], seconds: float = 30) -> float:
+        """Until these placement groups exist, and no others; all of them placed."""
+
+        def there() -> bool:
+            found = self.ask("groups")
+            return set(found) == names and set(found.values()) <= {"CREATED"}
+
+        return within(seconds, there, lambda: self.ask("groups"))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Stand-ins for what a controller's shell is made of: a machine with a script, an actuator in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from goodput.actions import Action, Drain, Flip, Resume, Start, Stop
+from goodput.actuate.existing import Existing, Life, Observed
+from goodput.decision import Act, Decision, Effect, Event, Told, What
+from goodput.decision import Observed as Look
+from goodput.observation import Observation, Phase, Seen
+
+
+@dataclass
+class Scripted:
+    """A machine that wants as many instances of each pool as `wanted` says, one action a look at most for down."""
+
+    wanted: Callable[[Observation], dict[str, int]]
+    looks: list[Observation] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    every_s: float = 0.3
+    due: float | None = None
+    used: set[str] = field(default_factory=set)
+    """Names are given once."""
+
+    def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
+        self.events.append(event)
+        if not isinstance(event, Look):
+            return ()
+        self.due = now + self.every_s
+        self.looks.append(event.seen)
+        if event.seen.instances is None or not event.seen.leads:
+            return (Told(Decision(at_s=now, what=What.HOLD, because="unknown")),)
+        actions = [*self._actions(event.seen.instances, self.wanted(event.seen))]
+        what = What.UP if actions and isinstance(actions[0], Start) else What.DOWN if actions else What.HOLD
+        told = Told(Decision(at_s=now, what=what, because="the script", actions=tuple(actions)))
+        return (told, *map(Act, actions))
+
+    def _actions(self, seen: tuple[Seen, ...], wanted: dict[str, int]) -> Iterable[Action]:
+        self.used.update(each.id for each in seen)
+        for pool, count in wanted.items():
+            mine = [each for each in seen if each.pool == pool and not each.leaving and each.phase is not Phase.FAILED]
+            staying = sorted(mine, key=lambda each: each.id)
+            free = (name for number in range(99) if (name := InstanceId(f"{pool}-{number}")) not in self.used)
+            for _ in range(count - len(staying)):
+                yield Start(instance=next(free), pool=pool, because="the script")
+            for each in staying[count:][-1:]:
+                yield Drain(instance=each.id, deadline_s=20.0, because="the script")
+
+    def next_wakeup(self) -> float | None:
+        return self.due
+
+
+class InMemory:
+    """An actuator whose instances are names; counts what it was really made to start."""
+
+    def __init__(self) -> None:
+        self.there: dict[InstanceId, Existing] = {}
+        self.started: list[InstanceId] = []
+        self.flipped: list[tuple[InstanceId, Role]] = []
+        self.down = False
+
+    async def observe(self) -> Observed:
+        return Observed(now_s=0.0, instances=tuple(self.there.values()))
+
+    async def start(self, action: Start) -> str:
+        if action.instance not in self.there:
+            self.started.append(action.instance)
+            self.there[action.instance] = Existing(instance=action.instance, pool=action.pool, life=Life.RUNNING)
+        return ""
+
+    async def flip(self, action: Flip) -> str:
+        self.flipped.append((action.instance, action.role))
+        return ""
+
+    async def drain(self, action: Drain) -> str:
+        self.there.pop(action.instance, None)
+        return ""
+
+    async def resume(self, action: Resume) -> str:
+        return ""
+
+    async def stop(self, action: Stop) -> str:
+        self.there.pop(action.instance, None)
+        return ""
+
+    async def cancel(self, action: Stop) -> str:
+        return await self.stop(action)

@@ -1,0 +1,264 @@
+"""The controller on a pretended fleet: what it does, what it leaves alone, and that it says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.pretend_fleet import PROMISE, PretendFleet, drive, pools, ways
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from goodput import actions as do
+from goodput.budget import Budget
+from goodput.control_rules import Rules
+from goodput.controller import Controller
+from goodput.decision import Pause, Resize, What
+from goodput.decisionlog import BadLine, replay
+from goodput.observation import Phase, Seen
+
+P, D = Role.PREFILL, Role.DECODE
+
+
+def rng(seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def starts(actions: list[tuple[float, do.Action]]) -> list[do.Start]:
+    return [each for _, each in actions if isinstance(each, do.Start)]
+
+
+def test_a_step_is_absorbed_and_given_back() -> None:
+    at = drive()
+    at.run(lambda _: 1.0, 300, rng())
+    small = at.fleet.of_role(P), at.fleet.of_role(D)
+    at.run(lambda _: 3.0, 300, rng(2))
+    large = at.fleet.of_role(P), at.fleet.of_role(D)
+    assert large[0] > small[0] and large[1] > small[1]
+    at.run(lambda _: 1.0, 900, rng(3))
+    assert at.fleet.of_role(P) < large[0] and at.fleet.of_role(D) < large[1]
+    assert all(each.because for each in at.decisions)
+
+
+def settled(seed: int, rate: float, hours: float) -> list[str]:
+    """Directions after the first quarter of an hour, in which nobody knows the load to better than a few percent."""
+    at = drive(3, 4)
+    chance = rng(seed)
+    at.run(lambda _: rate, 900, chance)
+    at.fleet.actions.clear()
+    at.run(lambda _: rate, hours * 3600, chance)
+    return ways(at.fleet.actions)
+
+
+def test_steady_load_changes_no_direction() -> None:
+    assert len(settled(1, 2.0, 0.75)) <= 1
+    assert len(settled(2, 1.1, 0.75)) <= 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+def test_steady_load_for_a_day_changes_no_direction(seed: int) -> None:
+    assert len(settled(seed, 1.0 + 0.2 * seed, 24)) <= 1
+
+
+def test_few_requests_decide_nothing() -> None:
+    at = drive(4, 4)
+    at.fleet.arrive(20)
+    for _ in range(100):
+        at.now += 5.0
+        at.look()
+    assert not at.fleet.actions
+    assert "of 30 arrivals" in at.decisions[-1].because
+
+
+def test_unknown_is_not_zero() -> None:
+    at = drive(3, 4)
+    at.run(lambda _: 2.0, 120, rng())
+    before = len(at.fleet.actions)
+    at.fleet.hears = False
+    at.run(lambda _: 0.0, 600, rng())
+    assert len(at.fleet.actions) == before
+    assert at.decisions[-1].what is What.HOLD
+    assert "unknown: metrics" in at.decisions[-1].conditions
+    at.fleet.hears = True
+    at.run(lambda _: 2.0, 300, rng(2))
+    assert at.fleet.of_role(P) >= 3
+
+
+def test_a_router_that_starts_anew_is_no_drop_of_the_load() -> None:
+    at = drive(3, 4)
+    at.run(lambda _: 2.0, 300, rng())
+    at.fleet.life = "2"
+    fresh = PretendFleet()
+    at.fleet.prompts, at.fleet.answers = fresh.prompts, fresh.answers
+    at.fleet.arrivals = at.fleet.ended = at.fleet.met = 0
+    before = at.decisions[-1].rate
+    at.run(lambda _: 2.0, 60, rng(2))
+    assert at.decisions[-1].rate == pytest.approx(before, rel=0.3)
+
+
+def test_one_late_request_adds_nothing_and_many_do() -> None:
+    at = drive(3, 4)
+    at.run(lambda _: 2.0, 300, rng(), met=1.0)
+    before = len(starts(at.fleet.actions))
+    at.fleet.met -= 1
+    at.run(lambda _: 2.0, 120, rng(2), met=1.0)
+    assert len(starts(at.fleet.actions)) == before
+    at.run(lambda _: 2.0, 700, rng(3), met=0.6)
+    assert len(starts(at.fleet.actions)) > before
+
+
+def test_the_budget_holds_and_says_so() -> None:
+    at = drive(budget=Budget(gpus={"A100": 14}))
+    at.run(lambda _: 6.0, 600, rng())
+    assert at.fleet.most_gpus <= 14
+    assert any("left in the budget" in each for each in at.decisions[-1].conditions)
+
+
+def test_where_no_gpu_is_free_the_instance_is_cancelled_and_another_type_tried() -> None:
+    kinds = pools()
+    other = replace(kinds[0], name="prefill-other", footprint=replace(kinds[0].footprint, gpu="H100"))
+    at = drive(1, 2, kinds=[*kinds, other], gpus=6)
+    at.fleet.instances = dict(at.fleet.instances)
+    at.run(lambda _: 2.0, 240, rng())
+    tried = [each.pool for each in starts(at.fleet.actions)]
+    assert "prefill" in tried and "prefill-other" in tried
+    assert any(isinstance(each, do.Drain) and "waited" in each.because for _, each in at.fleet.actions)
+    assert any("no GPU" in each for each in at.decisions[-1].conditions)
+
+
+def test_lengths_that_drift_flip_instances() -> None:
+    at = drive(3, 4, startup_s=300.0)
+    at.run(lambda _: 2.0, 300, rng())
+    at.fleet.prompt, at.fleet.answer = 14_000, 300
+    at.run(lambda _: 2.0, 600, rng(2))
+    flips = [each for _, each in at.fleet.actions if isinstance(each, do.Flip)]
+    assert flips and all(each.role is P for each in flips)
+    assert at.fleet.of_role(D) >= 1
+
+
+def test_a_manual_size_wins_until_it_is_taken_back() -> None:
+    at = drive(3, 4)
+    at.run(lambda _: 2.0, 300, rng())
+    at.feed(Resize(P, 6, "ada"))
+    at.run(lambda _: 2.0, 600, rng(2))
+    assert at.fleet.of_role(P) == 6
+    assert any("ada" in each.because for _, each in at.fleet.actions)
+    at.feed(Resize(P, None))
+    at.run(lambda _: 2.0, 900, rng(3))
+    assert at.fleet.of_role(P) < 6
+
+
+def test_what_an_operator_drains_is_not_started_again() -> None:
+    at = drive(3, 6)
+    at.run(lambda _: 2.0, 60, rng())
+    drained = InstanceId("decode-first-5")
+    at.fleet.instances[drained] = replace(at.fleet.instances[drained], leaving=True, phase=Phase.DRAINING)
+    before = at.fleet.of_role(D)
+    at.run(lambda _: 4.0, 300, rng(2))
+    assert at.fleet.of_role(D) == before
+    assert not [each for each in starts(at.fleet.actions) if each.pool == "decode"]
+    assert "who drained decode-first-5" in at.decisions[-1].needs[D].because
+
+
+def test_paused_dry_or_without_the_lock_it_only_says_what_it_would_do() -> None:
+    for rules, paused, leads, word in (
+        (Rules(), True, True, "paused by eve"),
+        (Rules(dry=True), False, True, "dry run"),
+        (Rules(), False, False, "another controller"),
+    ):
+        at = drive(rules=rules)
+        at.leads = leads
+        if paused:
+            at.feed(Pause(True, "eve"))
+        at.run(lambda _: 3.0, 300, rng())
+        assert not at.fleet.actions
+        told = [each for each in at.decisions if each.actions]
+        assert told and word in told[-1].because and "would up" in told[-1].because
+
+
+def test_killed_between_two_actions_nothing_is_started_twice() -> None:
+    whole = drive(1, 1)
+    whole.run(lambda _: 2.0, 200)
+    count = len(whole.fleet.actions)
+    assert count > 3
+    for killed in range(count):
+        at = drive(1, 1)
+        at.kill_after = killed
+        at.run(lambda _: 2.0, 200)
+        assert at.kill_after is None
+        assert (at.fleet.of_role(P), at.fleet.of_role(D)) == (whole.fleet.of_role(P), whole.fleet.of_role(D))
+        names = [each.instance for each in starts(at.fleet.actions)]
+        assert len(names) == len(set(names)) == len(starts(whole.fleet.actions))
+
+
+def test_starts_that_fail_are_tried_again_within_the_budget() -> None:
+    at = drive(1, 1, starts_fail=True, budget=Budget(gpus={"A100": 12}))
+    at.run(lambda _: 2.0, 600, rng())
+    assert at.fleet.most_gpus <= 12
+    at.fleet.starts_fail = False
+    at.run(lambda _: 2.0, 300, rng(2))
+    assert at.fleet.of_role(P) > 1
+
+
+def test_gpus_that_others_take_block_nothing() -> None:
+    at = drive(2, 2, gpus=20)
+    at.run(lambda _: 1.0, 120, rng())
+    at.fleet.taken = 12
+    at.run(lambda _: 4.0, 300, rng(2))
+    assert any("no GPU" in each for each in at.decisions[-1].conditions)
+    at.fleet.taken = 0
+    at.run(lambda _: 4.0, 450, rng(3))
+    assert at.fleet.of_role(D) >= 4
+
+
+def test_every_decision_is_made_again_from_the_log() -> None:
+    at = drive()
+    at.keeps = True
+    at.run(lambda now: 1.0 if now < 600 else 3.0, 1200, rng())
+    assert any(each.actions for each in at.decisions)
+    assert not list(replay(at.lines, Controller(pools(), {"": PROMISE})))
+    other = Controller(pools(), {"": replace(PROMISE, ttft_ms=2000.0)})
+    assert list(replay(at.lines, other))
+    with pytest.raises(BadLine, match="line 1"):
+        list(replay([b"{}"], other))
+
+
+def test_a_failed_instance_is_stopped() -> None:
+    at = drive(2, 2)
+    at.run(lambda _: 1.0, 300, rng())
+    name = InstanceId("prefill-first-0")
+    at.fleet.instances[name] = Seen(id=name, pool="prefill", role=P, phase=Phase.FAILED, flips=True)
+    at.run(lambda _: 1.0, 60, rng(2))
+    assert name not in at.fleet.instances
+
+
+def test_what_is_missing_from_the_fewest_is_started_without_any_traffic() -> None:
+    at = drive(1, 2, kinds=pools(min=2))
+    for _ in range(30):
+        at.now += 5.0
+        at.look()
+    assert (at.fleet.of_role(P), at.fleet.of_role(D)) == (2, 2)
+    (start,) = starts(at.fleet.actions)
+    assert start.because == "prefill: 1 there or coming, its fewest are 2"
+
+
+def test_an_order_is_carried_out_without_any_traffic() -> None:
+    at = drive(1, 3)
+    at.feed(Resize(P, 3, "ada"))
+    at.feed(Resize(D, 1, "ada"))
+    for _ in range(200):
+        at.now += 5.0
+        at.look()
+    assert (at.fleet.of_role(P), at.fleet.of_role(D)) == (3, 1)
+    assert "ada wants" in at.fleet.actions[0][1].because
+
+
+def test_what_an_operator_drains_below_the_fewest_stays_away() -> None:
+    at = drive(2, 3, kinds=pools(min=3))
+    at.feed(Resize(P, 2, "ada"))
+    for _ in range(60):
+        at.now += 5.0
+        at.look()
+    assert (at.fleet.of_role(P), at.fleet.of_role(D)) == (2, 3)

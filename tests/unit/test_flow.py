@@ -1,0 +1,73 @@
+"""What a router counts for whoever sizes the fleet."""
+
+from __future__ import annotations
+
+from cluster.flow import OTHERS, SERIES_MAX
+from cluster.ids import InstanceId
+from cluster.registry.membership import Heartbeat, Kind, decode, encode
+from goodput.sketch import bucket_of
+from router.desk import Seat
+from router.flow import Flow, backlog
+from router.promises import LEFT, MET, SHED
+from router.records import Wanted
+
+
+def test_arrivals_and_ends_are_counted_apart() -> None:
+    flow = Flow()
+    for tokens in (10, 1000, 1000):
+        flow.arrived("m", "chat", tokens)
+    flow.prefilled("m", "chat", 1000, 300)
+    flow.ended("m", "chat", 200, MET, late_first=False)
+    flow.ended("m", "chat", None, SHED, late_first=True)
+    (told,) = flow.told()
+    assert (told.arrivals, told.prompt_tokens, told.ended, told.answer_tokens) == (3, 2010, 2, 200)
+    assert (told.met, told.missed, told.shed) == (1, 0, 1)
+    assert (told.cached_tokens, told.computed_tokens, told.late_first) == (300, 700, 1)
+    assert told.prompts == {bucket_of(10): 1, bucket_of(1000): 2}
+    assert told.answers == {bucket_of(200): 1}
+
+
+def test_a_client_that_left_is_over_and_neither_met_nor_missed() -> None:
+    flow = Flow()
+    flow.arrived("m", "chat", 10)
+    flow.ended("m", "chat", 3, LEFT, late_first=False)
+    (told,) = flow.told()
+    assert (told.ended, told.met, told.missed, told.shed) == (1, 0, 0, 0)
+
+
+def test_counters_never_shrink_however_many_models_there_are() -> None:
+    flow = Flow()
+    for number in range(3 * SERIES_MAX):
+        flow.arrived(f"m{number}", "", 1)
+    first = {(each.model, each.slo_class): each.arrivals for each in flow.told()}
+    for number in reversed(range(3 * SERIES_MAX)):
+        flow.arrived(f"m{number}", "", 1)
+    flow.arrived("x" * 1000, "", 1)
+    second = {(each.model, each.slo_class): each.arrivals for each in flow.told()}
+    assert len(second) == SERIES_MAX
+    assert all(second[series] >= count for series, count in first.items())
+    assert sum(second.values()) == 6 * SERIES_MAX + 1
+    assert second[OTHERS, ""] > 0
+
+
+def test_the_backlog_says_how_many_wait_and_since_when() -> None:
+    seats = [
+        Seat(Wanted(model=model, hand_over=True, arrived=at)) for model, at in (("a", 5.0), ("a", 2.0), ("b", 9.0))
+    ]
+    found = {each.model: (each.waiting, each.oldest_s) for each in backlog(seats, 10.0)}
+    assert found == {"a": (2, 8.0), "b": (1, 1.0)}
+
+
+def test_an_announcement_of_all_of_it_can_be_read_and_has_room() -> None:
+    flow = Flow()
+    for number in range(2 * SERIES_MAX):
+        for power in range(21):
+            flow.arrived(f"{'model' * 10}{number}", "interactive", 2**power)
+            flow.ended(f"{'model' * 10}{number}", "interactive", 2**power, MET, late_first=False)
+    beat = Heartbeat(id=InstanceId("r"), agent="a", kind=Kind.ROUTER, url="http://h:1", counted=flow.told())
+    payload = encode(beat)
+    read, fault = decode(payload)
+    assert not fault
+    assert read is not None
+    assert read.counted == beat.counted
+    assert len(payload) < 16 * 1024
