@@ -1,0 +1,204 @@
+"""The Kubernetes operator: makes clusters follow their BatonCluster resources. Needs `pip install 'baton-serve[k8s]'`.
+
+Acts in one namespace, with a namespaced Role. Of several replicas the holder of a Lease acts. With --once --dry-run it
+needs no API server: it prints what it would do for the resources of a file in an empty namespace, and the objects.
+
+examples:
+  baton operator --namespace llm
+  baton operator --once --dry-run -f k8s/examples/mocks.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from baton import __version__
+from baton.output import emit, say
+from cluster.errors import UsageError
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+IMAGES = "baton"
+LEASE = "baton-operator"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `baton operator`."""
+    parser.add_argument("--namespace", metavar="NAME", help="where it acts (default: the pod's, else default)")
+    parser.add_argument("--all-namespaces", action="store_true", help="act everywhere; needs a ClusterRole")
+    add_cluster_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address of its metrics (default %(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="port of its metrics, 0 = a free one (default 8080)")
+    parser.add_argument("--once", action="store_true", help="plan once and end")
+    parser.add_argument("--dry-run", action="store_true", help="with --once: print, change nothing")
+    parser.add_argument("-f", "--file", metavar="FILE", help="with --once --dry-run: resources to plan; - = stdin")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
+    parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO")
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags that say which API server and which images."""
+    parser.add_argument("--kubeconfig", metavar="FILE", help="default: the pod's account, else ~/.kube/config")
+    tag = __version__
+    images = {"image": f"{IMAGES}/engine:{tag}", "router-image": f"{IMAGES}/router:{tag}", "redis-image": "redis:8"}
+    for name, image in images.items():
+        what = "images of resources that name none" if name == "image" else "as --image"
+        parser.add_argument(f"--{name}", default=image, metavar="IMAGE", help=f"{what} (default %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a plan, or follow resources until SIGTERM."""
+    if args.vllm_args:
+        raise UsageError("`baton operator` takes no vLLM flags")
+    if args.once != args.dry_run or args.once != (args.file is not None):
+        raise UsageError("--once, --dry-run and -f FILE go together: baton operator --once --dry-run -f FILE")
+    if args.once:
+        return _dry_run(args)
+    return asyncio.run(_follow(args))
+
+
+def resources_in(name: str) -> list[dict[str, Any]]:
+    """The BatonClusters of a file.
+
+    Raises:
+        UsageError: it cannot be read, or holds none.
+    """
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text()
+        documents = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"-f {name}: {str(error).splitlines()[0]}; give a file of YAML resources") from error
+    found = [each for each in documents if each.get("kind") == "BatonCluster"]
+    if not found:
+        raise UsageError(f"-f {name}: no BatonCluster in it; write `kind: BatonCluster`")
+    return found
+
+
+def _dry_run(args: argparse.Namespace) -> int:
+    from baton.floor import floor_of
+    from k8s.crd import read_resource
+    from k8s.plan import Apply, Desired, Limits, Observed, plan
+
+    wrong = False
+    for thing in resources_in(args.file):
+        resource = read_resource(thing, floor_of=floor_of)
+        for problem in resource.problems:
+            emit({"event": "problem", **problem.as_json()}) if args.json else say(str(problem))
+        wrong |= bool(resource.errors)
+        actions = plan(Desired(resource=resource, images=images(args)), Observed(), Limits(), 0.0)
+        show(resource.name, actions, as_json=args.json)
+        if not args.json:
+            manifests = [dict(each.manifest) for each in actions if isinstance(each, Apply)]
+            print(yaml.safe_dump_all(manifests, sort_keys=False, width=120), end="")
+    return 1 if wrong else 0
+
+
+def images(args: argparse.Namespace) -> Any:
+    """Images by the flags."""
+    from k8s.plan import Images
+
+    return Images(engine=args.image, router=args.router_image, redis=args.redis_image)
+
+
+def show(name: str, actions: Any, *, as_json: bool) -> None:
+    """A plan as a person reads it."""
+    from k8s.operator.hands import shown
+
+    for action in actions:
+        if as_json:
+            emit({"event": "action", "cluster": name, "action": shown(action), "because": action.because})
+        else:
+            print(f"# {name}: {shown(action)}: {action.because}")
+    if not actions:
+        emit({"event": "nothing", "cluster": name}) if as_json else print(f"# {name}: nothing to do")
+
+
+def namespace_of(args: argparse.Namespace) -> str:
+    """Where to act."""
+    if getattr(args, "all_namespaces", False):
+        return ""
+    if args.namespace:
+        return str(args.namespace)
+    return SERVICE_ACCOUNT.read_text().strip() if SERVICE_ACCOUNT.exists() else "default"
+
+
+async def _follow(args: argparse.Namespace) -> int:
+    import aiohttp
+
+    from baton.signals import stopping_signals
+    from cluster.telemetry import configure_logging
+    from k8s.operator.client import Client
+    from k8s.operator.controller import Operator, Settings
+    from k8s.operator.election import Election
+    from k8s.operator.fleet import HttpFleet
+
+    configure_logging(args.log_level)
+    stop = asyncio.Event()
+    namespace = namespace_of(args)
+    client = await Client.open(args.kubeconfig)
+    async with aiohttp.ClientSession() as session:
+        operator = Operator(
+            client,
+            HttpFleet(session),
+            Settings(namespace=namespace, images=images(args)),
+            time.time,  # noqa: TID251 - what children's labels and conditions are written in
+        )
+        me = f"{socket.gethostname()}_{os.getpid()}"
+        home = namespace or namespace_of(argparse.Namespace(namespace=None))
+        election = Election(client, home, LEASE, me, time.monotonic, time.time)  # noqa: TID251
+        operator.may_act = election.holds
+        server = await _serve_metrics(args, operator, election)
+        try:
+            with stopping_signals(stop.set):
+                await _until(stop, operator.run(), election.run())
+        finally:
+            await server.cleanup()
+            await client.close()
+    return 0
+
+
+async def _until(stop: asyncio.Event, *work: Any) -> None:
+    """Run everything until one fails or a stop is asked for; the Lease is given away."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(each) for each in work]
+        await stop.wait()
+        for task in tasks:
+            task.cancel()
+
+
+async def _serve_metrics(args: argparse.Namespace, operator: Any, election: Any) -> Any:
+    from aiohttp import web
+
+    from baton.output import announce_ready
+
+    async def metrics(_: web.Request) -> web.Response:
+        told = {f"baton_operator_{name}_total": value for name, value in operator.counted().items()}
+        told["baton_operator_leading"] = int(election.holds())
+        text = "".join(
+            f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n{name} {value}\n"
+            for name, value in told.items()
+        )
+        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", metrics), web.get("/health", health)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, args.host, args.port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise UsageError(f"--port {args.port}: {error.strerror or error}; choose another, or 0") from error
+    announce_ready("operator", f"http://{args.host}:{runner.addresses[0][1]}", as_json=args.json)
+    return runner

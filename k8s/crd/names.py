@@ -1,0 +1,68 @@
+"""Names that stand in Kubernetes' API: the group, labels, conditions, the field manager. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+GROUP: Final = "serving.baton.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+CLUSTER: Final = "BatonCluster"
+POOL: Final = "BatonPool"
+
+FIELD_MANAGER: Final = "baton-operator"
+
+READY_GATE: Final = f"{GROUP}/serving"
+"""The pod condition that the operator sets: the instance is proven and known to every Ready router."""
+
+LABEL_CLUSTER: Final = f"{GROUP}/cluster"
+LABEL_PART: Final = f"{GROUP}/part"
+"""``router``, ``registry``, ``instance``, ``network`` …: what a child is for."""
+LABEL_MODEL: Final = f"{GROUP}/model"
+LABEL_POOL: Final = f"{GROUP}/pool"
+LABEL_ROLE: Final = f"{GROUP}/role"
+LABEL_GPU: Final = f"{GROUP}/gpu"
+LABEL_REVISION: Final = f"{GROUP}/revision"
+LABEL_FAMILY: Final = f"{GROUP}/family"
+"""Instances hand over to each other within one family only: the same model, image and KV-cache format."""
+LABEL_COUNT: Final = f"{GROUP}/count"
+"""On a pool's disruption budget: the size it had last, for an operator that starts anew."""
+LABEL_DRAINING: Final = f"{GROUP}/draining-since"
+LABEL_PARKED: Final = f"{GROUP}/parked"
+LABEL_MANAGED: Final = "app.kubernetes.io/managed-by"
+APPLIED: Final = f"{GROUP}/applied"
+"""Annotation of a child: the digest of the manifest that the operator applied last."""
+
+CONDITIONS: Final = ("Available", "Progressing", "Degraded", "Scaling", "Paused")
+
+WORKLOAD_CHARS_MAX: Final = 46
+"""Of a Deployment's name: its pods' names add up to 17 characters and stay a label of at most 63 (RFC 1123)."""
+
+NAME_CHARS_MAX: Final = 63
+"""Of every name and label value (RFC 1123 label)."""
+
+
+def digest(text: str, length: int = 10) -> str:
+    """A short name for a text: hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def short(name: str, limit: int = NAME_CHARS_MAX) -> str:
+    """`name` as an RFC 1123 label of at most `limit` characters; what is cut off is told apart by a digest."""
+    clean = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "x"
+    if len(clean) <= limit and clean == name:
+        return clean
+    if len(clean) <= limit and clean == name.lower():
+        return clean
+    mark = digest(name, 8)
+    return f"{clean[: limit - len(mark) - 1].rstrip('-')}-{mark}"
+
+
+def label_value(text: str) -> str:
+    """`text` as a label's value: at most 63 of ``A-Za-z0-9._-``, letters or digits at both ends."""
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")
+    if clean == text and len(clean) <= NAME_CHARS_MAX:
+        return clean
+    return f"{clean[: NAME_CHARS_MAX - 9].rstrip('-._')}-{digest(text, 8)}" if clean else digest(text, 8)

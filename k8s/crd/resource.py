@@ -1,0 +1,169 @@
+"""A `BatonCluster` read: its cluster file, its section `kubernetes`, and everything that is wrong with both. Pure.
+
+The mapping between the two: the `spec` without `kubernetes` *is* the cluster file and is read by the same code. Files
+that it names are keys of one Secret (``keys/acme`` is the key ``keys.acme``), mounted below the cluster file as the
+names say. Addresses and ports are Kubernetes' business: they are ignored with a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cluster.spec import Problem, Severity, Spec
+from cluster.spec.parse import parse_value
+from cluster.spec.plan import stems
+from cluster.spec.problems import nearest, quoted
+from cluster.spec.reader import Reader
+from cluster.spec.rules import FloorOf
+from cluster.spec.tree import Malformed, Table, tree_of
+from k8s.crd.names import short
+from k8s.crd.settings import Kubernetes
+
+IGNORED: Final = {
+    "host": "pods listen on their own addresses, and the Service is the address of clients",
+    "port": "clients reach the Service on port 8000",
+    "admin_host": "pods listen on their own addresses",
+    "admin_port": "the admin side is on port 8001",
+}
+"""Settings of `router` that Kubernetes decides."""
+
+_SECRET_KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """One `BatonCluster` as the operator works with it."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    deleting: bool
+    spec: Spec | None
+    """None where there is an error."""
+    kubernetes: Kubernetes
+    problems: tuple[Problem, ...]
+    file: Mapping[str, Any]
+    """The cluster file: the `spec` without `kubernetes`."""
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """What keeps it from being followed."""
+        return tuple(each for each in self.problems if each.severity is Severity.ERROR)
+
+    @property
+    def files_secret(self) -> str:
+        """The Secret that holds the files."""
+        return self.kubernetes.files_secret or short(f"{self.name}-files")
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Every file that the spec names, by its key in the Secret."""
+        return {secret_key(path): path for _, path in files_of(self.spec)} if self.spec else {}
+
+
+def cluster_file(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The cluster file in the `spec` of a resource."""
+    return {name: value for name, value in spec.items() if name != "kubernetes"}
+
+
+def secret_key(path: str) -> str:
+    """The key of a Secret for a file: ``keys/acme`` -> ``keys.acme``."""
+    return path.removeprefix("./").replace("/", ".")
+
+
+def files_of(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Every file that a cluster names: its field, and its path."""
+    for name in spec.tenants:
+        yield f"tenants.{name}.key_file", spec.key_file(name)
+    for section, names in (
+        ("registry", ("password_file", "ca_file")),
+        ("router", ("admin_key_file", "tls_cert_file", "tls_key_file")),
+    ):
+        for name in names:
+            path = getattr(getattr(spec, section), name)
+            if path is not None:
+                yield f"{section}.{name}", path
+
+
+def read_resource(resource: Mapping[str, Any], *, floor_of: FloorOf | None = None) -> Resource:
+    """Read a `BatonCluster`. Never raises, whatever stands in it: problems are collected."""
+    metadata = resource.get("metadata") or {}
+    said = resource.get("spec")
+    spec_value = said if isinstance(said, Mapping) else {}
+    name = str(metadata.get("name") or "")
+    where = f"{str(resource.get('kind') or 'BatonCluster').lower()}/{name}"
+    file = cluster_file(spec_value)
+    parsed = parse_value(file, where, floor_of=floor_of)
+    kubernetes, problems = _section(spec_value.get("kubernetes"), where)
+    told = [*parsed.problems, *problems]
+    if parsed.spec is not None:
+        told += _ignored(file, where)
+        told += _files(parsed.spec, where)
+        told += _unknown_pools(parsed.spec, kubernetes, where)
+    broken = parsed.spec is None or any(each.severity is Severity.ERROR for each in told)
+    return Resource(
+        name=name,
+        namespace=str(metadata.get("namespace") or "default"),
+        uid=str(metadata.get("uid") or ""),
+        generation=int(metadata.get("generation") or 0),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        spec=None if broken else parsed.spec,
+        kubernetes=kubernetes,
+        problems=tuple(told),
+        file=file,
+    )
+
+
+def _section(value: object, where: str) -> tuple[Kubernetes, list[Problem]]:
+    reader = Reader(where)
+    if value is None:
+        return Kubernetes(), []
+    try:
+        node = tree_of(value)
+    except Malformed as fault:
+        return Kubernetes(), [_problem(where, "kubernetes", fault.message, fault.fix)]
+    reader.read(Table(node.mark))  # the place above all others; what it says of a cluster file is not asked
+    reader.problems.clear()
+    section = reader.section(Kubernetes, node, ("kubernetes",))
+    return section, reader.problems
+
+
+def _problem(
+    where: str, field: str, message: str, fix: str, value: str = "", severity: Severity = Severity.ERROR
+) -> Problem:
+    return Problem(file=where, line=1, column=1, field=field, value=value, message=message, fix=fix, severity=severity)
+
+
+def _ignored(file: Mapping[str, Any], where: str) -> Iterator[Problem]:
+    router = file.get("router") or {}
+    for name, because in IGNORED.items():
+        if name in router:
+            value, message = str(router[name]), f"has no effect on Kubernetes: {because}"
+            yield _problem(where, f"router.{name}", message, "leave it out", value, Severity.WARNING)
+
+
+def _files(spec: Spec, where: str) -> Iterator[Problem]:
+    """Files that cannot lie in a Secret, and two that would be one key of it."""
+    keys: dict[str, str] = {}
+    for field, path in files_of(spec):
+        parts = path.removeprefix("./").split("/")
+        key = secret_key(path)
+        if path.startswith(("/", "~")) or ".." in parts or not _SECRET_KEY.fullmatch(key):
+            fix = "write a relative path of letters, digits, `-`, `_` and `.`, such as `keys/acme`"
+            yield _problem(where, field, "is outside the Secret that holds the files", fix, path)
+        elif keys.setdefault(key, path) != path:
+            message = f"is one key of the Secret with `{keys[key]}`: `{key}`"
+            yield _problem(where, field, message, "give one of the two another name", path)
+
+
+def _unknown_pools(spec: Spec, kubernetes: Kubernetes, where: str) -> Iterator[Problem]:
+    known = stems(spec)
+    for name in kubernetes.pools:
+        if name not in known:
+            near = nearest(name, known)
+            fix = f"did you mean `{near}`?" if near else f"write one of {quoted(known)}"
+            yield _problem(where, f"kubernetes.pools.{name}", "is no pool of this cluster", fix)

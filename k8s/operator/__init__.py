@@ -1,0 +1,1 @@
+"""The operator: watches resources, carries out plans, tells what it did. Shells."""

@@ -1,0 +1,101 @@
+"""One look at an API server, for `baton k8s`: a cluster as it is, and what the operator lacks. A shell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from k8s.crd import crds
+from k8s.crd.names import API_VERSION, LABEL_CLUSTER, LABEL_PART, label_value
+from k8s.operator.client import ApiAway, ApiFailed, Client
+from k8s.operator.controller import OPTIONAL, WATCHED
+from k8s.plan import Observed
+from k8s.plan.rights import RIGHTS
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    what: str
+    good: bool
+    detail: str
+    optional: bool = False
+
+
+async def observed_now(
+    client: Client, namespace: str, name: str
+) -> tuple[dict[str, Any] | None, Observed, frozenset[str], float]:
+    """A cluster's resource, its children, the kinds that are known, and the time."""
+    live = await client.get(API_VERSION, "BatonCluster", namespace, name)
+    kinds = await client.kinds(tuple(OPTIONAL.values()))
+    selector = f"{LABEL_CLUSTER}={label_value(name)}"
+    objects: list[dict[str, Any]] = []
+    pods: list[dict[str, Any]] = []
+    wanted = (*WATCHED, *((OPTIONAL[kind], kind) for kind in sorted(kinds & OPTIONAL.keys())))
+    for api_version, kind in wanted:
+        said = await client.list(api_version, kind, namespace, selector)
+        items = [{"apiVersion": api_version, "kind": kind, **each} for each in said.get("items") or ()]
+        (pods if kind == "Pod" else objects).extend(items)
+    ours = [each for each in pods if each["metadata"].get("labels", {}).get(LABEL_PART) == "instance"]
+    now = time.time()  # noqa: TID251 - drains are marked in Unix time
+    return live, Observed(objects=tuple(objects), pods=tuple(ours)), kinds, now
+
+
+async def checks(client: Client, namespace: str) -> AsyncIterator[Check]:
+    """Everything that the operator needs, and what it can use."""
+    try:
+        version = await client.request("GET", "/version")
+        yield Check("API server", good=True, detail=str(version.get("gitVersion", "answers")))
+    except (ApiFailed, ApiAway) as error:
+        yield Check("API server", good=False, detail=f"{error}; check --kubeconfig")
+        return
+    for crd in crds():
+        yield await _definition(client, crd)
+    for (group, resource), verbs in sorted(RIGHTS.items()):
+        if group not in {api.partition("/")[0] for api in OPTIONAL.values()}:
+            yield await _right(client, namespace, group, resource, verbs)
+    kinds = await client.kinds(tuple(OPTIONAL.values()))
+    for kind in OPTIONAL:
+        detail = "known" if kind in kinds else "not installed; only needed where a resource asks for it"
+        yield Check(kind, good=kind in kinds, detail=detail, optional=True)
+
+
+async def _definition(client: Client, crd: dict[str, Any]) -> Check:
+    name = crd["metadata"]["name"]
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+    try:
+        live = await client.request("GET", path)
+    except ApiFailed as refusal:
+        fix = "kubectl apply --server-side -f k8s/manifests/crds"
+        return Check(name, good=False, detail=f"{refusal}; {fix}")
+    wanted = crd["spec"]["versions"][0]
+    served = {each["name"]: each for each in live.get("spec", {}).get("versions", ())}
+    lacks = _spec_fields(wanted) - _spec_fields(served.get(wanted["name"], {}))
+    names = ", ".join(sorted(lacks))
+    detail = f"lacks {names}: an older definition; apply k8s/manifests/crds" if lacks else f"serves {', '.join(served)}"
+    return Check(name, good=not lacks, detail=detail)
+
+
+def _spec_fields(version: dict[str, Any]) -> set[str]:
+    schema = version.get("schema", {}).get("openAPIV3Schema", {})
+    return set(schema.get("properties", {}).get("spec", {}).get("properties", {}))
+
+
+async def _right(client: Client, namespace: str, group: str, resource: str, verbs: tuple[str, ...]) -> Check:
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    name, _, sub = resource.partition("/")
+    missing = []
+    for verb in verbs:
+        asked = {"namespace": namespace, "group": group, "resource": name, "subresource": sub, "verb": verb}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        try:
+            said = await client.request("POST", path, body={**body, "spec": {"resourceAttributes": asked}})
+        except ApiFailed as refusal:
+            return Check(f"may use {resource}", good=False, detail=str(refusal))
+        if not said.get("status", {}).get("allowed"):
+            missing.append(verb)
+    detail = f"may not {', '.join(missing)}: apply k8s/manifests/operator.yaml" if missing else ", ".join(verbs)
+    return Check(f"may use {resource}", good=not missing, detail=detail)

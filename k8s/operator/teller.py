@@ -1,0 +1,92 @@
+"""Status, events: what people and programs are told of a resource. A shell."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from k8s.crd.names import API_VERSION, FIELD_MANAGER
+from k8s.operator.client import ApiFailed, Client
+from k8s.operator.hands import Counters, shown
+from k8s.plan import Action, Desired, Observed, pool_status, status
+from k8s.plan.events import EventBudget
+from k8s.plan.merge import contains
+
+logger = logging.getLogger("baton.operator")
+
+Json = Mapping[str, Any]
+
+
+class Teller:
+    """What the operator says."""
+
+    def __init__(
+        self, client: Client, wall: Callable[[], float], put: Callable[[Json], None], counters: Counters
+    ) -> None:
+        """`put` takes objects as the server has answered them."""
+        self._client: Final = client
+        self._wall: Final = wall
+        self._put: Final = put
+        self._counters: Final = counters
+        self._budget: Final = EventBudget()
+
+    async def tell(
+        self, thing: Json, pools: Sequence[Json], desired: Desired, observed: Observed, actions: Sequence[Action]
+    ) -> None:
+        resource = desired.resource
+        last = thing.get("status") or {}
+        said = status(desired, observed, actions, self._wall(), last)
+        if _sorted(said) != _sorted(last):
+            await self._status("BatonCluster", thing, said)
+        for problem in resource.problems:
+            await self._event(thing, "Warning", "InvalidSpec" if resource.errors else "SpecWarning", str(problem))
+        for action in actions:
+            await self._event(thing, "Normal", type(action).__name__, f"{shown(action)}: {action.because}")
+        if resource.spec is None:
+            return
+        for pool in pools:
+            wanted = pool_status(desired, observed, pool["spec"]["pool"], pool["metadata"].get("generation", 0))
+            if not contains(pool.get("status", {}), wanted):
+                await self._status("BatonPool", pool, wanted)
+
+    async def _status(self, kind: str, thing: Json, said: Json) -> None:
+        metadata = {"name": thing["metadata"]["name"], "namespace": thing["metadata"]["namespace"]}
+        manifest = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "status": said}
+        try:
+            self._put(await self._client.apply(manifest, sub="status"))
+        except ApiFailed as refusal:
+            if refusal.status != 404:  # deleted meanwhile
+                raise
+
+    async def _event(self, thing: Json, kind: str, reason: str, message: str) -> None:
+        metadata = thing["metadata"]
+        now = self._wall()
+        if not self._budget.allows(metadata["uid"], reason, message, now):
+            return
+        self._counters.events += 1
+        stamp = datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        about = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{metadata['name'][:40]}.", "namespace": metadata["namespace"]},
+            "involvedObject": {"apiVersion": API_VERSION, "kind": "BatonCluster", **about},
+            "type": kind,
+            "reason": reason,
+            "message": message[:1024],
+            "source": {"component": FIELD_MANAGER},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
+        try:
+            await self._client.create(event)
+        except ApiFailed as refusal:
+            logger.info("an event was refused: %s", refusal)
+
+
+def _sorted(status: Json) -> Json:
+    """A status whose conditions are in one order: the server merges them by type, in an order of its own."""
+    return {**status, "conditions": sorted(status.get("conditions", ()), key=lambda each: str(each["type"]))}

@@ -1,0 +1,110 @@
+"""One kind of object, kept: listed, watched with bookmarks, listed again where the server asks for it. A shell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from k8s.operator.client import ApiAway, ApiFailed, Client
+
+logger = logging.getLogger("baton.operator")
+
+WAIT_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Between attempts to reach the API server, each once, the last one again and again."""
+
+Json = Mapping[str, Any]
+
+
+class Kept:
+    """All objects of one kind in a namespace (empty: in all), by namespace and name."""
+
+    def __init__(
+        self,
+        client: Client,
+        api_version: str,
+        kind: str,
+        namespace: str,
+        selector: str,
+        changed: Callable[[Json], None],
+    ) -> None:
+        """`changed` hears of every object that has come, changed or gone."""
+        self.objects: dict[tuple[str, str], Json] = {}
+        self.listed = asyncio.Event()
+        self.lists = 0
+        """How often the whole list was read."""
+        self.kind: Final = kind
+        self._of: Final = (api_version, kind, namespace)
+        self._selector: Final = selector
+        self._client: Final = client
+        self._changed: Final = changed
+        self._version = ""
+
+    async def run(self) -> None:
+        """List and watch until cancelled."""
+        tries = 0
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+                tries = 0
+            except ApiFailed as refusal:
+                gone = refusal.status == 410
+                self._version = ""
+                if not gone:
+                    logger.warning("cannot watch %s: %s", self.kind, refusal)
+                    await asyncio.sleep(WAIT_S[min(tries, len(WAIT_S) - 1)])
+                    tries += 1
+            except ApiAway as loss:
+                logger.info("lost the watch of %s: %s", self.kind, loss)
+                await asyncio.sleep(WAIT_S[min(tries, len(WAIT_S) - 1)])
+                tries += 1
+
+    async def _list(self) -> None:
+        """Everything anew: what is not in it any more has gone meanwhile."""
+        said = await self._client.list(*self._of, self._selector)
+        api_version, kind, _ = self._of
+        found: dict[tuple[str, str], Json] = {
+            _key(each): {"apiVersion": api_version, "kind": kind, **each} for each in said.get("items") or ()
+        }
+        before, self.objects = self.objects, found
+        self._version = str(said["metadata"]["resourceVersion"])
+        self.lists += 1
+        for key, each in found.items():
+            if before.get(key, {}).get("metadata", {}).get("resourceVersion") != each["metadata"]["resourceVersion"]:
+                self._changed(each)
+        for key in before.keys() - found.keys():
+            self._changed(before[key])
+        self.listed.set()
+
+    async def _watch(self) -> None:
+        async for event in self._client.watch(*self._of, self._version, self._selector):
+            thing = event["object"]
+            self._version = str(thing["metadata"]["resourceVersion"])
+            match event["type"]:
+                case "ADDED" | "MODIFIED":
+                    self.objects[_key(thing)] = thing
+                    self._changed(thing)
+                case "DELETED":
+                    self.objects.pop(_key(thing), None)
+                    self._changed(thing)
+
+    def put(self, thing: Json) -> None:
+        """An object as the server has answered it, before the watch tells it. An older one changes nothing."""
+        key = _key(thing)
+        if _newer(thing, self.objects.get(key)):
+            self.objects[key] = thing
+
+
+def _key(thing: Json) -> tuple[str, str]:
+    return str(thing["metadata"].get("namespace", "")), str(thing["metadata"]["name"])
+
+
+def _newer(thing: Json, known: Json | None) -> bool:
+    """Whether to take the server's answer: resource versions are compared as numbers, as Kubernetes 1.35 allows."""
+    if known is None:
+        return False  # gone meanwhile, or not yet told: the watch has the word
+    new, old = str(thing["metadata"]["resourceVersion"]), str(known["metadata"]["resourceVersion"])
+    return new.isdecimal() and old.isdecimal() and int(new) > int(old)

@@ -1,0 +1,295 @@
+"""Everything of a cluster but its instances: routers, registry, file, Services, policies. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import yaml
+
+from k8s.crd.names import LABEL_CLUSTER, LABEL_COUNT, LABEL_PART, LABEL_POOL, digest, label_value, short
+from k8s.crd.resource import IGNORED, Resource
+from k8s.plan.merge import patched
+from k8s.plan.pods import (
+    AGENT_PORT,
+    ENGINE_PORT,
+    FILES,
+    GRACE_S,
+    INTERNAL,
+    Images,
+    container_security,
+    field_env,
+    internal_secret,
+    labels,
+    owned,
+    pod_security,
+    registry_words,
+    stamped,
+    volumes,
+)
+
+ROUTER_PORT: Final = 8000
+ADMIN_PORT: Final = 8001
+REDIS_PORT: Final = 6379
+
+
+def children(resource: Resource, images: Images, sizes: Mapping[str, int]) -> tuple[dict[str, Any], ...]:
+    """Manifests of all children that are not instances, in the order in which they are applied.
+
+    `sizes`: instances wanted, by pool.
+    """
+    assert resource.spec is not None
+    made = [
+        _account(resource),
+        _file(resource),
+        *(_registry(resource, images) if resource.spec.registry.url is None else ()),
+        _router(resource, images),
+        *_services(resource),
+        *_budgets(resource, sizes),
+        *_policies(resource),
+        *_optional(resource),
+    ]
+    return tuple(stamped(each) for each in made)
+
+
+def selector(resource: Resource, part: str) -> dict[str, str]:
+    """Labels that choose the pods of one part."""
+    return {LABEL_CLUSTER: label_value(resource.name), LABEL_PART: part}
+
+
+def _account(resource: Resource) -> dict[str, Any]:
+    name = short(f"{resource.name}-engines")
+    return owned(resource, "v1", "ServiceAccount", name, "account", automountServiceAccountToken=False)
+
+
+ENGINES_ALONE: Final = frozenset({"min", "max", "start", "env", "engine_args"})
+"""Settings of a pool that routers do not read: a change of one restarts no router."""
+
+
+def file_text(resource: Resource) -> str:
+    """The cluster file that routers read: the resource's, without what Kubernetes decides and engines alone read."""
+    file: dict[str, Any] = dict(resource.file)
+    if "router" in file:
+        file["router"] = {key: value for key, value in (file["router"] or {}).items() if key not in IGNORED}
+    file["models"] = [_model_for_routers(each) for each in file["models"]]
+    text: str = yaml.safe_dump(file, sort_keys=True, allow_unicode=True)
+    return text
+
+
+def _model_for_routers(model: Mapping[str, Any]) -> dict[str, Any]:
+    if not model.get("pools"):
+        return dict(model)
+    pools = {
+        role: {key: value for key, value in (pool or {}).items() if key not in ENGINES_ALONE}
+        for role, pool in model["pools"].items()
+    }
+    return {**model, "pools": pools}
+
+
+def _file(resource: Resource) -> dict[str, Any]:
+    data = {"baton.yaml": file_text(resource)}
+    return owned(resource, "v1", "ConfigMap", short(f"{resource.name}-file"), "file", data=data)
+
+
+# -- routers --
+
+
+def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
+    assert resource.spec is not None
+    words = ["baton", "router", "--config", f"{FILES}/baton.yaml", "--host", "0.0.0.0"]  # noqa: S104 - a pod's own
+    words += ["--port", str(ROUTER_PORT), "--admin-host", "$(POD_IP)", "--admin-port", str(ADMIN_PORT), "--json"]
+    if resource.spec.router.admin_key_file is None:
+        words += ["--admin-key-file", f"{INTERNAL}/operator-key-digest"]
+    words += registry_words(resource, "baton-router")
+    _, mounts = volumes(resource)
+    ready = {"httpGet": {"path": "/health", "port": ROUTER_PORT}, "periodSeconds": 2, "timeoutSeconds": 2}
+    return {
+        "name": "router",
+        "image": resource.kubernetes.router_image or images.router,
+        "command": words,
+        "env": [
+            field_env("POD_IP", "status.podIP"),
+            {"name": "XDG_STATE_HOME", "value": "/state"},
+            {"name": "HOME", "value": "/state"},
+        ],
+        "ports": [
+            {"name": "http", "containerPort": ROUTER_PORT},
+            {"name": "admin", "containerPort": ADMIN_PORT},
+        ],
+        "volumeMounts": mounts,
+        "securityContext": container_security(),
+        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "readinessProbe": ready,
+        "livenessProbe": {**ready, "periodSeconds": 10, "failureThreshold": 6},
+        "startupProbe": _router_started(resource.kubernetes.start_s),
+        "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
+    }
+
+
+def _router_started(start_s: float) -> dict[str, Any]:
+    """A router joins when it knows a whole fleet, so that a new one refuses nothing an old one would serve; and it
+    stays, because while one role is replaced the other serves whole requests.
+    """
+    probe = {"httpGet": {"path": "/ready", "port": ROUTER_PORT}, "periodSeconds": 2, "timeoutSeconds": 2}
+    return {**probe, "failureThreshold": math.ceil(start_s / 2)}
+
+
+def _router(resource: Resource, images: Images) -> dict[str, Any]:
+    assert resource.spec is not None
+    chosen = selector(resource, "router")
+    given, _ = volumes(resource)
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": chosen},
+    }
+    pod = {
+        "metadata": {
+            "labels": labels(resource, "router"),
+            "annotations": {"serving.baton.dev/file": digest(file_text(resource))},
+        },
+        "spec": {
+            "serviceAccountName": short(f"{resource.name}-engines"),
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": math.ceil(resource.spec.limits.drain_s) + GRACE_S,
+            "securityContext": pod_security(),
+            "topologySpreadConstraints": [spread],
+            "containers": [_router_container(resource, images)],
+            "volumes": given,
+        },
+    }
+    body = {
+        "replicas": resource.kubernetes.routers,
+        "selector": {"matchLabels": chosen},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": patched(pod, resource.kubernetes.router_template),
+    }
+    return owned(resource, "apps/v1", "Deployment", short(f"{resource.name}-router", 46), "router", spec=body)
+
+
+def _services(resource: Resource) -> Iterator[dict[str, Any]]:
+    chosen = selector(resource, "router")
+    port = {"name": "http", "port": ROUTER_PORT, "targetPort": "http", "protocol": "TCP"}
+    body = {"selector": chosen, "ports": [port], "type": "ClusterIP"}
+    yield owned(resource, "v1", "Service", short(resource.name), "router", spec=body)
+
+
+# -- registry --
+
+
+def _registry(resource: Resource, images: Images) -> Iterator[dict[str, Any]]:
+    name, chosen = short(f"{resource.name}-registry", 46), selector(resource, "registry")
+    image = resource.kubernetes.redis_image or images.redis
+    command = ["redis-server", "--port", str(REDIS_PORT), "--aclfile", f"{INTERNAL}/users.acl", "--save", ""]
+    probe = {"tcpSocket": {"port": REDIS_PORT}, "periodSeconds": 5, "timeoutSeconds": 2}
+    container = {
+        "name": "redis",
+        "image": image,
+        "command": [*command, "--appendonly", "no", "--dir", "/state"],
+        "ports": [{"name": "redis", "containerPort": REDIS_PORT}],
+        "volumeMounts": [
+            {"name": "internal", "mountPath": INTERNAL, "readOnly": True},
+            {"name": "state", "mountPath": "/state"},
+        ],
+        "securityContext": container_security(),
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        "readinessProbe": probe,
+        "livenessProbe": {**probe, "failureThreshold": 6},
+    }
+    items = [{"key": "users.acl", "path": "users.acl"}]
+    secret = {"secretName": internal_secret(resource), "items": items, "defaultMode": 0o440}
+    pod = {
+        "metadata": {"labels": labels(resource, "registry")},
+        "spec": {
+            "serviceAccountName": short(f"{resource.name}-engines"),
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": pod_security(),
+            "containers": [container],
+            "volumes": [{"name": "internal", "secret": secret}, {"name": "state", "emptyDir": {}}],
+        },
+    }
+    strategy = {"type": "Recreate"}
+    body = {"replicas": 1, "selector": {"matchLabels": chosen}, "strategy": strategy, "template": pod}
+    yield owned(resource, "apps/v1", "Deployment", name, "registry", spec=body)
+    port = {"name": "redis", "port": REDIS_PORT, "targetPort": "redis", "protocol": "TCP"}
+    service = {"selector": chosen, "ports": [port], "type": "ClusterIP"}
+    yield owned(resource, "v1", "Service", short(f"{resource.name}-registry"), "registry", spec=service)
+
+
+# -- disruption, network --
+
+
+def budget_name(cluster: str, stem: str) -> str:
+    """Name of a pool's disruption budget."""
+    return short(f"{cluster}-{stem}")
+
+
+def _budgets(resource: Resource, sizes: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    routers = {"maxUnavailable": 1, "selector": {"matchLabels": selector(resource, "router")}}
+    yield owned(resource, "policy/v1", "PodDisruptionBudget", short(f"{resource.name}-router"), "router", spec=routers)
+    for stem, size in sizes.items():
+        chosen = {**selector(resource, "instance"), LABEL_POOL: stem}
+        body = {"maxUnavailable": 1, "selector": {"matchLabels": chosen}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+        name = budget_name(resource.name, stem)
+        made = owned(resource, "policy/v1", "PodDisruptionBudget", name, "budget", spec=body)
+        made["metadata"]["labels"][LABEL_COUNT] = str(size)
+        yield made
+
+
+def _from(resource: Resource, *parts: str) -> list[dict[str, Any]]:
+    return [{"podSelector": {"matchLabels": selector(resource, part)}} for part in parts]
+
+
+_OPERATOR: Final = {
+    "namespaceSelector": {},
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "baton-operator"}},
+}
+
+
+def _tcp(*ports: int) -> list[dict[str, Any]]:
+    return [{"protocol": "TCP", "port": port} for port in ports]
+
+
+def _policies(resource: Resource) -> Iterator[dict[str, Any]]:
+    """Who may reach whom: the registry and engines only programs of the cluster, and the operator."""
+    assert resource.spec is not None
+    inside = _from(resource, "router", "instance")
+    rules: dict[str, list[dict[str, Any]]] = {
+        "instance": [
+            {"from": inside},
+            {"from": [_OPERATOR], "ports": _tcp(AGENT_PORT, ENGINE_PORT)},
+        ],
+        "router": [
+            {"ports": _tcp(ROUTER_PORT)},
+            {"from": [*_from(resource, "router"), _OPERATOR], "ports": _tcp(ADMIN_PORT)},
+        ],
+    }
+    if resource.spec.registry.url is None:
+        rules["registry"] = [{"from": [*inside, _OPERATOR], "ports": _tcp(REDIS_PORT)}]
+    for part, ingress in rules.items():
+        chosen = {"matchLabels": selector(resource, part)}
+        body = {"podSelector": chosen, "policyTypes": ["Ingress"], "ingress": ingress}
+        name = short(f"{resource.name}-{part}")
+        yield owned(resource, "networking.k8s.io/v1", "NetworkPolicy", name, "network", spec=body)
+
+
+# -- what other operators act upon --
+
+
+def _optional(resource: Resource) -> Iterator[dict[str, Any]]:
+    settings = resource.kubernetes
+    if settings.pod_monitor:
+        wanted = {"matchLabels": {LABEL_CLUSTER: label_value(resource.name)}}
+        points = [{"port": "admin", "path": "/metrics"}, {"port": "agent", "path": "/metrics"}]
+        body: dict[str, Any] = {"selector": wanted, "podMetricsEndpoints": points}
+        yield owned(resource, "monitoring.coreos.com/v1", "PodMonitor", short(resource.name), "monitor", spec=body)
+    if settings.http_route:
+        backend = {"name": short(resource.name), "port": ROUTER_PORT}
+        body = {"parentRefs": [{"name": settings.http_route.gateway}], "rules": [{"backendRefs": [backend]}]}
+        if settings.http_route.hostnames:
+            body["hostnames"] = list(settings.http_route.hostnames)
+        yield owned(resource, "gateway.networking.k8s.io/v1", "HTTPRoute", short(resource.name), "route", spec=body)

@@ -1,0 +1,56 @@
+"""Objects compared and patched: a pod template's patch, and whether a live object still is what was applied. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+MERGE_KEYS: Final = ("name", "mountPath", "containerPort", "key", "ip", "topologyKey")
+"""How Kubernetes tells the entries of its lists apart, as far as pods have such lists."""
+
+
+def _keyed(items: list[Any]) -> str | None:
+    """The merge key of a list of mappings; None for lists that are replaced whole."""
+    if not items or not all(isinstance(each, Mapping) for each in items):
+        return None
+    return next((key for key in MERGE_KEYS if all(key in each for each in items)), None)
+
+
+def patched(base: Any, patch: Any) -> Any:
+    """`patch` merged into `base` as Kubernetes' strategic merge does with pods: mappings by key, named lists by name.
+
+    A null takes a key away.
+    """
+    if isinstance(base, Mapping) and isinstance(patch, Mapping):
+        merged = {key: value for key, value in base.items() if key not in patch or patch[key] is not None}
+        for key, value in patch.items():
+            if value is not None:
+                merged[key] = patched(base.get(key), value)
+        return merged
+    if isinstance(base, list) and isinstance(patch, list | tuple):
+        items = list(patch)
+        key = _keyed([*base, *items])
+        if key is None:
+            return [*base, *(each for each in items if each not in base)] if items else []
+        by_key = {each[key]: each for each in base}
+        for each in items:
+            by_key[each[key]] = patched(by_key.get(each[key]), each)
+        return list(by_key.values())
+    return patch
+
+
+def contains(live: Any, wanted: Any) -> bool:
+    """Whether a live object still has everything that was applied; what others have added does not matter."""
+    if isinstance(wanted, Mapping):
+        return isinstance(live, Mapping) and all(
+            key in live and contains(live[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        if not isinstance(live, list):
+            return False
+        key = _keyed(wanted)
+        if key is None or _keyed(live) is None:
+            return len(live) == len(wanted) and all(contains(a, b) for a, b in zip(live, wanted, strict=True))
+        by_key = {each.get(key): each for each in live}
+        return all(each[key] in by_key and contains(by_key[each[key]], each) for each in wanted)
+    return bool(live == wanted)

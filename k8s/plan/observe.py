@@ -1,0 +1,142 @@
+"""Live objects read: instances from their workloads and pods, and what is ours at all. Pure.
+
+Everything is told by labels of children and by what the API server says of pods; a plan keeps no state of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from cluster.instance import Role
+from k8s.crd.names import (
+    FIELD_MANAGER,
+    LABEL_DRAINING,
+    LABEL_FAMILY,
+    LABEL_GPU,
+    LABEL_MANAGED,
+    LABEL_MODEL,
+    LABEL_PARKED,
+    LABEL_PART,
+    LABEL_POOL,
+    LABEL_REVISION,
+    LABEL_ROLE,
+    READY_GATE,
+)
+from k8s.plan.readiness import Known
+from k8s.plan.values import Instance
+
+INSTANCE: Final = "serving.baton.dev/instance"
+WORKLOADS: Final = ("Deployment", "LeaderWorkerSet")
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What is there now."""
+
+    objects: tuple[Json, ...] = ()
+    """Live objects that carry the cluster's label, or one of the names that it wants."""
+    pods: tuple[Json, ...] = ()
+    drained: frozenset[str] = frozenset()
+    """Instances whose agents have no stream and no hold left."""
+    known: Known = field(default_factory=Known)
+    external: Mapping[str, int] = field(default_factory=dict)
+    """Replicas by pool, of BatonPools."""
+    advised: Mapping[str, int] = field(default_factory=dict)
+    """Replicas by pool, of the goodput controller."""
+
+
+def is_ours(thing: Json, uid: str) -> bool:
+    """Whether an object is a child of the resource with this UID, and made by this operator."""
+    metadata = thing.get("metadata", {})
+    if metadata.get("labels", {}).get(LABEL_MANAGED) != FIELD_MANAGER:
+        return False
+    return any(each.get("uid") == uid and each.get("controller") for each in metadata.get("ownerReferences", ()))
+
+
+def unix(text: object) -> float | None:
+    """A time of the API server (RFC 3339) in seconds; None for what is none."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None
+
+
+def condition(thing: Json, kind: str) -> Json:
+    """One of an object's conditions; empty where it has none of that type."""
+    found = thing.get("status", {}).get("conditions") or ()
+    return next((each for each in found if each.get("type") == kind), {})
+
+
+def is_true(thing: Json, kind: str) -> bool:
+    """Whether a condition is True."""
+    return condition(thing, kind).get("status") == "True"
+
+
+def pods_by_instance(pods: tuple[Json, ...]) -> dict[str, Json]:
+    """Of each instance the pod that matters: one that lives, the youngest of several; of a group its leader."""
+    best: dict[str, Json] = {}
+    for pod in pods:
+        name = pod["metadata"].get("labels", {}).get(INSTANCE)
+        index = pod["metadata"].get("labels", {}).get("leaderworkerset.sigs.k8s.io/worker-index", "0")
+        if name and index == "0" and (name not in best or _rank(pod) > _rank(best[name])):
+            best[name] = pod
+    return best
+
+
+def _rank(pod: Json) -> tuple[bool, bool, str]:
+    metadata = pod["metadata"]
+    ended = pod.get("status", {}).get("phase") in {"Failed", "Succeeded"}
+    return not metadata.get("deletionTimestamp"), not ended, str(metadata.get("creationTimestamp", ""))
+
+
+def instances(observed: Observed, uid: str) -> Iterator[Instance]:
+    """Every instance there is a workload of."""
+    pods = pods_by_instance(observed.pods)
+    for thing in observed.objects:
+        labels = thing["metadata"].get("labels", {})
+        if thing["kind"] in WORKLOADS and labels.get(LABEL_PART) == "instance" and is_ours(thing, uid):
+            yield _instance(thing, labels, pods.get(thing["metadata"]["name"]), observed)
+
+
+def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed: Observed) -> Instance:
+    name = thing["metadata"]["name"]
+    gpu, _, gpus = labels.get(LABEL_GPU, "any.1").rpartition(".")
+    scheduled = pod is not None and bool(pod.get("spec", {}).get("nodeName"))
+    live = scheduled and pod is not None and not pod["metadata"].get("deletionTimestamp")
+    statuses = (pod or {}).get("status", {}).get("containerStatuses") or ()
+    unplaced = condition(pod, "PodScheduled") if pod is not None else {}
+    waiting = unplaced.get("status") == "False" and unplaced.get("reason") == "Unschedulable"
+    return Instance(
+        name=name,
+        model=labels.get(LABEL_MODEL, ""),
+        pool=labels.get(LABEL_POOL, ""),
+        role=Role(labels.get(LABEL_ROLE, "both")),
+        revision=labels.get(LABEL_REVISION, ""),
+        family=labels.get(LABEL_FAMILY, ""),
+        gpu="" if gpu == "any" else gpu,
+        gpus=int(gpus) if gpus.isdecimal() else 1,
+        parked=LABEL_PARKED in labels,
+        scheduled=scheduled,
+        unschedulable_since=(unix(unplaced.get("lastTransitionTime")) or 0.0) if waiting and not scheduled else None,
+        started=live and bool(statuses) and all(each.get("started") for each in statuses),
+        healthy=live and pod is not None and is_true(pod, "ContainersReady"),
+        ready=live and pod is not None and is_true(pod, "Ready"),
+        draining_since=_since(labels),
+        drained=name in observed.drained,
+        deleting=bool(thing["metadata"].get("deletionTimestamp")),
+    )
+
+
+def _since(labels: Mapping[str, str]) -> float | None:
+    text = labels.get(LABEL_DRAINING, "")
+    return float(text) if text.isdecimal() else None
+
+
+def gate_of(pod: Json) -> bool:
+    """Whether a pod's readiness gate is open."""
+    return is_true(pod, READY_GATE)

@@ -1,0 +1,297 @@
+"""`plan(desired, observed, limits, now) -> actions`: everything to do now for one cluster. Pure, level-driven."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.instance import Role
+from cluster.spec.plan import stems
+from cluster.spec.settings import Model, Pool
+from k8s.crd.names import APPLIED, LABEL_COUNT, LABEL_PART, digest
+from k8s.crd.resource import Resource
+from k8s.plan.children import budget_name, children
+from k8s.plan.fleet import moves
+from k8s.plan.merge import contains
+from k8s.plan.observe import Observed, gate_of, instances, is_ours, pods_by_instance
+from k8s.plan.pods import Images, family_of, internal_secret, nodes_of, revision_of, template, workload
+from k8s.plan.readiness import gate
+from k8s.plan.values import (
+    Action,
+    Admit,
+    Apply,
+    Delete,
+    Drain,
+    Generate,
+    Instance,
+    Limits,
+    Move,
+    Remove,
+    Start,
+    WantedModel,
+    WantedPool,
+)
+
+Json = Mapping[str, Any]
+Key = tuple[str, str]
+"""Kind and name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """A resource, and what the operator adds to it."""
+
+    resource: Resource
+    images: Images
+    kinds: frozenset[str] = frozenset({"LeaderWorkerSet", "PodMonitor", "HTTPRoute"})
+    """Kinds of other operators that the API server knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Desired and observed, brought together: what plan and status are both made from."""
+
+    models: tuple[WantedModel, ...]
+    instances: tuple[Instance, ...]
+    pools: Mapping[str, tuple[Model, Role, Pool]]
+    live: Mapping[Key, Json]
+    foreign: tuple[Key, ...] = ()
+    """Objects of names that are wanted, and that are not ours."""
+    missing_kinds: tuple[str, ...] = ()
+    scaled: Mapping[str, str] = field(default_factory=dict)
+    """Who decides a pool's size, by pool: ``BatonPool``, ``controller``, or nothing."""
+
+
+def look(desired: Desired, observed: Observed) -> Look:
+    """Read both sides. The resource has no errors."""
+    resource = desired.resource
+    assert resource.spec is not None
+    live = {(each["kind"], each["metadata"]["name"]): each for each in observed.objects}
+    there = tuple(instances(observed, resource.uid))
+    pools = stems(resource.spec)
+    by_model: dict[str, list[WantedPool]] = {}
+    for stem, (model, role, pool) in pools.items():
+        wanted = _wanted(desired, stem, model, role, pool, observed)
+        by_model.setdefault(digest(model.api_name), []).append(wanted)
+    models = tuple(WantedModel(key=key, pools=tuple(each)) for key, each in by_model.items())
+    sizes = sizes_of(models)
+    scaled = dict.fromkeys(observed.advised, "controller") | dict.fromkeys(observed.external, "BatonPool")
+    names = [_key(each) for each in children(resource, desired.images, sizes)]
+    return Look(
+        models=models,
+        instances=there,
+        pools=pools,
+        live=live,
+        foreign=tuple(key for key in names if key in live and not is_ours(live[key], resource.uid)),
+        missing_kinds=tuple(sorted(_missing(desired, pools))),
+        scaled={stem: who for stem, who in scaled.items() if stem in pools},
+    )
+
+
+def sizes_of(models: tuple[WantedModel, ...]) -> dict[str, int]:
+    """Instances wanted, by pool."""
+    return {pool.stem: pool.count for model in models for pool in model.pools}
+
+
+def _wanted(
+    desired: Desired,
+    stem: str,
+    model: Model,
+    role: Role,
+    pool: Pool,
+    observed: Observed,
+) -> WantedPool:
+    count, because = _count(desired.resource.name, stem, pool, observed)
+    return WantedPool(
+        stem=stem,
+        role=role,
+        count=count,
+        floor=min(pool.min, count),
+        revision=revision_of(template(desired.resource, stem, model, role, pool, desired.images)),
+        family=family_of(desired.resource, model, desired.images),
+        gpu=pool.gpu or "",
+        gpus=pool.shape.gpus,
+        because=because,
+    )
+
+
+def _count(cluster: str, stem: str, pool: Pool, observed: Observed) -> tuple[int, str]:
+    """How many instances, and what says so. Where nothing does: as many as before, within the bounds."""
+    if stem in observed.external:
+        said = observed.external[stem]
+        count = max(pool.min, said if pool.max is None else min(said, pool.at_most))
+        return count, f"the BatonPool says {said}" + ("" if count == said else f", within {pool.min} to {pool.at_most}")
+    if stem in observed.advised:
+        count = min(max(observed.advised[stem], pool.min), pool.at_most)
+        return count, f"the goodput controller says {observed.advised[stem]}"
+    if pool.max is None:  # nothing may resize it
+        return pool.at_start, f"the resource says {pool.at_start}"
+    noted = _noted(cluster, stem, observed)
+    if noted is not None:
+        return min(max(noted, pool.min), pool.at_most), "as many as before: nothing says otherwise"
+    return min(max(pool.at_start, pool.min), pool.at_most), f"starts with {pool.at_start}"
+
+
+def _noted(cluster: str, stem: str, observed: Observed) -> int | None:
+    """The size that the pool had last, by the label of its disruption budget, a child of ours."""
+    name = budget_name(cluster, stem)
+    for each in observed.objects:
+        if each["kind"] == "PodDisruptionBudget" and each["metadata"]["name"] == name:
+            text = each["metadata"].get("labels", {}).get(LABEL_COUNT, "")
+            return int(text) if text.isdecimal() else None
+    return None
+
+
+def _missing(desired: Desired, pools: Mapping[str, tuple[Model, Role, Pool]]) -> Iterator[str]:
+    settings = desired.resource.kubernetes
+    wanted = {
+        "LeaderWorkerSet": any(nodes_of(desired.resource, pool) > 1 for _, _, pool in pools.values()),
+        "PodMonitor": settings.pod_monitor,
+        "HTTPRoute": settings.http_route is not None,
+    }
+    yield from (kind for kind, is_wanted in wanted.items() if is_wanted and kind not in desired.kinds)
+
+
+def _key(manifest: Json) -> Key:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def limits_of(desired: Desired, observed: Observed) -> Limits:
+    """The limits that a resource itself says: times, and the GPUs of `hardware` that no instance has."""
+    settings, spec = desired.resource.kubernetes, desired.resource.spec
+    free = {name: each.count for name, each in spec.hardware.items() if each.count is not None} if spec else {}
+    for each in instances(observed, desired.resource.uid):
+        if each.gpu in free and each.holds_gpus:
+            free[each.gpu] -= each.gpus
+    return Limits(drain_s=settings.drain_s, gang_s=settings.gang_s, free_gpus=free)
+
+
+def plan(desired: Desired, observed: Observed, limits: Limits, now: float) -> tuple[Action, ...]:
+    """What to do now. Nothing for a resource that is paused, that has errors, or that is as it should be.
+
+    Args:
+        desired: the resource, read, and the operator's own settings.
+        observed: children, pods, and what agents and routers say.
+        limits: free GPUs and times.
+        now: Unix time, s.
+    """
+    resource = desired.resource
+    if resource.spec is None or resource.kubernetes.paused or resource.deleting:
+        return ()
+    seen = look(desired, observed)
+    return (
+        *_secrets(desired, seen),
+        *_children(desired, seen),
+        *_models(desired, seen, limits, now),
+        *_gone_models(seen, limits, now),
+        *_gates(observed, seen),
+    )
+
+
+def _secrets(desired: Desired, seen: Look) -> Iterator[Action]:
+    name = internal_secret(desired.resource)
+    if ("Secret", name) not in seen.live:
+        yield Generate(name, "the registry's passwords and the operator's key are not there")
+
+
+def _children(desired: Desired, seen: Look) -> Iterator[Action]:
+    wanted = {_key(each): each for each in children(desired.resource, desired.images, sizes_of(seen.models))}
+    for key, manifest in wanted.items():
+        if manifest["kind"] not in seen.missing_kinds and key not in seen.foreign:
+            yield from _repaired(manifest, seen.live.get(key))
+    keep = {*wanted, ("Secret", internal_secret(desired.resource))}
+    for key, thing in sorted(seen.live.items()):
+        part = thing["metadata"].get("labels", {}).get(LABEL_PART)
+        if key not in keep and part != "instance" and is_ours(thing, desired.resource.uid) and not _leaving(thing):
+            yield _deleted(thing, "nothing wants it any more")
+
+
+def _leaving(thing: Json) -> bool:
+    return bool(thing["metadata"].get("deletionTimestamp"))
+
+
+def _repaired(manifest: Json, live: Json | None) -> Iterator[Action]:
+    """Applied where it is missing, where something else is wanted now, or where a hand has changed it."""
+    if live is None:
+        yield Apply(manifest, "it is not there")
+    elif _leaving(live):
+        return
+    elif live["metadata"].get("annotations", {}).get(APPLIED) != manifest["metadata"]["annotations"][APPLIED]:
+        yield Apply(manifest, "something else is wanted now")
+    elif not contains(live, manifest):
+        yield Apply(manifest, "it is not as it was applied")
+
+
+def _deleted(thing: Json, because: str) -> Delete:
+    metadata = thing["metadata"]
+    return Delete(thing["apiVersion"], thing["kind"], metadata["name"], metadata.get("uid", ""), because)
+
+
+def _models(desired: Desired, seen: Look, limits: Limits, now: float) -> Iterator[Action]:
+    for model in seen.models:
+        present = [each for each in seen.instances if each.model == model.key]
+        for move in moves(desired.resource.name, model, present, limits, now):
+            yield from _carried(desired, seen, move)
+        yield from _current(desired, seen, model, present)
+
+
+def _carried(desired: Desired, seen: Look, move: Move) -> Iterator[Action]:
+    """A move as an action upon objects."""
+    if isinstance(move, Start):
+        model, role, pool = seen.pools[move.pool]
+        manifest = workload(
+            desired.resource, stem=move.pool, model=model, role=role, pool=pool, name=move.name, images=desired.images
+        )
+        if manifest["kind"] not in seen.missing_kinds:
+            yield Apply(manifest, move.because)
+    elif isinstance(move, Remove):
+        yield _deleted(_workload_of(seen, move.name), move.because)
+    else:
+        yield move
+
+
+def _workload_of(seen: Look, name: str) -> Json:
+    return next(
+        thing for key, thing in seen.live.items() if key[1] == name and key[0] in {"Deployment", "LeaderWorkerSet"}
+    )
+
+
+def _current(desired: Desired, seen: Look, model: WantedModel, present: list[Instance]) -> Iterator[Action]:
+    """Workloads of the wanted revision that a hand has changed."""
+    revisions = {pool.stem: pool.revision for pool in model.pools}
+    for each in present:
+        if not each.deleting and revisions.get(each.pool) == each.revision:
+            owner, role, pool = seen.pools[each.pool]
+            manifest = workload(
+                desired.resource,
+                stem=each.pool,
+                model=owner,
+                role=role,
+                pool=pool,
+                name=each.name,
+                images=desired.images,
+            )
+            yield from _repaired(manifest, seen.live.get(_key(manifest)))
+
+
+def _gone_models(seen: Look, limits: Limits, now: float) -> Iterator[Action]:
+    """Instances of models that the resource names no more."""
+    wanted = {model.key for model in seen.models}
+    gone = [each for each in seen.instances if each.model not in wanted]
+    for move in moves("", WantedModel(key="", pools=()), gone, limits, now):
+        if isinstance(move, Remove):
+            yield _deleted(_workload_of(seen, move.name), move.because)
+        elif isinstance(move, Drain):
+            yield Drain(move.name, "its model is gone from the resource")
+
+
+def _gates(observed: Observed, seen: Look) -> Iterator[Action]:
+    """Gates that may open. They close with the pod: what was proven stays so."""
+    pods = pods_by_instance(observed.pods)
+    for each in seen.instances:
+        pod = pods.get(each.name)
+        if pod is not None and not gate_of(pod) and not each.leaving:
+            may, because = gate(each, seen.instances, observed.known)
+            if may:
+                yield Admit(pod["metadata"]["name"], ready=True, because=because)

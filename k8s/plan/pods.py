@@ -1,0 +1,327 @@
+"""The pods of instances and their workload objects: a Deployment of one, or a LeaderWorkerSet over several nodes. Pure.
+
+GPU counts come from the pool's shape and are written down as a label; they are never parsed back from resources, which
+a pool's patch may express in another way (DRA claims). The "restricted" profile of Kubernetes' pod security standards
+holds for every container unless a patch says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cluster.instance import Role
+from cluster.spec import flags
+from cluster.spec.settings import Model, Pool
+from k8s.crd.names import (
+    APPLIED,
+    FIELD_MANAGER,
+    LABEL_CLUSTER,
+    LABEL_FAMILY,
+    LABEL_GPU,
+    LABEL_MANAGED,
+    LABEL_MODEL,
+    LABEL_PART,
+    LABEL_POOL,
+    LABEL_REVISION,
+    LABEL_ROLE,
+    READY_GATE,
+    digest,
+    label_value,
+    short,
+)
+from k8s.crd.resource import Resource
+from k8s.plan.merge import patched
+
+ENGINE_PORT: Final = 8100
+AGENT_PORT: Final = 8200
+SIDE_CHANNEL_PORT: Final = 5600
+FILES: Final = "/etc/baton"
+INTERNAL: Final = "/run/baton"
+GRACE_S: Final = 60
+"""Beyond the drain: what an engine needs to end after its last stream."""
+PROBE_S: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """What the operator was told to use where a resource names none."""
+
+    engine: str
+    router: str
+    redis: str
+
+
+def labels(resource: Resource, part: str) -> dict[str, str]:
+    """Labels of every object of one cluster."""
+    return {LABEL_MANAGED: FIELD_MANAGER, LABEL_CLUSTER: label_value(resource.name), LABEL_PART: part}
+
+
+def owned(resource: Resource, api_version: str, kind: str, name: str, part: str, **body: Any) -> dict[str, Any]:
+    """An object of the cluster: labelled, and deleted with it."""
+    owner = {
+        "apiVersion": "serving.baton.dev/v1alpha1",
+        "kind": "BatonCluster",
+        "name": resource.name,
+        "uid": resource.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    metadata = {
+        "name": name,
+        "namespace": resource.namespace,
+        "labels": labels(resource, part),
+        "ownerReferences": [owner],
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
+
+
+def stamped(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """With the digest of what is applied, so that a field that is no longer wanted is noticed, too."""
+    mark = digest(json.dumps(manifest, sort_keys=True))
+    annotations = {**manifest["metadata"].get("annotations", {}), APPLIED: mark}
+    return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+
+
+def container_security() -> dict[str, Any]:
+    """What the restricted profile asks of a container."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def pod_security() -> dict[str, Any]:
+    """What the restricted profile asks of a pod."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "fsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def internal_secret(resource: Resource) -> str:
+    """The Secret with what the operator makes itself: the registry's passwords, the operator's key."""
+    return short(f"{resource.name}-internal")
+
+
+def registry_url(resource: Resource, user: str) -> str:
+    """Where the fleet meets."""
+    assert resource.spec is not None
+    said = resource.spec.registry.url
+    if said is not None:
+        return said
+    return f"redis://{user}@{short(f'{resource.name}-registry')}.{resource.namespace}.svc:6379"
+
+
+def registry_words(resource: Resource, user: str) -> list[str]:
+    """The flags of an agent or a router that say where the fleet meets."""
+    assert resource.spec is not None
+    registry = resource.spec.registry
+    words = ["--registry", registry_url(resource, user), "--cluster", registry.cluster]
+    if registry.url is None:
+        return [*words, "--registry-password-file", f"{INTERNAL}/{user}-password"]
+    if registry.password_file:
+        words += ["--registry-password-file", f"{FILES}/{registry.password_file}"]
+    if registry.ca_file:
+        words += ["--registry-ca-file", f"{FILES}/{registry.ca_file}"]
+    return words
+
+
+def volumes(resource: Resource) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes of routers and engines, and where they are mounted: the file, the files it names, what we made."""
+    items = [{"key": key, "path": path.removeprefix("./")} for key, path in sorted(resource.files.items())]
+    sources: list[dict[str, Any]] = [{"configMap": {"name": short(f"{resource.name}-file")}}]
+    if items:
+        sources.append({"secret": {"name": resource.files_secret, "items": items}})
+    given: list[dict[str, Any]] = [
+        {"name": "files", "projected": {"sources": sources, "defaultMode": 0o440}},
+        {"name": "internal", "secret": {"secretName": internal_secret(resource), "defaultMode": 0o440}},
+        {"name": "state", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "files", "mountPath": FILES, "readOnly": True},
+        {"name": "internal", "mountPath": INTERNAL, "readOnly": True},
+        {"name": "state", "mountPath": "/state"},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - an emptyDir of the pod's own
+    ]
+    return given, mounts
+
+
+def field_env(name: str, path: str) -> dict[str, Any]:
+    """A variable from the pod itself."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _words(resource: Resource, model: Model, role: Role, pool: Pool, family: str) -> list[str]:
+    """The container's command line. The instance's name comes from a variable, so that the template has none in it."""
+    assert resource.spec is not None
+    settings = resource.kubernetes
+    transfer = resource.spec.transfer
+    words = ["baton", "engine", model.name, "--role", role.value, "--name", "$(BATON_INSTANCE)"]
+    words += ["--engine", settings.engine.value] if settings.engine.value != "vllm" else []
+    words += ["--host", "$(POD_IP)", "--port", str(ENGINE_PORT)]
+    words += ["--side-channel-port", str(SIDE_CHANNEL_PORT), "--agent-host", "$(POD_IP)"]
+    words += ["--agent-port", str(AGENT_PORT), "--admin-key-file", f"{INTERNAL}/operator-key-digest"]
+    words += ["--weights", family, "--node", "$(NODE_NAME)", "--drain-s", f"{settings.drain_s:g}"]
+    words += ["--start-timeout", f"{settings.start_s:g}", "--transfer", transfer.connector.value, "--json"]
+    words += ["--served-model-name", model.served_name] if model.served_name else []
+    words += ["--kv-lease", str(transfer.lease_s)] if transfer.lease_s else []
+    words += ["--digests"] if transfer.digests else []
+    words += ["--flips"] if pool.flips else []
+    for tenant in model.tenants:
+        words += ["--tenant", tenant]
+    for name, value in pool.env.items():
+        words += ["--env", f"{name}={value}"]
+    words += registry_words(resource, "baton-agent")
+    engine = [*flags.shape_flags(pool.shape), *flags.words(pool.engine_args)]
+    return [*words, "--", *engine] if engine else words
+
+
+def _probes(start_s: float) -> dict[str, Any]:
+    health = {"httpGet": {"path": "/health", "port": AGENT_PORT}, "periodSeconds": PROBE_S, "timeoutSeconds": 5}
+    ready = {"httpGet": {"path": "/ready", "port": AGENT_PORT}, "periodSeconds": 2, "timeoutSeconds": 2}
+    started = {**ready, "periodSeconds": PROBE_S, "failureThreshold": math.ceil(start_s / PROBE_S)}
+    return {
+        "startupProbe": started,
+        "readinessProbe": {**ready, "failureThreshold": 3},
+        "livenessProbe": {**health, "failureThreshold": 6},
+    }
+
+
+def _resources(resource: Resource, pool: Pool, nodes: int) -> dict[str, Any]:
+    settings = resource.kubernetes
+    asked: dict[str, str] = {}
+    if settings.engine.value == "vllm":
+        asked[settings.gpu_resource] = str(math.ceil(pool.shape.gpus / nodes))
+    if settings.rdma_resource:
+        asked[settings.rdma_resource] = "1"
+    return {"limits": asked, "requests": asked} if asked else {}
+
+
+def nodes_of(resource: Resource, pool: Pool) -> int:
+    """Nodes that one instance spans."""
+    return max(1, math.ceil(pool.shape.gpus / resource.kubernetes.node_gpus))
+
+
+def _near(resource: Resource, role: Role) -> dict[str, Any]:
+    """Prefill near decode, and both spread over nodes."""
+    both = {LABEL_CLUSTER: label_value(resource.name), LABEL_PART: "instance"}
+    other = {Role.PREFILL: "decode", Role.DECODE: "prefill"}.get(role)
+    if other is None:
+        return {}
+    term = {
+        "labelSelector": {"matchLabels": {**both, LABEL_ROLE: other}},
+        "topologyKey": resource.kubernetes.rack_topology,
+    }
+    preferred = {"weight": 100, "podAffinityTerm": term}
+    return {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}}
+
+
+def template(resource: Resource, stem: str, model: Model, role: Role, pool: Pool, images: Images) -> dict[str, Any]:
+    """The pod of one pool, without an instance's name: what its revision is the digest of."""
+    settings = resource.kubernetes
+    given, mounts = volumes(resource)
+    given.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+    mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - an emptyDir in memory
+    container: dict[str, Any] = {
+        "name": "engine",
+        "image": settings.image or images.engine,
+        "command": _words(resource, model, role, pool, family_of(resource, model, images)),
+        "env": [
+            field_env("POD_IP", "status.podIP"),
+            field_env("NODE_NAME", "spec.nodeName"),
+            {"name": "XDG_STATE_HOME", "value": "/state"},
+            {"name": "HOME", "value": "/state"},
+        ],
+        "ports": [{"name": "http", "containerPort": ENGINE_PORT}, {"name": "agent", "containerPort": AGENT_PORT}],
+        "volumeMounts": mounts,
+        "securityContext": container_security(),
+        "resources": _resources(resource, pool, nodes_of(resource, pool)),
+        **_probes(settings.start_s),
+    }
+    if settings.env_secret:
+        container["envFrom"] = [{"secretRef": {"name": settings.env_secret}}]
+    spec = {
+        "serviceAccountName": short(f"{resource.name}-engines"),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": math.ceil(settings.drain_s) + GRACE_S,
+        "readinessGates": [{"conditionType": READY_GATE}],
+        "securityContext": pod_security(),
+        "containers": [container],
+        "volumes": given,
+        **_near(resource, role),
+    }
+    said = settings.pools.get(stem)
+    pod: dict[str, Any] = patched({"metadata": {"labels": {}}, "spec": spec}, said.pod_template if said else {})
+    return pod
+
+
+def family_of(resource: Resource, model: Model, images: Images) -> str:
+    """Digest of what both sides of a hand-over must have in common: weights, engine, form of the KV cache."""
+    assert resource.spec is not None
+    same = {
+        role.value: {name: value for name, value in pool.engine_args.items() if _is_shared(name)}
+        for role, pool in model.pools.named().items()
+    }
+    image = resource.kubernetes.image or images.engine
+    connector = resource.spec.transfer.connector.value
+    return digest(json.dumps([model.name, image, connector, same], sort_keys=True))
+
+
+def _is_shared(name: str) -> bool:
+    return flags.normal(name) in {*flags.SAME_ON_BOTH_SIDES, "revision", "quantization", "block-size"}
+
+
+def workload(
+    resource: Resource, *, stem: str, model: Model, role: Role, pool: Pool, name: str, images: Images
+) -> dict[str, Any]:
+    """The workload object of one instance."""
+    pod = template(resource, stem, model, role, pool, images)
+    revision = revision_of(pod)
+    chosen = {
+        LABEL_POOL: stem,
+        LABEL_ROLE: role.value,
+        LABEL_REVISION: revision,
+        LABEL_FAMILY: family_of(resource, model, images),
+        LABEL_MODEL: digest(model.api_name),
+        LABEL_GPU: label_value(f"{pool.gpu or 'any'}.{pool.shape.gpus}"),
+    }
+    own = {"serving.baton.dev/instance": name}
+    instance = {"name": "BATON_INSTANCE", "value": name}
+    pod = patched(pod, {"metadata": {"labels": {**labels(resource, "instance"), **chosen, **own}}})
+    for each in pod["spec"]["containers"]:
+        if each["name"] == "engine":
+            each["env"] = [instance, *each["env"]]
+    nodes = nodes_of(resource, pool)
+    if nodes > 1:
+        body: dict[str, Any] = {
+            "leaderWorkerTemplate": {
+                "size": nodes,
+                "workerTemplate": pod,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+            },
+            "rolloutStrategy": {"type": "RollingUpdate"},
+        }
+        manifest = owned(resource, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, "instance", spec=body)
+    else:
+        body = {"selector": {"matchLabels": own}, "strategy": {"type": "Recreate"}, "template": pod}
+        body["revisionHistoryLimit"] = 0
+        manifest = owned(resource, "apps/v1", "Deployment", name, "instance", spec=body)
+    manifest["metadata"]["labels"] |= {**chosen, **own}
+    return stamped(manifest)
+
+
+def revision_of(pod: Mapping[str, Any]) -> str:
+    """A pool's revision: the digest of its pods' template."""
+    return digest(json.dumps(pod, sort_keys=True))

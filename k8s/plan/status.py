@@ -1,0 +1,188 @@
+"""What a resource's status says: counts, conditions, and why. Pure; made anew each time, so it can be deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from cluster.instance import Role
+from k8s.plan.children import selector
+from k8s.plan.fleet import counting
+from k8s.plan.observe import Observed, condition
+from k8s.plan.plan import Desired, Look, look
+from k8s.plan.values import Action, Instance, WantedModel, WantedPool
+
+Json = Mapping[str, Any]
+ERRORS_TOLD = 5
+"""Problems of a spec that a condition repeats; all of them are in the events."""
+
+
+class Fact(NamedTuple):
+    """A condition before it has a time."""
+
+    kind: str
+    holds: bool | None
+    reason: str
+    message: str
+
+
+def status(
+    desired: Desired,
+    observed: Observed,
+    actions: Iterable[Action],
+    now: float,
+    last: Json,
+    *,
+    attainment: float | None = None,
+) -> dict[str, Any]:
+    """The status of a `BatonCluster`. `last`: the status it has, whose transition times stay where nothing changed."""
+    resource = desired.resource
+    if resource.spec is None:
+        told = [f"{each.field or 'spec'}: {each.message} → {each.fix}" for each in resource.errors[:ERRORS_TOLD]]
+        facts = [
+            Fact("Degraded", True, "InvalidSpec", "; ".join(told)),
+            Fact("Progressing", False, "InvalidSpec", "the spec is not followed; what runs goes on running"),
+            Fact("Paused", resource.kubernetes.paused, "Spec", "by kubernetes.paused"),
+        ]
+        kept = {key: value for key, value in last.items() if key != "conditions"}
+        stay = [each for each in last.get("conditions", ()) if each["type"] in {"Available", "Scaling"}]
+        conditions = [*stay, *_dated(facts, last, resource.generation, now)]
+        return {**kept, "observedGeneration": resource.generation, "conditions": conditions, "because": told[0]}
+    seen = look(desired, observed)
+    todo = tuple(actions)
+    facts = [_available(seen), _progressing(seen, todo), _degraded(seen, desired), _scaling(seen)]
+    facts.append(Fact("Paused", resource.kubernetes.paused, "Spec", "by kubernetes.paused"))
+    updated = [
+        each
+        for each in seen.instances
+        for pool in _pools(seen)
+        if (each.pool, each.revision) == (pool.stem, pool.revision)
+    ]
+    said = {
+        "observedGeneration": resource.generation,
+        "model": ",".join(model.api_name for model in resource.spec.models),
+        **{role.value: _sizes(seen, role) for role in Role if _sizes(seen, role)},
+        "revision": f"{len(updated)}/{len(seen.instances)}",
+        "because": _because(todo, last, facts),
+        "pools": {pool.stem: _pool(model, pool, seen) for model in seen.models for pool in model.pools},
+        "conditions": _dated(facts, last, resource.generation, now),
+    }
+    return said if attainment is None else {**said, "attainment": f"{attainment * 100:.1f} %"}
+
+
+def _pools(seen: Look) -> list[WantedPool]:
+    return [pool for model in seen.models for pool in model.pools]
+
+
+def _of(seen: Look, pool: WantedPool) -> list[Instance]:
+    return [each for each in seen.instances if each.pool == pool.stem]
+
+
+def _sizes(seen: Look, role: Role) -> str:
+    pools = [pool for pool in _pools(seen) if pool.role is role]
+    ready = sum(each.serving for pool in pools for each in _of(seen, pool))
+    return f"{ready}/{sum(pool.count for pool in pools)}" if pools else ""
+
+
+def _pool(model: WantedModel, pool: WantedPool, seen: Look) -> dict[str, Any]:
+    ours = _of(seen, pool)
+    return {
+        "role": pool.role.value,
+        "desired": pool.count,
+        "ready": counting(model, ours if len(model.pools) < 2 else seen.instances, pool.stem),
+        "updated": sum(each.revision == pool.revision for each in ours),
+        "draining": sum(each.leaving for each in ours),
+        "gpus": sum(each.gpus for each in ours),
+        "revision": pool.revision,
+        "because": pool.because,
+    }
+
+
+def _available(seen: Look) -> Fact:
+    for model in seen.models:
+        for pool in model.pools:
+            ready = counting(model, seen.instances, pool.stem)
+            if ready < pool.floor:
+                message = f"{pool.stem}: {ready} of at least {pool.floor} instances serve"
+                return Fact("Available", False, "BelowMinimum", message)
+    return Fact("Available", True, "AtLeastMinimum", "every pool has its minimum")
+
+
+def _progressing(seen: Look, todo: tuple[Action, ...]) -> Fact:
+    waiting = []
+    for pool in _pools(seen):
+        ours = _of(seen, pool)
+        there = sum(each.serving and each.revision == pool.revision for each in ours)
+        if there < pool.count or len(ours) > pool.count:
+            waiting.append(f"{pool.stem}: {there} of {pool.count}")
+    if waiting or todo:
+        return Fact("Progressing", True, "Following", "; ".join(waiting) or todo[0].because)
+    return Fact("Progressing", False, "AsWanted", "every instance is as the resource wants it")
+
+
+def _degraded(seen: Look, desired: Desired) -> Fact:
+    if seen.missing_kinds:
+        kinds = ", ".join(seen.missing_kinds)
+        return Fact("Degraded", True, "KindMissing", f"the API server does not know {kinds}: install or leave out")
+    if seen.foreign:
+        kind, name = seen.foreign[0]
+        message = f"{kind} {name} is there and is not this resource's: rename or delete one of the two"
+        return Fact("Degraded", True, "NameTaken", message)
+    stuck = [each.name for each in seen.instances if each.unschedulable_since is not None and not each.leaving]
+    if stuck:
+        return Fact("Degraded", True, "NoGPUs", f"no node has room for {', '.join(stuck[:3])}")
+    warnings = [each for each in desired.resource.problems if each.severity.value == "warning"]
+    told = f"{len(warnings)} warnings, see events" if warnings else "nothing is wrong"
+    return Fact("Degraded", False, "Healthy", told)
+
+
+def _scaling(seen: Look) -> Fact:
+    external = sorted(stem for stem, who in seen.scaled.items() if who == "BatonPool")
+    if external:
+        message = f"BatonPools decide on {', '.join(external)}; Baton's controller only advises"
+        return Fact("Scaling", False, "ScalingExternal", message)
+    if seen.scaled:
+        return Fact("Scaling", True, "Controller", "Baton's controller decides within min and max")
+    return Fact("Scaling", False, "Fixed", "nothing resizes the pools")
+
+
+def _because(todo: tuple[Action, ...], last: Json, facts: list[Fact]) -> str:
+    if todo:
+        return todo[0].because
+    return next(
+        (fact.message for fact in facts if fact.kind == "Degraded" and fact.holds), str(last.get("because") or "")
+    )
+
+
+def _dated(facts: Iterable[Fact], last: Json, generation: int, now: float) -> list[dict[str, Any]]:
+    stamp = datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    dated = []
+    for fact in facts:
+        value = "Unknown" if fact.holds is None else str(bool(fact.holds))
+        before = condition({"status": last}, fact.kind)
+        since = before.get("lastTransitionTime") if before.get("status") == value else None
+        dated.append(
+            {
+                "type": fact.kind,
+                "status": value,
+                "reason": fact.reason,
+                "message": fact.message,
+                "observedGeneration": generation,
+                "lastTransitionTime": since or stamp,
+            }
+        )
+    return dated
+
+
+def pool_status(desired: Desired, observed: Observed, stem: str, generation: int) -> dict[str, Any]:
+    """The status of a `BatonPool`: what its scale subresource shows."""
+    seen = look(desired, observed)
+    ours = [each for each in seen.instances if each.pool == stem]
+    labels = {**selector(desired.resource, "instance"), "serving.baton.dev/pool": stem}
+    return {
+        "observedGeneration": generation,
+        "replicas": sum(not each.leaving for each in ours),
+        "readyReplicas": sum(each.serving for each in ours),
+        "selector": ",".join(f"{key}={value}" for key, value in sorted(labels.items())),
+    }

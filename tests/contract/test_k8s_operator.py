@@ -1,0 +1,580 @@
+"""The operator's own code against the API double: what the issue's users suffer elsewhere, one test each."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from support.k8s_api import ApiServer, Json, Refused, Wire, serving
+from support.k8s_apply import Owners
+from support.k8s_nodes import FakeFleet, Nodes, by_part
+from support.k8s_real import Kubelet, Remote
+
+pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
+
+from k8s.crd import crds
+from k8s.crd.names import API_VERSION, GROUP, LABEL_REVISION
+from k8s.operator import controller, watch
+from k8s.operator.client import ApiFailed, Client
+from k8s.operator.controller import Operator, Settings
+from k8s.operator.election import Candidate, Election
+from k8s.plan import Images
+from k8s.plan.rights import RIGHTS
+
+NS = "llm"
+IMAGES = Images(engine="engine:1", router="router:1", redis="redis:8")
+LIMIT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "BUSY_S", 0.05)
+    monkeypatch.setattr(controller, "IDLE_S", 0.5)
+    monkeypatch.setattr(controller, "SETTLE_S", 0.01)
+    monkeypatch.setattr(watch, "WAIT_S", (0.02, 0.05))
+
+
+def spec(prefill: int = 1, decode: int = 1, **more: Any) -> Json:
+    pools = {"prefill": {"min": 1, "max": 8, "start": prefill}, "decode": {"min": 1, "max": 8, "start": decode}}
+    return {"models": [{"name": "m", "pools": pools}], **more}
+
+
+def image(name: str) -> Json:
+    return {"kubernetes": {"image": name}}
+
+
+@dataclass
+class Mode:
+    """Where the scenarios run: on the double from inside, on the double by its wire alone, on a real API server."""
+
+    kubeconfig: str = ""
+    wire_alone: bool = False
+
+
+MODE = Mode()
+
+
+@pytest.fixture(autouse=True)
+def mode(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODE, "kubeconfig", pytestconfig.getoption("kubeconfig", ""))
+
+
+@dataclass
+class Stage:
+    client: Client
+    fleet: FakeFleet
+    server: ApiServer | Remote
+    nodes: Nodes | Kubelet
+    inside: ApiServer | None = None
+    wire: Wire | None = None
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
+
+    def operate(self, may_act: Callable[[], bool] = lambda: True) -> asyncio.Task[Any]:
+        operator = Operator(self.client, self.fleet, Settings(namespace=NS, images=IMAGES), time.time)
+        operator.may_act = may_act
+        self.operators.append(operator)
+        task = asyncio.get_running_loop().create_task(operator.run())
+        self.tasks.append(task)
+        return task
+
+    async def make(self, wanted: Json, name: str = "chat") -> None:
+        metadata = {"name": name, "namespace": NS}
+        thing = {"apiVersion": API_VERSION, "kind": "BatonCluster", "metadata": metadata, "spec": wanted}
+        await self._seen(await self.client.create(thing))
+
+    async def change(self, wanted: Json) -> None:
+        await self._seen(await self.client.merge(API_VERSION, "BatonCluster", NS, "chat", {"spec": wanted}))
+
+    async def _seen(self, thing: Json) -> None:
+        """Wait until a test that reads sees what was written."""
+        name, version = thing["metadata"]["name"], int(thing["metadata"]["resourceVersion"])
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                found = self.server.get("batonclusters", name, NS)
+                if found is not None and int(found["metadata"]["resourceVersion"]) >= version:
+                    return
+                await asyncio.sleep(0.01)
+
+    @property
+    def double(self) -> ApiServer:
+        """The double itself, where a scenario is about its misbehaviour or about what was asked of it."""
+        if self.inside is None or not isinstance(self.server, ApiServer):
+            pytest.skip("needs the API double")
+        return self.inside
+
+    def cluster(self, name: str = "chat") -> Json:
+        found = self.server.get("batonclusters", name)
+        assert found is not None
+        return found
+
+    def condition(self, kind: str) -> Json:
+        said = self.cluster().get("status", {}).get("conditions", ())
+        return next((each for each in said if each["type"] == kind), {})
+
+    def instances(self) -> dict[str, Json]:
+        return dict(by_part(self.server, "instance"))
+
+    def settled(self, prefill: int = 1, decode: int = 1) -> bool:
+        status = self.cluster().get("status", {})
+        whole = (status.get("prefill"), status.get("decode")) == (f"{prefill}/{prefill}", f"{decode}/{decode}")
+        fresh = status.get("observedGeneration") == self.cluster()["metadata"]["generation"]
+        return whole and fresh and self.condition("Progressing").get("status") == "False"
+
+    async def until(self, holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                while not holds():
+                    await asyncio.sleep(0.02)
+                    for task in self.tasks:
+                        if task.done() and not task.cancelled():
+                            task.result()
+        except TimeoutError:
+            status = self.cluster().get("status")
+            raise AssertionError(f"not within {limit_s} s: {status} {sorted(self.instances())}") from None
+
+
+@asynccontextmanager
+async def staged(gpus: int | None = None) -> AsyncIterator[Stage]:
+    async with AsyncExitStack() as stack:
+        fleet = FakeFleet()
+        if MODE.kubeconfig:
+            client = await Client.open(MODE.kubeconfig)
+            stage = await remote_stage(client, fleet, gpus)
+        else:
+            server, wire, url = await stack.enter_async_context(serving(time.time))
+            client = await Client.open(host=url)
+            nodes = Nodes(server, fleet, gpus=gpus, controls_only=MODE.wire_alone)
+            controllers = asyncio.get_running_loop().create_task(nodes.run())
+            stage = Stage(client, fleet, server, nodes, server, wire)
+            await prepared(client)
+            if MODE.wire_alone:
+                stage = await remote_stage(client, fleet, gpus)
+            stage.tasks.append(controllers)
+        try:
+            yield stage
+            if isinstance(stage.server, Remote):
+                await emptied(stage)
+        finally:
+            for task in stage.tasks:
+                task.cancel()
+            await asyncio.wait(stage.tasks)
+            await client.close()
+
+
+async def prepared(client: Client) -> None:
+    """The definitions and the namespace, on a server that may have them."""
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NS}}
+    made = [("/api/v1/namespaces", namespace)]
+    made += [("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd) for crd in crds()]
+    for path, thing in made:
+        try:
+            await client.request("POST", path, body=thing)
+        except ApiFailed as refusal:
+            if refusal.status != 409:  # it is there
+                raise
+    async with asyncio.timeout(LIMIT_S):
+        while "BatonPool" not in await client.kinds([API_VERSION]):
+            await asyncio.sleep(0.1)
+
+
+async def remote_stage(client: Client, fleet: FakeFleet, gpus: int | None) -> Stage:
+    await prepared(client)
+    remote = Remote(client, NS)
+    kubelet = Kubelet(remote, fleet, gpus)
+    stage = Stage(client, fleet, remote, kubelet)
+    stage.tasks.append(asyncio.get_running_loop().create_task(remote.run()))
+    await remote.listed()
+    stage.tasks.append(asyncio.get_running_loop().create_task(kubelet.run()))
+    return stage
+
+
+async def emptied(stage: Stage) -> None:
+    """Nothing is left for the next scenario on the same server."""
+    for kind, plural in (("BatonPool", "batonpools"), ("BatonCluster", "batonclusters")):
+        for each in stage.server.all(plural):
+            await stage.client.delete(API_VERSION, kind, NS, each["metadata"]["name"])
+    for each in stage.server.all("services"):
+        await stage.client.delete("v1", "Service", NS, each["metadata"]["name"])
+    async with asyncio.timeout(60):
+        while any(stage.server.all(plural) for plural in ("pods", "deployments", "batonclusters")):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_resource_becomes_a_cluster_and_then_nothing_is_written() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec(2, 1))
+        await stage.until(lambda: stage.settled(2, 1))
+        assert stage.condition("Available")["status"] == "True"
+        assert {each["metadata"]["name"] for each in stage.server.all("secrets")} == {"chat-internal"}
+        assert not any("annotations" in each["metadata"] for each in stage.server.all("batonclusters"))
+        before = stage.double.writes()
+        await asyncio.sleep(1.2)  # two idle rounds
+        assert stage.double.writes() == before
+
+
+async def test_a_restart_changes_no_pod_and_status_comes_back() -> None:
+    async with staged() as stage:
+        first = stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        first.cancel()
+        await asyncio.wait([first])
+        stage.tasks.remove(first)
+        pods = {each["metadata"]["uid"] for each in stage.server.all("pods")}
+        status = copy.deepcopy(stage.cluster()["status"])
+        path = f"/apis/serving.baton.dev/v1alpha1/namespaces/{NS}/batonclusters/chat/status"
+        await stage.client.request("PUT", path, body={**stage.cluster(), "status": {}})
+        stage.operate()
+        await stage.until(stage.settled)
+        assert {each["metadata"]["uid"] for each in stage.server.all("pods")} == pods
+        assert {key: stage.cluster()["status"][key] for key in ("prefill", "decode", "revision")} == {
+            key: status[key] for key in ("prefill", "decode", "revision")
+        }
+
+
+async def test_a_new_image_rolls_out_and_something_always_serves() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec(2, 2))
+        await stage.until(lambda: stage.settled(2, 2))
+        stage.nodes.down.clear()
+        old = {name: each["metadata"]["labels"][LABEL_REVISION] for name, each in stage.instances().items()}
+        await stage.change(image("engine:2"))
+        await stage.until(lambda: stage.settled(2, 2))
+        assert not set(old.values()) & {
+            each["metadata"]["labels"][LABEL_REVISION] for each in stage.instances().values()
+        }
+        assert min(stage.nodes.down) >= 4, "with room no instance leaves before another one serves"
+        assert {name for what, name in stage.fleet.told if what == "drain"} == set(old), "all were drained first"
+
+
+async def test_a_rollout_without_a_spare_gpu() -> None:
+    async with staged(gpus=2) as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        stage.nodes.down.clear()
+        await stage.change(image("engine:2"))
+        await stage.until(stage.settled)
+        images = {
+            each["spec"]["containers"][0]["image"]
+            for each in stage.server.all("pods")
+            if "engine" in str(each["spec"]["containers"][0]["name"])
+        }
+        assert images == {"engine:2"}
+        assert min(stage.nodes.down) >= 1
+
+
+async def test_a_revert_in_the_middle_keeps_the_pods_that_serve() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec(2, 2))
+        await stage.until(lambda: stage.settled(2, 2))
+        stage.nodes.down.clear()
+        stage.nodes.broken = {"engine:2"}
+        kept = {each["metadata"]["uid"] for each in stage.server.all("pods")}
+        await stage.change(image("engine:2"))
+        await stage.until(lambda: len(stage.instances()) > 4)
+        await stage.change({"kubernetes": {"image": None}})
+        await stage.until(lambda: stage.settled(2, 2))
+        assert kept <= {each["metadata"]["uid"] for each in stage.server.all("pods")}
+        assert min(stage.nodes.down) >= 4
+
+
+async def test_two_changes_in_a_row_end_at_the_second() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec(2, 1))
+        await stage.until(lambda: stage.settled(2, 1))
+        stage.nodes.down.clear()
+        await stage.change(image("engine:2"))
+        await stage.until(lambda: len(stage.instances()) > 3)
+        await stage.change(image("engine:3"))
+        await stage.until(lambda: stage.settled(2, 1))
+        engines = [each["spec"]["containers"][0] for each in stage.server.all("pods")]
+        assert {each["image"] for each in engines if each["name"] == "engine"} == {"engine:3"}
+        assert min(stage.nodes.down) >= 3
+
+
+async def test_replace_of_the_whole_resource_loses_nothing() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        pods = {each["metadata"]["uid"] for each in stage.server.all("pods")}
+        bare = {"apiVersion": "serving.baton.dev/v1alpha1", "kind": "BatonCluster", "spec": spec()}
+        await stage.client.replace({**bare, "metadata": {"name": "chat", "namespace": NS}})
+        await asyncio.sleep(0.3)
+        await stage.until(stage.settled)
+        assert {each["metadata"]["uid"] for each in stage.server.all("pods")} == pods
+
+
+async def scale(stage: Stage, replicas: int) -> None:
+    path = f"/apis/serving.baton.dev/v1alpha1/namespaces/{NS}/batonpools/chat-decode/scale"
+    await stage.client.request("PUT", path, body={"spec": {"replicas": replicas}})
+
+
+async def test_fifty_scale_patches_touch_no_template() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        old = {each["metadata"]["uid"] for each in stage.server.all("pods")}
+        pool = {"cluster": "chat", "pool": "decode", "replicas": 2}
+        metadata = {"name": "chat-decode", "namespace": NS}
+        await stage.client.create(
+            {"apiVersion": "serving.baton.dev/v1alpha1", "kind": "BatonPool", "metadata": metadata, "spec": pool}
+        )
+        for number in range(50):
+            await scale(stage, 2 + number % 5)
+        await scale(stage, 4)
+        await stage.until(lambda: stage.settled(1, 4))
+        assert stage.condition("Scaling")["reason"] == "ScalingExternal"
+        assert old <= {each["metadata"]["uid"] for each in stage.server.all("pods")}
+        revisions = {each["metadata"]["labels"][LABEL_REVISION] for each in stage.instances().values()}
+        assert len(revisions) == 2, "one of prefill, one of decode"
+        said = await stage.client.request(
+            "GET", f"/apis/serving.baton.dev/v1alpha1/namespaces/{NS}/batonpools/chat-decode/scale"
+        )
+        assert said["status"]["replicas"] == 4
+        assert "serving.baton.dev/pool=decode" in said["status"]["selector"]
+
+
+async def test_deletion_ends_without_the_operator() -> None:
+    """No finalizer: whatever is uninstalled first, everything ends (docs/decisions/0010)."""
+    async with staged() as stage:
+        task = stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        task.cancel()
+        await asyncio.wait([task])
+        stage.tasks.remove(task)
+        await stage.client.delete("serving.baton.dev/v1alpha1", "BatonCluster", NS, "chat")
+        async with asyncio.timeout(5):
+            while any(stage.server.all(plural) for plural in ("pods", "deployments", "secrets", "services")):
+                await asyncio.sleep(0.02)
+        assert stage.server.all("batonclusters") == []
+
+
+async def test_a_hand_in_a_child_and_a_foreign_manager() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        added = {"metadata": {"labels": {"team": "x"}}, "spec": {"ports": [{"name": "http", "port": 81}]}}
+        await stage.client.merge("v1", "Service", NS, "chat", added)
+
+        def healed() -> bool:
+            service = stage.server.get("services", "chat")
+            assert service is not None
+            return service["spec"]["ports"][0]["port"] == 8000
+
+        await stage.until(healed)
+        service = stage.server.get("services", "chat")
+        assert service is not None
+        assert service["metadata"]["labels"]["team"] == "x"
+
+
+async def test_an_object_that_is_not_ours_is_left_alone() -> None:
+    async with staged() as stage:
+        theirs = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "chat", "namespace": NS},
+            "spec": {"a": 1},
+        }
+        await stage.client.create(theirs)
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(lambda: stage.condition("Degraded").get("reason") == "NameTaken")
+        service = stage.server.get("services", "chat")
+        assert service is not None
+        assert service["spec"] == {"a": 1}
+
+
+async def test_the_api_server_away_and_watches_that_are_too_old() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        stage.double.away = True
+        assert stage.wire is not None
+        stage.wire.end_watches()
+        await asyncio.sleep(0.3)
+        lists = stage.operators[0]._clusters.lists
+        stage.double.away = False
+        stage.double.forget()
+        gone = by_part(stage.server, "instance")["chat-decode-0"]
+        stage.double.remove("deployments", gone)  # while no watch was open
+        stage.double.forget()
+        await stage.until(lambda: stage.operators[0]._clusters.lists > lists)
+        await stage.until(lambda: "chat-decode-0" in stage.instances() and stage.settled())
+        assert stage.instances()["chat-decode-0"]["metadata"]["uid"] != gone["metadata"]["uid"]
+
+
+async def test_a_wrong_spec_is_refused_or_told_and_what_runs_goes_on() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        with pytest.raises(ApiFailed, match="`max` is below `min`"):
+            await stage.change({"models": [{"name": "m", "pools": {"decode": {"min": 3, "max": 2}}}]})
+        pods = len(stage.server.all("pods"))
+        await stage.change({"tenants": {"acme": {"key_file": "/etc/x"}}})
+        await stage.until(lambda: stage.condition("Degraded").get("reason") == "InvalidSpec")
+        assert "tenants.acme.key_file" in stage.condition("Degraded")["message"]
+        assert stage.condition("Available")["status"] == "True"
+        assert len(stage.server.all("pods")) == pods
+        await stage.until(
+            lambda: any("tenants.acme.key_file" in each["message"] for each in stage.server.all("events"))
+        )
+
+
+async def test_an_operator_killed_at_every_write_recovers() -> None:
+    for number in (1, 4, 9, 15, 17, 20):
+        async with staged() as stage:
+            left = number
+
+            def refuse(_method: str, _path: str) -> None:
+                nonlocal left
+                left -= 1
+                if left <= 0:
+                    raise Refused(500, "InternalError", "killed")
+
+            task = stage.operate()
+            await stage.make(spec())
+            stage.double.refuse = refuse
+            await stage.until(lambda: left <= 0 or stage.settled())  # noqa: B023
+            task.cancel()
+            await asyncio.wait([task])
+            stage.tasks.remove(task)
+            stage.double.refuse = None
+            stage.operate()
+            await stage.until(stage.settled)
+            assert sorted(stage.instances()) == ["chat-decode-0", "chat-prefill-0"]
+
+
+async def test_of_two_operators_one_acts() -> None:
+    async with staged() as stage:
+        now = [0.0]
+        elections = [Election(stage.client, NS, "baton", name, lambda: now[0], time.time) for name in "ab"]
+        await elections[0]._once()
+        await elections[1]._once()
+        assert [each.holds() for each in elections] == [True, False]
+        now[0] = 16.0
+        assert not elections[0].holds(), "it could not renew: it stops before the other begins"
+        await elections[1]._once()
+        assert [each.holds() for each in elections] == [False, True]
+        await elections[0]._once()
+        assert [each.holds() for each in elections] == [False, True]
+        await elections[1]._release()
+        now[0] += 2
+        await elections[0]._once()
+        assert elections[0].holds()
+
+
+def test_a_candidate_waits_by_its_own_clock() -> None:
+    one = Candidate("me")
+    lease = {"spec": {"holderIdentity": "other", "renewTime": "x", "leaseDurationSeconds": 15}}
+    assert not one.look(lease, 100.0)
+    assert not one.look(lease, 114.0)
+    assert not one.look({"spec": {**lease["spec"], "renewTime": "y"}}, 116.0)
+    assert one.look({"spec": {**lease["spec"], "renewTime": "y"}}, 131.0)
+
+
+async def test_a_pod_is_ready_only_when_routers_know_it() -> None:
+    async with staged() as stage:
+        stage.fleet.unknown = {"chat-decode-0"}
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(lambda: "chat-prefill-0" in stage.nodes.serving())
+        await asyncio.sleep(0.2)
+        assert "chat-decode-0" not in stage.nodes.serving()
+        stage.fleet.unknown = set()
+        await stage.until(stage.settled)
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [test_a_rollout_without_a_spare_gpu, test_fifty_scale_patches_touch_no_template],
+    ids=["rollout", "scale"],
+)
+async def test_the_suite_runs_over_the_wire_alone(scenario: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As against a real API server: the tests read by watches and run pods through the API."""
+    if MODE.kubeconfig:
+        pytest.skip("that is what all scenarios do then")
+    monkeypatch.setattr(MODE, "wire_alone", True)
+    await scenario()
+    assert MODE.wire_alone
+
+
+async def test_the_role_is_what_the_operator_uses() -> None:
+    """A verb that nothing uses, and one that is missing, both fail: every scenario's requests are compared."""
+    async with staged() as stage:
+        stage.double.verbs.clear()
+        stage.operate()
+        await stage.make(spec(1, 2))
+        election = Election(stage.client, NS, "baton", "me", time.monotonic, time.time)
+        await election._once()
+        await election._once()
+        metadata = {"name": "chat-decode", "namespace": NS}
+        pool = {"cluster": "chat", "pool": "decode", "replicas": 1}
+        await stage.client.create({"apiVersion": API_VERSION, "kind": "BatonPool", "metadata": metadata, "spec": pool})
+        await stage.until(stage.settled)
+        used = set(stage.double.verbs) - {
+            (GROUP, "batonclusters", "create"),  # the test's own
+            (GROUP, "batonpools", "create"),
+        }
+        granted = {(group, resource, verb) for (group, resource), verbs in RIGHTS.items() for verb in verbs}
+        assert used <= granted, used - granted
+        optional = {each.partition("/")[0] for each in controller.OPTIONAL.values()}
+        unused = {each for each in granted - used if each[0] not in optional and each[2] != "delete"}
+        assert unused == set(), unused
+
+
+async def test_one_object_of_an_old_shape_stops_no_other() -> None:
+    async with staged() as stage:
+        bad = {"name": "bad", "namespace": NS, "uid": "u-bad", "resourceVersion": "1", "generation": 1}
+        stage.double.owners["u-bad"] = Owners()
+        for wrong in ({"models": 3}, {"models": [{"name": "m", "polls": {}}], "kubernetes": 7}):
+            thing = {"apiVersion": API_VERSION, "kind": "BatonCluster", "metadata": bad, "spec": wrong}
+            stage.double._put("batonclusters", copy.deepcopy(thing), "ADDED", None)  # as an older server stored it
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        assert not [name for name in stage.instances() if name.startswith("bad")]
+
+
+async def test_deleting_the_definition_ends_everything() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        for each in stage.double.all("batonclusters"):  # what an API server does with the objects of a definition
+            stage.double.delete(stage.double.kinds["batonclusters"], each, {})
+        async with asyncio.timeout(10):
+            while stage.double.all("pods") or stage.double.all("deployments"):
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+        assert stage.double.all("deployments") == [], "the operator does not make them again"
+
+
+async def test_an_instance_with_streams_is_waited_for() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec(1, 1))
+        await stage.until(stage.settled)
+        stage.fleet.streams = {"chat-decode-0": 8}
+        await stage.change(image("engine:2"))
+        await stage.until(lambda: ("drain", "chat-decode-0") in stage.fleet.told)
+        assert "chat-decode-0" in stage.instances()
+        await stage.until(stage.settled)
+        assert stage.fleet.streams["chat-decode-0"] == 0

@@ -1,0 +1,166 @@
+"""Requests through a cluster that the operator makes of processes: none fails while it is resized and rolled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from base64 import b64encode
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.k8s_api import ApiServer, serving
+from support.k8s_nodes import FakeFleet, Nodes, by_part
+from support.k8s_processes import Processes
+from support.redis_server import RedisServer
+
+pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
+
+from k8s.crd import crds
+from k8s.crd.names import API_VERSION
+from k8s.operator import controller
+from k8s.operator.client import Client
+from k8s.operator.controller import Operator, Settings
+from k8s.operator.fleet import HttpFleet
+from k8s.plan import Images
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+NS = "llm"
+LIMIT_S = 180.0
+
+
+class Load:
+    """Streams, a few at a time, to whichever router is Ready."""
+
+    def __init__(self, session: aiohttp.ClientSession, routers: Callable[[], list[str]]) -> None:
+        self.session = session
+        self.routers = routers
+        self.seen: Counter[str] = Counter()
+
+    async def run(self, number: int) -> None:
+        count = 0
+        while True:
+            count += 1
+            addresses = self.routers()
+            if addresses:
+                self.seen[await self._one(addresses[0], f"{number} {count}")] += 1
+            await asyncio.sleep(0.1)
+
+    async def _one(self, address: str, words: str) -> str:
+        body = {"model": "mock", "prompt": f"count {words} " * 30, "max_tokens": 40, "stream": True}
+        try:
+            async with (
+                asyncio.timeout(60),
+                self.session.post(f"http://{address}:8000/v1/completions", json=body) as answer,
+            ):
+                text = (await answer.read()).decode()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return f"{type(error).__name__}: {error}"
+        if answer.status != 200:
+            return f"{answer.status}: {text[:200]}"
+        return "ok" if "[DONE]" in text and '"error"' not in text else f"broken: {text[-300:]}"
+
+
+@asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[tuple[ApiServer, Client, Processes, Load]]:
+    registry = RedisServer(folder, standin=True)
+    registry.start()
+    async with serving(time.time) as (server, _, url), aiohttp.ClientSession() as session:
+        client = await Client.open(host=url)
+        for crd in crds():
+            await client.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body=crd)
+        data = {"keys.registry": b64encode(registry.password.encode()).decode()}
+        metadata = {"name": "chat-files", "namespace": NS}
+        await client.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+        processes = Processes(server, folder / "pods", session)
+        controllers = Nodes(server, FakeFleet(), controls_only=True)
+        images = Images(engine="e:1", router="r:1", redis="d")
+        operator = Operator(client, HttpFleet(session), Settings(namespace=NS, images=images), time.time)
+        load = Load(session, lambda: processes.address_of("router"))
+        loop = asyncio.get_running_loop()
+        work = (processes.run(), controllers.run(), operator.run(), *(load.run(number) for number in range(3)))
+        tasks = [loop.create_task(each) for each in work]
+        pools = {role: {"min": 1, "max": 4} for role in ("prefill", "decode")}
+        spec = {
+            "models": [{"name": "meta-llama/Llama-3.1-8B", "served_name": "mock", "pools": pools}],
+            "registry": {"url": registry.url, "password_file": "keys/registry"},
+            "kubernetes": {"engine": "mock", "routers": 1, "drain_s": 30},
+        }
+        metadata = {"name": "chat", "namespace": NS}
+        made = {"apiVersion": API_VERSION, "kind": "BatonCluster", "metadata": metadata, "spec": spec}
+        await client.create(made)
+        try:
+            yield server, client, processes, load
+        finally:
+            for each in tasks:
+                each.cancel()
+            await asyncio.wait(tasks)
+            await client.close()
+            registry.kill()
+
+
+async def settled(server: ApiServer, prefill: int, decode: int) -> None:
+    def holds() -> bool:
+        (thing,) = server.all("batonclusters")
+        status = thing.get("status", {})
+        conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
+        whole = (status.get("prefill"), status.get("decode")) == (f"{prefill}/{prefill}", f"{decode}/{decode}")
+        fresh = status.get("observedGeneration") == thing["metadata"]["generation"]
+        return whole and fresh and conditions.get("Progressing") == "False"
+
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not holds():
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise AssertionError(f"not settled: {server.all('batonclusters')[0].get('status')}") from None
+
+
+async def test_no_request_fails_in_resize_rollout_revert_and_node_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "BUSY_S", 0.5)
+    async with cluster(tmp_path) as (server, client, processes, load):
+        await settled(server, 1, 1)
+        load.seen.clear()  # while nothing had come up, 503 was right
+        spec: dict[str, Any] = {"cluster": "chat", "pool": "decode", "replicas": 3}
+        metadata = {"name": "chat-decode", "namespace": NS}
+        await client.create({"apiVersion": API_VERSION, "kind": "BatonPool", "metadata": metadata, "spec": spec})
+        await settled(server, 1, 3)
+        assert load.seen.keys() == {"ok"}, load.seen
+        await client.merge(API_VERSION, "BatonPool", NS, "chat-decode", {"spec": {"replicas": 1}})
+        await settled(server, 1, 1)
+        assert load.seen.keys() == {"ok"}, load.seen
+        before = set(by_part(server, "instance"))
+        await client.merge(API_VERSION, "BatonCluster", NS, "chat", {"spec": {"kubernetes": {"image": "e:2"}}})
+        while set(by_part(server, "instance")) == before:
+            await asyncio.sleep(0.05)
+        await client.merge(API_VERSION, "BatonCluster", NS, "chat", {"spec": {"kubernetes": {"image": None}}})
+        await settled(server, 1, 1)
+        assert load.seen.keys() == {"ok"}, load.seen
+        assert set(by_part(server, "instance")) == before, "a revert keeps those that served"
+        await client.merge(API_VERSION, "BatonCluster", NS, "chat", {"spec": {"kubernetes": {"image": "e:3"}}})
+        await settled(server, 1, 1)
+        assert not set(by_part(server, "instance")) & before
+        assert load.seen.keys() == {"ok"}, load.seen
+        router = processes.address_of("router")
+        promise = {"slo": {"fast": {"ttft_ms": 5000}}}
+        await client.merge(API_VERSION, "BatonCluster", NS, "chat", {"spec": promise})
+        async with asyncio.timeout(LIMIT_S):
+            while set(processes.address_of("router")) & set(router) or not processes.address_of("router"):
+                await asyncio.sleep(0.1)
+        await settled(server, 1, 1)
+        assert load.seen.keys() == {"ok"}, load.seen
+        assert load.seen["ok"] >= 30
+        assert {code for _, code in processes.ended} == {0}, processes.ended
+        name = next(each["metadata"]["name"] for each in server.all("pods") if "-decode-" in each["metadata"]["name"])
+        await processes.lose(name)
+        await asyncio.sleep(1.0)
+        await settled(server, 1, 1)
+        lost = sum(count for what, count in load.seen.items() if what != "ok")
+        assert lost <= 3, f"only streams that ran on the lost node may end: {load.seen}"

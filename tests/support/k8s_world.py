@@ -1,0 +1,139 @@
+"""A cluster of instances that follows moves: schedules, starts, drains and deletes, one step at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from k8s.plan.fleet import moves
+from k8s.plan.readiness import Known, gate
+from k8s.plan.values import (
+    Drain,
+    Instance,
+    Limits,
+    Move,
+    Park,
+    Remove,
+    Resume,
+    Start,
+    Unpark,
+    WantedModel,
+    WantedPool,
+)
+
+STEP_S = 10.0
+
+
+@dataclass
+class World:
+    """What there is. `gpus`: of all nodes together; None: as many as are asked for."""
+
+    model: WantedModel
+    gpus: int | None = None
+    tell_free: bool = False
+    chance: random.Random = field(default_factory=random.Random)
+    broken: frozenset[str] = frozenset()
+    """Revisions whose engines never come up."""
+    instances: dict[str, Instance] = field(default_factory=dict)
+    now: float = 1000.0
+    age: dict[str, int] = field(default_factory=dict)
+
+    def limits(self) -> Limits:
+        free = {} if self.gpus is None or not self.tell_free else {"": self.free()}
+        return Limits(drain_s=600, gang_s=60, free_gpus=free)
+
+    def free(self) -> int:
+        assert self.gpus is not None
+        return self.gpus - sum(each.gpus for each in self.instances.values() if each.scheduled)
+
+    def plan(self) -> tuple[Move, ...]:
+        return moves("c", self.model, tuple(self.instances.values()), self.limits(), self.now)
+
+    def run(self, steps: int = 1, *, crash: bool = False) -> None:
+        """Plan and carry out; with `crash`, each time only a part of the moves, up to a random one."""
+        for _ in range(steps):
+            todo = self.plan()
+            self.carry_out(todo[: self.chance.randint(0, len(todo))] if crash else todo)
+            self.pass_time()
+
+    def settle(self, most: int = 400, *, crash: bool = False) -> int:
+        """Run until nothing is to be done and nothing changes; the steps it took."""
+        quiet = 0
+        for step in range(most):
+            before = dict(self.instances)
+            self.run(crash=crash)
+            quiet = quiet + 1 if before == self.instances and not self.plan() else 0
+            if quiet >= 6:  # longer than any engine takes to come up
+                return step
+        raise AssertionError(f"not settled after {most} steps: {self.plan()} {sorted(self.instances.items())}")
+
+    def carry_out(self, todo: Iterable[Move]) -> None:
+        pools = {pool.stem: pool for pool in self.model.pools}
+        for move in todo:
+            match move:
+                case Start(stem, name):
+                    self._start(pools[stem], name)
+                case Drain(name):
+                    self._change(name, draining_since=self.now)
+                case Resume(name):
+                    self._change(name, draining_since=None, drained=False)
+                case Remove(name):
+                    self._change(name, deleting=True, ready=False)
+                case Park(name):
+                    self._change(name, parked=True, scheduled=False, started=False, healthy=False, ready=False)
+                case Unpark(name):
+                    self._change(name, parked=False, unschedulable_since=self.now)
+                    self.age[name] = 0
+
+    def _start(self, pool: WantedPool, name: str) -> None:
+        assert name not in self.instances, "a name that is taken"
+        self.age[name] = 0
+        self.instances[name] = Instance(
+            name=name,
+            model=self.model.key,
+            pool=pool.stem,
+            role=pool.role,
+            revision=pool.revision,
+            family=pool.family,
+            gpu=pool.gpu,
+            gpus=pool.gpus,
+            unschedulable_since=self.now,
+        )
+
+    def _change(self, name: str, **changes: object) -> None:
+        if name in self.instances:
+            self.instances[name] = dataclasses.replace(self.instances[name], **changes)
+
+    def pass_time(self) -> None:
+        self.now += STEP_S
+        for name, each in list(self.instances.items()):
+            if each.deleting:
+                del self.instances[name]
+        waiting = [name for name, each in self.instances.items() if not each.scheduled and not each.parked]
+        self.chance.shuffle(waiting)
+        for name in waiting:
+            if self.gpus is None or self.free() >= self.instances[name].gpus:
+                self._change(name, scheduled=True, unschedulable_since=None)
+        for name, each in list(self.instances.items()):
+            self._grow(name, each)
+        self._open_gates()
+
+    def _grow(self, name: str, each: Instance) -> None:
+        if each.scheduled and each.revision not in self.broken:
+            self.age[name] += 1
+            up = self.age[name] >= 3
+            self._change(name, started=up, healthy=up and each.draining_since is None)
+        if each.draining_since is not None and self.now - each.draining_since >= 3 * STEP_S:
+            self._change(name, drained=True)
+
+    def _open_gates(self) -> None:
+        """Routers know who is healthy, and have proven every pair of a family."""
+        there = list(self.instances.values())
+        healthy = [each.name for each in there if each.healthy]
+        pairs = frozenset(frozenset({one, other}) for one in healthy for other in healthy)
+        known = Known(routers=frozenset({"r"}), known_to={name: frozenset({"r"}) for name in healthy}, proven=pairs)
+        for each in there:
+            opened, _ = gate(each, there, known)
+            self._change(each.name, ready=each.healthy and (each.ready or opened))

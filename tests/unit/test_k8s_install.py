@@ -1,0 +1,143 @@
+"""The operator's Role, manifests, chart, images and commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from baton.cli import main
+from k8s.crd import read_resource
+from k8s.plan import Desired, Images, Limits, Observed, plan
+from k8s.plan.install import operator_objects
+from k8s.plan.rights import RIGHTS, rules
+
+ROOT = Path(__file__).resolve().parents[2]
+K8S = ROOT / "k8s"
+EXAMPLES = sorted((K8S / "examples").glob("*.yaml"))
+
+
+def documents(path: Path) -> list[Any]:
+    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+
+
+def test_the_role_has_no_wildcard_and_no_right_over_the_resources_spec() -> None:
+    for rule in rules():
+        assert not {"*"} & {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+    assert set(RIGHTS["serving.baton.dev", "batonclusters"]) == {"list", "watch"}, "it never writes a spec"
+    assert "get" not in RIGHTS["", "secrets"]
+
+
+def test_manifests_hold_a_namespaced_role_that_is_the_table() -> None:
+    kinds = {each["kind"]: each for each in documents(K8S / "manifests" / "operator.yaml")}
+    assert set(kinds) == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for rule in kinds["Role"]["rules"]:
+        found[rule["apiGroups"][0], rule["resources"][0]] |= set(rule["verbs"])
+    assert {key: set(verbs) for key, verbs in RIGHTS.items()}.items() <= found.items()
+    assert set(found) - set(RIGHTS) == {("serving.baton.dev", "batonclusters/finalizers")}
+
+
+def test_the_operators_pod_keeps_the_restricted_profile() -> None:
+    made = operator_objects("ns", image="i", engine="e", router="r", redis="d")
+    pod = made[-1]["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert not container["securityContext"]["allowPrivilegeEscalation"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_right_and_makes_a_cluster(path: Path) -> None:
+    (thing,) = documents(path)
+    read = read_resource(thing)
+    assert read.problems == ()
+    actions = plan(Desired(resource=read, images=Images(engine="e", router="r", redis="d")), Observed(), Limits(), 0.0)
+    assert len(actions) >= 14
+
+
+def test_there_are_examples() -> None:
+    assert {path.stem for path in EXAMPLES} == {"mocks", "one-node", "two-nodes-rdma"}
+
+
+def test_a_dry_run_prints_a_plan_for_people_and_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["operator", "--once", "--dry-run", "-f", str(K8S / "examples" / "mocks.yaml")]) == 0
+    out = capsys.readouterr().out
+    assert "# mocks: apply Deployment mocks-prefill-0: starts with 1" in out
+    made = [each for each in yaml.safe_load_all(out) if each]
+    assert {"Deployment", "NetworkPolicy", "PodDisruptionBudget"} <= {each["kind"] for each in made}
+
+
+def test_a_dry_run_of_a_wrong_spec_names_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("kind: BatonCluster\nmetadata: {name: a}\nspec: {models: [{name: m, pools: {decode: {max: 0}}}]}\n")
+    assert main(["operator", "--once", "--dry-run", "--json", "-f", str(file)]) == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0]["field"] == "models[0].pools.decode.max"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--once"], "go together"),
+        (["--once", "--dry-run", "-f", "nowhere.yaml"], "nowhere.yaml"),
+        (["--once", "--dry-run", "-f", str(ROOT / "pyproject.toml")], "pyproject.toml"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["operator", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", sorted((K8S / "images").glob("*.Dockerfile")), ids=lambda path: path.stem)
+def test_images_are_built_in_stages_pinned_and_run_as_nobody(path: Path) -> None:
+    text = path.read_text()
+    stages = re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE)
+    assert len(stages) == 2
+    for stage in stages:
+        name, _, tag = stage.rpartition(":")
+        assert name
+        assert re.search(r"\d", tag), f"{stage}: pin a version"
+        assert tag != "latest"
+    assert re.search(r"^USER 65532:65532$", text, flags=re.MULTILINE)
+    if path.stem == "router":
+        assert "vllm/" not in text
+        assert "torch" not in re.sub(r"#.*", "", text)
+
+
+def helm() -> str:
+    found = shutil.which("helm")
+    if found is None:
+        pytest.skip("helm is not on PATH: https://helm.sh/docs/intro/install")
+    return found
+
+
+def test_the_chart_renders_what_the_manifests_are() -> None:
+    command = [helm(), "template", "x", str(K8S / "chart"), "--namespace", "baton"]
+    rendered = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    made = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(rendered) if each}
+    plain = [each for path in (K8S / "manifests").rglob("*.yaml") for each in documents(path)]
+    assert len(plain) == len(made) == 6
+    for each in plain:
+        rendered_one = made[each["kind"], each["metadata"]["name"]]
+        rendered_one["metadata"].pop("annotations", None)
+        assert rendered_one == each
+
+
+@pytest.mark.parametrize(
+    ("values", "code"), [("replicas=0", 1), ("imags.engine=x", 1), ("images.engine=registry/e:2", 0)]
+)
+def test_the_chart_refuses_values_that_it_does_not_know(values: str, code: int) -> None:
+    command = [helm(), "lint", "--strict", str(K8S / "chart"), "--set", values]
+    assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == code

@@ -1,0 +1,415 @@
+"""What is made of a resource: children, pods, status; and that a plan that was carried out leaves nothing to do."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from cluster.spec.example import EXAMPLE
+from k8s.crd import read_resource
+from k8s.crd.names import CONDITIONS, FIELD_MANAGER, LABEL_FAMILY, LABEL_MANAGED, LABEL_REVISION
+from k8s.plan import (
+    Apply,
+    Delete,
+    Desired,
+    Drain,
+    Generate,
+    Images,
+    Known,
+    Limits,
+    Observed,
+    limits_of,
+    plan,
+    pool_status,
+    status,
+)
+from k8s.plan.merge import contains, patched
+
+IMAGES = Images(engine="engine:1", router="router:1", redis="redis:8")
+SMALL = {"models": [{"name": "m", "pools": {"prefill": {}, "decode": {"min": 1, "max": 4}}}]}
+
+
+def resource(spec: Mapping[str, Any] = SMALL, name: str = "chat") -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "llm", "uid": "u-1", "generation": 1}
+    return {"kind": "BatonCluster", "metadata": metadata, "spec": copy.deepcopy(dict(spec))}
+
+
+def desired(spec: Mapping[str, Any] = SMALL, name: str = "chat", **more: Any) -> Desired:
+    return Desired(resource=read_resource(resource(spec, name)), images=IMAGES, **more)
+
+
+def applied(actions: Any, before: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+    """Objects after the actions, as an API server would keep them."""
+    objects = {(each["kind"], each["metadata"]["name"]): each for each in before}
+    for action in actions:
+        if isinstance(action, Apply):
+            manifest = copy.deepcopy(dict(action.manifest))
+            objects[manifest["kind"], manifest["metadata"]["name"]] = manifest
+        elif isinstance(action, Generate):
+            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": action.name}}
+            objects["Secret", action.name] = secret
+        elif isinstance(action, Delete):
+            del objects[action.kind, action.name]
+    return tuple(objects.values())
+
+
+def pod_of(workload: Mapping[str, Any], *, ready: bool = True) -> dict[str, Any]:
+    template = workload["spec"]["template"]
+    true = "True" if ready else "False"
+    kinds = ("PodScheduled", "ContainersReady", "Ready", "serving.baton.dev/serving")
+    conditions = [{"type": kind, "status": true, "lastTransitionTime": "2026-01-01T00:00:00Z"} for kind in kinds]
+    return {
+        "metadata": {"name": f"{workload['metadata']['name']}-abc", "labels": template["metadata"]["labels"]},
+        "spec": {"nodeName": "n1"},
+        "status": {"conditions": conditions, "containerStatuses": [{"started": ready}]},
+    }
+
+
+def settled(wanted: Desired) -> Observed:
+    objects = applied(plan(wanted, Observed(), Limits(), 0.0))
+    pods = tuple(pod_of(each) for each in objects if each.get("metadata", {}).get("labels", {}).get(LABEL_REVISION))
+    return Observed(objects=objects, pods=pods, known=Known(routers=frozenset({"r"})))
+
+
+def manifests(spec: Mapping[str, Any] = SMALL, **more: Any) -> dict[tuple[str, str], Any]:
+    made = applied(plan(desired(spec, **more), Observed(), Limits(), 0.0))
+    return {(each["kind"], each["metadata"]["name"]): each for each in made}
+
+
+def test_children_are_those_that_are_promised() -> None:
+    names = set(manifests())
+    assert names == {
+        ("ServiceAccount", "chat-engines"),
+        ("ConfigMap", "chat-file"),
+        ("Secret", "chat-internal"),
+        ("Deployment", "chat-registry"),
+        ("Service", "chat-registry"),
+        ("Deployment", "chat-router"),
+        ("Service", "chat"),
+        ("PodDisruptionBudget", "chat-router"),
+        ("PodDisruptionBudget", "chat-prefill"),
+        ("PodDisruptionBudget", "chat-decode"),
+        ("NetworkPolicy", "chat-instance"),
+        ("NetworkPolicy", "chat-router"),
+        ("NetworkPolicy", "chat-registry"),
+        ("Deployment", "chat-prefill-0"),
+        ("Deployment", "chat-decode-0"),
+    }
+
+
+def test_every_child_is_owned_and_labelled() -> None:
+    for (kind, _), each in manifests().items():
+        if kind != "Secret":
+            assert each["metadata"]["labels"][LABEL_MANAGED] == FIELD_MANAGER
+            assert each["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+            assert each["metadata"]["namespace"] == "llm"
+
+
+def test_what_was_planned_and_carried_out_leaves_nothing_to_do() -> None:
+    wanted = desired()
+    assert plan(wanted, settled(wanted), Limits(), 100.0) == ()
+
+
+def test_an_action_lost_is_planned_again() -> None:
+    """An operator that was killed after any of its actions goes on with the others."""
+    wanted = desired()
+    whole = plan(wanted, Observed(), Limits(), 0.0)
+    for at in range(len(whole) + 1):
+        there = applied(whole[:at])
+        rest = plan(wanted, Observed(objects=there), Limits(), 0.0)
+        assert {str(each) for each in applied(rest, there)} == {str(each) for each in applied(whole)}
+
+
+def changed(change: str) -> tuple[Desired, tuple[Any, ...]]:
+    """The plan after a change of the spec in a settled cluster."""
+    before = desired()
+    spec = copy.deepcopy(SMALL)
+    pools: Any = spec["models"][0]["pools"]  # type: ignore[index]
+    match change:
+        case "slo":
+            spec["slo"] = {"fast": {"ttft_ms": 500}}  # type: ignore[assignment]
+        case "image":
+            spec["kubernetes"] = {"image": "engine:2"}  # type: ignore[assignment]
+        case "prefill_env":
+            pools["prefill"]["env"] = {"A": "1"}
+        case "pools":
+            pools["decode"]["max"] = 6
+    after = desired(spec)
+    return after, plan(after, settled(before), Limits(), 1.0)
+
+
+def test_promises_change_without_a_new_engine() -> None:
+    _, actions = changed("slo")
+    assert {each.manifest["metadata"]["name"] for each in actions if isinstance(each, Apply)} == {
+        "chat-file",
+        "chat-router",
+    }
+    assert len(actions) == 2
+
+
+def test_a_new_image_is_a_new_family_of_both_roles() -> None:
+    after, actions = changed("image")
+    made = [each.manifest for each in actions if isinstance(each, Apply)]
+    started = {each["metadata"]["name"] for each in made}
+    assert started == {"chat-prefill-1", "chat-decode-1"}
+    assert len({each["metadata"]["labels"][LABEL_FAMILY] for each in made}) == 1
+    assert after.resource.spec is not None
+
+
+def test_where_all_gpus_are_taken_an_old_instance_goes_first() -> None:
+    pools = {role: {"gpu": "H200"} for role in ("prefill", "decode")}
+    spec = {"models": [{"name": "m", "pools": pools}], "hardware": {"H200": {"count": 2}}}
+    before = desired(spec)
+    after = desired({**spec, "kubernetes": {"image": "engine:2"}})
+    there = settled(before)
+    assert limits_of(after, there).free_gpus == {"H200": 0}
+    (action,) = plan(after, there, limits_of(after, there), 1.0)
+    assert isinstance(action, Drain), action
+    roomy = desired({**spec, "hardware": {"H200": {"count": 4}}, "kubernetes": {"image": "engine:2"}})
+    started = [each for each in plan(roomy, there, limits_of(roomy, there), 1.0) if isinstance(each, Apply)]
+    assert {each.manifest["metadata"]["name"] for each in started} >= {"chat-prefill-1", "chat-decode-1"}
+
+
+def test_one_pools_environment_rolls_that_pool_and_pairs_stay() -> None:
+    before = {name: each for (_, name), each in manifests().items()}
+    _, actions = changed("prefill_env")
+    made = [each.manifest for each in actions if isinstance(each, Apply)]
+    assert [each["metadata"]["name"] for each in made] == ["chat-prefill-1"]
+    assert made[0]["metadata"]["labels"][LABEL_FAMILY] == before["chat-decode-0"]["metadata"]["labels"][LABEL_FAMILY]
+
+
+def test_a_bound_changes_nothing_that_runs() -> None:
+    assert changed("pools")[1] == ()
+
+
+def test_a_batonpool_decides_within_the_bounds_and_touches_no_template() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    before = {each["metadata"]["name"]: each for each in there.objects}
+    actions = plan(wanted, Observed(objects=there.objects, pods=there.pods, external={"decode": 9}), Limits(), 1.0)
+    names = [each.manifest["metadata"]["name"] for each in actions if isinstance(each, Apply)]
+    assert names == ["chat-decode", "chat-decode-1", "chat-decode-2", "chat-decode-3"]
+    revision = before["chat-decode-0"]["metadata"]["labels"][LABEL_REVISION]
+    for each in actions:
+        assert isinstance(each, Apply)
+        if each.manifest["kind"] == "Deployment":
+            assert each.manifest["metadata"]["labels"][LABEL_REVISION] == revision
+
+
+def test_the_size_is_remembered_by_a_child() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    scaled = Observed(objects=there.objects, pods=there.pods, advised={"decode": 3})
+    objects = applied(plan(wanted, scaled, Limits(), 1.0), there.objects)
+    alone = plan(wanted, Observed(objects=objects, pods=there.pods), Limits(), 2.0)
+    assert alone == ()
+
+
+def test_a_foreign_object_of_a_wanted_name_is_left_alone() -> None:
+    wanted = desired()
+    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat"}, "spec": {}}
+    observed = Observed(objects=(theirs,))
+    actions = plan(wanted, observed, Limits(), 0.0)
+    assert not [
+        each
+        for each in actions
+        if isinstance(each, Apply)
+        and each.manifest["kind"] == "Service"
+        and each.manifest["metadata"]["name"] == "chat"
+    ]
+    said = conditions(status(wanted, observed, actions, 0.0, {}))
+    assert said["Degraded"]["reason"] == "NameTaken"
+    assert "Service chat" in said["Degraded"]["message"]
+
+
+def test_a_hand_in_a_child_is_undone_and_what_others_add_stays() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    objects = copy.deepcopy(there.objects)
+    service = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Service", "chat"))
+    service["spec"]["clusterIP"] = "10.0.0.1"
+    service["metadata"]["labels"]["theirs"] = "1"
+    assert plan(wanted, Observed(objects=objects, pods=there.pods), Limits(), 1.0) == ()
+    service["spec"]["ports"][0]["port"] = 81
+    (action,) = plan(wanted, Observed(objects=objects, pods=there.pods), Limits(), 1.0)
+    assert isinstance(action, Apply)
+    assert action.because == "it is not as it was applied"
+
+
+def test_what_is_not_wanted_any_more_is_deleted_with_its_uid() -> None:
+    with_monitor = desired({**SMALL, "kubernetes": {"pod_monitor": True}})
+    there = settled(with_monitor)
+    (action,) = plan(desired(), Observed(objects=there.objects, pods=there.pods), Limits(), 1.0)
+    assert isinstance(action, Delete)
+    assert (action.kind, action.name) == ("PodMonitor", "chat")
+
+
+def test_paused_wrong_or_deleted_resources_are_left_alone() -> None:
+    assert plan(desired({**SMALL, "kubernetes": {"paused": True}}), Observed(), Limits(), 0.0) == ()
+    assert plan(desired({"models": []}), Observed(), Limits(), 0.0) == ()
+    gone = resource() | {"metadata": {**resource()["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert plan(Desired(resource=read_resource(gone), images=IMAGES), Observed(), Limits(), 0.0) == ()
+
+
+def test_an_instance_over_nodes_is_a_leader_worker_set() -> None:
+    spec = {"models": [{"name": "m", "pools": {"both": {"shape": {"tp": 8, "pp": 2}}}}]}
+    made = manifests(spec)["LeaderWorkerSet", "chat-both-0"]
+    assert made["spec"]["leaderWorkerTemplate"]["size"] == 2
+    container = made["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    without = desired(spec, kinds=frozenset())
+    actions = plan(without, Observed(), Limits(), 0.0)
+    assert not [each for each in actions if isinstance(each, Apply) and each.manifest["kind"] == "LeaderWorkerSet"]
+    said = conditions(status(without, Observed(), actions, 0.0, {}))
+    assert said["Degraded"]["reason"] == "KindMissing"
+    assert "LeaderWorkerSet" in said["Degraded"]["message"]
+
+
+def containers() -> Iterator[tuple[str, Any, Any]]:
+    for (_, name), each in manifests({**SMALL, "kubernetes": {"pod_monitor": True}}).items():
+        pod = each.get("spec", {}).get("template", {}).get("spec")
+        for container in (pod or {}).get("containers", ()):
+            yield name, pod, container
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda pod, _one: not any(pod.get(name) for name in ("hostNetwork", "hostPID", "hostIPC")),
+        lambda _pod, one: not one["securityContext"].get("privileged"),
+        lambda _pod, one: one["securityContext"]["capabilities"] == {"drop": ["ALL"]},
+        lambda pod, _one: all(not ({"hostPath"} & volume.keys()) for volume in pod["volumes"]),
+        lambda pod, _one: all(
+            {"configMap", "emptyDir", "projected", "secret", "downwardAPI", "persistentVolumeClaim"} & volume.keys()
+            for volume in pod["volumes"]
+        ),
+        lambda _pod, one: all("hostPort" not in port for port in one["ports"]),
+        lambda _pod, one: one["securityContext"]["allowPrivilegeEscalation"] is False,
+        lambda pod, one: one["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsNonRoot"],
+        lambda pod, _one: pod["securityContext"]["runAsUser"] != 0,
+        lambda _pod, one: one["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault",
+        lambda pod, one: "procMount" not in one["securityContext"] and not pod.get("sysctls"),
+        lambda _pod, one: one["securityContext"]["readOnlyRootFilesystem"] is True,
+        lambda pod, _one: pod["automountServiceAccountToken"] is False,
+    ],
+    ids=[
+        *("namespaces", "privileged", "capabilities", "hostpath", "volumes", "hostports", "escalation", "nonroot"),
+        *("uid", "seccomp", "proc", "readonly", "token"),
+    ],
+)
+def test_the_restricted_profile_holds(rule: Any) -> None:
+    """One assertion for each control of "Pod Security Standards" (kubernetes.io), and two of our own."""
+    checked = [rule(pod, one) for _, pod, one in containers()]
+    assert len(checked) == 4
+    assert all(checked)
+
+
+def test_grace_is_longer_than_the_drain_and_the_agent_is_the_first_process() -> None:
+    pod = manifests()["Deployment", "chat-prefill-0"]["spec"]["template"]["spec"]
+    command = pod["containers"][0]["command"]
+    assert command[:2] == ["baton", "engine"]
+    drain_s = float(command[command.index("--drain-s") + 1])
+    assert pod["terminationGracePeriodSeconds"] >= drain_s + 60
+    assert pod["readinessGates"] == [{"conditionType": "serving.baton.dev/serving"}]
+
+
+def test_the_words_of_commands_are_flags_that_exist() -> None:
+    import argparse
+    import importlib
+
+    for name, words in (("chat-prefill-0", "engine"), ("chat-router", "router")):
+        command = manifests({**SMALL, "transfer": {"lease_s": 9}})["Deployment", name]["spec"]["template"]["spec"][
+            "containers"
+        ][0]["command"]
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"baton.commands.{words}").add_arguments(parser)
+        told = parser.parse_args([re.sub(r"\$\(POD_IP\)", "10.0.0.1", word) for word in command[2:]])
+        assert told.registry.startswith("redis://baton-")
+
+
+def test_a_patch_reaches_the_pod_and_gpus_are_never_parsed_back() -> None:
+    patch = {
+        "spec": {
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "h100"}],
+            "containers": [
+                {"name": "engine", "resources": {"claims": [{"name": "gpu"}], "limits": None, "requests": None}}
+            ],
+        }
+    }
+    spec = {**SMALL, "kubernetes": {"pools": {"prefill": {"pod_template": patch}}}}
+    made = manifests(spec)
+    pod = made["Deployment", "chat-prefill-0"]["spec"]["template"]["spec"]
+    assert pod["tolerations"] == patch["spec"]["tolerations"]
+    assert pod["containers"][0]["resources"] == {"claims": [{"name": "gpu"}]}
+    assert "tolerations" not in made["Deployment", "chat-decode-0"]["spec"]["template"]["spec"]
+    assert made["Deployment", "chat-prefill-0"]["metadata"]["labels"]["serving.baton.dev/gpu"] == "any.1"
+
+
+def test_names_are_labels_for_any_cluster() -> None:
+    for kind, name in manifests(SMALL, name="x" * 63):
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name), (kind, name)
+        if kind == "Deployment":
+            assert len(name) <= 46
+
+
+def conditions(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {each["type"]: each for each in said["conditions"]}
+
+
+def test_status_is_made_anew_and_keeps_its_times() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    first = status(wanted, there, (), 1000.0, {})
+    assert set(conditions(first)) == set(CONDITIONS)
+    assert conditions(first)["Available"]["status"] == "True"
+    assert conditions(first)["Progressing"]["status"] == "False"
+    assert (first["prefill"], first["decode"], first["revision"]) == ("1/1", "1/1", "2/2")
+    assert status(wanted, there, (), 2000.0, first) == first
+    deleted = status(wanted, there, (), 2000.0, {})
+    assert [{**each, "lastTransitionTime": ""} for each in deleted["conditions"]] == [
+        {**each, "lastTransitionTime": ""} for each in first["conditions"]
+    ]
+
+
+def test_a_wrong_spec_is_a_condition_that_names_the_field() -> None:
+    wrong = desired({"models": [{"name": "m", "pools": {"decode": {"min": 3, "max": 2}}}]})
+    said = conditions(status(wrong, Observed(), (), 0.0, {}))
+    assert said["Degraded"]["reason"] == "InvalidSpec"
+    assert "models[0].pools.decode.max" in said["Degraded"]["message"]
+
+
+def test_a_pools_status_has_a_selector_that_finds_its_pods() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    said = pool_status(wanted, there, "decode", 4)
+    assert (said["replicas"], said["readyReplicas"], said["observedGeneration"]) == (1, 1, 4)
+    labels = dict(each.split("=") for each in said["selector"].split(","))
+    chosen = [pod for pod in there.pods if labels.items() <= pod["metadata"]["labels"].items()]
+    assert [pod["metadata"]["name"] for pod in chosen] == ["chat-decode-0-abc"]
+
+
+def test_patches_merge_as_kubernetes_does() -> None:
+    base = {"a": 1, "list": [{"name": "x", "v": 1}], "plain": ["one"]}
+    patch = {"a": None, "list": [{"name": "x", "w": 2}, {"name": "y"}], "plain": ["two"]}
+    assert patched(base, patch) == {"list": [{"name": "x", "v": 1, "w": 2}, {"name": "y"}], "plain": ["one", "two"]}
+    assert contains({"a": [{"name": "x", "b": 1}, {"name": "z"}], "c": 2}, {"a": [{"name": "x", "b": 1}]})
+    assert not contains({"a": [{"name": "x", "b": 2}]}, {"a": [{"name": "x", "b": 1}]})
+    assert not contains({}, {"a": 1})
+    assert not contains({"a": [1, 2]}, {"a": [1]})
+
+
+def test_the_example_makes_a_cluster() -> None:
+    import yaml
+
+    spec = yaml.safe_load(EXAMPLE)
+    made = manifests({**spec, "kubernetes": {"node_gpus": 8}})
+    assert ("Deployment", "chat-registry") not in made, "it names a registry"
+    pod = made["Deployment", "chat-router"]["spec"]["template"]["spec"]
+    files = next(each for each in pod["volumes"] if each["name"] == "files")["projected"]["sources"]
+    assert {"key": "keys.acme", "path": "keys/acme"} in files[1]["secret"]["items"]
+    assert "host" not in yaml.safe_load(made["ConfigMap", "chat-file"]["data"]["baton.yaml"])["router"]
