@@ -1,4 +1,4 @@
-"""Reads what a peer answers over HTTP: plain bytes, and no more of them than anybody wants. A shell.
+"""Reads what a peer answers over HTTP: plain bytes, and no more of them than the caller takes. A shell.
 
 Every session to a peer sends `PLAIN` and does not decompress (``auto_decompress=False``): a few kilobytes of gzip hold
 a gigabyte. What is encoded all the same is not read.

@@ -1,6 +1,6 @@
 """Whether a request to an admin port comes from this machine, or from a page of another site in a browser here. Pure.
 
-A port on loopback asks nobody for a key, and a browser on this machine reaches it, too. Pages of other sites can use
+A port on loopback asks for no key, and a browser on this machine reaches it, too. Pages of other sites can use
 that in two ways, and each way shows: a page that sends a request names its site in `Origin` or `Sec-Fetch-Site`; a site
 whose name was made to lead to this machine (DNS rebinding) has that name in `Host`. Programs send neither header.
 """

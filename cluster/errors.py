@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 
@@ -20,6 +21,14 @@ class BatonError(Exception):
 
 class UsageError(BatonError):
     """The user gave something we cannot use. The message names the field, the value and the fix."""
+
+
+def cannot_listen(host: str, port: int, error: OSError, flag: str) -> UsageError:
+    """A server cannot be opened there. `flag`: the one that names the port, `--admin-port`; the host's is its like."""
+    because = (error.strerror or str(error)).rpartition("): ")[2]  # asyncio's begins with the address
+    at_port = error.errno in {errno.EADDRINUSE, errno.EACCES}
+    choose = f"another {flag}" if at_port else f"an address of this machine with {flag.replace('port', 'host')}"
+    return UsageError(f"cannot listen on {host}:{port} ({because}): choose {choose}")
 
 
 class EngineFailed(BatonError):

@@ -64,7 +64,7 @@ def too_large_here(bytes_max: int) -> ApiError:
 
 
 DEADLINE_S_MAX = 86_400.0
-"""Of a drain: who wants longer than a day wants no deadline, and may resume."""
+"""Of a drain: a longer one than a day needs no deadline, and can be resumed."""
 
 
 def deadline_in(said: dict[str, Any], usual_s: float) -> float:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 SLICE_BYTES: Final = 1 << 16
 """One step. The densest slices take 5 ms, prose and images 0.03 ms (an EPYC core)."""
@@ -37,6 +37,19 @@ _QUOTES_FEW: Final = 256
 Found = TypeVar("Found")
 Steps = Generator[None, None, Found]
 """Work in steps of some milliseconds: others may run at each `yield`."""
+
+
+class Work(Generic[Found]):
+    """Steps to be gone through one by one; `found` is there after the last."""
+
+    __slots__ = ("_steps", "found")
+    found: Found
+
+    def __init__(self, steps: Steps[Found]) -> None:
+        self._steps: Final = steps
+
+    def __iter__(self) -> Iterator[None]:
+        self.found = yield from self._steps
 
 
 class TooDeep(ValueError):
@@ -141,12 +154,10 @@ def _check(values: int, commas: int, values_max: int) -> None:
 
 def run(steps: Steps[Found]) -> Found:
     """All of it at once."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            found: Found = done.value
-            return found
+    work = Work(steps)
+    for _ in work:
+        pass
+    return work.found
 
 
 def _end_of_slice(raw: bytes, start: int) -> int:

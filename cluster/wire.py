@@ -38,7 +38,7 @@ FREE_FORM_KEYS: frozenset[str] = frozenset({"vllm_xargs", "extra_args"})
 
 MEDIA_NAME = "uuid"
 """Of a part of a message's content: vLLM keeps what it has made of an image, a sound or a film by this name, which the
-client chooses, and gives it to whoever sends the name without the image. Names of two tenants are kept apart."""
+client chooses, and gives it to any request that has the name without the image. Names of two tenants are kept apart."""
 FREE_TEXT_BYTES_MAX = 1 << 16
 """Characters of JSON as text in free-form fields that are looked into; a body with more is refused."""
 
@@ -139,7 +139,7 @@ class Transfer:
         P's token is the first one only if P has computed the whole prompt. On some models P leaves the prompt's last
         tokens to D (Mamba and its hybrids, MTP of several modules: vLLM 0.32, ``nixl/base_scheduler.py``,
         ``_prefill_backoff``), and P's token is then what P would say *before* these tokens. P's answer does not say so;
-        the held tokens are then fewer than the prompt's (`usage`). Where either number is missing nobody can tell.
+        the held tokens are then fewer than the prompt's (`usage`). Where either number is missing, it cannot be told.
         """
         usage = answer.get("usage")
         prompt = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None

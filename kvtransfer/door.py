@@ -39,7 +39,7 @@ class Door:
     """Serves one socket until it is closed."""
 
     def __init__(self, path: Path, answer: Callable[[Ask], dict[str, Any]]) -> None:
-        """Open it. A socket at which nobody answers any more is replaced.
+        """Open it. A socket of an engine that has ended is replaced.
 
         Raises:
             DoorTaken: another engine answers there.
@@ -118,7 +118,7 @@ class Door:
             return {"error": ask}
         try:
             return self._answer(ask)
-        except Exception as error:  # whatever it was: who asks is told, and the engine behind the door goes on
+        except Exception as error:  # whatever it was: the caller is told, and the engine behind the door goes on
             logger.exception("the door could not answer %s", type(ask).__name__)
             return {"error": f"{type(error).__name__}: {error}"}
 
@@ -133,7 +133,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _answers(path: Path) -> bool:
-    """Whether somebody listens there now."""
+    """Whether a process listens there now."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.settimeout(1.0)
         try:

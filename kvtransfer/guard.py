@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.scan import Found, Steps
+from cluster.scan import Found, Steps, Work
 from cluster.wire import RELEASE_PATH
 from kvtransfer.fields import name_in
 from kvtransfer.keyfile import KeyFile
@@ -118,13 +118,10 @@ class Guard:
 
 async def _stepwise(steps: Steps[Found]) -> Found:
     """All steps, with room for others between them. A usual body has none."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            found: Found = done.value
-            return found
+    work = Work(steps)
+    for _ in work:
         await asyncio.sleep(0)
+    return work.found
 
 
 def _open(path: str) -> KeyFile[InstanceKeys] | None:

@@ -56,7 +56,7 @@ class InstanceProofs:
 
 
 class FleetProofs:
-    """A router's, or whoever else has the fleet's keys."""
+    """A router's, or those of another program that has the fleet's keys."""
 
     judges_all: Final = True
 

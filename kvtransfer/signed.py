@@ -1,10 +1,11 @@
 """Requests between the programs of one fleet, signed: a router to an agent, a router to a router. Pure.
 
-Whoever has the fleet's ticket keys signs (routers, `baton status`, whatever else operates the fleet). An agent checks
+Programs with the fleet's ticket keys sign (routers, `baton status`, whatever else operates the fleet). An agent checks
 with its instance's key, a router with the fleet's. What is signed: method, path with its query, a digest of the body,
-who asks, whom, on whose behalf, an expiry and a nonce. So a request is good once, for one receiver, for half a minute.
+sender, receiver, the tenant on whose behalf it asks, an expiry and a nonce. So a request is good once, for one
+receiver, for half a minute.
 
-The signature is one header, ``1.KEY.EXPIRES.NONCE.MAC``; who asks, whom, and on whose behalf are headers beside it.
+The signature is one header, ``1.KEY.EXPIRES.NONCE.MAC``; sender, receiver and tenant are headers beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvtransfer.ticket import SKEW_S, Key
 BY: Final = "x-baton-by"
 """Header: the name of the program that asks."""
 TO: Final = "x-baton-to"
-"""Header: the name of the instance or router that is asked. Whoever has another name refuses."""
+"""Header: the name of the instance or router that is asked. A receiver of another name refuses."""
 READER: Final = "x-baton-reader"
 """Header: the tenant on whose behalf a router asks. Absent: an operator."""
 SIGNATURE: Final = "x-baton-signature"
@@ -57,7 +58,7 @@ class Ask:
 
 
 def signed_headers(ask: Ask, key: Key | None, *, now: float, nonce: bytes) -> dict[str, str]:
-    """The headers to send with this request. Without a key they say who asks whom, and prove nothing.
+    """The headers to send with this request. Without a key they name sender and receiver, and prove nothing.
 
     Args:
         ask: the request.

@@ -42,7 +42,11 @@ MEETING_S = 15.0
 
 
 class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
-    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorScheduler`."""
+    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorScheduler`.
+
+    Long, as vLLM calls all of these hooks on one object; the rules that they follow stand in the modules beside
+    this one.
+    """
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)

@@ -51,7 +51,11 @@ class NotServed(RuntimeError):
 
 
 class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
-    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorWorker`."""
+    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorWorker`.
+
+    Long, as vLLM calls all of these hooks on one object; the rules that they follow stand in the modules beside
+    this one.
+    """
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         from vllm.distributed.nixl_utils import NixlWrapper  # noqa: PLC0415 - vLLM loads NIXL when it is asked for

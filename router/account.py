@@ -23,7 +23,7 @@ from router.journey import Choose, Chosen, Lost, Refused
 from router.judged import Judged, Seen, foretold_json
 from router.memory import NOBODY, Memory, Story
 from router.meters import Meters
-from router.promises import judge, late_by, seen_in
+from router.promises import SHED, judge, late_by, seen_in
 from router.sums import Told
 from router.timing import EngineTimes, Stage, engine_times, told_at_end
 from router.ways import Verdict
@@ -38,7 +38,11 @@ _LEG_NAMES: Final[dict[str, str]] = {Stage.PREFILL_LEG: "prefill", Stage.DECODE_
 
 
 class Account:
-    """One request's."""
+    """One request's.
+
+    Long, as it has a method of a few lines for everything that may happen to a request, and all of them fill one
+    record.
+    """
 
     def __init__(
         self,
@@ -247,8 +251,12 @@ class Account:
             self._story.add(now, "end", outcome=outcome)
             counted = answer_tokens(self._told.usage or {}) if tokens is None else tokens
             self._meters.over(now, outcome, self._timeline, counted)
+            result, late_first = "", False
             if seat is not None and (self._client.slo is not None or seat.ttft_ms > 0):
-                self._judge(seat, seen_in(self._timeline.totals(now), counted, streamed=self._request.stream), outcome)
+                seen = seen_in(self._timeline.totals(now), counted, streamed=self._request.stream)
+                result, late_first = self._judge(seat, seen, outcome)
+            model = self._request.model if seat is None else seat.wanted.model or ""
+            self._meters.flow.ended(model, self._client.slo_class, counted, result, late_first=late_first)
         finally:  # a story that is over is not open, whatever else fails
             self._memory.finish(self._story)
         self._end_span(now, outcome)
@@ -270,16 +278,19 @@ class Account:
         told = {**_usage(self._told.usage or {}), **times, "baton.way": timing.way, "baton.outcome": outcome}
         span.end("" if outcome == "served" else outcome, told)
 
-    def _judge(self, seat: Seat, seen: Seen, outcome: str) -> None:
-        """What was foretold, and promised, beside what came."""
+    def _judge(self, seat: Seat, seen: Seen, outcome: str) -> tuple[str, bool]:
+        """What was foretold, and promised, beside what came: whether the class's promise was kept, and if its first
+        token was late or never came.
+        """
         attainment, slo = self._meters.attainment, self._client.slo
         if outcome == "served":
             attainment.compare(seat, seen)
-        result = ""
+        result, late_first = "", False
         if slo is not None:
             result = judge(slo, seen, outcome)
             attainment.ended(self._client, seat, result)
             late_ttft, late_tpot = late_by(slo, seen)
+            late_first = late_ttft or seen.ttft_ms is None or result == SHED
             now = time.monotonic()
             self._meters.lately.judged(now, self._client.slo_class, result, late_ttft=late_ttft, late_tpot=late_tpot)
         self._story.judged = Judged(
@@ -290,6 +301,7 @@ class Account:
             late=seat.late,
             degraded=seat.degraded,
         )
+        return result, late_first
 
     # -- in a trace --
 

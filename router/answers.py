@@ -91,7 +91,7 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def beginning(raw: bytes) -> str | None:
-    """Whether a stream that begins with these bytes is one: empty: yes; None: nobody can tell yet; else why not."""
+    """Whether a stream that begins with these bytes is one: empty: yes; None: too few bytes to tell; else why not."""
     at = 0
     while (end := raw.find(b"\n\n", at)) >= 0:
         verdict = _first_event(raw[at:end])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from cluster.errors import ApiError, UsageError
+from cluster.errors import ApiError, UsageError, cannot_listen
 from cluster.readable import SMALL_BYTES_MAX
 from cluster.registry.registry import Registry
 from router.config import RouterConfig
@@ -137,7 +137,7 @@ async def _listen(
         )
     except OSError as error:
         if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
-            raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}): choose another {flag}") from None
+            raise cannot_listen(host, port, error, flag) from None
         raise
     for listening in server.sockets:
         limit_untaken(listening, config.client_stall_s)
@@ -153,15 +153,15 @@ class _NoGeneration:
         self._generation = generation
 
     def admit(self, _: Mapping[str, str]) -> str:
-        """Nobody. Raises ApiError (404)."""
+        """No request. Raises ApiError (404)."""
         raise ApiError(404, "NotFoundError", "Nothing is generated on the admin side: ask on the clients' port.")
 
     def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
-        """Never: nobody is admitted."""
+        """Never: no request is admitted."""
         raise AssertionError((outlet, path, headers, raw, tenant))
 
     def leave(self, tenant: str) -> None:
-        """Never: nobody is admitted."""
+        """Never: no request is admitted."""
         raise AssertionError(tenant)
 
     def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:

@@ -6,6 +6,7 @@ Requests that were shed have an outcome of their own: counted as cancelled they 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -102,6 +103,12 @@ class Attainment:
         for each in COUNTED:  # a class that has met nothing yet must not lack the counter that says so
             self._results.add((name, client.tenant, each), 0)
         self._target.labels(name).set(slo.attainment)
+
+    def retarget(self, classes: Mapping[str, SloClass]) -> None:
+        """Other promises from now on; what counted until now still does."""
+        for name, slo in classes.items():
+            if name in self._last:
+                self._target.labels(name).set(slo.attainment)
 
     def compare(self, seat: Seat, seen: Seen) -> None:
         """What was foretold beside what came."""

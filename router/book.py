@@ -142,7 +142,10 @@ class _Row:
 
 
 class Book:
-    """Columns, one entry per row of `router.columns`."""
+    """Columns, one entry per row of `router.columns`.
+
+    Long, as one event changes several columns of a row together, and one class keeps them in step.
+    """
 
     def __init__(self) -> None:
         self.speeds: Final = Speeds()

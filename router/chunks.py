@@ -205,7 +205,7 @@ def _unread_chat(messages: Unread, tools: Any) -> bytes:
         have = len(parts)
         try:
             _message(msgspec.json.decode(raw), parts)
-        except msgspec.DecodeError:  # a number that nobody can hold
+        except msgspec.DecodeError:  # a number that no float can hold
             break
         left -= sum(map(len, parts[have:]))
         if left <= 0:

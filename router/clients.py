@@ -47,18 +47,22 @@ class Clients:
         self, classes: Mapping[str, SloClass], tenants: Mapping[str, Tenant], keys: Mapping[str, Keys]
     ) -> None:
         """`keys`: of each tenant."""
-        self._classes: Final = classes
-        self._tenants: Final = tenants
-        self._keys: Final = keys
         self._digests: dict[str, tuple[str, ...]] = {}
         self._known: Final[dict[tuple[str, str], Client]] = {}
         """By tenant and class; without classes the latter is empty."""
         self._read_at = -1.0
         self._open: Final[Counter[str]] = Counter()
         """Requests under way, by tenant."""
-        self._salts: Final = {
-            name: _salt(name) for name, tenant in tenants.items() if tenant.cache_scope is CacheScope.TENANT
-        }
+        self.renew(classes, tenants, keys)
+
+    def renew(self, classes: Mapping[str, SloClass], tenants: Mapping[str, Tenant], keys: Mapping[str, Keys]) -> None:
+        """Go by these from now on. Requests under way end as what they came as."""
+        self._classes = classes
+        self._tenants = tenants
+        self._keys = keys
+        self._read_at = -1.0
+        self._known.clear()
+        self._salts = {name: _salt(name) for name, tenant in tenants.items() if tenant.cache_scope is CacheScope.TENANT}
 
     @property
     def closed(self) -> bool:

@@ -14,6 +14,15 @@ from router.speeds import Make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed:
+    """What an edited cluster file says of those who use the router."""
+
+    classes: Mapping[str, SloClass]
+    tenants: Mapping[str, Tenant]
+    tenant_keys: Mapping[str, Keys]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """All settings of one router; every default says why."""
 
@@ -61,6 +70,9 @@ class RouterConfig:
     """Its private key. None: it is in the certificate's file."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names that clients may use for models: the model's own name, by alias."""
+    renewed: Callable[[], Renewed | str | None] | None = None
+    """Looks whether classes or tenants have changed, and reads files for it: them, or why they cannot be read, or None
+    where nothing is new. None: they never change."""
     admin_keys: Keys | None = None
     """Tells the operators' keys: who reads the admin side from another machine. None: nobody does."""
     seeding: bool = True

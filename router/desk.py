@@ -80,7 +80,10 @@ class Seat:
 
 
 class Desk:
-    """The places of one router."""
+    """The places of one router.
+
+    Long, as line, choice and places change together at each event of a request.
+    """
 
     def __init__(
         self,
@@ -157,7 +160,7 @@ class Desk:
         return chosen, calls + self.occupy(seat, chosen.decode)
 
     def _keeps_apart(self, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
-        """Whether the chosen decode instance must not have the blocks of one of those who hold or compute them."""
+        """Whether the chosen decode instance must not have the blocks of an instance that holds or computes them."""
         fleet, decode = self.view.all(), chosen.decode
         return decode is not None and not all(fleet.pairs(each, decode, wanted.model) for each in effect.holders)
 

@@ -283,7 +283,7 @@ RULES: tuple[Rule, ...] = (
     Rule("stream_options", "of another form than vLLM's", _P, False, "only D sees them: the engine shall say so",
          _odd_options),
     Rule("stop", "more than 64 texts, or one over 4,096 characters", _P, True,
-         "to look for each in the first token would hold up everybody else", _many_stops),
+         "to look for each in the first token would hold up all other requests", _many_stops),
     Rule("tools", "given, tool_choice not none", _P, False, "a parser stands between tokens and text", _tools),
     # seen only in P's answer
     Rule("first token", "ends inside a character, or has no text", _P, True,

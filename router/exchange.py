@@ -60,7 +60,11 @@ _TIMED = frozenset({j.State.CHOOSING, j.State.PREFILLING, j.State.OPENING, j.Sta
 
 
 class Exchange:
-    """One client request on its way through the fleet."""
+    """One client request on its way through the fleet.
+
+    Long, as every effect of `router.journey` and every event of legs and client has a short method here, all on the
+    state of one request.
+    """
 
     __slots__ = (
         "_account",
@@ -200,7 +204,8 @@ class Exchange:
         self._way = "whole"
         self._relayed = False
         self._made_by: tuple[str, int, str] | None = None
-        """The weights, the circle, and what the model's name means, of whoever made what the client already has."""
+        """The weights, the circle, and what the model's name means, of the instance that made what the client already
+        has."""
         self._pending: deque[j.Effect] = deque()
         self._legs: dict[InstanceId, PrefillLeg] = {}
         """Prefill legs that are waited for, oldest first."""
@@ -505,7 +510,7 @@ class Exchange:
         try:
             self._router.losses.unwatch(leg.instance, leg)
             self._router.leg_ended(leg.instance)
-        except Exception:  # whoever is called for the place: this exchange goes on
+        except Exception:  # the place is given to another request: this exchange goes on
             logger.exception(_BUG, self._request.label)
 
     def prefill_said(self, leg: PrefillLeg, said: Said | j.Lost | j.Refused) -> None:
@@ -546,7 +551,7 @@ class Exchange:
     def _not_first(self, leg: PrefillLeg, transfer: wire.Transfer | None, fields: Mapping[str, Any]) -> str:
         """Why P's token is not known to be the answer's first: by its own word, and by the proof of the pair."""
         if transfer is None:
-            return "P holds nothing: nobody can tell what it has computed"
+            return "P holds nothing: what it has computed cannot be told"
         because = transfer.stops_short_of(fields)
         decode = self._seat.decode
         return because or ("" if decode is None else self._router.view.not_exact(leg.instance, decode))
@@ -585,6 +590,7 @@ class Exchange:
         cached = cached_in(usage)
         if done and cached is not None and seat.expected.booking is not None:
             self._router.meters.attainment.prefix(self._cached_tokens, cached)
+            self._count_cached(cached)
         self._sent = ()
         self._router.desk.prompt_over(seat, time.monotonic(), done=done, cached_tokens=cached)
 
@@ -842,7 +848,13 @@ class Exchange:
         """One instance did all of it, and has said with its end how much of the prompt it had."""
         if cached_tokens is not None:
             self._router.meters.attainment.prefix(self._cached_tokens, cached_tokens)
+            self._count_cached(cached_tokens)
             intake.reported(self._sent, self._seat.wanted, cached_tokens)
+
+    def _count_cached(self, cached_tokens: int) -> None:
+        wanted = self._seat.wanted
+        flow = self._router.meters.flow
+        flow.prefilled(wanted.model or "", wanted.slo_class, wanted.prompt_tokens, cached_tokens)
 
     def _finish(self, effect: j.Finish) -> None:
         outcome = effect.outcome

@@ -30,6 +30,7 @@ GAUGES: Final = {
     "baton_slo_attainment_target": _LARGEST,
     "baton_registry_stale_seconds": _LARGEST,
     "baton_registry_unproven": _LARGEST,
+    "baton_controller_heard": _LARGEST,
     "baton_routers": _LARGEST,
 }
 """How a gauge's values become one. One that is not here is shown as the largest."""

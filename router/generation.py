@@ -31,10 +31,12 @@ from router.heavy import read as heavy_steps
 from router.http.front import Connection
 from router.http.headers import Headers
 from router.http.outlet import Outlet
+from router.http.uploads import client_of
 from router.intake import Taken
 from router.journey import Journey
 from router.promises import promise_of
 from router.records import Wanted
+from router.slices import ClientLeft
 from router.ways import Way
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("baton.router")
 
 _IDS_AT_ONCE = 64
+
+BYTES_PER_TOKEN = 4
+"""Of a body whose tokens nobody foretells: a prompt's length is then counted by this."""
 
 
 class Generation:
@@ -54,7 +59,7 @@ class Generation:
         """Random names that are not given yet: asking the kernel for each would cost as much as parsing a body."""
 
     def new_id(self) -> RequestId:
-        """A random name: 128 bits, which nobody guesses."""
+        """A random name: 128 bits, which cannot be guessed."""
         if not self._ids:
             chance = secrets.token_hex(16 * _IDS_AT_ONCE)
             self._ids = [RequestId(chance[at : at + 32]) for at in range(0, len(chance), 32)]
@@ -88,7 +93,7 @@ class Generation:
                 return
             body, raw = self._read(raw, content_type, tenant)
             exchange = self._exchange(outlet, path, headers, body, raw, tenant, client, arrived)
-        except BaseException:
+        except BaseException:  # whatever it was: the request is counted no longer
             self.leave(tenant)
             raise
         exchange.begin()
@@ -99,9 +104,11 @@ class Generation:
         """The same for a body that is read in steps. What is wrong with it is answered, not raised."""
         exchange = None
         try:
-            body, raw = await self._read_heavy(raw, tenant)
+            body, raw = await self._read_heavy(raw, tenant, outlet)
             if not outlet.gone:
                 exchange = self._exchange(outlet, path, headers, body, raw, tenant, client, arrived)
+        except ClientLeft:
+            logger.debug("a client left before its body was read")
         except Exception as problem:  # noqa: BLE001 - a boundary where faults become answers
             self.refuse(outlet, problem)
         finally:
@@ -147,6 +154,8 @@ class Generation:
         )
         check_served(router.aliases, router.view, model, tenant)
         seat, taken = self._take_in(wanted, request)
+        prompt_tokens = seat.wanted.prompt_tokens or max(1, len(raw) // BYTES_PER_TOKEN)
+        router.meters.flow.arrived(seat.wanted.model or "", client.slo_class, prompt_tokens)
         limit = router.config.first_token_s
         journey = Journey(
             hand_over=hand_over,
@@ -172,10 +181,12 @@ class Generation:
             return body, msgspec.json.encode(body)
         return body, self._with_ours(raw, body, salted=salted, renamed=renamed)
 
-    async def _read_heavy(self, raw: bytes, tenant: str) -> tuple[dict[str, Any], bytes]:
+    async def _read_heavy(self, raw: bytes, tenant: str, outlet: Outlet) -> tuple[dict[str, Any], bytes]:
         """The same for a heavy body: what is large in it stays unread."""
         router = self._router
-        read = await router.slices.through(heavy_steps(raw, namespace=tenant))
+        client = client_of(tenant, outlet.address)
+        steps = heavy_steps(raw, namespace=tenant)
+        read = await router.slices.through(steps, size=len(raw), client=client, gone=lambda: outlet.gone)
         body = bodies.object_of(read)
         salted = "cache_salt" not in body
         router.clients.salt(tenant, body)

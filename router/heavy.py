@@ -49,7 +49,7 @@ BUILT_BYTES_MAX: Final = 1 << 20
 """And all of them together."""
 
 SINGLE_VALUES_MAX: Final = 50_000
-"""Of a body with more values nobody looks whether a large list has one element."""
+"""In a body with more values no large list is searched for its only element."""
 
 _TEXT_BYTES: Final = 1 << 20
 _LOOKED_FOR: Final = wire.TRANSFER_KEYS | wire.FREE_FORM_KEYS
@@ -235,7 +235,7 @@ def _built(fields: dict[str, msgspec.Raw], values: int) -> scan.Steps[dict[str, 
 def _value(name: str, view: memoryview) -> Any:
     try:
         return msgspec.json.decode(view)
-    except msgspec.DecodeError as error:  # a number that no float can hold: only whoever builds it finds that
+    except msgspec.DecodeError as error:  # a number that no float can hold: only building it finds that
         raise bad_request(f"`{name[:80]}` is not valid JSON: {error}", name[:80]) from None
 
 

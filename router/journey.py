@@ -131,7 +131,10 @@ _OURS: Final = 500
 
 
 class Journey:
-    """State of one request. `begin` starts it, `handle` moves it on, `Finish` ends it."""
+    """State of one request. `begin` starts it, `handle` moves it on, `Finish` ends it.
+
+    Long, as it is one state machine: a short method for each event and each step that an event may cause.
+    """
 
     __slots__ = (
         "aborted", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode", "excluded",
@@ -190,7 +193,7 @@ class Journey:
         self.because = ""
         self.now = 0.0
         self.outcome = "served"
-        self.last_failure = "none"
+        self.last_failure = ""
         self.give_up = math.inf
         self.aborted = False
         self.held_until = 0.0
@@ -238,7 +241,8 @@ class Journey:
         if event.shed_s is not None:
             return self._fail(shed(event.because, event.shed_s))
         if event.decode is None:
-            return self._fail(no_instance(f"{event.because}; last failure: {self.last_failure}"))
+            failed = f"; last failure: {self.last_failure}" if self.last_failure else ""
+            return self._fail(no_instance(event.because + failed))
         self.attempt += 1
         previous, self.decode = self.decode, event.decode
         usable = self.transfer is not None and not self.touched and self.now < self.held_until

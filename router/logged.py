@@ -18,7 +18,7 @@ from router.desk import Calls, Desk, Seat
 from router.journey import Choose, Chosen
 from router.policy import Policy
 from router.prefixes import Prefixes
-from router.records import Reported, Sent, Wanted
+from router.records import Reported, Sent, Standing, Wanted
 from router.speeds import Make
 from router.view import Fleet, View
 
@@ -136,16 +136,10 @@ class LoggedView(View):
         with self._log.of(d.Distrusted([(*names, because) for names, because in pairs.items()])):
             super().distrust(pairs)
 
-    def proven(
-        self,
-        gives: Mapping[InstanceId, int],
-        takes: Mapping[InstanceId, int],
-        inexact: Mapping[tuple[InstanceId, InstanceId], str],
-        doubts: Mapping[tuple[InstanceId, InstanceId], str],
-    ) -> None:
-        entry = d.Proven(dict(gives), dict(takes), [(*names, because) for names, because in doubts.items()])
-        with self._log.of(entry):  # what is not exact decides no choice
-            super().proven(gives, takes, inexact, doubts)
+    def proven(self, standing: Standing) -> None:
+        doubts = [(*names, because) for names, because in standing.doubts.items()]
+        with self._log.of(d.Proven(dict(standing.gives), dict(standing.takes), doubts)):
+            super().proven(standing)  # what is not exact decides no choice: the entry does without
 
     def leg_started(self, instance: InstanceId) -> None:
         with self._log.of(d.LegStarted(instance)):

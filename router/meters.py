@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from cluster.ids import InstanceId
 from router.attainment import Attainment
 from router.finished import Finished
+from router.flow import Flow
 from router.handoff_guard import HandoffGuard
 from router.histograms import Counts, Histograms, Times
 from router.http.doors import Doors
@@ -31,6 +32,8 @@ class Meters:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.lately = Lately()
+        self.flow = Flow()
+        self.registry.register(_Arrivals(self.flow))
         self._requests = Counts(
             "baton_requests",
             "Requests that ended, by way and outcome.",
@@ -94,6 +97,8 @@ class Meters:
         self.handoffs_off = _HandoffsOff()
         self.registry.register(self.handoffs_off)
         self._fleet = _FleetGauges(self.registry)
+        told = "1 while a controller that sizes the fleet is heard in the registry."
+        self._controlled = Gauge("baton_controller_heard", told, registry=self.registry)
 
     def leg(self, leg: str, seconds: float) -> None:
         """A prefill leg was answered, or an answering one has begun or failed, so long after it was sent."""
@@ -121,9 +126,12 @@ class Meters:
         self.pairs.tried(prefill, decode, failure)
         self._handoffs.add(("ok" if failure is None else "failed",))
 
-    def text(self, view: View, waiting: int, stale_s: float = 0.0, unproven: int = 0) -> bytes:
+    def text(
+        self, view: View, waiting: int, stale_s: float = 0.0, unproven: int = 0, *, controlled: bool = False
+    ) -> bytes:
         """Prometheus text, with the fleet's gauges and the line's brought up to date; who has left is left out."""
         self.waiting.set(waiting)
+        self._controlled.set(controlled)
         self._fleet.show(view, stale_s, unproven)
         return generate_latest(self.registry)
 
@@ -160,6 +168,25 @@ class _Recomputed(Collector):
             recomputed.add_metric((name,), each.recomputed)
             pulled.add_metric((name,), each.pulled)
         return recomputed, pulled
+
+
+class _Arrivals(Collector):
+    """From what is announced to whoever sizes the fleet."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """What Prometheus reads."""
+        labels = ("model", "slo_class")
+        told = "Requests that came for a model, with a right to be served: those that were shed, too."
+        arrivals = CounterMetricFamily("baton_arrivals", told, labels=labels)
+        told = "Prompt tokens of these, as estimated when they came."
+        tokens = CounterMetricFamily("baton_arrived_prompt_tokens", told, labels=labels)
+        for each in self._flow.told():
+            arrivals.add_metric((each.model, each.slo_class), each.arrivals)
+            tokens.add_metric((each.model, each.slo_class), each.prompt_tokens)
+        return arrivals, tokens
 
 
 class _HandoffsOff(Collector):

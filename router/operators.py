@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -29,6 +29,7 @@ from cluster.ids import InstanceId
 from cluster.keys import key_in, whose
 from cluster.readable import SMALL_BYTES_MAX, deadline_in, object_in, text_in, too_large_here
 from cluster.registry.membership import Heartbeat
+from cluster.spec import SloClass
 from kvtransfer.keys import instance_key
 from kvtransfer.signed import NONCE_BYTES, READER, SIGNATURE, TO, Ask, signed_headers
 from router.expositions import merged
@@ -66,7 +67,10 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Operators:
-    """What operators see and do at one router."""
+    """What operators see and do at one router.
+
+    Long, as each path of the admin side is a method, and all of them share the checks of callers and the siblings.
+    """
 
     def __init__(self, router: Router) -> None:
         self._router: Final = router
@@ -90,6 +94,10 @@ class Operators:
         """Classes that hand nothing over, as far as it was logged."""
         if watch is not None:
             watch.on_quarantine = self._set_aside
+
+    def retarget(self, classes: Mapping[str, SloClass]) -> None:
+        """Other promises from now on."""
+        self._overview.classes = classes
 
     async def look_forever(self) -> None:
         """Once a second, for the page."""
@@ -132,8 +140,8 @@ class Operators:
         app.router.add_post("/resume/{id}", self.resume)
 
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
-        """Every answer says whose it is, refusals too. After a body in chunks nobody counts the bytes of what follows:
-        the connection ends. A sibling's says on whose behalf it was asked.
+        """Every answer says whose it is, refusals too. After a body in chunks the bytes of what follows are not
+        counted: the connection ends. A sibling's says on whose behalf it was asked.
         """
         response.headers[FROM] = str(self.siblings.name)
         if self.siblings.asks(http.headers) and READER in http.headers:
@@ -162,7 +170,7 @@ class Operators:
         return behalf if found is None else found
 
     def _by_key(self, http: web.Request) -> str | None:
-        """As `reader`, for who brings a key, or asks from this machine without one."""
+        """As `reader`, for a caller with a key, or on this machine without one."""
         clients, operators = self._router.clients, self._router.config.admin_keys
         key, here = key_in(http.headers), from_here(http.remote)
         if here and not names_this_machine(http.host):
@@ -178,7 +186,7 @@ class Operators:
         raise ApiError(401, "AuthenticationError", message)
 
     async def _operators_body(self, http: web.Request) -> bytes:
-        """The body of a change, which is an operator's: nobody else's is read. Only what a sibling vouches for is
+        """The body of a change, which is an operator's: no other is read. Only what a sibling vouches for is
         judged with its body, which its MAC is over.
 
         Raises:
@@ -217,7 +225,13 @@ class Operators:
             return _json(own)
         answers = await self.siblings.ask("/ui/data", reader)
         words = {name: _word(answer, own_word) for name, answer in answers.items()}
-        return _json(whole(own, words, self._router.unproven() if reader is None else {}))
+        found = whole(own, words, self._router.unproven() if reader is None else {})
+        return _json({**found, "scaling": self._scaling() if reader is None else None})
+
+    def _scaling(self) -> dict[str, Any] | None:
+        """What sizes the fleet, in its own words; None: nothing that this router has heard of."""
+        beat = None if self._router.watch is None else self._router.watch.controller
+        return None if beat is None else {"controller": beat.where, "url": beat.url, "says": beat.detail}
 
     async def metrics(self, http: web.Request) -> web.Response:
         """``/metrics``: this router's; ``?all=1``: all routers' as one, the number of those that are missing beside."""
@@ -289,7 +303,9 @@ class Operators:
     # --- setting aside ------------------------------------------------------------------------------------------------
 
     async def quarantined(self, http: web.Request) -> web.Response:
-        """``GET /quarantine``: who is set aside, and why. A tenant is told of instances that serve it, as on `/ui`."""
+        """``GET /quarantine``: instances that are set aside, and why. A tenant is told of instances that serve it, as
+        on `/ui`.
+        """
         reader, view = self.reader(http), self._router.view
         aside = self.quarantine.aside
         if reader is not None:

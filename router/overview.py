@@ -48,7 +48,8 @@ class Overview:
         self._lately: Final = lately
         self._pairs: Final = pairs
         self._recomputed: Final = recomputed
-        self._classes: Final = classes
+        self.classes = classes
+        """What is promised now."""
         self._looks: Final = Looks()
 
     def look(self, now: float, parts: Mapping[str, float]) -> None:
@@ -68,7 +69,7 @@ class Overview:
             "line": len(self._desk.line),
             "late_s": round(self._looks.late_s, 4),
             "classes": {
-                name: dict(slo.targets()) | {"attainment": slo.attainment} for name, slo in self._classes.items()
+                name: dict(slo.targets()) | {"attainment": slo.attainment} for name, slo in self.classes.items()
             },
             "lately": self._lately.told(now),
             "requests": [
@@ -143,8 +144,8 @@ class Overview:
 
 
 def whole(own: Json, others: Mapping[str, Json | str], unproven: Mapping[str, str] | None = None) -> Json:
-    """What the page shows. `others`: by router's name its own word, or why there is none. `unproven`: who is ignored in
-    the registry, and why.
+    """What the page shows. `others`: by router's name its own word, or why there is none. `unproven`: names that are
+    ignored in the registry, and why.
     """
     heard = [each for each in others.values() if not isinstance(each, str)]
     lately = together(each["lately"] for each in (own, *heard))

@@ -15,7 +15,7 @@ be given to a client before D speaks, or stand for an answer. What cannot be tol
 
 What is equal to the same is equal: instances that are linked by proven pairs are a *circle* (`Standing`),
 and hand over among themselves. So of a large fleet not every pair has to be tried. A pair that fails hands nothing over
-until it has passed, whatever its circle says; it is tried again after a while. Who asks is `router.prover`.
+until it has passed, whatever its circle says; it is tried again after a while. `router.prover` asks.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from cluster.ids import InstanceId
+from router.records import Standing
 from router.view import Fleet, InstanceView
 
 ANSWER_TOKENS: Final = 8
@@ -53,7 +54,7 @@ LOGPROBS: Final = 5
 
 
 TRIES: Final = 3
-"""Partners with which an instance that nobody has proven fails, one after another, before it waits as a pair does."""
+"""Partners with which an instance that is not proven fails, one after another, before it waits as a pair does."""
 
 
 class Pair(NamedTuple):
@@ -192,7 +193,7 @@ def fault(handed: Said, alone: Said) -> str | None:
     if handed.prompt and alone.prompt and handed.prompt != alone.prompt:
         return "the prefill and the decode instance read a prompt as other tokens"
     if handed.cached_tokens is None:
-        return "nobody can tell what was handed over: the decode instance wants --enable-prompt-tokens-details"
+        return "it cannot be told what was handed over: the decode instance needs --enable-prompt-tokens-details"
     if handed.cached_tokens == 0:
         return "nothing was handed over: the decode instance has computed all of the prompt"
     if handed.text == alone.text and handed.ids == alone.ids:
@@ -262,22 +263,6 @@ class _Record:
     until: float = 0.0
 
 
-class Standing(NamedTuple):
-    """What proofs say of a fleet."""
-
-    gives: dict[InstanceId, int]
-    """By producer, the number of the circle that it is proven to belong to; 0: to none."""
-    takes: dict[InstanceId, int]
-    """The same by consumer."""
-    inexact: dict[tuple[InstanceId, InstanceId], str]
-    """Pairs that hand over, but P's token may not stand for D's first, and why. A pair of one circle that was not tried
-    itself is no better than another pair of its P."""
-    failed: dict[tuple[InstanceId, InstanceId], str]
-    """Pairs that hand nothing over until they have passed, and why."""
-    doubts: dict[tuple[InstanceId, InstanceId], str]
-    """Pairs of which the last try has said nothing, and why."""
-
-
 class _Seen(NamedTuple):
     """What records say in sum."""
 
@@ -303,7 +288,7 @@ class Proofs:
     def __init__(self) -> None:
         self._records: dict[Pair, _Record] = {}
         self._circles: dict[_Node, int] = {}
-        """Never parted: that two lives are alike stays true, whoever it was proven by has left."""
+        """Never parted: that two lives are alike stays true when the instance that proved it has left."""
         self._circle = 0
         """The newest one."""
         self._alive: set[tuple[InstanceId, int]] = set()
@@ -314,8 +299,8 @@ class Proofs:
     # --- which is next ------------------------------------------------------------------------------------------------
 
     def joining(self, fleet: Fleet, model: str, now: float, busy: frozenset[InstanceId] = frozenset()) -> Pair | None:
-        """A pair with an instance that nobody has proven yet, and that hands nothing over until then; or one of two
-        circles that may be one. None: there is none. `busy`: nobody of these.
+        """A pair with an instance that is not proven yet, and that hands nothing over until then; or one of two
+        circles that may be one. None: there is none. `busy`: none of these.
         """
         prefills, decodes = self._ready(fleet, model, busy)
         first = [each for each in prefills if not self._in(each, producer=True)]
@@ -376,7 +361,7 @@ class Proofs:
     def _ready(
         self, fleet: Fleet, model: str, busy: frozenset[InstanceId]
     ) -> tuple[list[InstanceView], list[InstanceView]]:
-        """Who prefills, and who decodes."""
+        """Instances that prefill, and instances that decode."""
         ready = fleet.ready(model)
         self._forget(fleet)
         prefills, decodes = (
@@ -468,7 +453,7 @@ class Proofs:
             others = (name for name, circle in takes.items() if circle and name != prefill)
             inexact |= {(prefill, decode): because for decode in others if (prefill, decode) not in told}
         doubts = {pair.names: record.doubt for pair, record in self._records.items() if record.doubt}
-        return Standing(gives, takes, inexact, self.failed(), doubts)
+        return Standing(gives, takes, inexact, doubts)
 
     def failed(self) -> dict[tuple[InstanceId, InstanceId], str]:
         """Pairs that hand nothing over until they have passed, and why."""

@@ -1,9 +1,9 @@
 """Proves pairs (`router.proofs`) with a few short requests each. A shell: random prompts, a clock.
 
-Instances that nobody has proven yet come first, several at once and without a pause: until then they hand nothing over.
+Instances that are not proven yet come first, several at once and without a pause: until then they hand nothing over.
 All others are proven one after another. Legs of a proof are legs as any others: they have tickets, count against an
-instance's places, and are sent only where one is free, so that nobody waits for a proof; only an instance that is not
-proven at all takes one leg beyond its places, or a full fleet would never be.
+instance's places, and are sent only where one is free, so that no request waits for a proof; only an instance that is
+not proven at all takes one leg beyond its places, or a full fleet would never be.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from cluster.readable import json_in
 from router import proofs
 from router.exact import CHAT, COMPLETIONS
 from router.proofs import Pair, Proofs, Said
+from router.records import NOTHING_PROVEN
 from router.upstream import EngineLost
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("baton.router")
 
 EVERY_S = 1.0
-"""Between two proofs, where nobody waits for one."""
+"""Between two proofs, where no instance waits for its first."""
 AT_ONCE: Final = 8
-"""Proofs of instances that nobody has proven yet; an instance is in one of them."""
+"""Proofs of instances that are not proven yet; an instance is in one of them."""
 TOLD_AT_ONCE: Final = 64
 """Instances of a fleet whose every proof counts at once. In a larger one, where that costs milliseconds, the proofs
 that were made side by side count together."""
@@ -67,13 +68,13 @@ class Prover:
         self._router = router
         self.proofs: Final = Proofs()
         self.news: Final = asyncio.Event()
-        """The fleet has changed: there may be somebody to prove."""
+        """The fleet has changed: there may be a pair to prove."""
         self._complete_at: float | None = None
-        router.view.proven({}, {}, {}, {})  # from here on, nothing else is handed over
+        router.view.proven(NOTHING_PROVEN)  # from here on, nothing else is handed over
 
     def settled(self, now: float) -> bool:
-        """Whether a router with somebody for each leg, now, has proven enough to begin: one pair, or as long as there
-        is reason to wait for one (`READY_S`).
+        """Whether a router with an instance for each leg, now, has proven enough to begin: one pair, or as long as
+        there is reason to wait for one (`READY_S`).
         """
         if self._complete_at is None:
             self._complete_at = now
@@ -94,7 +95,7 @@ class Prover:
             self.news.clear()
 
     async def _prove_joining(self) -> bool:
-        """Whether there was somebody to prove."""
+        """Whether there was a pair to prove."""
         fleet, busy, now = self._router.view.all(), frozenset[InstanceId](), time.monotonic()
         found: list[tuple[Pair, str]] = []
         for model in proofs.models_of(fleet):
@@ -141,10 +142,10 @@ class Prover:
 
     def _tell(self) -> None:
         router, view = self._router, self._router.view
-        standing = self.proofs.standing(view.all())
-        view.proven(standing.gives, standing.takes, standing.inexact, standing.doubts)
-        if standing.failed != view.distrusted:
-            view.distrust(standing.failed)
+        view.proven(self.proofs.standing(view.all()))
+        failed = self.proofs.failed()
+        if failed != view.distrusted:
+            view.distrust(failed)
         router.call(router.desk.fleet_changed())
 
 
@@ -164,7 +165,7 @@ class _Proof:
         """What is wrong with the pair, and why P's token may not stand for D's first; empty: nothing."""
         found, inexact = await self._compared(logprobs=False)
         if found is None or (found == "" and inexact and not self._held):  # it may be a tie
-            with contextlib.suppress(_Refused):  # without logprobs nobody can tell: what was seen stands
+            with contextlib.suppress(_Refused):  # without logprobs it cannot be told: what was seen stands
                 found, inexact = await self._compared(logprobs=True)
         if found is None:
             found = "with the other's blocks the decode instance answers otherwise than alone"

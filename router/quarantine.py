@@ -6,8 +6,8 @@ So all routers come to the same end in whatever order they hear each other, a ro
 one that is gone takes nothing with it as long as another has heard it. When all have been gone for longer than the
 registry keeps announcements, it is forgotten.
 
-Words come from the registry and from whoever may change things here. What no router of ours says (a stamp that leaves
-none above it, a text that no announcement holds) is not heard.
+Words come from the registry and from callers that may change things here. What no router of ours says (a stamp that
+leaves none above it, a text that no announcement holds) is not heard.
 """
 
 from __future__ import annotations

@@ -50,6 +50,23 @@ class Reported:
     """Digests of its LoRA adapters by name (`cluster.registry.membership.Heartbeat.adapters`)."""
 
 
+class Standing(NamedTuple):
+    """What proofs (`router.proofs`) say of a fleet, but for the pairs that failed."""
+
+    gives: Mapping[InstanceId, int]
+    """By producer, the number of the circle that it is proven to belong to; 0: to none."""
+    takes: Mapping[InstanceId, int]
+    """The same by consumer."""
+    inexact: Mapping[tuple[InstanceId, InstanceId], str]
+    """Pairs that hand over, but P's token may not stand for D's first, and why. A pair of one circle that was not tried
+    itself is no better than another pair of its P."""
+    doubts: Mapping[tuple[InstanceId, InstanceId], str]
+    """Pairs of which the last try has said nothing, and why."""
+
+
+NOTHING_PROVEN: Final = Standing({}, {}, {}, {})
+
+
 class Sent(NamedTuple):
     """A prompt that went to an instance, for its answer to be compared with what had been expected."""
 
@@ -71,11 +88,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer is one token: a prefill instance's work."""
     excluded: frozenset[InstanceId] = frozenset()
     weights: str = ""
-    """Of whoever made what its client already has: only the same goes on from there. Empty: any."""
+    """Of the instance that made what its client already has: only the same goes on from there. Empty: any."""
     circle: int = 0
-    """The circle (`router.proofs`) of whoever made it, where nothing but what is proven counts; 0: it was in none."""
+    """The circle (`router.proofs`) of the instance that made it, where nothing but what is proven counts; 0: it was in
+    none."""
     meaning: str = ""
-    """What the model's name meant there (`InstanceView.meaning`). Empty: nobody has made anything yet."""
+    """What the model's name meant there (`InstanceView.meaning`). Empty: nothing is made yet."""
     routers: int = 1
     """Routers that share the instances' credits."""
     prompt_tokens: int = 0
@@ -112,5 +130,5 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def made_by(self) -> tuple[str, int, str]:
-        """By what it goes on only with the like of whoever made what its client has."""
+        """By what it goes on only with the like of the instance that made what its client has."""
         return (self.weights, self.circle, self.meaning)

@@ -37,7 +37,10 @@ _EVENTS = "text/event-stream; charset=utf-8"
 
 
 class Reply:
-    """What one client is told."""
+    """What one client is told.
+
+    Long, as engines' events and the client's stream meet in it: what is read, counted and written is one state.
+    """
 
     __slots__ = (
         "_account",
@@ -71,7 +74,7 @@ class Reply:
         counts: bool = False,
         event_bytes_max: int = 1 << 26,
     ) -> None:
-        """`counts`: somebody wants to know how many tokens there were. `event_bytes_max`: a stream with a longer event
+        """`counts`: the number of tokens is wanted. `event_bytes_max`: a stream with a longer event
         has failed.
         """
         self.outlet = outlet

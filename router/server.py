@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -19,6 +20,7 @@ from cluster.errors import (
     ApiError,
     bad_request,
     deadline_passed,
+    no_instance,
     no_room,
     too_large,
     unknown_model,
@@ -33,14 +35,14 @@ from cluster.telemetry import tracing
 from router import exact
 from router.aliases import Aliases
 from router.clients import Clients
-from router.config import RouterConfig
+from router.config import Renewed, RouterConfig
 from router.exchange import Exchange
 from router.generation import Generation, broken, headers_of
 from router.http.bodies import read_body
 from router.http.doors import CLIENTS_MAX, Doors
 from router.http.headers import printable
 from router.http.legs import Legs
-from router.http.uploads import Uploads
+from router.http.uploads import Uploads, client_of
 from router.intake import KEY_BYTES, Intake, chunk_key
 from router.line import Line, Losses
 from router.logged import Log, desk_of, prefixes_of, view_of
@@ -67,12 +69,15 @@ logger = logging.getLogger("baton.router")
 CLOSE_S = 2.0
 """So long may what still releases holds take once the server is closed."""
 
+RENEW_EVERY_S = 2.0
+"""Between two looks at an edited cluster file."""
+
 _Result = TypeVar("_Result")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Router:
-    """Everything one router process owns. `start` opens it, `close` ends it."""
+    """Everything one router process owns: `start` opens it, `close` ends it. Long, as each endpoint is a method."""
 
     def __init__(self, config: RouterConfig, registry: Registry | None = None, doors: Doors | None = None) -> None:
         """`doors`: where clients' connections are counted."""
@@ -80,7 +85,7 @@ class Router:
         self.watch = None if registry is None else Watch(registry, self._fleet_told)
         self._knows_engines = registry is None or registry.all_proven
         """Whether engines are those they say they are: named by URL, or proven by their agents' ticket keys. Others
-        get no key of anybody's.
+        get no key at all.
         """
         self._probes: dict[InstanceId, tuple[Instance, asyncio.Task[None]]] = {}
         policy, write = POLICIES[config.policy], config.decision_log
@@ -88,7 +93,8 @@ class Router:
         self._log_writer = None if write is None else LogWriter(write, self.meters.log_dropped.inc)
         self._log = log = None if self._log_writer is None else Log(self._log_writer.add, config.policy)
         self.view = view_of(log, config.makes)
-        self.slices = Slices()
+        self.uploads = Uploads(config.uploads_bytes)
+        self.slices = Slices(self.uploads)
         """Where large bodies are read."""
         self.memory = Memory(config.explain_last)
         self.tracing = tracing("baton-router")
@@ -99,7 +105,7 @@ class Router:
         self.desk.shares = self.clients.shares
         self.intake = self._intake()
         if self.watch is not None:
-            self.watch.desk = self.desk
+            self.watch.desk, self.watch.flow = self.desk, self.meters.flow
         self.aliases = Aliases(config.aliases)
         self.catalogue = Catalogue()
         self.whole = Whole(self)
@@ -109,7 +115,6 @@ class Router:
         self._looks_s = -1.0
         self.losses = Losses()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.uploads = Uploads(config.uploads_bytes)
         self.doors = doors or Doors(CLIENTS_MAX)
         self.exchanges: set[Exchange] = set()
         """Requests that are not over."""
@@ -134,10 +139,10 @@ class Router:
     async def start(self) -> None:
         """Open connections and begin probing."""
         if self.config.ticket_keys is None:
-            logger.info("tickets are off: whoever reaches an engine may start transfers there (--ticket-keys-file)")
+            logger.info("tickets are off: programs that reach an engine may start transfers there (--ticket-keys-file)")
         if not self._knows_engines:
             logger.warning(
-                "instances and routers need not prove themselves: whoever has the registry's password can put in false "
+                "instances and routers need not prove themselves: holders of the registry's password can put in false "
                 "ones, which get prompts. No API key goes to engines, neither clients' nor VLLM_API_KEY "
                 "(give --ticket-keys-file, and leave --accept-unproven out)"
             )
@@ -157,11 +162,41 @@ class Router:
         self.spawn(self.operators.look_forever(), "probe-operators")
         if self._log_writer is not None:
             self.spawn(self._flush_forever(self._log_writer), "probe-log")
+        if self.config.renewed is not None:
+            self.spawn(self._renew_forever(self.config.renewed), "probe-config")
         if self.prover is not None:
             self.spawn(self.prover.run(), "probe-pairs")
         if self.watch is not None:
             await self.watch.read()
             self.spawn(self.watch.read_forever(), "probe-registry")
+
+    async def _renew_forever(self, renewed: Callable[[], Renewed | str | None]) -> None:
+        """Classes and tenants of an edited cluster file, without a restart. A bad file leaves them as they are."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            found = await asyncio.to_thread(renewed)
+            if isinstance(found, Renewed):
+                found = self.renew(found)
+            if found:
+                logger.warning("%s", found)
+
+    def renew(self, to: Renewed) -> str:
+        """Go by these classes and tenants from now on; why not, or an empty text."""
+        started_with = self.config
+        for what, had, has in (
+            ("slo", bool(started_with.classes), bool(to.classes)),
+            ("tenants", bool(started_with.tenants), bool(to.tenants)),
+        ):
+            if had != has:
+                change = "has become empty" if had else "was empty at the start"
+                return f"the cluster file's `{what}` {change}: that takes a restart; the old classes and tenants hold"
+        self.clients.renew(to.classes, to.tenants, to.tenant_keys)
+        self.promises = promises_of(to.classes)
+        self.desk.shares = self.clients.shares
+        self.meters.attainment.retarget(to.classes)
+        self.operators.retarget(to.classes)
+        logger.info("classes and tenants are those of the edited cluster file from now on")
+        return ""
 
     async def _flush_forever(self, log: LogWriter) -> None:
         while True:
@@ -290,14 +325,14 @@ class Router:
         self.clients.enter(tenant, self.view.routers)
         try:
             raw = await self._read_body(http)
-        except BaseException:
+        except BaseException:  # a cancellation too: the request is counted no longer
             self.clients.leave(tenant)
             raise
         return await self.generation.over_aiohttp(http, tenant, raw)
 
     def headers_for(self, given: Mapping[str, str]) -> dict[str, str]:
         """A client's headers that an engine may see. A key of ours is none of an engine's business: it has its own. An
-        engine that may be anybody's sees no key at all.
+        engine that may be a stranger's sees no key at all.
         """
         headers = wire.forwarded_headers(given)
         if not self.clients.closed and self._knows_engines:
@@ -311,6 +346,9 @@ class Router:
         """Any other path: to one instance that serves whole requests, as it is but for transfer fields."""
         tenant = _tenant_of(http)
         instance, clean = await self.whole.place(http, tenant, await self._read_body(http))
+        if not self.view.knows(instance.id) or self.view.get(instance.id).instance.url != instance.url:
+            # While engines were asked which of them has a response, this one left.
+            raise no_instance(f"{instance.id} has just left")
         headers = self.headers_for(http.headers)
         _check_sendable(headers)
         headers["X-Request-Id"] = self.generation.new_id()
@@ -348,19 +386,23 @@ class Router:
                     response.headers[name] = said
             ours = response.headers["X-Baton-Request-Id"] = headers["X-Request-Id"]
             response.headers["X-Request-Id"] = client_id_in(http.headers.get("X-Request-Id")) or ours
-            await response.prepare(http)
             try:
+                await response.prepare(http)
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)
                 broken = "" if _says_its_end(http.method, answer) else "only its connection's end tells the answer's"
             except (aiohttp.ClientPayloadError, TimeoutError) as error:
                 broken = say(error)
+            except ConnectionResetError:  # the client has left: aiohttp says so of its writes
+                logger.debug("%s: the client left before the answer's end", headers["X-Request-Id"])
+                return response
             if broken:
                 logger.warning("%s broke off: %s", instance.id, broken)
                 if http.transport is not None:
                     http.transport.abort()  # a broken answer must not look like a finished one
                 return response
-            await response.write_eof()
+            with contextlib.suppress(ConnectionResetError):  # as above
+                await response.write_eof()
             return response
         finally:
             answer.close()
@@ -439,7 +481,8 @@ class Router:
         stale_s = 0.0 if self.watch is None else self.watch.stale_s(time.monotonic())
         self.meters.open.set(len(self.exchanges))
         self.meters.clients.show(self.doors, self.uploads)
-        return self.meters.text(self.view, len(self.desk.line), stale_s, len(self.unproven()))
+        controlled = self.watch is not None and self.watch.controller is not None
+        return self.meters.text(self.view, len(self.desk.line), stale_s, len(self.unproven()), controlled=controlled)
 
     async def no_metrics_here(self, _: web.Request) -> web.Response:
         """``/metrics`` on the clients' port of a router with tenants: it names them. With processes that share it, it
@@ -450,7 +493,8 @@ class Router:
 
     async def _read_body(self, http: web.Request) -> bytes:
         limit = self.config.body_bytes_max
-        return await read_body(http, limit, self.config.body_timeout_s, too_large(limit), self.uploads)
+        client = client_of(_tenant_of(http), http.remote)
+        return await read_body(http, limit, self.config.body_timeout_s, too_large(limit), self.uploads, client)
 
 
 def _oddity(answer: aiohttp.ClientResponse) -> str:

@@ -1,11 +1,11 @@
-"""Asks the other routers of a fleet, so that whoever asks any of them is told the whole truth. A shell.
+"""Asks the other routers of a fleet, so that any of them tells the whole truth. A shell.
 
 Routers announce their admin sides in the registry (`router.watch`). A question goes to all of them at once, and those
-that do not answer within `ASK_S` are named, not waited for. An asked router never asks on. No key of whoever asks here
+that do not answer within `ASK_S` are named, not waited for. An asked router never asks on. No key of the caller here
 goes with a question: this router asks in its own name, says on whose behalf (an operator's or a tenant's), and signs
-that with the fleet's ticket keys (`kvtransfer.signed`). Without these a router on another machine believes nobody.
+that with the fleet's ticket keys (`kvtransfer.signed`). Without these a router on another machine believes no name.
 
-An announced address on loopback means another machine's own: whoever answers there says which router it is, and one
+An announced address on loopback means another machine's own: what answers there says which router it is, and one
 that is not the one asked is not believed.
 """
 

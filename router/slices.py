@@ -1,53 +1,123 @@
 """Carries out work that comes in steps (`cluster.scan.Steps`) beside everything else that a router does. A shell.
 
-One piece of work at a time, in order of arrival: others run between its steps, and however many large bodies come at
-once, nobody waits for more than one step of one of them.
+One piece of work at a time: others run between its steps, and however many large bodies come at once, no other request
+waits for more than one step of one of them. Clients take turns: the bodies of one wait for each other, and not those of
+others. Each body counts as one that is being read (`router.http.uploads`) until its work is done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter, deque
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from cluster.errors import no_instance
 from cluster.scan import Steps
+from router.http.uploads import Uploads, share_of
 
 STEP_S: Final = 0.004
 """Steps that take less together are done without a pause: letting others run costs some ten microseconds."""
 
 WAITING_MAX: Final = 128
-"""Bodies that wait to be read: 4 GiB at the usual limit. More are refused."""
+"""Bodies that wait to be read, whatever their size; one client has at most a share of them. More are refused."""
 
 _Found = TypeVar("_Found")
+
+
+class ClientLeft(Exception):
+    """The work's client has left before it was done."""
 
 
 class Slices:
     """Of one router."""
 
-    def __init__(self) -> None:
-        self._turn: Final = asyncio.Lock()
-        self._waiting = 0
+    def __init__(self, uploads: Uploads | None = None) -> None:
+        """`uploads`: where bodies count; None: nowhere."""
+        self._uploads: Final = uploads
+        self._busy = False
+        self._lines: Final[dict[str | None, deque[asyncio.Future[None]]]] = {}
+        """Work that waits, by client, the client whose turn is next first."""
+        self._of: Final[Counter[str | None]] = Counter()
+        """Bodies here by client, the one that is being read included."""
 
-    async def through(self, steps: Steps[_Found]) -> _Found:
+    async def through(
+        self,
+        steps: Steps[_Found],
+        *,
+        size: int = 0,
+        client: str | None = None,
+        gone: Callable[[], bool] = lambda: False,
+    ) -> _Found:
         """Do all of it, and give back what it found.
 
+        Args:
+            steps: the work.
+            size: of the body, in bytes.
+            client: whose it is (`Uploads.add`).
+            gone: whether the client has left: then no more of it is done.
+
         Raises:
-            ApiError: 503 where too much waits already; and whatever the work raises.
+            ApiError: 503 where too much waits already, of all or of this client; and whatever the work raises.
+            ClientLeft: `gone` says so.
         """
-        if self._waiting >= WAITING_MAX:
-            raise no_instance(f"{WAITING_MAX} large bodies wait to be read")
-        self._waiting += 1
+        self._let_in(client)
+        kept = None if self._uploads is None else self._uploads.keep(size, client)
         try:
-            async with self._turn:
-                return await _through(steps)
+            await self._turn(client)
+            try:
+                return await _through(steps, gone)
+            finally:
+                self._next()
         finally:
-            self._waiting -= 1
+            self._of[client] -= 1
+            if not self._of[client]:
+                del self._of[client]
+            if self._uploads is not None and kept is not None:
+                self._uploads.drop(kept)
             steps.close()
 
+    def _let_in(self, client: str | None) -> None:
+        if self._of.total() >= WAITING_MAX:
+            raise no_instance(f"{WAITING_MAX} large bodies wait to be read")
+        most = share_of(WAITING_MAX)
+        if client is not None and self._of[client] >= most:
+            raise no_instance(f"{most} large bodies of this client wait to be read")
+        self._of[client] += 1
 
-async def _through(steps: Steps[_Found]) -> _Found:
+    async def _turn(self, client: str | None) -> None:
+        """Wait for it."""
+        if not self._busy:
+            self._busy = True
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(client, deque()).append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self._next()
+            raise
+
+    def _next(self) -> None:
+        """The turn is over: it goes to the next client's oldest work."""
+        while self._lines:
+            client, line = next(iter(self._lines.items()))
+            del self._lines[client]
+            waits = line.popleft()
+            if line:
+                self._lines[client] = line
+            if not waits.done():
+                waits.set_result(None)
+                return
+        self._busy = False
+
+
+async def _through(steps: Steps[_Found], gone: Callable[[], bool]) -> _Found:
     due = time.monotonic() + STEP_S
+    if gone():
+        raise ClientLeft
     while True:
         try:
             next(steps)
@@ -56,4 +126,6 @@ async def _through(steps: Steps[_Found]) -> _Found:
             return found
         if time.monotonic() >= due:
             await asyncio.sleep(0)
+            if gone():
+                raise ClientLeft
             due = time.monotonic() + STEP_S

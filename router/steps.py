@@ -57,7 +57,7 @@ class PrefillAnswered(msgspec.Struct, frozen=True):
     first_token: int | None = None
     """Set where the client may be given this token now, and D be bound to it."""
     first: bool = True
-    """P's token is the first of the client's answer. False: it is not, or nobody can tell; then D says everything."""
+    """P's token is the first of the client's answer. False: it is not, or it cannot be told; then D says everything."""
     by: InstanceId | None = None
     """Whose leg; None: the one that was sent last."""
 
@@ -119,7 +119,8 @@ class Choose(msgspec.Struct, frozen=True):
     """A prefill leg is under way, and D's place is taken: another pair is wanted only if it can begin now. Where there
     is none, all stays as it is."""
     holders: tuple[InstanceId, ...] = ()
-    """Who holds the prompt's blocks, or may do so soon: a new decode instance is to be one that may have them."""
+    """Instances that hold the prompt's blocks, or may do so soon: a new decode instance is to be one that may have
+    them."""
 
 
 class AwaitFleet(msgspec.Struct, frozen=True):

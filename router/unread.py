@@ -18,7 +18,7 @@ class Sort(StrEnum):
 
 
 class Unread:
-    """A field of a large body that nobody has built. True in a condition: it is larger than any neutral value."""
+    """A field of a large body that is not built. True in a condition: it is larger than any neutral value."""
 
     __slots__ = ("count", "raw", "sort", "values")
 

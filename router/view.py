@@ -18,7 +18,7 @@ from cluster.instance import Instance, Load, Role
 from router.book import Book
 from router.columns import Columns, Ints
 from router.prefixes import Prefixes
-from router.records import Reported
+from router.records import Reported, Standing
 from router.speeds import Make
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from router.records import Wanted
 
 MET_MAX: Final = 4096
-"""Producers remembered of a decode instance: four lives of each of a thousand. Who is forgotten is met once more."""
+"""Producers remembered of a decode instance: four lives of each of a thousand. A forgotten one is met again."""
 
 FAILURES_UNTIL_DOWN = 2
 """Probes in a row that must fail before an instance is taken out: one lost probe on a busy machine is noise."""
@@ -120,7 +120,7 @@ class InstanceView:
 
     @property
     def life(self) -> int:
-        """Told apart from its other lives: by its epoch, or, of an engine that nobody numbers, by how often it was down
+        """Told apart from its other lives: by its epoch, or, of an engine without epochs, by how often it was down
         (below 0).
         """
         return self.instance.epoch or -self.downs
@@ -137,14 +137,14 @@ class InstanceView:
             self._columns.changed()
 
     def adapter(self, model: str | None) -> str | None:
-        """The digest of the LoRA adapter that this name means here. Empty: nobody says. None: it means no adapter."""
+        """The digest of the LoRA adapter that this name means here. Empty: unknown. None: it means no adapter."""
         for entry in self.models_json:
             if entry.get("id") == model:
                 return self._adapters.get(str(model), "") if entry.get("parent") else None
         return None
 
     def meaning(self, model: str | None) -> str:
-        """What this name means here, told apart by equality only; an adapter that nobody knows is like no other."""
+        """What this name means here, told apart by equality only; an unknown adapter is like no other."""
         digest = self.adapter(model)
         return "model" if digest is None else f"adapter {digest or f'of {self.id}'}"
 
@@ -285,23 +285,26 @@ class Ready(NamedTuple):
     alike: bool = True
     """Any of those that prefill may hand over to any that decodes, as far as weights, proofs and adapters go."""
     adapters: Ints | None = None
-    """By row, the number of the LoRA adapter that the model's name means there; -1: one that nobody knows; 0: none.
+    """By row, the number of the LoRA adapter that the model's name means there; -1: an unknown one; 0: none.
     None: it means none anywhere."""
 
 
 _UNKNOWN: Final = -1
-_NOBODY: Final = -2
+_NO_NAME: Final = -2
 
 
 class Fleet(Sequence[InstanceView]):
-    """Every instance, in the order in which they were added; and the same as columns. What a policy reads."""
+    """Every instance, in the order in which they were added; and the same as columns. What a policy reads.
+
+    Long, as its maps and columns describe the same rows, and what is known of two rows together needs all of them.
+    """
 
     def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
         self.columns: Final = Columns()
         self.book: Final = Book()
         self.book.reach(len(self.columns.ready))
         self.prefixes: Prefixes | None = None
-        """Who has which beginning of a prompt, where somebody keeps that."""
+        """Which instance has which beginning of a prompt, where that is kept."""
         self.gate: Gate | None = None
         """Where there is room without breaking a promise, where something is promised."""
         self.priced: Prices | None = None
@@ -310,7 +313,7 @@ class Fleet(Sequence[InstanceView]):
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
         self.shunning: Final[dict[int, frozenset[InstanceId]]] = {}
         """By row of a decode instance, producers that nothing is to be handed over from: those that it shuns, and those
-        that failed their proof with it. Mostly there is nobody.
+        that failed their proof with it. Mostly there is none.
         """
         self.distrusted: Mapping[tuple[InstanceId, InstanceId], str] = {}
         """Pairs of prefill and decode instances that failed their proof (`router.proofs`), and how."""
@@ -325,7 +328,7 @@ class Fleet(Sequence[InstanceView]):
         self._version = -1
         self._ranked = False
         self._weights: tuple[int, ...] = ()
-        """Numbers of all weights that somebody says are served."""
+        """Numbers of all weights that some instance says it serves."""
         self._tenants: frozenset[str] = frozenset()
         """All that some instances are kept for."""
 
@@ -383,7 +386,7 @@ class Fleet(Sequence[InstanceView]):
         return found
 
     def _alike(self, found: Ready) -> bool:
-        """Whether `kinships` would find one kind, and everybody in it."""
+        """Whether `kinships` would find one kind, with every instance in it."""
         columns, adapters = self.columns, found.adapters
         if len(self._weights) > 1:
             return False
@@ -465,20 +468,15 @@ class Fleet(Sequence[InstanceView]):
         else:
             self.shunning.pop(view.row, None)
 
-    def circles(
-        self,
-        gives: Mapping[InstanceId, int],
-        takes: Mapping[InstanceId, int],
-        inexact: Mapping[tuple[InstanceId, InstanceId], str],
-        doubts: Mapping[tuple[InstanceId, InstanceId], str],
-    ) -> None:
-        """Who is proven to be alike (`router.proofs`), by circle's number, as producer and as consumer; from now on
-        nothing is handed over that is not proven.
+    def circles(self, standing: Standing) -> None:
+        """Instances that are proven to be alike (`router.proofs`), by circle's number, as producer and as consumer;
+        from now on nothing is handed over that is not proven.
         """
         columns = self.columns
         for view in self:
-            columns.gives[view.row], columns.takes[view.row] = gives.get(view.id, 0), takes.get(view.id, 0)
-        self.proving, self.inexact, self.doubts = True, dict(inexact), dict(doubts)
+            columns.gives[view.row] = standing.gives.get(view.id, 0)
+            columns.takes[view.row] = standing.takes.get(view.id, 0)
+        self.proving, self.inexact, self.doubts = True, dict(standing.inexact), dict(standing.doubts)
         columns.changed()
 
     def unproven(self, view: InstanceView) -> None:
@@ -527,7 +525,7 @@ class Fleet(Sequence[InstanceView]):
         return found
 
     def continues(self, row: int, wanted: Wanted) -> bool:
-        """Whether this row is like whoever made what the client already has: by its weights, or proven to be."""
+        """Whether this row is like the instance that made what the client already has: by weights or by proof."""
         columns, view = self.columns, self._rows[row]
         if wanted.meaning and view.meaning(wanted.model) != wanted.meaning:
             return False
@@ -550,9 +548,9 @@ class Fleet(Sequence[InstanceView]):
         return found
 
     def kinships(self, found: Ready) -> list[tuple[Ints, Ints]]:
-        """Who may prefill, and who may decode, of each kind: of one circle of those that are proven to be alike, with
-        the same weights and the same adapter. Where a model is being replaced there are two. Those that do not say
-        which weights they have are of every kind.
+        """Rows that may prefill, and rows that may decode, of each kind: of one circle of those that are proven to be
+        alike, with the same weights and the same adapter. Where a model is being replaced there are two. Those that do
+        not say which weights they have are of every kind.
         """
         kinds = [(found.prefills, found.decodes)]
         if found.alike:
@@ -574,7 +572,7 @@ class Fleet(Sequence[InstanceView]):
             return ""
         adapters = found.adapters
         if adapters is not None and int(adapters[found.any].min()) == _UNKNOWN:
-            return "nobody tells which adapter this name is on every instance (their agents would)"
+            return "it is not known which adapter this name is on every instance (their agents would tell)"
         if adapters is not None and len({*adapters[found.any].tolist()}) > 1:
             return "this name is not one adapter everywhere"
         names = {self.at(row).id for row in found.any.tolist()}
@@ -603,7 +601,7 @@ class Fleet(Sequence[InstanceView]):
 
 
 def _split(
-    kinds: list[tuple[Ints, Ints]], firsts: Ints, seconds: Ints, names: Sequence[int], others: int = _NOBODY
+    kinds: list[tuple[Ints, Ints]], firsts: Ints, seconds: Ints, names: Sequence[int], others: int = _NO_NAME
 ) -> list[tuple[Ints, Ints]]:
     """Each kind by the names that its prefill (`firsts`) and decode instances (`seconds`) have; those with the name
     `others` go with every one.
@@ -665,15 +663,9 @@ class View:
         """These pairs, and no others, have failed their proof: nothing is handed over between them."""
         self._fleet.distrust(pairs)
 
-    def proven(
-        self,
-        gives: Mapping[InstanceId, int],
-        takes: Mapping[InstanceId, int],
-        inexact: Mapping[tuple[InstanceId, InstanceId], str],
-        doubts: Mapping[tuple[InstanceId, InstanceId], str],
-    ) -> None:
-        """Who is proven to be alike, and which pairs' first tokens are not (`Fleet.circles`)."""
-        self._fleet.circles(gives, takes, inexact, doubts)
+    def proven(self, standing: Standing) -> None:
+        """Instances that are proven to be alike, and pairs whose first tokens are not (`Fleet.circles`)."""
+        self._fleet.circles(standing)
 
     def not_exact(self, prefill: InstanceId, decode: InstanceId) -> str:
         """Why P's own first token may not stand for D's; empty: it may."""
@@ -770,7 +762,7 @@ class View:
         was_up, view.up = view.up, False
         view.downs += was_up
         if not view.instance.epoch:
-            self._fleet.unproven(view)  # nobody numbers its lives: what comes up again may be another engine
+            self._fleet.unproven(view)  # its lives have no numbers: what comes up again may be another engine
         self._forget_handshakes(view.id)
         return was_up
 

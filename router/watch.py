@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from cluster.credits import local_shares
 from cluster.ids import InstanceId
@@ -33,6 +34,7 @@ from cluster.registry.membership import (
 from cluster.registry.registry import Registry, RegistryDown
 from router.demand import demands, legs_said
 from router.desk import Desk
+from router.flow import Flow, backlog
 from router.quarantine import Quarantine, Word
 from router.records import Reported
 
@@ -40,6 +42,9 @@ logger = logging.getLogger("baton.router")
 
 READ_EVERY_S = 0.5
 """Longest time between two readings. An agent that drains waits four times as long before it believes it is idle."""
+
+CONTROLLER_EVERY_S = 2.0
+"""Between two looks at who sizes the fleet."""
 
 _LOUD = {What.REFUSED, What.STALE, What.SKEWED, What.EXPIRED}
 
@@ -58,10 +63,18 @@ class Watch:
         self._mute = False
         self.desk: Desk | None = None
         """Whose legs and demand are announced; None: the agents give this router no grants of their own."""
+        self.controller: Heartbeat | None = None
+        """The one that sizes the fleet, as last heard; None: there is none, or this router may not read of it."""
+        self._controllers = Membership(registry.ttl_s)
+        self._controllers_at = -CONTROLLER_EVERY_S
+        self.flow: Flow | None = None
+        """What is announced to whoever sizes the fleet."""
         self.heard = False
         """Whether the last reading succeeded."""
         self.heard_at: float | None = None
         """When one last did, monotonic seconds; None: never."""
+        self._told_down = False
+        """Whether the log says that the registry is away, or was."""
         self._began_at = time.monotonic()
         self.quarantine = Quarantine(self._name)
         self.on_quarantine: Callable[[], None] = lambda: None
@@ -78,7 +91,7 @@ class Watch:
         return tuple(member.beat for member in self._routers.snapshot() if member.id != self._name)
 
     def unproven(self) -> dict[str, str]:
-        """Who was left out of the last reading, as it proved nothing; and why."""
+        """Names that were left out of the last reading, as they proved nothing; and why."""
         return {name: because for kind in Kind for name, because in self._registry.unproven(kind).items()}
 
     def stale_s(self, now: float) -> float:
@@ -104,7 +117,9 @@ class Watch:
         except RegistryDown as down:
             if self.heard:
                 logger.warning("%s; serving on with what is known", down)
-            self.heard = False
+            elif not self._told_down:
+                logger.warning("%s; no instance is known before it answers", down)
+            self.heard, self._told_down = False, True
             self._instances.deaf(now)
             self._routers.deaf(now)
             return
@@ -115,8 +130,20 @@ class Watch:
         wall = time.time()  # noqa: TID251 - only to tell whose clock is off
         self._log(self._instances.fold(beats, now, wall))
         self._routers.fold(routers, now, wall)
+        await self._hear_controller(now)
         reported = tuple(_reported(member, self._name) for member in self.snapshot())
         self._on_fleet(reported, max(1, len(self._routers.snapshot())))
+
+    async def _hear_controller(self, now: float) -> None:
+        """For the page and the metrics alone. An access list from before there were controllers may forbid it."""
+        if now - self._controllers_at < CONTROLLER_EVERY_S:
+            return
+        self._controllers_at = now
+        try:
+            self._controllers.fold(await self._registry.read(Kind.CONTROLLER), now)
+        except RegistryDown:
+            self._controllers.deaf(now)
+        self.controller = next((member.beat for member in self._controllers.snapshot()), None)
 
     def _hear_quarantine(self, routers: Iterable[Heartbeat]) -> None:
         """Those that have just left are heard, too: the next router is told by their last words."""
@@ -171,7 +198,8 @@ class Watch:
         if self.desk is not None:
             goes_by = {member.id: member.beat.order for member in self.snapshot()}
             legs = replace(beat, legs=legs_said(self.desk.view, goes_by, self._seq))
-            fuller = [replace(legs, demand=demands(self.desk)), legs, *fuller]
+            shares = replace(legs, demand=demands(self.desk))
+            fuller = [replace(shares, **self._flow_said()), shares, legs, *fuller]
         fault = ""
         for told in fuller:
             try:
@@ -184,6 +212,12 @@ class Watch:
             logger.log(logging.DEBUG if self._mute else logging.WARNING, "not all of it is announced: %s", fault)
         self._mute = bool(fault)
         return told
+
+    def _flow_said(self) -> dict[str, Any]:
+        """What whoever sizes the fleet goes by. Where it finds no room beside the demand, it is unknown, not zero."""
+        if self.flow is None or self.desk is None:
+            return {}
+        return {"counted": self.flow.told(), "backlog": backlog(self.desk.line.everybody(), time.monotonic())}
 
     def stop(self) -> None:
         """Let the loops end at their next turn."""

@@ -22,6 +22,7 @@ from router import aliases, paths
 from router import body as bodies
 from router.heavy import is_heavy
 from router.heavy import read as heavy_steps
+from router.http.uploads import client_of
 from router.records import Wanted
 from router.upstream import EngineLost
 
@@ -51,13 +52,15 @@ class Whole:
         path = http.path
         paths.check(path, http.method)
         content_type = http.headers.get("Content-Type", "")
+        client = client_of(tenant, http.remote)
         body: dict[str, Any] = {}
         if bodies.is_form(content_type):
-            parts = await self._router.slices.through(bodies.form_steps(raw, content_type))
+            steps = bodies.form_steps(raw, content_type)
+            parts = await self._router.slices.through(steps, size=len(raw), client=client)
             hides = partial(self._router.view.lacks, tenant=tenant)
             clean, model = aliases.in_form(self._router.aliases, raw, parts, hides)
         else:
-            clean, body = await self._json(path, tenant, raw, content_type)
+            clean, body = await self._json(path, tenant, raw, content_type, client)
             model = bodies.model_of(body)
         aliases.check_served(self._router.aliases, self._router.view, model, tenant)
         instance = await self._instance(path, tenant, model, body)
@@ -66,7 +69,9 @@ class Whole:
             clean = bodies.spliced(clean, ours)
         return instance, clean
 
-    async def _json(self, path: str, tenant: str, raw: bytes, content_type: str) -> tuple[bytes, dict[str, Any]]:
+    async def _json(
+        self, path: str, tenant: str, raw: bytes, content_type: str, client: str
+    ) -> tuple[bytes, dict[str, Any]]:
         """A body that is no form, without what no client may set and with what we add, and its fields where it is an
         object.
         """
@@ -76,7 +81,8 @@ class Whole:
             clean = bodies.clean_json(raw, content_type, namespace=tenant, salt=salt)
             return clean, read[0] if read else {}
         bodies.check_no_form(content_type)
-        heavy = await self._router.slices.through(heavy_steps(raw, namespace=tenant))
+        steps = heavy_steps(raw, namespace=tenant)
+        heavy = await self._router.slices.through(steps, size=len(raw), client=client)
         if not heavy.is_object:
             return heavy.raw, {}
         body = dict(heavy.body)

@@ -44,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--connector", choices=["auto", "nixl", "baton"], default="auto", help=told)
     told = "fuzz tests go on with fresh seeds for so many seconds, all of them together (default: the fixed cases only)"
     parser.addoption("--fuzz-s", type=float, default=0.0, help=told)
+    told = "the operator's tests run against this API server, which has no kubelet (default: the double)"
+    parser.addoption("--kubeconfig", default="", help=told)
     parser.addoption("--fuzz-seed", type=int, default=None, help="fuzz tests run the one case of this seed")
 
 

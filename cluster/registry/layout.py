@@ -4,7 +4,7 @@ All under ``baton:CLUSTER:``; each expires by itself:
 
     KIND:lock:NAME          string   id of the agent that owns the name                            ttl
     KIND:beat:NAME:AGENT    string   that agent's last heartbeat, JSON, with its proof             ttl
-    KIND:members            set      ``NAME AGENT`` of all who wrote; readers remove the silent    1 day
+    KIND:members            set      ``NAME AGENT`` of all writers; readers remove the silent    1 day
     KIND:changed            channel  a nudge for readers: something other than load is new         -
     posted:NAME:AGENT:EPOCH hash     what that life of an instance posted for others, by their names  ttl
     epoch:NAME              string   the last epoch given out                                      30 days
@@ -27,7 +27,13 @@ _WRITES: Final = ("get", "set", "del", "pexpire", "expire", "sadd", "srem", "pub
 _WATCHES: Final = ("watch", "unwatch", "time")
 _POSTS: Final = ("hset", "hmget")
 
-USERS: Final = ("baton-router", "baton-agent", "baton-reader")
+USERS: Final = ("baton-router", "baton-agent", "baton-controller", "baton-reader")
+
+CONTROLLER: Final = "controller"
+"""The one name that all controllers of a fleet want."""
+
+NUDGED: Final = (Kind.INSTANCE, Kind.ROUTER)
+"""Kinds whose news readers wait for. What a controller says of itself can wait for the next reading."""
 
 
 class Keys:
@@ -37,7 +43,7 @@ class Keys:
         self.prefix: Final = f"baton:{cluster}:"
 
     def lock(self, kind: Kind, name: str) -> str:
-        """Who owns a name."""
+        """The agent that owns a name."""
         return f"{self.prefix}{kind.value}:lock:{name}"
 
     def beat(self, kind: Kind, name: str, agent: str) -> str:
@@ -45,7 +51,7 @@ class Keys:
         return f"{self.prefix}{kind.value}:beat:{name}:{agent}"
 
     def members(self, kind: Kind) -> str:
-        """The set of all who wrote."""
+        """The set of all writers."""
         return f"{self.prefix}{kind.value}:members"
 
     def changed(self, kind: Kind) -> str:
@@ -62,7 +68,7 @@ class Keys:
 
 
 def users(cluster: str, instance: str = ANY) -> str:
-    """The lines of an ACL file: routers, agents (of one instance, or of all), and who only looks. Passwords are to be
+    """The lines of an ACL file: routers, agents (of one instance, or of all), and readers. Passwords are to be
     filled in.
     """
     keys, rights = Keys(cluster), {}
@@ -70,6 +76,7 @@ def users(cluster: str, instance: str = ANY) -> str:
         *_rw(keys.lock(Kind.ROUTER, ANY), keys.beat(Kind.ROUTER, ANY, ANY), keys.members(Kind.ROUTER)),
         *_rw(keys.members(Kind.INSTANCE)),
         *_r(keys.lock(Kind.INSTANCE, ANY), keys.beat(Kind.INSTANCE, ANY, ANY)),
+        *_r(keys.lock(Kind.CONTROLLER, ANY), keys.beat(Kind.CONTROLLER, ANY, ANY), keys.members(Kind.CONTROLLER)),
         *_channels(keys),
         *_may(*_READS, *_HEARS, *_WRITES, *_WATCHES),
     ]
@@ -80,6 +87,14 @@ def users(cluster: str, instance: str = ANY) -> str:
         *_r(keys.lock(Kind.ROUTER, ANY), keys.beat(Kind.ROUTER, ANY, ANY)),
         *_channels(keys),
         *_may(*_READS, *_HEARS, *_WRITES, *_WATCHES, *_POSTS),
+    ]
+    rights["baton-controller"] = [
+        *_rw(keys.lock(Kind.CONTROLLER, ANY), keys.beat(Kind.CONTROLLER, ANY, ANY), keys.members(Kind.CONTROLLER)),
+        *_rw(keys.members(Kind.INSTANCE), keys.members(Kind.ROUTER), keys.epoch(CONTROLLER)),
+        *(right for kind in NUDGED for right in _r(keys.lock(kind, ANY), keys.beat(kind, ANY, ANY))),
+        *_channels(keys),
+        f"&{keys.changed(Kind.CONTROLLER)}",
+        *_may(*_READS, *_HEARS, *_WRITES, *_WATCHES),
     ]
     rights["baton-reader"] = [
         *(right for kind in Kind for right in _r(keys.lock(kind, ANY), keys.beat(kind, ANY, ANY), keys.members(kind))),
@@ -99,7 +114,7 @@ def _r(*keys: str) -> list[str]:
 
 
 def _channels(keys: Keys) -> list[str]:
-    return [f"&{keys.changed(kind)}" for kind in Kind]
+    return [f"&{keys.changed(kind)}" for kind in NUDGED]
 
 
 def _may(*commands: str) -> list[str]:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cluster.credits import POOLS_MAX, Demand
+from cluster.flow import SERIES_MAX, Backlog, Counted
 from cluster.ids import InstanceId
 from cluster.instance import TENANTS_MAX, Instance, Load, Role
 
@@ -68,6 +69,8 @@ class Kind(StrEnum):
     INSTANCE = "instance"
     ROUTER = "router"
     """Router replicas: agents learn from them how many share their credits, `baton status` where they are."""
+    CONTROLLER = "controller"
+    """What sizes the fleet. All of them want one name, so that one at a time acts (`goodput.actuate.lease`)."""
 
 
 class State(StrEnum):
@@ -118,7 +121,7 @@ class Heartbeat:
     models: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=64)] = ()
     """The engine's own ``/v1/models`` entries."""
     adapters: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=64)] = field(default_factory=dict)
-    """Of the LoRA adapters among them, digests of their files: told apart by equality only; empty: nobody can tell."""
+    """Of the LoRA adapters among them, digests of their files: told apart by equality only; empty: unknown."""
     url: _Url
     """Base URL of the engine's HTTP server (of a router: of its endpoint), no trailing slash."""
     agent_url: _Url | None = None
@@ -136,6 +139,10 @@ class Heartbeat:
     each announcement names every instance; the last word about one holds."""
     demand: Annotated[tuple[Demand, ...], msgspec.Meta(max_length=POOLS_MAX)] = ()
     """Of a router: what its tenants want of each pool."""
+    counted: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=SERIES_MAX)] | None = None
+    """Of a router: what it has counted of its requests since it began. None: it does not say."""
+    backlog: Annotated[tuple[Backlog, ...], msgspec.Meta(max_length=SERIES_MAX)] = ()
+    """Of a router: what stands in line there."""
     quarantined: Annotated[dict[_Name, tuple[_Count, bool, _Text, _Name]], msgspec.Meta(max_length=QUARANTINED_MAX)] = (
         field(default_factory=dict)
     )

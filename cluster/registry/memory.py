@@ -44,7 +44,9 @@ class MemoryRegistry:
     """
 
     def __init__(self, clock: Callable[[], float], ttl_s: float = TTL_S, proofs: Proofs | None = None) -> None:
-        """`proofs`: of all who share it. With a fleet's keys it proves what anybody writes, and judges what is read."""
+        """`proofs`: of all programs that share it. With a fleet's keys it proves all that is written, and judges what
+        is read.
+        """
         self.ttl_s = ttl_s
         self.down = False
         self._hearing = Hearing(DEFAULT_CLUSTER, proofs, logger.warning)
@@ -142,10 +144,10 @@ class MemoryRegistry:
         self._epochs.clear()
 
     def plant(self, payload: bytes) -> None:
-        """Put in what anybody may write who has the registry's password, in the place of what is there.
+        """Put in what any holder of the registry's password may write, in the place of what is there.
 
         Raises:
-            ValueError: nobody would read it.
+            ValueError: no reader would take it.
         """
         beat, fault = decode(payload)
         if beat is None:

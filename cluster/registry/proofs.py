@@ -1,8 +1,8 @@
 """Heartbeats that prove whose they are, and what a reader makes of those that do not. Pure.
 
-Whoever has the registry's password can write anything there. So a heartbeat carries a proof: the last field of its JSON
-object, which is made from all bytes before it by the sender's keys (`kvtransfer.proving` has them; this layer knows
-none). Readers of another version see a field that they do not know, and ignore it.
+Any holder of the registry's password can write anything there. So a heartbeat carries a proof: the last field of its
+JSON object, which is made from all bytes before it by the sender's keys (`kvtransfer.proving` has them; this layer
+knows none). Readers of another version see a field that they do not know, and ignore it.
 
 A proof is of the bytes as they were written. To decode and encode again would not do: a reader of another version drops
 fields that it does not know, and would find every proof wrong.
@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, Kind, decode, encode
 
 TOLD_MAX: Final = 1000
-"""Entries that cannot be read or prove nothing, and are named: whoever writes them may write millions."""
+"""Entries that cannot be read or prove nothing, and are named: one program may write millions."""
 
 _PROOF: Final = re.compile(rb',"proof":"([A-Za-z0-9_. -]{0,1024})"\}\Z')
 
@@ -37,14 +37,14 @@ class Proofs(Protocol):
         """The proof of `beat`, whose JSON is `body`; empty where it is not ours to prove."""
 
     def fault(self, cluster: str, beat: Heartbeat, body: bytes, proof: str) -> str:
-        """Why this is no proof, in words; empty: it is one, or nobody here can tell. Never raises."""
+        """Why this is no proof, in words; empty: it is one, or this program has no key to tell. Never raises."""
 
 
 def proven(beat: Heartbeat, cluster: str, proofs: Proofs | None) -> bytes:
     """One heartbeat as it is written: JSON, with a proof where there are keys.
 
     Raises:
-        ValueError: what nobody would read.
+        ValueError: it is larger than readers take.
     """
     body = encode(beat)
     proof = "" if proofs is None else proofs.prove(cluster, beat, body)
@@ -52,7 +52,7 @@ def proven(beat: Heartbeat, cluster: str, proofs: Proofs | None) -> bytes:
         return body
     payload = body[:-1] + b',"proof":"' + proof.encode() + b'"}'
     if len(payload) > HEARTBEAT_BYTES_MAX:
-        raise ValueError(f"a heartbeat of {beat.id!r} that nobody would read: {len(payload)} bytes with its proof")
+        raise ValueError(f"a heartbeat of {beat.id!r} is larger than readers take: {len(payload)} bytes with its proof")
     return payload
 
 
@@ -77,7 +77,7 @@ class Hearing:
         self._former: Final[dict[Kind, dict[tuple[str, str], tuple[bytes, Heartbeat]]]] = {kind: {} for kind in Kind}
         self._heard: Final[dict[Kind, dict[tuple[str, str], tuple[bytes, Heartbeat]]]] = {kind: {} for kind in Kind}
         """What was believed at the last reading and at this one, by name and agent: readers read twice as often as
-        programs write, and nobody's heartbeat is new for being read again.
+        programs write, and a heartbeat is not new for being read again.
         """
 
     @property

@@ -15,8 +15,8 @@ Why no script is needed, though the pipeline extends a lock before it knows whos
 - Two newcomers race on ``SET NX``, which is atomic. What they write lies under their own agent ids, so neither can
   overwrite the other's, and readers take only what the lock's owner wrote.
 - Goodbye frees a lock that must still be ours: a watched transaction, as it happens once in an agent's life.
-- A lock alone is nobody's word: whoever holds it and lives has a heartbeat beside it. A lock of an agent that shows
-  none (with ticket keys: none that proves itself, or one of an earlier life) was written by somebody else who has the
+- A lock alone proves nothing: a living holder has a heartbeat beside it. A lock of an agent that shows
+  none (with ticket keys: none that proves itself, or one of an earlier life) was written by another holder of the
   password, or by a newcomer that died at once. An agent that has the name takes such a lock back and says so; a
   newcomer does after a ttl. Readers with a fleet's keys go by the heartbeats that prove themselves.
 - After Redis lost its data the first of two that want a name gets it: who had it, if its heartbeat comes before the
@@ -46,7 +46,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cluster.errors import UsageError
-from cluster.registry.layout import Keys
+from cluster.registry.layout import NUDGED, Keys
 from cluster.registry.membership import TTL_S, Heartbeat, Kind, State, decode, next_epoch
 from cluster.registry.proofs import Hearing, Proofs, parted, printable, proven
 from cluster.registry.registry import (
@@ -163,7 +163,11 @@ def read_password(path: Path) -> str:
 
 
 class RedisRegistry:
-    """See `Registry`. Connects at its first use and again whenever it must."""
+    """See `Registry`. Connects at its first use and again whenever it must.
+
+    Long, as it is one protocol over one connection: every call of `Registry` is a few commands, and all of them
+    share what this program holds and has heard.
+    """
 
     def __init__(
         self,
@@ -296,7 +300,7 @@ class RedisRegistry:
         async with self._asking(), self._redis.pipeline(transaction=False) as pipe:
             for author in authors:
                 pipe.hmget(self._posts(author), [item])  # the stand-in answers HGET with a line, which bytes may break
-            found = await pipe.execute(raise_on_error=False)  # one key that is no hash takes nobody else's with it
+            found = await pipe.execute(raise_on_error=False)  # one key that is no hash does not spoil the others
         return tuple(answer[0] if isinstance(answer, list) else None for answer in found)
 
     async def wait_changed(self, timeout_s: float) -> bool:
@@ -307,7 +311,7 @@ class RedisRegistry:
             cancelled = _cancelled()
             try:
                 return await self._nudged(until)
-            except (RedisError, OSError, ValueError, RegistryDown):  # whoever reads next hears why
+            except (RedisError, OSError, ValueError, RegistryDown):  # the next reader hears why
                 if _cancelled() > cancelled:
                     raise asyncio.CancelledError from None  # see `_asking`
                 await self._stop_listening()
@@ -406,7 +410,7 @@ class RedisRegistry:
             await pipe.execute()
 
     async def _refuse(self, beat: Heartbeat, owner: str, *, had_it: bool) -> Refused | None:
-        """Why the name is another's; None: it is nobody's who lives, and its lock is ours now. `had_it`: until now it
+        """Why the name is another's; None: no living agent holds it, and its lock is ours now. `had_it`: until now it
         was ours.
         """
         member = (beat.kind, str(beat.id), owner)
@@ -428,7 +432,7 @@ class RedisRegistry:
         return None if await self._seize(beat, owner) else refusal(beat, None, printable(owner))
 
     def _holder(self, beat: Heartbeat, member: Member, payload: bytes) -> Heartbeat | None:
-        """The heartbeat of who holds the name that `beat` wants, if it counts against `beat`."""
+        """The heartbeat of the agent that holds the name that `beat` wants, if it counts against `beat`."""
         holder, _ = decode(payload)
         if holder is None or (holder.kind, holder.id, holder.agent) != member or holder.state is State.GONE:
             return None
@@ -436,9 +440,10 @@ class RedisRegistry:
         if proofs is None:
             return holder
         body, proof = parted(payload)
-        proves = proof or not proofs.prove(self._hearing.cluster, beat, b"{}")  # who has keys is not yielded to without
+        # An agent with keys does not yield to a heartbeat without a proof.
+        proves = proof or not proofs.prove(self._hearing.cluster, beat, b"{}")
         genuine = proves and not proofs.fault(self._hearing.cluster, holder, body, proof)
-        # Whoever takes a name draws an epoch above all before: a copy of an earlier life's heartbeat has a lower one.
+        # A claim draws an epoch above all before: a copy of an earlier life's heartbeat has a lower one.
         return holder if genuine and (holder.epoch > beat.epoch or not self._has(beat)) else None
 
     def _has(self, beat: Heartbeat) -> bool:
@@ -514,7 +519,7 @@ class RedisRegistry:
             if beat is not None:
                 heard.append((beat, _text(owner)))
         told = {(beat.id, beat.agent) for beat, _ in heard if beat.state is not State.GONE}
-        # With a fleet's keys a lock counts for no more than its owner's heartbeat: who may be heard has proven itself.
+        # With a fleet's keys a lock counts for no more than its owner's heartbeat, which has proven itself.
         proves = self._hearing.all_proven
         return tuple(
             beat
@@ -526,7 +531,7 @@ class RedisRegistry:
         nudges: PubSub = self._redis.pubsub()
         try:
             async with self._asking():
-                await nudges.subscribe(*(self._keys.changed(kind) for kind in Kind))
+                await nudges.subscribe(*(self._keys.changed(kind) for kind in NUDGED))
         except BaseException:  # a cancellation too: the connection is ours alone until it is returned
             await _close(nudges)
             raise

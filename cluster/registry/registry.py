@@ -73,7 +73,7 @@ class Registry(Protocol):
 
     @property
     def all_proven(self) -> bool:
-        """Whether what is read has proven whose it is. False: whoever has the registry's password may have written
+        """Whether what is read has proven whose it is. False: any holder of the registry's password may have written
         it.
         """
 

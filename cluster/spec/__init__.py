@@ -6,7 +6,7 @@
 by a wrong key, `flags` what goes to vLLM, `words` and `page` what is told of it.
 """
 
-from cluster.spec.parse import Parsed, check_outside, parse
+from cluster.spec.parse import Parsed, check_outside, parse, parse_value
 from cluster.spec.plan import PlannedInstance, instances
 from cluster.spec.problems import Problem, Severity
 from cluster.spec.rules import Floor, FloorOf
@@ -59,4 +59,5 @@ __all__ = [
     "explain",
     "instances",
     "parse",
+    "parse_value",
 ]

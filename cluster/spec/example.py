@@ -29,6 +29,19 @@ models:
         gpu: H200
         shape: {tp: 4}
         flips: true
+        power_cap_w: 600
+      extra:
+        decode-h100:
+          role: decode
+          min: 0
+          max: 4
+          start: 0
+          shape: {tp: 4}
+          gpu: H100-SXM
+          engine_args: {<<: *args, max-num-seqs: 256}
+          env: {VLLM_LOGGING_LEVEL: WARNING}
+          flips: false
+          power_cap_w: 500
 slo:
   interactive: {ttft_ms: 500, tt2t_ms: 120, tpot_ms: 40, attainment: 0.95, when_missed: degrade, degrade_to: batch}
   batch: {ttft_ms: 20000, tpot_ms: 200, e2e_ms: 600000, attainment: 0.9, when_missed: queue}

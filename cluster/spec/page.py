@@ -10,6 +10,7 @@ from cluster.spec.about import About, Setting, is_section, settings_of, shown_de
 from cluster.spec.example import EXAMPLE
 from cluster.spec.settings import (
     MEANINGS,
+    ExtraPool,
     Hardware,
     Limits,
     Model,
@@ -31,6 +32,7 @@ SECTIONS: tuple[tuple[str, type], ...] = (
     ("`models[]`", Model),
     ("`models[].pools`", Pools),
     ("`models[].pools.ROLE`", Pool),
+    ("`models[].pools.extra.NAME`", ExtraPool),
     ("`models[].pools.ROLE.shape`", Shape),
     ("`slo.CLASS`", SloClass),
     ("`tenants.TENANT`", Tenant),
@@ -47,7 +49,7 @@ _HEAD = f"""\
 # The cluster file
 
 One file, `baton.yaml`, says what a cluster is: models and their pools, what is promised to whom, on which hardware. The
-same text is the `spec` of the Kubernetes resource (*coming*). Only `models` is required, and of a model only its name:
+same text is the `spec` of the [Kubernetes resource](kubernetes.md). Only `models` is needed, of a model only its name:
 
 ```yaml
 models: [{{name: Qwen/Qwen3-0.6B}}]

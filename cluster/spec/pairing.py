@@ -2,8 +2,8 @@
 
 vLLM 0.32's NixlConnector, seen in its source (``KC`` = ``vllm/distributed/kv_transfer/kv_connector``): sizes that do
 not divide each other are refused (``KC/utils.py``), and so is a producer of more ranks than its consumer where it has
-more ranks than the model has KV heads (``KC/v1/nixl/base_worker.py``): ranks then hold copies of heads, and nobody says
-which to read. Latent attention (MLA) has no heads to split, and is never refused.
+more ranks than the model has KV heads (``KC/v1/nixl/base_worker.py``): ranks then hold copies of heads, and nothing
+says which to read. Latent attention (MLA) has no heads to split, and is never refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def refused_pair(prefill_tp: int, decode_tp: int, kv_heads: int | None = None, *
     Args:
         prefill_tp: tensor parallel size of the instance that computes the prompt.
         decode_tp: of the one that generates.
-        kv_heads: the model's; None: nobody knows.
+        kv_heads: the model's; None: unknown.
         latent: whether its attention is latent (MLA).
     """
     few, many = sorted((prefill_tp, decode_tp))

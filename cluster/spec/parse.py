@@ -10,7 +10,7 @@ from cluster.spec.problems import FieldPath, Problem, Severity, nearest, quoted
 from cluster.spec.reader import Place, Reader, sorted_problems
 from cluster.spec.rules import Finding, FloorOf, check
 from cluster.spec.settings import Spec
-from cluster.spec.tree import Malformed, compose
+from cluster.spec.tree import Malformed, Node, compose, tree_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,17 @@ def parse(text: str, file: str, *, floor_of: FloorOf | None = None) -> Parsed:
 
     Never raises, whatever the text; takes at most a few seconds, whatever its length.
     """
-    reader = Reader(file)
+    return _read(Reader(file), lambda: compose(text), floor_of)
+
+
+def parse_value(value: object, file: str, *, floor_of: FloorOf | None = None) -> Parsed:
+    """Read a cluster file that came as a value: the `spec` of a Kubernetes resource. As `parse`, without positions."""
+    return _read(Reader(file), lambda: tree_of(value), floor_of)
+
+
+def _read(reader: Reader, tree: Callable[[], Node | None], floor_of: FloorOf | None) -> Parsed:
     try:
-        spec = reader.read(compose(text))
+        spec = reader.read(tree())
     except Malformed as fault:
         reader.places[()] = Place(fault.mark, "")
         reader.tell((), fault.message, fault.fix)
@@ -55,7 +63,7 @@ def parse(text: str, file: str, *, floor_of: FloorOf | None = None) -> Parsed:
     if spec is not None and not reader.full:
         for finding in check(spec, floor_of):
             _tell(reader, finding)
-    return _parsed(file, spec, reader.problems, reader.places)
+    return _parsed(reader.file, spec, reader.problems, reader.places)
 
 
 def _tell(reader: Reader, finding: Finding) -> None:

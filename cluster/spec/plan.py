@@ -39,6 +39,8 @@ class PlannedInstance:
     """Whether what was pulled is compared with what was held."""
     tenants: tuple[str, ...] = ()
     """Whose requests alone it serves; none: everybody's."""
+    power_cap_w: float | None = None
+    """What each of its GPUs is capped to."""
 
     @property
     def gpus(self) -> int:
@@ -55,12 +57,17 @@ def instances(spec: Spec) -> tuple[PlannedInstance, ...]:
     )
 
 
+def one_of_each(spec: Spec) -> tuple[PlannedInstance, ...]:
+    """Of every pool what its instances are, named as the pool is."""
+    return tuple(_planned(spec, model, role, pool, stem) for stem, (model, role, pool) in stems(spec).items())
+
+
 def stems(spec: Spec) -> dict[str, tuple[Model, Role, Pool]]:
     """Every pool by what its instances' names begin with, up to the number."""
     return {
-        f"{prefix}{role.value}": (model, role, pool)
+        f"{prefix}{name}": (model, role, pool)
         for model, prefix in zip(spec.models, _prefixes(spec.models), strict=True)
-        for role, pool in model.pools.named().items()
+        for name, (role, pool) in model.pools.every().items()
     }
 
 
@@ -79,6 +86,7 @@ def _planned(spec: Spec, model: Model, role: Role, pool: Pool, name: str) -> Pla
         connector=spec.transfer.connector.value,
         digests=spec.transfer.digests,
         tenants=model.tenants,
+        power_cap_w=pool.power_cap_w,
     )
 
 

@@ -90,6 +90,11 @@ class Reader:
         spec = self._section(Spec, node, ())
         return Spec(models=()) if isinstance(spec, _Wrong) else spec
 
+    def section(self, section: type, node: Node, path: FieldPath) -> Any:
+        """One section that is not the cluster file's own, read and checked in the same way. Check `problems` after."""
+        read = self._section(section, node, path)
+        return _stand_in(section) if isinstance(read, _Wrong) else read
+
     # -- telling --
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -100,8 +101,9 @@ def _aliases(spec: Spec, names: dict[str, int]) -> Iterator[Finding]:
 
 def _pools(spec: Spec) -> Iterator[tuple[FieldPath, Role, Pool]]:
     for at, model in enumerate(spec.models):
-        for role, pool in model.pools.named().items():
-            yield ("models", at, "pools", role.value), role, pool
+        for name, (role, pool) in model.pools.every().items():
+            where = (name,) if name == role.value else ("extra", name)
+            yield ("models", at, "pools", *where), role, pool
 
 
 def _counts(spec: Spec) -> Iterator[Finding]:
@@ -171,6 +173,26 @@ def _sides(spec: Spec) -> Iterator[Finding]:
         for giver, taker in GIVE_AND_TAKE:
             if giver in pools and taker in pools:
                 yield from _pair(("models", at, "pools"), giver, pools[giver], taker, pools[taker])
+        yield from _extra_sides(("models", at, "pools"), model)
+
+
+def _extra_sides(path: FieldPath, model: Model) -> Iterator[Finding]:
+    """Extra pools: what they are named, and whether they can hand over to the others."""
+    pools = model.pools.every()
+    for name, extra in model.pools.extra.items():
+        at = (*path, "extra", name)
+        if name in set(Role) or name.rpartition("-")[2].isdecimal():
+            fix = "write a name such as `decode-l40s`: no role's, and none that ends in a number"
+            yield Finding(path=at, message="cannot be an extra pool's name", fix=fix)
+        for other, (role, pool) in pools.items():
+            for (giver, ours), (taker, theirs) in (
+                ((extra.role, extra), (role, pool)),
+                ((role, pool), (extra.role, extra)),
+            ):
+                refused = refused_pair(ours.shape.tp, theirs.shape.tp)
+                if other != name and (giver, taker) in GIVE_AND_TAKE and refused:
+                    fix = "give one a multiple of the other's `tp`"
+                    yield Finding(path=(*at, "shape", "tp"), message=f"beside {other}: {refused}", fix=fix)
 
 
 def _pair(path: FieldPath, giver: Role, ours: Pool, taker: Role, theirs: Pool) -> Iterator[Finding]:
@@ -410,14 +432,15 @@ def _below_the_floor(spec: Spec, floor_of: FloorOf) -> Iterator[Finding]:
 def _copied_heads(spec: Spec, floor_of: FloorOf) -> Iterator[Finding]:
     """Pairs that vLLM refuses, which only the model's own sizes tell."""
     for at, model in enumerate(spec.models):
-        floor, pools = floor_of(spec, model), model.pools.named()
-        for giver, taker in GIVE_AND_TAKE if floor else ():
-            if floor is None or floor.kv_heads is None or giver not in pools or taker not in pools:
+        floor, pools = floor_of(spec, model), model.pools.every()
+        for (giver, (gives, our_pool)), (taker, (takes, their_pool)) in permutations(pools.items(), 2):
+            if floor is None or floor.kv_heads is None or (gives, takes) not in GIVE_AND_TAKE:
                 continue
-            ours, theirs = pools[giver].shape.tp, pools[taker].shape.tp
+            ours, theirs = our_pool.shape.tp, their_pool.shape.tp
             because = refused_pair(ours, theirs, floor.kv_heads)
             if because and not refused_pair(ours, theirs):
-                path = ("models", at, "pools", giver.value, "shape", "tp")
+                where = (giver,) if giver == gives.value else ("extra", giver)
+                path = ("models", at, "pools", *where, "shape", "tp")
                 most = max(theirs, floor.kv_heads)
                 message = f"vLLM hands nothing over from {giver} to {taker}: {because}"
                 yield Finding(path=path, message=message, fix=f"write `tp: {most}` or less", uses=(path[:2],))

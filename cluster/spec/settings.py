@@ -21,10 +21,8 @@ POOL_MAX = 1000
 """Instances in a pool: as many as the router's decisions are measured with."""
 
 POLICY = "workload"
-"""How instances are chosen where nobody says: everywhere the same, with promises and without, by URL, from a registry,
-on mocks and simulated."""
-
-_OPTIMIZER = "the optimizer"
+"""How instances are chosen where no policy is named: everywhere the same, with promises and without, by URL, from a
+registry, on mocks and simulated."""
 
 
 class WhenMissed(StrEnum):
@@ -57,6 +55,11 @@ MEANINGS: Mapping[type[StrEnum], Mapping[str, str]] = {
         "shed": "it is refused at once with 429 and `Retry-After`.",
     },
     CacheScope: {"tenant": "its own only.", "shared": "everybody's with `shared`."},
+    Role: {
+        "prefill": "computes prompts.",
+        "decode": "generates.",
+        "both": "runs either leg, and whole requests.",
+    },
     Connector: {
         "auto": "ours for engines on CPU with a vLLM that it is written for, else vLLM's.",
         "nixl": "vLLM's own NixlConnector.",
@@ -129,7 +132,6 @@ class Pool:
             at_least=0,
             at_most=POOL_MAX,
             aka=("min_replicas", "minimum", "at_least"),
-            coming=_OPTIMIZER,
         ),
     )
     max: int | None = field(
@@ -140,7 +142,6 @@ class Pool:
             at_least=1,
             at_most=POOL_MAX,
             aka=("max_replicas", "maximum", "at_most"),
-            coming=_OPTIMIZER,
         ),
     )
     start: int | None = field(
@@ -194,6 +195,17 @@ class Pool:
         ),
     )
 
+    power_cap_w: float | None = field(
+        default=None,
+        metadata=about(
+            text="What each of its GPUs is capped to. Baton does not set it: your machines do (`nvidia-smi "
+            "--power-limit`). Times and watts are reckoned with it.",
+            why="a GPU draws what it can",
+            above=0,
+            aka=("power_limit_w", "power_cap", "power_limit"),
+        ),
+    )
+
     @property
     def at_start(self) -> int:
         """Instances at the start."""
@@ -203,6 +215,15 @@ class Pool:
     def at_most(self) -> int:
         """Most instances."""
         return max(self.min, self.at_start) if self.max is None else self.max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraPool(Pool):
+    """One more pool of a role, of other GPUs or another shape."""
+
+    role: Role = field(
+        metadata=about(text="Which role its instances have.", why="an extra pool is one more of a role"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +247,23 @@ class Pools:
         ),
     )
 
+    extra: Mapping[str, ExtraPool] = field(
+        default_factory=dict,
+        metadata=about(
+            text="More pools beside those, by a name of yours that says which it is (`decode-l40s`): a role whose "
+            "instances are of several GPU types or shapes.",
+            why="one pool a role",
+            keys=NAME,
+        ),
+    )
+
+    def every(self) -> Mapping[str, tuple[Role, Pool]]:
+        """All pools by name, with the role of each: the role itself, or an extra one's own name."""
+        main = {role.value: (role, pool) for role, pool in self.named().items()}
+        return {**main, **{name: (pool.role, pool) for name, pool in self.extra.items()}}
+
     def named(self) -> Mapping[Role, Pool]:
-        """The pools there are, by role."""
+        """The pools there are by role, without the extra ones."""
         pools = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}
         return {role: pool for role, pool in pools.items() if pool is not None}
 
@@ -508,8 +544,8 @@ class Limits:
     uploads_bytes_max: int = field(
         default=0,
         metadata=about(
-            text="Bytes of request bodies that a router reads at once; beyond it uploads wait their turn. 0: eight of "
-            "the largest bodies, 64 MiB at least.",
+            text="Bytes of request bodies that a router reads or parses at once; beyond it uploads wait. One client "
+            "has at most three quarters of it. 0: eight of the largest bodies, 64 MiB at least.",
             why="what all uploads together may take of a router's memory",
             at_least=0,
             aka=("uploads_max", "upload_bytes_max"),
@@ -591,27 +627,24 @@ class Hardware:
             why="pools have a `max` of their own",
             at_least=1,
             aka=("gpus", "number", "available", "quantity", "max"),
-            coming=_OPTIMIZER,
         ),
     )
     price_per_hour: float | None = field(
         default=None,
         metadata=about(
             text="Price of one GPU for an hour, in one currency of yours for all types.",
-            why="without prices plans are compared by GPU-hours",
+            why="`baton plan` takes a market price of its own (costs/hardware.py)",
             at_least=0,
             aka=("price", "cost", "cost_per_hour", "price_hour", "hourly_price", "usd_per_hour"),
-            coming=_OPTIMIZER,
         ),
     )
     power_w: float | None = field(
         default=None,
         metadata=about(
             text="Power of one GPU under load.",
-            why="without it plans say nothing about energy",
+            why="`baton plan` takes the data sheet's (costs/hardware.py)",
             above=0,
             aka=("tdp_w", "tdp", "watt"),
-            coming=_OPTIMIZER,
         ),
     )
     memory_gib: float | None = field(
@@ -621,7 +654,6 @@ class Hardware:
             why="a machine that has the GPU knows; a plan for one that is not there needs the number",
             above=0,
             aka=("vram_gib", "vram", "mem_gib", "hbm_gib"),
-            coming=_OPTIMIZER,
         ),
     )
 
@@ -764,7 +796,6 @@ class Spec:
             why="whatever is found, without prices",
             keys=NAME,
             aka=("gpus", "gpu_types", "gpu", "nodes", "machines"),
-            coming=_OPTIMIZER,
         ),
     )
     router: Router = field(

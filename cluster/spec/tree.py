@@ -125,6 +125,52 @@ def compose(text: str) -> Node | None:
     return composer.root
 
 
+def tree_of(value: object) -> Node:
+    """The tree of a value as JSON has it, such as the `spec` of a Kubernetes resource: every mark is line 1, column 1.
+
+    A text is taken as unquoted where that reads back as the same text, so that problems show it as a file would.
+
+    Raises:
+        Malformed: more than the limits allow, or a character that is none.
+    """
+    node = _grown(value, 0)
+    if node.size > VALUES_MAX:
+        raise Malformed(Mark(1, 1), f"more than {VALUES_MAX} values", "repeat less")
+    return node
+
+
+def _grown(value: object, depth: int) -> Node:
+    mark = Mark(1, 1)
+    if depth > DEPTH_MAX:
+        raise Malformed(mark, f"nested more than {DEPTH_MAX} levels deep", "nest less")
+    if isinstance(value, Mapping):
+        entries = [(_word(str(key)), _grown(inner, depth + 1)) for key, inner in value.items()]
+        return Table(mark, entries, size=1 + sum(node.size for _, node in entries))
+    if isinstance(value, list | tuple):
+        nodes = [_grown(inner, depth + 1) for inner in value]
+        return Items(mark, nodes, size=1 + sum(node.size for node in nodes))
+    if isinstance(value, str):
+        return _word(value)
+    return Scalar(mark, _as_plain(value), plain=True)
+
+
+def _as_plain(value: object) -> str:
+    """A number, truth value or null as the file would have it."""
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        text = str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+        return text if "e" not in text or "." in text else text.replace("e", ".0e")
+    return str(value)
+
+
+def _word(text: str) -> Scalar:
+    if _NOT_TEXT.search(text):
+        raise Malformed(Mark(1, 1), "a text holds a character that is none", "remove the `\\0` or `\\ud800` escape")
+    plain = Scalar(Mark(1, 1), text, plain=True)
+    return plain if plain.value == text else Scalar(Mark(1, 1), text, plain=False)
+
+
 class _Composer:
     """Events in, tree out. A stack instead of recursion, so that depth is a number we compare."""
 

@@ -68,15 +68,14 @@ def _wrapped(line: str) -> str:
 
 
 def _model(model: Model) -> Iterator[str]:
-    pools = model.pools.named()
     if model.served_name:
         yield f"is {model.name}; clients call it {model.served_name}"
     if model.aliases:
         yield f"answers to {', '.join(model.aliases)}, too"
     if model.tenants:
         yield f"serves {' and '.join(model.tenants)} only; to others there is no such model"
-    for role, pool in pools.items():
-        yield f"{role}: {_size(pool)}"
+    for name, (role, pool) in model.pools.every().items():
+        yield f"{name}{'' if name == role.value else f' ({role})'}: {_size(pool)}"
         yield from (f"  {line}" for line in _details(pool))
     if model.pools.can_hand_over():
         yield "One instance computes the prompt; where the answer stays exact, it hands over to another that generates."
@@ -90,7 +89,7 @@ def _size(pool: Pool) -> str:
     size = f"starts with {_count(pool.at_start, 'instance')}, {each}{kind}"
     if pool.min == pool.at_most:
         return f"{size}; never more or fewer"
-    return f"{size}; may become {pool.min} to {pool.at_most} (comes with {settings_of(Pool)['max'].about.coming})"
+    return f"{size}; may become {pool.min} to {pool.at_most}"
 
 
 def _details(pool: Pool) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 Two engines may serve other weights under one adapter's name, and one may be given new weights under it while it runs.
 KV computed with one of them is worth nothing with the other. So an agent tells the digest of each adapter's files as
-they are when it first sees the adapter loaded. If the files change while the adapter stays loaded, nobody can tell with
+they are when it first sees the adapter loaded. If the files change while the adapter stays loaded, it is unknown with
 which of them the engine computes (vLLM reads them again when it has dropped an adapter from its cache): the digest is
 empty from then on, until the name is loaded from another path, or is gone and comes again.
 """
@@ -37,7 +37,7 @@ class Adapters:
 
     @property
     def digests(self) -> dict[str, str]:
-        """By adapter's name; empty: nobody can tell."""
+        """By adapter's name; empty: unknown."""
         return {name: each.digest for name, each in self._loaded.items()}
 
     def look(self, entries: Iterable[Mapping[str, Any]]) -> None:

@@ -95,7 +95,11 @@ class AgentConfig:
 
 
 class Agent:
-    """One instance of the fleet. `run` returns the process's exit code."""
+    """One instance of the fleet. `run` returns the process's exit code.
+
+    Long, as it wires the parts of an agent together: rules stand in the modules beside it, and a method here is a
+    few lines that one part, one effect or one clock calls.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""The agent's own HTTP: what it says of its instance, how it is told to drain, and who may tell it. A shell.
+"""The agent's own HTTP: what it says of its instance, how it is told to drain, and which callers may. A shell.
 
 ``GET /health /ready /state /metrics``, ``POST /drain {"deadline_s": …}``, ``/resume``, ``/role {"role": …}``. `/health`
-and `/ready` answer everybody, with a status and no more. All else is for programs on this machine, for requests signed
-with the fleet's ticket keys (`kvtransfer.signed`), and for operators' keys. Pages of other sites that a browser on this
-machine shows are refused.
+and `/ready` answer every caller, with a status and no more. All else is for programs on this machine, for requests
+signed with the fleet's ticket keys (`kvtransfer.signed`), and for operators' keys. Pages of other sites that a browser
+on this machine shows are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from aiohttp import web
 
 from cluster.callers import from_another_site, from_here, names_this_machine
-from cluster.errors import ApiError, UsageError, bad_request
+from cluster.errors import ApiError, bad_request, cannot_listen
 from cluster.instance import Role
 from cluster.keys import key_in, whose
 from cluster.readable import deadline_in, object_in, too_large_here
@@ -61,7 +61,7 @@ class Answers(Protocol):
 
 
 class Gate:
-    """Who may ask one agent. Without keys: programs on this machine."""
+    """Which callers one agent answers. Without keys: programs on this machine."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Gate:
         self._judge: Final = Judge(instance, clock())
 
     async def admit(self, http: web.Request) -> None:
-        """Raises ApiError unless whoever asks may: 401 and 403 say what is missing, 421 that another agent is meant."""
+        """Raises ApiError unless the caller may ask: 401 and 403 say what is missing, 421 that another one is meant."""
         meant = http.headers.get(TO, self._instance)
         if meant != self._instance:
             raise ApiError(421, "MisdirectedError", f"This is {self._instance}'s agent, not {meant[:200]}'s.")
@@ -157,7 +157,7 @@ def agent_app(agent: Answers, gate: Gate) -> web.Application:
 
 
 async def _body(http: web.Request) -> bytes:
-    """All of it; aiohttp keeps it for the next who reads."""
+    """All of it; aiohttp keeps it for the next reader."""
     try:
         async with asyncio.timeout(BODY_S):
             return await http.read()
@@ -184,7 +184,7 @@ async def _deadline(http: web.Request) -> float:
 
 
 def _admission(gate: Gate) -> Any:
-    """Nobody who may not ask gets beyond this, but for what probes ask."""
+    """No caller that may not ask gets beyond this, but for what probes ask."""
 
     @web.middleware
     async def middleware(
@@ -220,9 +220,7 @@ async def listen(app: web.Application, host: str, port: int) -> tuple[web.AppRun
     except OSError as error:
         await runner.cleanup()
         if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
-            raise UsageError(
-                f"cannot listen on {host}:{port} ({error.strerror}): choose another --agent-port"
-            ) from None
+            raise cannot_listen(host, port, error, "--agent-port") from None
         raise
     bound = runner.addresses[0][1]
     return runner, f"http://{f'[{host}]' if ':' in host else host}:{bound}"

@@ -287,7 +287,7 @@ class Acquainted:
 
     def look_as_vllms(self, role: Role, met: Iterable[Member], found: Mapping[InstanceId, Engine]) -> bool:
         """As `look`, of an engine that is left to vLLM's own connector: it reaches its like by their addresses, without
-        a meeting, and nobody whose agent shows an engine of ours (`found`): such a one opens no port.
+        a meeting, but none whose agent shows an engine of ours (`found`): such a one opens no port.
         """
         producers = [each.id for each in met if role.decodes and each.beat.role.prefills]
         former, self.shuns = self.shuns, tuple(sorted(name for name in producers if name in found))

@@ -151,9 +151,9 @@ class Transfers:
             self._on_change()
         if (
             ours is None and not self.left
-        ) or not models:  # its door opens before it says what it serves: nobody can be met until then
+        ) or not models:  # its door opens before it says what it serves: until then it cannot meet any
             self.acquainted.enough = False
-        # Last: who reads that we know it finds in our next heartbeat whether our engine can pull from it.
+        # Last: an agent that reads that we know it finds in our next heartbeat whether our engine can pull from it.
         await self._post(ours, {author: said for author, said in shown.items() if said is not None})
         self._turn.set()
         self._turn = asyncio.Event()

@@ -33,7 +33,10 @@ from engine.twin.tokens import VOCABULARY, Prompt, Segment
 
 
 class Serving:
-    """All requests that one instance has."""
+    """All requests that one instance has.
+
+    Long, as the twin's callbacks and the clients' answers share one table of open requests.
+    """
 
     def __init__(
         self, settings: Settings, clock: Clock, handoffs: Handoffs, faults: Faults, metrics: Metrics, here: Producer

@@ -21,6 +21,7 @@ from cluster.errors import EngineFailed
 from cluster.ids import InstanceId
 from engine.vllm.command import command, environment, printable
 from engine.vllm.keeper import end_all
+from engine.vllm.listener import listens
 from engine.vllm.logfile import LogFile
 from engine.vllm.logtext import FIRST_STAGE, reason, stage, worth_showing
 from engine.vllm.probe import Probe, Unwell
@@ -58,6 +59,9 @@ READY_EVERY_S = 1.0
 
 STOP_MARGIN_S = 10.0
 """What vLLM may take to end after its own drain time: it tears down its workers."""
+
+LOG_EVERY_S = 1.0
+"""How often an engine's log is looked at: what it writes within this comes on top of the log's bound."""
 
 TAIL_LINES = 20
 REASON_LINES = 400
@@ -207,8 +211,10 @@ class EngineProcess:
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watch(epoch), name=f"{self.spec.instance}-probe")
+                bounding = group.create_task(self._bound_log(), name=f"{self.spec.instance}-log")
                 await keeper.wait()
                 watching.cancel()
+                bounding.cancel()
         finally:
             self._end(signal.SIGKILL)
             code = await keeper.wait()
@@ -249,8 +255,15 @@ class EngineProcess:
                 else:
                     self._feed(Healthy(epoch))
 
+    async def _bound_log(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_EVERY_S)
+            await asyncio.to_thread(self._log.bound)
+
     async def _wait_until_ready(self, probe: Probe) -> None:
-        """Until it has made a token; tells on the way how far the start is, as the log says."""
+        """Until it has made a token; tells on the way how far the start is, as the log says. Another program that
+        answers on the engine's port is not waited for, and never taken for the engine.
+        """
         told = FIRST_STAGE
         while True:
             reached = told
@@ -262,10 +275,16 @@ class EngineProcess:
                     self._tell(State.STARTING, told)
             with contextlib.suppress(Unwell):
                 await probe.health()
-                self.model = await probe.model()
-                await probe.first_token(self.model)
-                return
+                if await asyncio.to_thread(self._is_ours):
+                    self.model = await probe.model()
+                    await probe.first_token(self.model)
+                    return
             await asyncio.sleep(STARTING_EVERY_S)
+
+    def _is_ours(self) -> bool:
+        """Whether the engine's port is listened to by a process of this start."""
+        keeper = self._keeper
+        return keeper is not None and listens(self.spec.port, _session(keeper.pid))
 
     def _tell(self, state: State, detail: str) -> None:
         self._on_change(Change(instance=self.spec.instance, state=state, detail=detail, epoch=self.epoch))
@@ -281,7 +300,11 @@ def end_session(session: int) -> None:
 
     vLLM's processes stay in the session of the server they belong to.
     """
-    end_all(lambda: [pid for pid in _pids() if session_of(pid) == session])
+    end_all(lambda: _session(session))
+
+
+def _session(leader: int) -> list[int]:
+    return [pid for pid in _pids() if session_of(pid) == leader]
 
 
 def _pids() -> list[int]:

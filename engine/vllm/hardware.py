@@ -43,11 +43,21 @@ def find_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
     return Hardware(gpus=gpus, cores=tuple(sorted(os.sched_getaffinity(0))), vllm=vllm, nixl=_version("nixl"))
 
 
-def _ask_nvidia() -> str:
+def memory_used_mib() -> dict[str, int]:
+    """MiB of each GPU's memory that any program uses now, by index and by UUID; nothing where nobody can say."""
+    found = {}
+    for line in _ask_nvidia("index,uuid,memory.used").splitlines():
+        index, uuid, used = (field.strip() for field in line.split(",", 2))
+        if used.isdecimal():
+            found[index] = found[uuid] = int(used)
+    return found
+
+
+def _ask_nvidia(fields: str = "index,uuid,memory.total,name") -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
-    query = [program, "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
+    query = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_S, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,12 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 ROTATE_BYTES = 20 * 1024 * 1024
 """At a start, a log longer than this becomes `NAME.log.1`, and that one is dropped: two files at most."""
+
+HEAD_BYTES = 1024 * 1024
+"""Of a start that writes more than `ROTATE_BYTES`, so much of its beginning stays in its log, with its settings."""
+
+CUT = b"--- cut: "
+"""Begins the line where a log was cut while the engine ran."""
 
 TAIL_BYTES = 256 * 1024
 """What is read from a log's end to show its last lines."""
@@ -33,6 +40,7 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._start = 0  # where this start's part begins
+        self._written = False  # whether this start writes to the file
         self._read = 0
         self._rest = b""
 
@@ -41,7 +49,7 @@ class LogFile:
 
         A disk that is full or failing stops no engine: its lines are lost while that lasts, and a file that cannot even
         be opened is replaced by ``/dev/null`` until the next start. The child writes to the file itself, so that a full
-        disk fails its writes, and never blocks them as a pipe that nobody reads would.
+        disk fails its writes, and never blocks them as a pipe without a reader would.
 
         Raises:
             OSError: the path cannot be a log's: not a folder, not allowed.
@@ -53,13 +61,48 @@ class LogFile:
             if error.errno not in _NO_ROOM:
                 raise
             logger.warning("%s: %s: this start has no log", self.path, error.strerror)
+            self._written = False
             return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, f"--- {header}\n".encode())
         except OSError as error:
             logger.warning("%s: %s: lines of this log are lost", self.path, error.strerror)
         self._start = self._read = os.fstat(descriptor).st_size
+        self._written = True
         return descriptor
+
+    def bound(self) -> bool:
+        """Cut the log of an engine that runs, if it is too long: what is beyond this start's first `HEAD_BYTES` goes to
+        `NAME.log.1`, at most `ROTATE_BYTES` of its end. Whether it was cut. The engine goes on writing behind the cut:
+        its descriptor appends. Lines that it writes at this very moment may be lost.
+        """
+        keep = self._start + HEAD_BYTES
+        try:
+            size = self.path.stat().st_size if self._written else 0
+            if size <= keep + ROTATE_BYTES:
+                return False
+            because = self._put_aside(max(keep, size - ROTATE_BYTES))
+            os.truncate(self.path, keep)
+            with self.path.open("ab", buffering=0) as file:
+                file.write(b"\n%b%d bytes, %b\n" % (CUT, size - keep, because))
+        except OSError as error:
+            logger.warning("%s: %s: it cannot be cut", self.path, error.strerror)
+            return False
+        if self._read > keep:
+            self._read, self._rest = keep, b""
+        return True
+
+    def _put_aside(self, begin: int) -> bytes:
+        """Copy the log from here on to its end; what became of it."""
+        aside = self.path.with_name(self.path.name + ".1")
+        try:
+            with self.path.open("rb") as file, open(aside, "wb", opener=_private) as copy:
+                file.seek(begin)
+                shutil.copyfileobj(file, copy, TAIL_BYTES)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            return f"lost: {error.strerror}".encode()
+        return f"the last of them are in {aside.name}".encode()
 
     def _opened(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,3 +132,7 @@ class LogFile:
         except OSError:
             return []
         return text.decode(errors="replace").replace("\r", "\n").splitlines()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)  # prompts may stand in it

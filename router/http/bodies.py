@@ -13,7 +13,12 @@ from router.http.uploads import Uploads, no_room_for_bodies
 
 
 async def read_body(
-    http: web.Request, bytes_max: int, timeout_s: float, too_long: ApiError, uploads: Uploads | None = None
+    http: web.Request,
+    bytes_max: int,
+    timeout_s: float,
+    too_long: ApiError,
+    uploads: Uploads | None = None,
+    client: str | None = None,
 ) -> bytes:
     """All of it.
 
@@ -23,13 +28,14 @@ async def read_body(
         timeout_s: until when it is to be here, waiting for its turn included.
         too_long: raised for more than `bytes_max`.
         uploads: all bodies that are being read; None: this one does not count.
+        client: whose it is (`Uploads.add`).
 
     Raises:
         ApiError: `too_long`; 408 after `timeout_s`, or 503 where others were before it; 400 for one that breaks off.
     """
     if (http.content_length or 0) > bytes_max:
         raise too_long
-    body, turn = bytearray(), None if uploads is None else Turn(uploads)
+    body, turn = bytearray(), None if uploads is None else Turn(uploads, client)
     try:
         async with asyncio.timeout(timeout_s):
             async for piece in http.content.iter_any():

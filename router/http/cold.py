@@ -31,7 +31,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "max_field_size": LINE_BYTES_MAX,
     "max_headers": HEADERS_MAX,
 }
-"""Of aiohttp's, whoever asks: it reads no larger heads than the clients' front does."""
+"""Of aiohttp's, on every port: it reads no larger heads than the clients' front does."""
 
 _LATE: Final = ApiError(408, "RequestTimeoutError", "The request head did not arrive in time.")
 
@@ -44,7 +44,7 @@ class Handler(RequestHandler):
     def __init__(
         self, server: web.Server, *, doors: Doors | None = None, first_s: float | None = None, **settings: Any
     ) -> None:
-        """`doors`: where it counts. `first_s`: its first request comes within this; None: somebody else looks after
+        """`doors`: where it counts. `first_s`: its first request comes within this; None: another part looks after
         that, and counts it.
         """
         super().__init__(server, loop=asyncio.get_running_loop(), **settings)
@@ -95,7 +95,7 @@ class Handler(RequestHandler):
         transport.close()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """A body that cannot be read is the client's, and he has been told."""
+        """A body that cannot be read is the client's fault, and the client has been told."""
         if not isinstance(kw.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **kw)
 
@@ -107,6 +107,8 @@ class Handler(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What aiohttp could not read, or a bug: the same answer as everywhere. Only bugs are logged."""
+        if isinstance(exc, ConnectionResetError):
+            raise exc  # the client has left: aiohttp takes that for the connection's end
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         if request.writer.output_size > 0:
@@ -150,15 +152,17 @@ def as_response(problem: ApiError) -> web.Response:
 class Turn:
     """An upload that aiohttp reads, among all others (`uploads.Upload`)."""
 
-    def __init__(self, uploads: Uploads) -> None:
+    def __init__(self, uploads: Uploads, client: str | None = None) -> None:
+        """`client`: whose it is (`Uploads.add`)."""
         self._uploads = uploads
+        self._client = client
         self._go: asyncio.Future[None] | None = None
         self.waited = False
         """Others were before it: it is not its client's fault if it is late."""
 
     async def brought(self, count: int) -> None:
         """So many more bytes have come. Returns when more may. Raises ApiError: 503."""
-        if not self._uploads.add(self, count):
+        if not self._uploads.add(self, count, self._client):
             raise no_room_for_bodies()
         if self._go is not None:
             await self._go

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 CLIENTS_MAX: Final = 16384
-"""Where there are more descriptors than anybody needs: one process cannot serve as many streams."""
+"""Where there are more descriptors than a router needs: one process cannot serve as many streams."""
 
 SPARE: Final = 24
 """Descriptors that neither clients nor their legs get: the registry, probes, the admin side, logs, refusals."""

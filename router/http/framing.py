@@ -1,7 +1,7 @@
 """Bodies in chunks: taken apart as they come, each part of them within bounds. Pure.
 
-httptools reads chunks as well, but keeps trailers of any length and tells nobody about extensions. Whoever sends a body
-may send both, so they are counted here: what is not the body is never more than a few kilobytes, and is forgotten.
+httptools reads chunks as well, but keeps trailers of any length and tells nothing of extensions. A client that sends a
+body may send both, so they are counted here: what is not the body is never more than a few kilobytes, and is forgotten.
 Everything is read by the letter of RFC 9112 (7.1): a line ends with CR LF, a size is hexadecimal digits, nothing else.
 The rest is refused, because another reader of the same bytes might find another request in them.
 """

@@ -3,7 +3,7 @@
 A connection reads heads itself, so that it knows where each request begins and ends. One for generation is read whole
 and answered through an `Outlet`; the bytes of any other go to a handler of aiohttp's that shares the connection. One
 request is under way at a time: what a client sends before its answer is complete waits, within bounds. So it does
-before the answer is written out: who does not read answers gets no further ones.
+before the answer is written out: a client that does not read answers gets no further ones.
 
 Whatever is kept of a client is bounded: its head (`heads`), what belongs to a body and is not one (`framing`), bodies
 that are being read (`uploads`), connections (`doors`). A request is counted from its head on, and a connection that is
@@ -28,7 +28,7 @@ from router.http.framing import Chunks
 from router.http.headers import Headers
 from router.http.heads import HEAD_BYTES_MAX, Head, check_expectation, read_head, too_long
 from router.http.outlet import Outlet
-from router.http.uploads import Uploads, no_room_for_bodies
+from router.http.uploads import Uploads, client_of, no_room_for_bodies
 
 KEEPALIVE_S: Final = 75.0
 """Idle client connections are kept this long, as common proxies do."""
@@ -49,6 +49,7 @@ _HOT: Final = {f"POST {path}{end}".encode(): path for path in (COMPLETIONS, CHAT
 _HOT_LONGEST: Final = max(map(len, _HOT))
 _HEAD_TIMEOUT: Final = ApiError(408, "RequestTimeoutError", "The request head did not arrive in time.")
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
+_TUNNEL: Final = b"CONNECT "
 _SPECIAL: Final = frozenset({"upgrade", "transfer-encoding", "expect"})
 """Headers of requests that are always read anew."""
 
@@ -141,7 +142,7 @@ class _Known(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """One client's."""
+    """One client's. Long, as callbacks of the transport, of its timer and of answers move one state machine."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -154,7 +155,7 @@ class Connection(asyncio.Protocol):
         self._known: _Known | None = None
         self._path = self._tenant = ""
         self._admitted = False
-        """A request of this tenant's is open, and nobody answers it yet."""
+        """A request of this tenant's is open, and is not answered yet."""
         self._left = 0
         """Bytes of a body that are still to come; -1: it comes in chunks."""
         self._body = bytearray()
@@ -296,7 +297,8 @@ class Connection(asyncio.Protocol):
             used = chunks.feed(data) if data else 0
             if chunks.done:
                 # Where the next request begins, two readers could see differently: what follows is not read.
-                self._answer(bytes(chunks.body), keep=used == len(data))
+                self._unheard = used < len(data)
+                self._answer(bytes(chunks.body), keep=not self._unheard)
                 return
         elif not self._body and len(data) >= self._left:
             self._buffer = data[self._left :]
@@ -310,11 +312,16 @@ class Connection(asyncio.Protocol):
             if not self._left:
                 self._answer(bytes(self._body), keep=True)
                 return
-        if data and not self._front.uploads.add(self, len(data)):
+        if data and not self._front.uploads.add(self, len(data), self._client()):
             raise no_room_for_bodies()
         if not self._body_awaited:
             self._body_awaited = True
             self._limit(self._front.body_timeout_s)
+
+    def _client(self) -> str:
+        """Whose upload it is: a tenant's, or where there are none an address's."""
+        assert self._transport is not None
+        return client_of(self._tenant, self._transport.get_extra_info("peername"))
 
     def _answer(self, raw: bytes, *, keep: bool) -> None:
         head = self._head
@@ -388,7 +395,7 @@ class Connection(asyncio.Protocol):
         self._front.answers.refuse(self._outlet(chunked=True, keep=False), problem, close=True)
 
     def _let_go(self) -> None:
-        """Of a request that nobody answers."""
+        """Of a request that gets no answer."""
         self._end_body()
         if self._admitted:
             self._admitted = False
@@ -397,7 +404,8 @@ class Connection(asyncio.Protocol):
     def _linger_or_close(self) -> None:
         """The last answer is on its way."""
         assert self._transport is not None
-        unheard, self._unheard = self._unheard, False
+        # Closed with bytes of the client's unread, a socket is reset, and the client may never read its answer.
+        unheard, self._unheard = self._unheard or bool(self._buffer), False
         self._phase, self._buffer = _Phase.LINGERING, b""
         self._front.doors.idles(self, self._front.loop.time())
         self._limit(REFUSAL_S if self._surplus else LINGER_S)
@@ -405,13 +413,20 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self._resume()  # what still comes is thrown away, and the end is to be heard
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client has reset it meanwhile
+            self._transport.abort()
 
     # -- aiohttp's --
 
     def _go_cold(self, head: Head, end: int) -> None:
         """The request at the beginning of what came is aiohttp's."""
         assert self._transport is not None
+        if self._buffer.startswith(
+            _TUNNEL
+        ):  # what follows such a head is no body to some readers: aiohttp reads on in it
+            raise ApiError(405, "MethodNotAllowedError", "`CONNECT` is not allowed here: this is no proxy.")
         chunks = Chunks(self._front.body_bytes_max, keeps=False) if head.comes_in_chunks() else None
         left = -1 if chunks is not None else head.length()
         expects = head.headers.get("expect")
@@ -511,7 +526,7 @@ class Connection(asyncio.Protocol):
             self._refuse(no_room_for_bodies() if self._waited else body_timeout(self._front.body_timeout_s))
         elif unwritten := self._transport.get_write_buffer_size():
             if unwritten == self._unwritten:
-                self._transport.abort()  # he does not even read what he was given
+                self._transport.abort()  # the client does not even read what it was sent
                 return
             self._unwritten = unwritten
             self._limit(KEEPALIVE_S)

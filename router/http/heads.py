@@ -1,7 +1,8 @@
 """Heads of clients' requests: read once, within bounds, by httptools. Pure.
 
 A head is read in one call, from its first byte to its last. The parser lives no longer than that call: parser and
-callbacks know each other, and such a cycle, left over, would keep whatever hangs on it until somebody looks for cycles.
+callbacks know each other, and such a cycle, left over, would keep whatever hangs on it until the garbage collector
+runs.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class Leg:
             listener.lost(lost)
 
     def refuse(self, lost: EngineLost) -> None:
-        """Break off: what has come of its answer is not what its listener can take, who hears of the loss."""
+        """Break off: what has come of its answer is not what its listener can take; the listener hears of the loss."""
         connection = self._connection
         if connection is not None:
             connection.cut()

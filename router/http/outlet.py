@@ -65,6 +65,11 @@ class Outlet:
         return self._transport is None or self._transport.is_closing()
 
     @property
+    def address(self) -> object:
+        """The client's, as its socket says it; None: it has left."""
+        return None if self._transport is None else self._transport.get_extra_info("peername")
+
+    @property
     def passes(self) -> bool:
         """Whether what comes framed in chunks may go out as it is, now."""
         return self._chunked and not self._corked and not self.gone

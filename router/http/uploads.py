@@ -4,6 +4,12 @@ Bytes count when they have come, not when they are announced: a client that anno
 room from others. At the bound every upload waits (its connection is not read) but the oldest one, which may always go
 on: so one upload comes to its end, and its room goes to the next. Each has its own time limit, waiting or not. At any
 time the bytes are at most the bound, one whole body, and one read for each upload in line.
+
+A large body counts until it is parsed (`keep`): until then it lies in memory beside those that are still coming. Where
+there is such a body no upload goes on at the bound, the oldest neither: parsing makes room.
+
+One client (a tenant; without tenants an address) has at most `SHARE` of the bytes and of the line. At its share its own
+uploads wait for each other by the same rule, and other clients' go on.
 """
 
 from __future__ import annotations
@@ -18,6 +24,26 @@ READ_BYTES: Final = 1 << 18
 LINE_MAX: Final = 128
 """Uploads that wait for their turn; beyond it they are refused, since each has brought its first bytes already."""
 
+SHARE: Final = 0.75
+"""Of what is there for all, one client has at most this much: the rest is for others, however much it sends."""
+
+
+def share_of(places: int) -> int:
+    """How many of so many places one client may have, at least one."""
+    return max(1, int(places * SHARE))
+
+
+def client_of(tenant: str, address: object) -> str:
+    """The client that has a share of its own.
+
+    Args:
+        tenant: as found by its key; empty where no key is asked for.
+        address: a socket's `peername`, or a host's name alone.
+    """
+    if tenant:
+        return f"tenant {tenant}"
+    return f"address {address[0] if isinstance(address, tuple) and address else address}"
+
 
 class Upload(Protocol):
     """A body that is being read."""
@@ -29,6 +55,28 @@ class Upload(Protocol):
         """Read on."""
 
 
+class _Client:
+    """What one client has here."""
+
+    __slots__ = ("bytes", "held", "kept", "uploads")
+
+    def __init__(self) -> None:
+        self.bytes = self.kept = self.held = 0
+        """Bytes of all its bodies; bodies that are kept; uploads that are held up."""
+        self.uploads: Final[dict[Upload, None]] = {}
+        """Oldest first."""
+
+
+class Kept:
+    """A body that has come whole and is not parsed yet."""
+
+    __slots__ = ("client", "size")
+
+    def __init__(self, client: str | None, size: int) -> None:
+        self.client: Final = client
+        self.size: Final = size
+
+
 class Uploads:
     """Of one router."""
 
@@ -37,11 +85,16 @@ class Uploads:
         self._bytes_max: Final = bytes_max
         self._of: Final[dict[Upload, int]] = {}
         """Bytes of each, oldest first."""
+        self._whose: Final[dict[Upload, str | None]] = {}
+        self._clients: Final[dict[str | None, _Client]] = {}
+        """None: those that have no share of their own."""
+        self._kept = 0
+        """Bodies that are kept."""
         self._held_up: Final[dict[Upload, None]] = {}
         self._reading: Final[dict[Upload, None]] = {}
         """Those that are not held up."""
         self.bytes = 0
-        """Of all that are being read."""
+        """Of all that are being read, and of those that are kept."""
 
     @property
     def waiting(self) -> int:
@@ -52,47 +105,103 @@ class Uploads:
         """Whether this one is held up."""
         return upload in self._held_up
 
-    def add(self, upload: Upload, count: int) -> bool:
-        """So many more bytes of its body have come. False: it is a new one, and too many are in line already."""
+    def add(self, upload: Upload, count: int, client: str | None = None) -> bool:
+        """So many more bytes of its body have come. False: it is a new one, and too many are in line already, or too
+        many of this client's.
+        """
         if upload not in self._of:
-            if len(self._held_up) >= LINE_MAX:
+            own = self._clients.get(client)
+            too_many = client is not None and own is not None and own.held >= share_of(LINE_MAX)
+            if too_many or len(self._held_up) >= LINE_MAX:
                 return False
-            self._reading[upload] = None
-        self._of[upload] = self._of.get(upload, 0) + count
-        self.bytes += count
-        if self.bytes > self._bytes_max:
-            oldest = next(iter(self._of))
-            for each in list(self._reading):
-                if each is not oldest:
-                    del self._reading[each]
-                    self._held_up[each] = None
-                    each.hold()
+            self._of[upload], self._whose[upload], self._reading[upload] = 0, client, None
+            self._clients.setdefault(client, _Client()).uploads[upload] = None
+        self._of[upload] += count
+        self._count(self._whose[upload], count)
         return True
+
+    def keep(self, size: int, client: str | None = None) -> Kept:
+        """A body of so many bytes has come whole, and is to be parsed: it counts until `drop`."""
+        self._kept += 1
+        self._clients.setdefault(client, _Client()).kept += 1
+        self._count(client, size)
+        return Kept(client, size)
+
+    def drop(self, kept: Kept) -> None:
+        """It is parsed, or not wanted any more."""
+        self._kept -= 1
+        self._clients[kept.client].kept -= 1
+        self._gone(kept.client, kept.size)
 
     def end(self, upload: Upload) -> None:
         """It is over, in whatever way. One that is not known is none of these."""
         count = self._of.pop(upload, None)
         if count is None:
             return
-        self.bytes -= count
-        self._held_up.pop(upload, None)
+        client = self._whose.pop(upload)
+        own = self._clients[client]
+        del own.uploads[upload]
+        if upload in self._held_up:
+            del self._held_up[upload]
+            own.held -= 1
         self._reading.pop(upload, None)
+        self._gone(client, count)
+
+    def _count(self, client: str | None, count: int) -> None:
+        own = self._clients[client]
+        own.bytes += count
+        self.bytes += count
+        over = self.bytes > self._bytes_max
+        if over or self._over_share(client):
+            for each in list(self._reading if over else own.uploads):
+                if each in self._reading and not self._may_read(each):
+                    self._hold(each)
+
+    def _gone(self, client: str | None, count: int) -> None:
+        own = self._clients[client]
+        own.bytes -= count
+        self.bytes -= count
+        if not own.uploads and not own.kept:
+            del self._clients[client]
         if self._held_up:
             self._let_on()
 
+    def _over_share(self, client: str | None) -> bool:
+        return client is not None and self._clients[client].bytes > SHARE * self._bytes_max
+
+    def _may_read(self, upload: Upload) -> bool:
+        """Whether the bounds let this one read on: there is room, or it is the one that makes room by its end."""
+        if self.bytes > self._bytes_max and (self._kept or next(iter(self._of)) is not upload):
+            return False
+        client = self._whose[upload]
+        own = self._clients[client]
+        return not self._over_share(client) or (not own.kept and next(iter(own.uploads)) is upload)
+
     def _let_on(self) -> None:
-        """The oldest in any case; others as there is room, in the order in which they were held up."""
-        self._release(next(iter(self._of)))
+        """The oldest in any case, unless kept bodies make room; others as there is room, in the order in which they
+        were held up.
+        """
+        oldest = next(iter(self._of))
+        if self._may_read(oldest):
+            self._release(oldest)
         room = self._bytes_max - self.bytes
         for each in list(self._held_up):
             if room <= 0:
                 return
-            self._release(each)
-            room -= READ_BYTES
+            if self._may_read(each):
+                self._release(each)
+                room -= READ_BYTES
+
+    def _hold(self, upload: Upload) -> None:
+        del self._reading[upload]
+        self._held_up[upload] = None
+        self._clients[self._whose[upload]].held += 1
+        upload.hold()
 
     def _release(self, upload: Upload) -> None:
         if upload in self._held_up:
             del self._held_up[upload]
+            self._clients[self._whose[upload]].held -= 1
             self._reading[upload] = None
             upload.go_on()
 

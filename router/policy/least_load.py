@@ -50,7 +50,7 @@ def _splits(prefills: Ints, decodes: Ints) -> bool:
 
 
 def _able(fleet: Fleet, kinds: list[tuple[Ints, Ints]]) -> list[tuple[Ints, Ints]]:
-    """Of each kind those that may prefill, and those that take it from one of them; kinds with nobody are left out."""
+    """Of each kind those that may prefill, and those that take it from one of them; empty kinds are left out."""
     takers = [(prefills, _takers(fleet, prefills, decodes)) for prefills, decodes in kinds]
     return [(prefills, decodes) for prefills, decodes in takers if _splits(prefills, decodes)]
 

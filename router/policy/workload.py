@@ -110,7 +110,7 @@ class _Option:
 
 
 def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option], found: Ready | None = None) -> Chosen:
-    """A single instance is preferred by `HYSTERESIS`. `found`: among whom there may be a pair."""
+    """A single instance is preferred by `HYSTERESIS`. `found`: instances that may be a pair."""
     now = best = other = None
     for each in options:  # few: the best of each kind, and the best of each that can begin now
         if best is None or each.ranked < best.ranked:

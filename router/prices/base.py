@@ -59,8 +59,9 @@ Priced = list[tuple[float, int]]
 class Prices(ABC):
     """Everything that one choice compares; what it costs at a row.
 
-    Worked out for all rows at once, and not before somebody asks, in one of two ways that give the same numbers to the
-    last bit: `few` row by row, `many` by columns. `ask.prices_of` takes the quicker one.
+    Worked out for all rows at once, and not before they are asked for, in one of two ways that give the same numbers to
+    the last bit: `few` row by row, `many` by columns. `ask.prices_of` takes the quicker one. Long, as it has one
+    formula a method, most of them a line or two.
     """
 
     def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
@@ -293,8 +294,8 @@ class Prices(ABC):
 
     def _queued_ms(self, prefill: int, decode: int, pause_ms: float) -> float:
         """What is left of D's prompts when the answer comes there, those of requests that a decode instance serves
-        whole among them. Where D is of role both others may have come until then: at least what all who compute prompts
-        beside answers have before them now, on average.
+        whole among them. Where D is of role both, others may have come until then: at least what all that compute
+        prompts beside answers have before them now, on average.
         """
         left_ms = 0.0
         if self.fleet.book.prompts.item(decode):

@@ -240,6 +240,7 @@ function again(each) {
 function instances(data) {
   const more = data.instances.length - ROWS;
   const unproven = Object.entries(data.unproven).map(([name, because]) => `${name} (${because})`);
+  put($("scaling"), data.scaling ? `Sized by the controller at ${data.scaling.controller}: ${data.scaling.says}` : "");
   put($("unproven"), unproven.length ? `Ignored in the registry: ${unproven.join("; ")}` : "");
   $("instances-more").textContent = more > 0 ? `${more} others are not shown: they are ready, or have less waiting.` : "";
   table(

@@ -13,10 +13,10 @@ import pytest
 from support.fake_engine import FakeEngine
 from support.fleet import Fleet, Starter
 from support.hands_over import hands_over
+from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
-from router.app import serve
 from router.config import RouterConfig
 
 
@@ -51,16 +51,8 @@ async def start() -> AsyncIterator[Starter]:
             if prepare is not None:
                 prepare(engines)
             config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, drain_s=1.0, **hands_over(settings))
-            ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
             stop = asyncio.Event()
-            serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))
-
-            async def end() -> None:
-                stop.set()
-                await serving
-
-            stack.push_async_callback(end)
-            endpoint, admin = await ready
+            endpoint, admin = await stack.enter_async_context(served(config, stop=stop))
             client = await stack.enter_async_context(aiohttp.ClientSession())
             fleet = Fleet(endpoint, admin, engines, client, stop)
             async with asyncio.timeout(5):

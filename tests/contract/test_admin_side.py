@@ -1,4 +1,4 @@
-"""The admin side: who sees and does what there, and what a stranger can cost it."""
+"""The admin side: what each caller sees and does there, and what a stranger can cost it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import uvloop
 from support.fleet import Starter
+from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
@@ -18,7 +19,6 @@ from cluster.keys import digest
 from cluster.readable import SMALL_BYTES_MAX
 from cluster.spec import Tenant
 from router import app
-from router.app import serve
 from router.config import RouterConfig
 from router.server import Router, admin_app
 
@@ -169,19 +169,13 @@ def on(loop: Callable[[], asyncio.AbstractEventLoop], act: Act, **settings: Any)
     """What `act(host, port)` comes to at the admin side of a router that runs on this loop."""
 
     async def run() -> Any:
-        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        stop = asyncio.Event()
         config = RouterConfig(
             instances=NOWHERE, port=0, admin_port=0, drain_s=0.2, **{"head_timeout_s": HEAD_S, **settings}
         )
-        serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))
-        try:
-            host, _, port = (await ready)[1].removeprefix("http://").partition(":")
+        async with served(config) as (_, admin):
+            host, _, port = admin.removeprefix("http://").partition(":")
             async with asyncio.timeout(10):
                 return await act(host, int(port))
-        finally:
-            stop.set()
-            await serving
 
     with asyncio.Runner(loop_factory=loop) as runner:
         return runner.run(run())
@@ -258,7 +252,7 @@ def test_heads_and_bodies_are_read_within_bounds(loop: Callable[[], asyncio.Abst
 
 @pytest.mark.parametrize("path", [b"/drain/x", b"/resume/x", b"/quarantine/x"])
 def test_nobodys_body_is_read_before_his_key(path: bytes) -> None:
-    """A stranger who announces a body and sends none is refused at once, not after the body's time."""
+    """A stranger that announces a body and sends none is refused at once, not after the body's time."""
 
     async def act(host: str, port: int) -> int:
         head = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n" % path

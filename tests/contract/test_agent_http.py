@@ -112,7 +112,7 @@ async def test_bad_roles(agent: Agent, body: bytes) -> None:
     assert told.asked == []
 
 
-# --- who may ask ------------------------------------------------------------------------------------------------------
+# --- callers ----------------------------------------------------------------------------------------------------------
 
 FLEET = Key("k1", b"f" * 32)
 MINE = instance_key(FLEET, InstanceId("decode-0"))

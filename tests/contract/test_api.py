@@ -117,7 +117,7 @@ def _loaded(*names: str) -> Callable[[dict[str, FakeEngine]], None]:
 
 
 async def test_an_adapter_goes_where_it_is_loaded(start: Starter) -> None:
-    """Whole: nobody says that the two have the same adapter under this name."""
+    """Whole: no agent says that the two have the same adapter under this name."""
     fleet = await start(prefill=2, decode=2, prepare=_loaded("prefill-1", "decode-0"))
     for _ in range(3):
         assert (await fleet.post("/v1/completions", json={**ASK, "model": "poet"}))[0] == 200
@@ -342,3 +342,35 @@ async def test_relays_are_placed_on_a_machine_that_has_run_for_a_day(
     body = {"model": "fake", "prompt": "hello", "max_tokens": 5}
     assert (await fleet.post("/v1/completions", json=body))[0] == 200
     assert (await fleet.post("/v1/embeddings", json={"model": "fake", "input": "hello"}))[0] == 200
+
+
+async def test_a_client_that_leaves_a_relayed_request_is_no_fault_of_ours(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: object) -> web.Response:
+        asked.set()
+        await go_on.wait()
+        return web.json_response({"data": []})
+
+    fleet = await start()
+    for engine in fleet.engines.values():
+        engine.behave_elsewhere = slow
+    address = urlsplit(fleet.endpoint)
+    _, writer = await asyncio.open_connection(address.hostname, address.port)
+    body = b'{"model": "fake", "input": "x"}'
+    writer.write(b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    await asked.wait()
+    writer.transport.abort()
+    await asyncio.sleep(0)
+    go_on.set()
+    async with asyncio.timeout(5):
+        while await _open_legs(fleet):
+            await asyncio.sleep(0.01)
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def _open_legs(fleet: Fleet) -> int:
+    async with fleet.client.get(fleet.admin + "/ready") as answer:
+        return sum(each["inflight"] for each in (await answer.json())["instances"])

@@ -20,7 +20,7 @@ from support.mocked_router import MockedRouter, mocked_router
 from cluster.instance import Role
 from engine.mock.fleet import MockFleet
 from engine.mock.settings import Ends
-from router import prover
+from router import proofs, prover
 
 BODY = {"model": "fake", "prompt": "A small robot found a bright red lantern. " * 3, "max_tokens": 12, "temperature": 0}
 STREAM = {**BODY, "stream": True}
@@ -138,6 +138,28 @@ async def test_who_says_that_he_is_ready_hands_the_first_request_over_and_seeds_
         assert (told['baton_handoffs_total{result="ok"}'], told["baton_seeds_total"]) == (1, 1)
 
 
+async def test_a_bug_of_ours_in_one_proof_ends_no_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(prover, "EVERY_S", 0.01)
+    monkeypatch.setattr(proofs, "LATER_S", 0.01)
+    made, failed = prover._Proof.made, list[object]()
+
+    async def fails_once(proof: prover._Proof) -> tuple[str, str]:
+        if not failed:
+            failed.append(proof._pair)
+            raise RuntimeError("a bug")
+        return await made(proof)
+
+    monkeypatch.setattr(prover._Proof, "made", fails_once)
+    async with mocked_router(fleet(), pins=True, proves=True) as router:
+        await proven(router, "passed")
+        assert (await router.metrics())['baton_pair_proofs_total{result="none"}'] == 1
+        assert (await router.ask(STREAM))[0] == 200
+        assert (await router.metrics())['baton_handoffs_total{result="ok"}'] == 1
+    assert any("p to d: not proven" in line for line in caplog.messages)
+
+
 @pytest.mark.parametrize(("fault", "because"), [("keep_back", "not the first"), ("wrong_token", "not D's first")])
 async def test_a_proof_finds_a_token_that_is_not_the_first(
     fault: str, because: str, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +189,7 @@ async def test_a_pair_that_answers_otherwise_is_never_handed_over_not_even_befor
 
 
 async def test_what_cannot_be_told_is_served_whole_and_says_so(start: Starter) -> None:
-    """D does not say how much of the prompt it had: nobody knows whether anything was handed over."""
+    """D does not say how much of the prompt it had: it is unknown whether anything was handed over."""
     given = await start(pins=True, proves=True)
     async with asyncio.timeout(10):
         while "enable-prompt-tokens-details" not in json.dumps(await ui(given)):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.fake_engine import FakeEngine
 from support.mock import mock_settings
+from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from engine.mock.fleet import MockFleet
-from router.app import serve
 from router.config import RouterConfig
 from router.paths import PATHS, How
 
@@ -46,10 +46,7 @@ async def test_no_server_error_and_no_hang(seed: int, tmp_path: Path) -> None:
             Instance(id=InstanceId(echo.name), role=Role.BOTH, url=echo.url),
         ]
         config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, drain_s=1.0, body_timeout_s=5.0)
-        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        stop = asyncio.Event()
-        serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))
-        endpoint, _ = await ready
+        endpoint, _ = await stack.enter_async_context(served(config))
         await asyncio.sleep(0.5)  # engines are probed: a request before that is a rightful 503
         words = [str(ROOT / "docs" / "openapi.json"), "--url", endpoint, "--seed", str(seed), "--max-examples", "20"]
         words += ["--checks", ",".join(CHECKS), "--request-timeout", str(WITHIN_S), "--suppress-health-check", "all"]
@@ -58,8 +55,6 @@ async def test_no_server_error_and_no_hang(seed: int, tmp_path: Path) -> None:
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=tmp_path,
         )  # fmt: skip
         said, _ = await child.communicate()
-        stop.set()
-        await serving
     assert child.returncode == 0, said.decode()[-8000:]
     assert f"{len(_operations())} passed" in said.decode()
     print(said.decode()[-1500:])

@@ -1,4 +1,4 @@
-"""Large and odd bodies at a router on mocks: what is right is served, all else is told what is wrong, nobody waits."""
+"""Large and odd bodies at a router on mocks: what is right is served, all else is told what is wrong, none waits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import time
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from support.fleet import eventually
 from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
 
@@ -22,9 +25,12 @@ from cluster.scan import Steps
 from router import slices
 from router.config import RouterConfig
 from router.heavy import HEAVY_BYTES
+from router.http.headers import Headers
+from router.http.outlet import Outlet
+from router.http.uploads import Uploads, share_of
 from router.records import Wanted
 from router.server import Router, _errors
-from router.slices import Slices
+from router.slices import ClientLeft, Slices
 
 JSON = "application/json"
 
@@ -159,6 +165,71 @@ async def test_one_body_is_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     assert await reader.through(steps(0, told, "d")) == "d", "what was refused waits no more"
 
 
+async def test_clients_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "STEP_S", 0.0)
+    told: list[str] = []
+    reader = Slices()
+    works = [reader.through(steps(1, told, f"a{each}-"), client="a") for each in range(4)]
+    others = [reader.through(steps(1, told, f"b{each}-"), client="b") for each in range(2)]
+    await asyncio.gather(*works, *others)
+    assert told == ["a0-0", "a1-0", "b0-0", "a2-0", "b1-0", "a3-0"]
+
+
+async def test_one_client_does_not_have_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "STEP_S", 0.0)
+    reader, told, most = Slices(), list[str](), share_of(slices.WAITING_MAX)
+    works = [reader.through(steps(1, told, "a"), client="a") for _ in range(slices.WAITING_MAX)]
+    found = await asyncio.gather(*works, reader.through(steps(1, told, "b"), client="b"), return_exceptions=True)
+    refused = [each for each in found if isinstance(each, ApiError)]
+    assert len(refused) == slices.WAITING_MAX - most > 0
+    assert "this client" in refused[0].message
+    assert found[-1] == "b"
+
+
+async def test_who_leaves_gives_up_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "STEP_S", 0.0)
+    reader, told = Slices(Uploads(1000)), list[str]()
+    works = [asyncio.create_task(reader.through(steps(2, told, name), size=10)) for name in "abc"]
+    works.insert(1, asyncio.create_task(reader.through(steps(2, told, "gone"), gone=lambda: True)))
+    await asyncio.sleep(0)
+    works[2].cancel()
+    found = await asyncio.gather(*works, return_exceptions=True)
+    assert [type(each) for each in found] == [str, ClientLeft, asyncio.CancelledError, str]
+    assert told == ["a0", "a1", "c0", "c1"]
+    assert await reader.through(steps(0, told, "d")) == "d"
+
+
+async def test_a_body_counts_until_it_is_parsed() -> None:
+    """On every path that reads large bodies: what waits there is in memory beside what is still coming."""
+    router = Router(RouterConfig(has_registry=True))
+    hold = asyncio.get_running_loop().create_future()
+
+    def held() -> Steps[None]:
+        while not hold.done():
+            yield
+
+    first = asyncio.create_task(router.slices.through(held(), size=1))
+    await asyncio.sleep(0)
+    raw = b'{"model":"fake","a":"' + b"x" * HEAVY_BYTES + b'"}'
+    form = b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--x--\r\n"
+    heads = {"Content-Type": "multipart/form-data; boundary=x"}
+    transport = Mock(get_extra_info=lambda _: ("10.0.0.1", 1), is_closing=lambda: False)
+    outlet = Outlet(transport, lambda *_: None, chunked=True, keep=True)
+    router.clients.enter("", 1)
+    headers = Headers()
+    headers.add(b"content-type", b"application/json")
+    router.generation.answer(outlet, "/v1/completions", headers, raw, "")
+    works = [
+        asyncio.create_task(router.whole.place(make_mocked_request("POST", "/tokenize", headers=each), "", body))
+        for each, body in (({}, raw), (heads, form))
+    ]
+    await asyncio.sleep(0.01)
+    assert router.uploads.bytes == 1 + 2 * len(raw) + len(form)
+    hold.set_result(None)
+    await asyncio.gather(first, *works, return_exceptions=True)
+    await eventually(lambda: router.uploads.bytes == 0, "all are read")
+
+
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
@@ -167,7 +238,7 @@ class Large:
 
 
 async def test_a_refused_body_is_not_kept() -> None:
-    """Its error held the frames that held the body, until somebody looked for cycles: 33 MB each."""
+    """Its error held the frames that held the body, until the garbage collector ran: 33 MB each."""
     router = Router(RouterConfig(has_registry=True))
     kept: list[weakref.ref[Large]] = []
 

@@ -1,4 +1,4 @@
-"""Requests that are nearly HTTP, or HTTP that nobody sends: each is answered, in JSON, and nothing is logged."""
+"""Requests that are nearly HTTP, or HTTP that no client sends: each is answered, in JSON, and nothing is logged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chunked(*lines: bytes, target: bytes = GENERATE, body: bytes = b"0\r\n\r\n")
     return head(b"Transfer-Encoding: chunked", *lines, target=target) + body
 
 
-FINE = [  # bytes beyond ASCII are nobody's business where nobody reads them
+FINE = [  # bytes beyond ASCII do no harm where they are not read
     asked(b"X-Foo: \xff"),
     asked(b"X-Request-Id: \xff"),
     asked(b"Authorization: Bearer \xff"),

@@ -11,12 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 from support.fake_engine import FakeEngine
+from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import Heartbeat, State
 from cluster.registry.memory import MemoryRegistry
-from router.app import serve
 from router.config import RouterConfig
 
 GENERATES = ["/v1/completions", "/v1/chat/completions", "/tokenize"]
@@ -36,14 +36,10 @@ async def endpoint() -> AsyncIterator[tuple[str, aiohttp.ClientSession, FakeEngi
                 url=engine.url, models=({"id": "fake"},),
             )
         )  # fmt: skip
-        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        stop = asyncio.Event()
         config = RouterConfig(port=0, admin_port=0, drain_s=1.0, has_registry=True)
-        serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, registry))
+        endpoint, _ = await stack.enter_async_context(served(config, registry))
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        yield (await ready)[0], client, engine
-        stop.set()
-        await serving
+        yield endpoint, client, engine
 
 
 async def test_a_path_that_nobody_has_is_named(endpoint: tuple[str, aiohttp.ClientSession, FakeEngine]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -73,6 +74,17 @@ def slow_to_prefill(instance: Instance) -> Make:
         request_ms=0.0,
     )
     return Make(prefill=cost, decode=cost)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses() -> Iterator[None]:
+    """Router and engines share this process: a long garbage collection looks like an engine that has become slow."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("makes", [slow_to_prefill, None], ids=["handed over", "whole"])

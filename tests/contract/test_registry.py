@@ -433,7 +433,7 @@ async def test_an_owner_that_lost_its_name_unnoticed(redis_world) -> None:
     prefix = f"baton:{redis_world.cluster}:instance:"
     lock, long_ms = f"{prefix}lock:prefill-0", 10**9
     payload = (await paused._redis.get(f"{prefix}beat:prefill-0:alfa")).replace(b"alfa", b"bravo")
-    await paused._redis.set(f"{prefix}beat:prefill-0:bravo", payload)  # a lock alone would be nobody's word
+    await paused._redis.set(f"{prefix}beat:prefill-0:bravo", payload)  # a lock alone would prove nothing
     for extended in (True, False, False):
         await paused._redis.set(lock, "bravo", px=long_ms)
         assert isinstance(await paused.beat(beat("alfa", seq=1)), Refused)
@@ -458,7 +458,7 @@ def agents(world: RedisWorld, keys: InstanceKeys | None = MINE) -> RedisRegistry
 
 @pytest.mark.parametrize("keys", [MINE, None], ids=["keys", "no keys"])
 async def test_a_lock_that_nobody_alive_holds_stops_no_agent(redis_world, keys, caplog) -> None:
-    """Whoever has the password can write one; it costs a line in the log."""
+    """Any holder of the password can write one; it costs a line in the log."""
     agent = agents(redis_world, keys)
     lock = f"baton:{redis_world.cluster}:instance:lock:prefill-0"
     await agent.claim(beat("alfa", sent_at=1000.0))
@@ -530,7 +530,7 @@ async def test_readers_with_the_fleets_keys_go_by_proofs_and_not_by_locks(redis_
 
 
 async def test_a_goodbye_is_proven_and_says_nothing_that_stood_in_the_registry(redis_world) -> None:
-    """Whoever has the password must not get a goodbye of its own making signed."""
+    """A holder of the password must not get a goodbye of its own making signed."""
     agent, reader = agents(redis_world), redis_world.open(proofs=FleetProofs(lambda: (FLEET,), lambda: 1000.0))
     mine = beat("alfa", sent_at=1000.0)
     await agent.claim(mine)

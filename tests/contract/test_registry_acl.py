@@ -144,11 +144,11 @@ async def test_nobody_can_do_more(as_user: Open) -> None:
             ("PUBLISH", keys.changed(Kind.ROUTER), "x"),
         ],
     }  # fmt: skip
-    everybody = [("KEYS", "*"), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("EVAL", "return 1", "0"), ("SET", "x", "y"),
+    all_users = [("KEYS", "*"), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("EVAL", "return 1", "0"), ("SET", "x", "y"),
                  ("ACL", "LIST"), ("SHUTDOWN",), ("GET", "baton:another:epoch:x")]  # fmt: skip
     for user, words in refused.items():
         registry = as_user(user)
-        for command in (*words, *everybody):
+        for command in (*words, *all_users):
             with pytest.raises(NoPermissionError):
                 await registry._redis.execute_command(*command)
     with pytest.raises(RegistryDown):

@@ -1,4 +1,4 @@
-"""Whoever has the registry's password can write anything there: no value ends a loop, a process, or an answer."""
+"""A holder of the registry's password can write anything there: no value ends a loop, a process, or an answer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 from support.fake_engine import FakeEngine
-from support.hostile_registry import NAMES, cases, raw_value
+from support.hostile_registry import NAMES, cases, spoil
 from support.redis_server import RedisServer
+from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -27,7 +28,6 @@ from decode.rules import DecodeRules
 from engine.agent.agent import ROUTERS_MAX
 from engine.agent.grants import concerning
 from engine.agent.machine import AgentMachine, RoutersHeard, Tick
-from router.app import serve
 from router.config import RouterConfig
 
 SEEDS = range(3)
@@ -56,15 +56,11 @@ class Watched(MemoryRegistry):
 
 @contextlib.asynccontextmanager
 async def router(registry: MemoryRegistry) -> AsyncIterator[tuple[str, str]]:
-    ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
     config = RouterConfig(
         port=0, admin_port=0, drain_s=0.1, has_registry=True, first_token_s=1.0, stall_s=1.0, whole_s=1.0
     )
-    serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, registry))
-    yield await ready
-    stop.set()
-    await serving
+    async with served(config, registry) as urls:
+        yield urls
 
 
 async def until(count: Any, more: int, registry: Watched) -> None:
@@ -135,34 +131,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
     started.start()
     yield started
     started.kill()
-
-
-async def spoil(registry: RedisRegistry, cluster: str, chance: random.Random) -> None:
-    """Write anything into every key that is read, of any of Redis' types."""
-    redis, prefix = registry._redis, f"baton:{cluster}:"
-    for kind in ("instance", "router"):
-        keys = [f"{kind}:lock:{name}" for name in NAMES] + [f"{kind}:members"]
-        keys += [f"{kind}:beat:{name}:{agent}" for name in NAMES for agent in "ab"]
-        for key in keys:
-            await _write(redis, prefix + key, chance, text=kind == "members" or chance.random() < 0.7)
-        entries = [f"{name} {agent}".encode() for name in NAMES for agent in "ab"]
-        if chance.random() < 0.7:
-            await redis.delete(f"{prefix}{kind}:members")
-            await redis.sadd(f"{prefix}{kind}:members", *entries, raw_value(chance) or b"x")
-    for name in NAMES:
-        await _write(redis, f"{prefix}epoch:{name}", chance, text=chance.random() < 0.8)
-        for epoch in (1, 2):
-            await _write(redis, f"{prefix}posted:{name}:a:{epoch}", chance, text=chance.random() < 0.3)
-
-
-async def _write(redis: Any, key: str, chance: random.Random, *, text: bool) -> None:
-    await redis.delete(key)
-    if text:
-        await redis.set(key, chance.choice((raw_value(chance), chance.choice(cases(chance.randrange(10**6), count=1)))))
-    elif chance.random() < 0.5:
-        await redis.hset(key, mapping={"p": raw_value(chance), "/credentials": raw_value(chance)})
-    else:
-        await redis.rpush(key, raw_value(chance))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -20,13 +20,13 @@ import pytest
 from support.fleet import eventually
 from support.hands_over import hands_over
 from support.mock import mock_settings
+from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from engine.mock.fleet import MockFleet
 from engine.mock.instance import Instance as Mock
 from engine.mock.settings import Ends
-from router.app import serve
 from router.config import RouterConfig
 from router.upstream import EngineLost, Upstream
 
@@ -134,16 +134,7 @@ async def start() -> AsyncIterator[Start]:
                 for name, each in mocks.instances.items()
             )
             config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **hands_over(router))
-            ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-            stop = asyncio.Event()
-            serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))
-
-            async def end() -> None:
-                stop.set()
-                await serving
-
-            stack.push_async_callback(end)
-            endpoint, _ = await ready
+            endpoint, _ = await stack.enter_async_context(served(config))
             client = await stack.enter_async_context(aiohttp.ClientSession())
             fleet = Mocked(endpoint, mocks, client)
             await _all_up(fleet)

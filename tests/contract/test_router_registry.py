@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -16,6 +17,7 @@ from aiohttp import web
 from support.fake_engine import FakeEngine
 from support.fleet import Fleet, eventually
 from support.hands_over import hands_over
+from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -36,9 +38,12 @@ class Breakable(MemoryRegistry):
     """Goes away and comes back at a test's word."""
 
     deaf = False
+    failed = 0
+    """Readings while it was away."""
 
     async def read(self, *args: Any) -> tuple[Heartbeat, ...]:
         if self.deaf:
+            self.failed += 1
             raise RegistryDown("registry at redis://test: cannot be reached")
         return await super().read(*args)
 
@@ -69,18 +74,9 @@ class Cast:
         await self.registry.beat(beat)
 
     async def serve(self, **settings: Any) -> Fleet:
-        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        stop = asyncio.Event()
         config = RouterConfig(port=0, admin_port=0, drain_s=1.0, has_registry=True, **hands_over(settings))
-        serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, self.registry))
-
-        async def end() -> None:
-            stop.set()
-            await serving
-
-        self.stack.push_async_callback(end)
         client = await self.stack.enter_async_context(aiohttp.ClientSession())
-        self.fleet = Fleet(*await ready, self.engines, client)
+        self.fleet = Fleet(*await self.stack.enter_async_context(served(config, self.registry)), self.engines, client)
         return self.fleet
 
     async def router_sees(self, **states: str) -> None:
@@ -170,6 +166,60 @@ async def test_instances_kept_for_a_tenant_serve_nobody_else(cast: Cast) -> None
                 assert not any(each.get("tenants") for each in listed)
 
 
+async def test_a_model_that_is_kept_for_others_is_answered_as_one_that_there_is_not(cast: Cast) -> None:
+    """Its adapters, too: by no path, in no list, and in the same words. Nobody loads an adapter through a router."""
+    keys = {"ann": "sk-baton-ann", "eve": "sk-baton-eve"}
+    await cast.join("all", Role.BOTH, models=({"id": "fake"},))
+    kept = ({"id": "secret"}, {"id": "tuned", "parent": "secret"})
+    await cast.join("own", Role.BOTH, tenants=("ann",), models=kept)
+    cast.engines["own"].model, cast.engines["own"].adapters = "secret", ["tuned"]
+    fleet = await cast.serve(
+        tenants={name: Tenant() for name in keys},
+        tenant_keys={name: lambda key=key: (digest(key),) for name, key in keys.items()},
+    )
+    await eventually_up(fleet, "all", "own")
+
+    async def asks(tenant: str, method: str, path: str, **more: Any) -> tuple[int, str]:
+        headers = {"Authorization": f"Bearer {keys[tenant]}"}
+        async with fleet.client.request(method, fleet.endpoint + path, headers=headers, **more) as answer:
+            return answer.status, await answer.text()
+
+    paths = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/v1/responses")
+    for name in ("secret", "tuned"):
+        for path in paths:
+            more = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x", "input": "x"}
+            found = [await asks("eve", "POST", path, json={"model": each, **more}) for each in (name, "nobody")]
+            assert found[0][0] == found[1][0] == 404, (path, found)
+            assert found[0][1].replace(name, "nobody") == found[1][1], path
+            assert (await asks("ann", "POST", path, json={"model": name, **more}))[0] == 200, path
+        form = aiohttp.FormData({"model": name})
+        form.add_field("file", b"x", filename="x.wav")
+        assert (await asks("eve", "POST", "/v1/audio/transcriptions", data=form))[0] == 404
+        assert (await asks("eve", "GET", f"/v1/models/{name}"))[0] == 404
+        assert (await asks("ann", "GET", f"/v1/models/{name}"))[0] == 200
+    listed = {each: (await asks(each, "GET", "/v1/models"))[1] for each in keys}
+    assert '"tuned"' in listed["ann"] and '"secret"' in listed["ann"]
+    assert not any(name in listed["eve"] for name in ("secret", "tuned", "own"))
+    assert len(cast.engines["own"].bodies) == 2 * len(paths), "ann's alone"
+    before = {name: len(engine.bodies) for name, engine in cast.engines.items()}
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/%6coad_lora_adapter"):
+        for tenant in keys:
+            status, _ = await asks(tenant, "POST", path, json={"lora_name": "x", "lora_path": "/x"})
+            assert status in {403, 404}, path
+    assert {name: len(engine.bodies) for name, engine in cast.engines.items()} == before
+
+
+async def eventually_up(fleet: Fleet, *names: str) -> None:
+    """Operators on this machine are told of all instances."""
+    async with asyncio.timeout(5):
+        while True:
+            async with fleet.client.get(fleet.admin + "/ready") as answer:
+                told = {each["id"]: each["state"] for each in (await answer.json())["instances"]}
+            if told == dict.fromkeys(names, "up"):
+                return
+            await asyncio.sleep(0.01)
+
+
 async def test_where_all_are_kept_others_are_told_that_there_is_no_such_model(cast: Cast) -> None:
     """And not to ask again in a second."""
     keys = {"ann": "sk-baton-ann", "eve": "sk-baton-eve"}
@@ -190,6 +240,42 @@ async def test_where_all_are_kept_others_are_told_that_there_is_no_such_model(ca
         async with fleet.client.get(f"{fleet.endpoint}/v1/responses/{identifier}", headers=headers) as answer:
             assert answer.status == 404
     assert len(cast.engines["own"].generated) == 1
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_an_instance_that_leaves_while_it_is_asked_for_a_response_is_not_sent_one(
+    cast: Cast, comes_back: bool
+) -> None:
+    """`comes_back`: under the same name, at another address."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    reached: list[str] = []
+
+    async def knows_it(engine: FakeEngine, request: web.Request, raw: bytes) -> web.Response:
+        reached.append(request.path)
+        asked.set()
+        await go_on.wait()
+        return web.json_response({"id": "resp_others"})
+
+    await cast.join("d", Role.BOTH)
+    cast.engines["d"].behave_elsewhere = knows_it
+    fleet = await cast.serve()
+    await cast.router_sees(d="up")
+    asking = asyncio.create_task(fleet.get("/v1/responses/resp_others"))
+    await asked.wait()
+    if comes_back:
+        del cast.engines["d"]
+        await cast.join("d", Role.BOTH, epoch=2)
+        async with asyncio.timeout(5):
+            while (await fleet.get("/ready"))[1]["instances"][0]["epoch"] != 2:
+                await asyncio.sleep(0.01)
+    else:
+        await cast.registry.leave("d", "agent-d")
+        await cast.router_sees()
+    go_on.set()
+    status, answer = await asking
+    assert (status, answer["error"]["code"]) == (503, 503), answer
+    assert "d has just left" in answer["error"]["message"]
+    assert len(reached) == 1
 
 
 async def test_nothing_is_sent_to_a_draining_instance(cast: Cast) -> None:
@@ -445,3 +531,40 @@ async def test_registry_away_and_back(cast: Cast) -> None:
     cast.registry.deaf = False
     await cast.router_sees(p="up", d="draining", d2="up")
     assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d2"
+
+
+async def test_a_router_that_begins_without_its_registry_says_so_once(
+    cast: Cast, caplog: pytest.LogCaptureFixture
+) -> None:
+    cast.registry.deaf = True
+    caplog.set_level(logging.INFO, "baton.router")
+    fleet = await cast.serve()
+    async with asyncio.timeout(5):
+        while cast.registry.failed < 3:
+            await asyncio.sleep(0.01)
+    assert (await fleet.get("/ready"))[1]["registry"] == "away"
+    assert caplog.text.count("no instance is known before it answers") == 1
+    cast.registry.deaf = False
+    await cast.join("b", Role.BOTH)
+    await cast.router_sees(b="up")
+    assert caplog.text.count("cannot be reached") == 1
+
+
+async def test_a_proof_takes_a_place_and_a_request_that_finds_none_waits_for_it(cast: Cast) -> None:
+    """An instance with one place, whose first proof runs: the request is refused by nobody."""
+    await cast.join("p", Role.PREFILL, places=1)
+    await cast.join("d", Role.DECODE, places=1)
+    go_on = asyncio.Event()
+
+    async def slow(_: web.Request, body: dict[str, Any]) -> None:
+        if "cache_salt" in body:  # a proof's
+            await go_on.wait()
+
+    for engine in cast.engines.values():
+        engine.behave = slow
+    fleet = await cast.serve(proves=True)
+    await eventually(lambda: bool(cast.engines["p"].bodies), "its prefill leg runs")
+    asking = [asyncio.create_task(fleet.post("/v1/completions", json=PROMPT)) for _ in range(3)]
+    await eventually(lambda: len(cast.engines["d"].generated) > 0, "the first of them is served meanwhile")
+    go_on.set()
+    assert [(await each)[0] for each in asking] == [200] * 3

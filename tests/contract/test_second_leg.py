@@ -51,7 +51,7 @@ async def test_another_prefill_instance_serves_and_the_silent_leg_is_aborted(
     assert status == 200 and "decode-0" in str(answer)
     assert asked(fleet) == [1, 1]
     assert await places(fleet) == 1, "its place is counted as long as it may be at work"
-    await eventually(lambda: silent.aborted == [f"cmpl-{silent.named[0]}-0"], "it is told that nobody wants its answer")
+    await eventually(lambda: silent.aborted == [f"cmpl-{silent.named[0]}-0"], "it is told to stop")
     await none_taken(fleet)
     assert silent.cut_off == 0
     told = await fleet.client.get(fleet.admin + "/metrics")

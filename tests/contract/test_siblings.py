@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 from aiohttp import web
 from support.fake_engine import FakeEngine
 from support.hands_over import hands_over
+from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -23,7 +25,6 @@ from cluster.registry.memory import MemoryRegistry
 from cluster.spec import Tenant
 from kvtransfer.signed import BY, LIFE_S, READER, SIGNATURE, TO, Ask, signed_headers
 from kvtransfer.ticket import SKEW_S, Key
-from router.app import serve
 from router.config import RouterConfig
 from router.siblings import FROM, Answered, Siblings
 
@@ -81,17 +82,8 @@ class Replicas:
 
     async def router(self, **settings: Any) -> str:
         """Its admin side, once it knows both engines."""
-        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        stop = asyncio.Event()
         config = RouterConfig(port=0, admin_port=0, drain_s=1.0, has_registry=True, **hands_over(settings))
-        serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, Own(self.registry)))
-
-        async def end() -> None:
-            stop.set()
-            await serving
-
-        self.stack.push_async_callback(end)
-        endpoint, admin = await ready
+        endpoint, admin = await self.stack.enter_async_context(served(config, Own(self.registry)))
         self.endpoints.append(endpoint)
         self.admins.append(admin)
         return admin
@@ -355,6 +347,34 @@ async def test_an_answer_of_many_pieces_is_heard_to_its_end() -> None:
     assert "longer than" in said
     await siblings.close()
     await runner.cleanup()
+
+
+@pytest.mark.parametrize("name", ["a:b:c", "a%3Ab", "a/b?c=d", "a b", "ä", "%2F..%2F", "a+b", "a;b,c=@!$&'()*~"])
+async def test_what_is_sent_is_what_is_signed(name: str) -> None:
+    """However a client library spells a path: the receiver checks the bytes that came."""
+    vouched: list[bool] = []
+    receiver = Siblings("asked", tuple, lambda: (FLEET_KEY,))
+
+    async def answer(http: web.Request) -> web.Response:
+        vouched.append(receiver.vouched(http.method, http.path_qs, http.headers, await http.read()))
+        assert http.match_info["name"] == name
+        return web.json_response({}, headers={FROM: "asked"})
+
+    app = web.Application()
+    app.router.add_get("/explain/{name:.+}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    beat = Heartbeat(id=InstanceId("asked"), agent="a", kind=Kind.ROUTER, state=State.READY, url=url, agent_url=url)
+    asker = Siblings("asker", lambda: (beat,), lambda: (FLEET_KEY,))
+    try:
+        told = await asker.ask(f"/explain/{quote(name, safe='')}", None)
+        assert told == {"asked": Answered(200, b"{}")}
+        assert vouched == [True]
+    finally:
+        await asker.close()
+        await runner.cleanup()
 
 
 def test_a_router_vouches_for_what_it_asks_once_and_for_nothing_else() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 from support.mock import mock_settings
 from support.mocked_router import mocked_router
+from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
@@ -16,7 +17,6 @@ from cluster.spec import SloClass, WhenMissed
 from costs.step import StepCost
 from engine.mock.fleet import MockFleet
 from engine.mock.settings import SimpleCosts
-from router.app import serve
 from router.config import RouterConfig
 from router.decisions import Cached, Came, Counted, Decided, PromptOver, entry_of
 from router.speeds import Make
@@ -33,10 +33,7 @@ async def test_a_run_on_mocks_replays_to_the_same_choices() -> None:
             Instance(id=InstanceId(name), role=ROLES[name], url=each.url) for name, each in mocks.instances.items()
         )
         config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, decision_log=lines.append)
-        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        stop = asyncio.Event()
-        serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))
-        endpoint, _ = await ready
+        endpoint, _ = await stack.enter_async_context(served(config))
         client = await stack.enter_async_context(aiohttp.ClientSession())
         while await _up(client, endpoint) < len(ROLES):
             await asyncio.sleep(0.01)
@@ -46,8 +43,6 @@ async def test_a_run_on_mocks_replays_to_the_same_choices() -> None:
             async with client.post(url, json={"fault": fault}) as response:
                 assert response.status == 200, await response.text()
         await _load(client, endpoint, range(30, 60))
-        stop.set()
-        await serving
     entries = [entry_of(line) for line in b"".join(lines).splitlines()]
     replayed = replay(entries)
     assert replayed.choices > 60, "some were tried again"

@@ -1,4 +1,4 @@
-"""`baton status` on agents that ask who asks, and on what a registry may hold that is nobody's."""
+"""`baton status` on agents that ask for a signature, and on what a registry may hold that proves nothing."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_it_signs_what_it_asks(fleet: Fleet) -> None:
     assert (told["state"], told["credits"]) == ("ready", 7)
     (told,) = (await fleet.told(STRANGERS))["instances"]
     assert (told["state"], told["credits"]) == ("ready", 0), "its heartbeat's word, and its engine answers"
-    assert "signs with the fleet's --ticket-keys-file" in told["detail"]
+    assert "only requests that the fleet's --ticket-keys-file signed" in told["detail"]
 
 
 async def test_an_agent_of_another_machines_loopback_is_not_taken_for_lost(fleet: Fleet) -> None:

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from support.fake_engine import FIRST_TOKEN, FakeEngine
 from support.fleet import Fleet, eventually
+from support.served import served
 from support.tickets import FLEET, HOLD, OLD, PULL, STRANGERS, signed, smuggled
 
 from cluster import wire
@@ -24,7 +25,6 @@ from engine.mock.transfer import read_reference, wants_hold
 from kvtransfer.guard import Guard
 from kvtransfer.keys import FILE_VARIABLE, instance_text
 from kvtransfer.ticket import Key
-from router.app import serve
 from router.config import RouterConfig
 
 PROMPT = {"model": "fake", "prompt": "Hello", "max_tokens": 8}
@@ -135,16 +135,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 
 async def _serving(stack: AsyncExitStack, config: RouterConfig) -> tuple[str, str]:
-    ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
-    serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))
-
-    async def end() -> None:
-        stop.set()
-        await serving
-
-    stack.push_async_callback(end)
-    return await ready
+    return await stack.enter_async_context(served(config))
 
 
 def refusals(guards: dict[str, Guarded]) -> int:

@@ -28,6 +28,7 @@ from opentelemetry.trace import StatusCode
 from support.fleet import Fleet, Starter, eventually
 from support.hands_over import hands_over
 from support.mock import mock_settings
+from support.served import served
 
 from cluster.ids import InstanceId, RequestId
 from cluster.instance import Instance, Role
@@ -36,7 +37,6 @@ from engine.mock.fleet import MockFleet
 from engine.mock.instance import Instance as Mock
 from engine.twin.events import Effect, Event, Finished, Submit
 from router import body as bodies
-from router.app import serve
 from router.config import RouterConfig
 
 pytestmark = pytest.mark.timed
@@ -155,16 +155,7 @@ async def timed() -> AsyncIterator[Start]:
                 for name, each in mocks.instances.items()
             )
             config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **hands_over(router))
-            ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-            stop = asyncio.Event()
-            serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))
-
-            async def end() -> None:
-                stop.set()
-                await serving
-
-            stack.push_async_callback(end)
-            endpoint, admin = await ready
+            endpoint, admin = await stack.enter_async_context(served(config))
             client = await stack.enter_async_context(aiohttp.ClientSession())
             fleet = Timed(endpoint, admin, mocks, client, twins)
             async with asyncio.timeout(5):

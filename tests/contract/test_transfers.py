@@ -331,7 +331,7 @@ def test_what_a_door_knows_of_tokens_computed_again_goes_before_the_engines_coun
 
 
 async def test_engines_that_are_left_to_vllm_hand_over_to_each_other(fleet, caplog) -> None:
-    """vLLM's own connector introduces nobody: engines that are left to it need not meet, and none shuns another."""
+    """vLLM's own connector introduces none: engines that are left to it need not meet, and none shuns another."""
     p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
     p.door.left = d.door.left = "it has more kinds of KV cache than full attention"
     await fleet.settle()

@@ -1,8 +1,8 @@
 """Handed-over answers are one engine's alone, token for token, whatever the architecture; and so are those of adapters.
 
 Real vLLM engines, with models of random weights that the test makes. On two of these kinds the obvious shortcuts are
-wrong: a Mamba hybrid's P leaves the prompt's last token to D, so that its own token must reach nobody; and one name may
-mean two adapters. Each test has its own two engines, which takes about a minute.
+wrong: a Mamba hybrid's P leaves the prompt's last token to D, so that its own token must reach no client; and one name
+may mean two adapters. Each test has its own two engines, which takes about a minute.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ START_S = 600.0
 
 
 def nixl(role: Role) -> str:
-    """vLLM's own connector, as everybody runs it."""
+    """vLLM's own connector, as it is usually run."""
     kind = "kv_producer" if role is Role.PREFILL else "kv_consumer"
     return json.dumps({"kv_connector": "NixlConnector", "kv_role": kind, "kv_buffer_device": "cpu",
                        "kv_load_failure_policy": "recompute"})  # fmt: skip

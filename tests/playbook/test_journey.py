@@ -229,6 +229,18 @@ def test_a_choice_that_nobody_asked_for_sends_nothing() -> None:
     play(machine, [(Tick(), [SECOND]), (Chosen(P, D2, "the same again"), [])], now=HALF)
 
 
+def test_a_refusal_names_a_failure_only_after_one() -> None:
+    failed, _ = journey().handle(Chosen(None, None, "none is ready"), 1.0)
+    assert isinstance(failed, Fail)
+    assert failed.error.message == "No instance can serve this request: none is ready."
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)])])
+    machine.handle(Lost("reset", by=P), 1.0)
+    failed, *_ = machine.handle(Chosen(None, None, "none is ready"), 1.0)
+    assert isinstance(failed, Fail)
+    assert failed.error.message == "No instance can serve this request: none is ready; last failure: p: reset."
+
+
 def test_nobody_can_serve() -> None:
     play(journey(), [(Chosen(None, None, "none ready"), [Fail(error(503)), Finish("failed")])])
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 from support.chaos_fleet import ChaosFleet
 from support.chaos_scenarios import LIMITS
-from support.hands_over import hands_over
+from support.hands_over import ROUTER, hands_over
 from support.redis_server import start
+from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance
@@ -24,7 +24,6 @@ from cluster.registry.membership import Heartbeat, State
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import Registry, RegistryDown
 from engine.mock.instance import Instance as Mock
-from router.app import serve
 from router.config import RouterConfig
 
 BEAT_S = 0.1
@@ -98,19 +97,10 @@ def _config(**more: Any) -> RouterConfig:
 
 @asynccontextmanager
 async def _serving(config: RouterConfig, registry: Registry | None, count: int, seed: int) -> AsyncIterator[str]:
-    ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
-    serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, registry))
-    try:
-        endpoint, _ = await ready
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(aiohttp.ClientSession())
-            await _all_up(client, endpoint, count)
-            yield endpoint
-            await _no_place_taken(client, endpoint, seed)
-    finally:
-        stop.set()
-        await serving
+    async with served(config, registry) as (endpoint, _), aiohttp.ClientSession() as client:
+        await _all_up(client, endpoint, count)
+        yield endpoint
+        await _no_place_taken(client, endpoint, seed)
 
 
 async def _instances(client: aiohttp.ClientSession, endpoint: str) -> list[dict[str, object]]:
@@ -143,20 +133,8 @@ def _left(listed: list[dict[str, object]], seed: int) -> list[object]:
 
 @asynccontextmanager
 async def as_process(fleet: ChaosFleet, killed: list[subprocess.Popen[bytes]]) -> AsyncIterator[str]:
-    """`baton router` with these engines. The process is put into `killed`, for whoever strikes."""
-    words = [
-        sys.executable,
-        "-m",
-        "baton",
-        "router",
-        "--port",
-        "0",
-        "--admin-port",
-        "0",
-        "--pins",
-        "--policy",
-        "least_load",
-    ]
+    """`baton router` with these engines. The process is put into `killed`, for the strike."""
+    words = [*ROUTER]
     for name, mock in fleet.mocks.instances.items():
         words += [f"--{mock.settings.role.value}-url", f"{name}={fleet.url(name)}"]
     for name in _LIMITS:

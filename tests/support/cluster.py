@@ -27,6 +27,15 @@ START_S = 240.0
 """Two vLLM engines on two busy cores take up to two minutes."""
 
 
+TESTS = str(Path(__file__).resolve().parents[1])
+
+
+def with_support() -> dict[str, str]:
+    """An environment in which a child process finds the package `support`."""
+    paths = filter(None, [TESTS, os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def shared_names() -> frozenset[str]:
     """Of the shared memory and the semaphores that Python's processes have."""
     folder = Path("/dev/shm")
@@ -52,7 +61,7 @@ class Cluster:
     """Where its temporary files go: pytest's own folders have paths too long for sockets."""
 
     @classmethod
-    def start(cls, state: Path, *words: str) -> Cluster:
+    def start(cls, state: Path, *words: str, program: tuple[str, ...] = ("-m", "baton")) -> Cluster:
         """Begin; `wait_ready` waits for it. `state` becomes XDG_STATE_HOME. It hands over whenever it can, unless a
         flag or a cluster file is to decide (`support.hands_over`).
         """
@@ -61,11 +70,11 @@ class Cluster:
         temporary, shared = Path(tempfile.mkdtemp(prefix="live-")), shared_names()
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         process = subprocess.Popen(
-            [sys.executable, "-m", "baton", "up", "--port", "0", "--admin-port", "0", "--json", "--no-demo", *words],
+            [sys.executable, *program, "up", "--port", "0", "--admin-port", "0", "--json", "--no-demo", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "XDG_STATE_HOME": str(state), "TMPDIR": str(temporary)},
+            env={**with_support(), "XDG_STATE_HOME": str(state), "TMPDIR": str(temporary)},
         )
         cluster = cls(process, state, shared=shared, temporary=temporary)
         for target in (cluster._read_events, cluster._read_words):

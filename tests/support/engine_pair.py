@@ -35,7 +35,7 @@ class Pair:
     decode: str
     model: str
     introduced: bool = False
-    """Whether D pulls only from whom it was introduced to: Baton's connector."""
+    """Whether D pulls only from engines that it was introduced to: Baton's connector."""
 
     @property
     def both(self) -> tuple[str, str]:

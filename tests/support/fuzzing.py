@@ -10,6 +10,9 @@ A fuzz test looks like this:
                     ... send what `case.chance` (a random.Random) makes, check what comes back
         assert watch.slowest_health_s < 2
 
+How long the router's loop is held is measured in CPU time of the router's own thread (`Turns`), callback by callback: a
+busy machine does not lengthen it. Memory is that of the whole process, by the kernel's own mark (`peak_bytes`).
+
 In `make test` the fixed cases run, the same ones each time. With `--fuzz-s N` each test goes on with fresh seeds, all
 fuzz tests of the run together for N seconds. `--fuzz-seed SEED` runs one case again.
 """
@@ -17,22 +20,27 @@ fuzz tests of the run together for N seconds. `--fuzz-seed SEED` runs one case a
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import math
 import random
+import re
 import resource
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
+import msgspec
 from support.hands_over import hands_over
 
 from cluster.instance import Instance
+from cluster.registry.registry import Registry
 from router.app import serve
 from router.config import RouterConfig
 
@@ -43,6 +51,8 @@ WATCH_EVERY_S = 0.05
 
 FRESH_FROM = 1 << 32
 """Fresh seeds are at least this, so that they are never those of the fixed cases."""
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _PAGE_BYTES = resource.getpagesize()
 
@@ -97,6 +107,39 @@ class Fuzzing:
 
 
 @dataclass
+class Turns:
+    """How long single callbacks of the router's loop took."""
+
+    longest_s: float = 0.0
+    """Seconds of CPU time of the longest one since this was last set to 0."""
+    thread: int = 0
+
+
+@contextmanager
+def _timed(turns: Turns) -> Iterator[None]:
+    """Measure every callback of the thread that `turns` names. asyncio has no hook for it: a slow one is only logged in
+    debug mode, by the wall clock.
+    """
+    run = asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        if threading.get_ident() != turns.thread:
+            run(handle)
+            return
+        began = time.thread_time()
+        try:
+            run(handle)
+        finally:
+            turns.longest_s = max(turns.longest_s, time.thread_time() - began)
+
+    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        asyncio.Handle._run = run  # type: ignore[method-assign]
+
+
+@dataclass
 class Beside:
     """A router in a thread and a loop of its own: a test goes on where the router hangs, and can say so."""
 
@@ -104,6 +147,7 @@ class Beside:
     admin: str
     bugs: list[str] = field(default_factory=list)
     """What its log says of bugs: everything at level ERROR, with the traceback."""
+    turns: Turns = field(default_factory=Turns)
 
 
 class _Bugs(logging.Handler):
@@ -121,9 +165,10 @@ class _Bugs(logging.Handler):
 class _Thread(threading.Thread):
     """Runs the router until `stop` is called."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, registry: Callable[[], Registry] | None) -> None:
         super().__init__(name="router-beside", daemon=True)
         self._config = config
+        self._registry = registry
         self.opened = threading.Event()
         self.urls: tuple[str, str] | None = None
         self.fault: BaseException | None = None
@@ -138,7 +183,8 @@ class _Thread(threading.Thread):
 
     async def _serve(self) -> None:
         self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
-        await serve(self._config, self._announce, self.over)
+        registry = None if self._registry is None else self._registry()
+        await serve(self._config, self._announce, self.over, registry)
 
     def _announce(self, endpoint: str, admin: str) -> None:
         self.urls = endpoint, admin
@@ -152,24 +198,28 @@ class _Thread(threading.Thread):
 
 
 @asynccontextmanager
-async def router_beside(instances: Sequence[Instance], **settings: Any) -> AsyncIterator[Beside]:
+async def router_beside(
+    instances: Sequence[Instance], *, registry: Callable[[], Registry] | None = None, **settings: Any
+) -> AsyncIterator[Beside]:
     """A router that has seen all of these instances up, and hands over unproven: stand-ins compute nothing that a proof
-    could compare. At the end its log must name no bug.
+    could compare. At the end its log must name no bug. `registry`: makes the one that it reads, in its own loop.
     """
-    settings = {"drain_s": 0.5, "proves": False, **hands_over(settings)}
+    settings = {"drain_s": 0.5, "proves": False, "has_registry": registry is not None, **hands_over(settings)}
     config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, **settings)
-    handler, thread = _Bugs(), _Thread(config)
+    handler, thread = _Bugs(), _Thread(config, registry)
     logging.getLogger().addHandler(handler)
     thread.start()
     try:
         await asyncio.to_thread(thread.opened.wait, HEALTH_S)
         if thread.urls is None:
             raise RuntimeError("the router did not start") from thread.fault
-        router = Beside(*thread.urls, bugs=handler.said)
+        assert thread.ident is not None
+        router = Beside(*thread.urls, bugs=handler.said, turns=Turns(thread=thread.ident))
         async with asyncio.timeout(HEALTH_S):
             while (await told(router.admin, get("/ready"))).status != 200:
                 await asyncio.sleep(0.02)
-        yield router
+        with _timed(router.turns):
+            yield router
     finally:
         thread.stop()
         await asyncio.to_thread(thread.join, HEALTH_S)
@@ -216,6 +266,63 @@ async def watched(router: Beside) -> AsyncIterator[Watch]:
             yield watch
         finally:
             over.set()
+
+
+HELD_S_MAX = 0.05
+"""No request may hold the router's loop for longer than this, seconds of CPU time."""
+GROWTH_MAX = 3.0
+"""Nor take more memory than so many times its body's size."""
+SLACK_BYTES = 24 << 20
+"""What a process of a test takes and gives back beside that."""
+TRIES = 4
+"""What a request does it does every time; what the machine does (another core, the collector) it does once."""
+
+
+async def judged(router: Beside, send: Callable[[], Awaitable[None]], size: int) -> None:
+    """Send something that may neither hold the router's loop for long nor take much memory. `size`: of its body in
+    bytes.
+    """
+    held_s, grown = math.inf, math.inf
+    for _ in range(TRIES):
+        peak_bytes(begin=True)
+        before, router.turns.longest_s = _resident_bytes(), 0.0
+        await send()
+        held_s = min(held_s, router.turns.longest_s)
+        grown = min(grown, peak_bytes() - before)
+        if held_s <= HELD_S_MAX and grown <= GROWTH_MAX * size + SLACK_BYTES:
+            return
+        gc.collect()
+    slower = how_much_slower()
+    assert held_s <= HELD_S_MAX * slower, f"{1000 * held_s:.0f} ms at once, on a machine {slower:.1f} times slower"
+    if grown <= GROWTH_MAX * size + SLACK_BYTES:
+        return
+    raise AssertionError(f"{grown:,.0f} bytes for {size:,}")
+
+
+_WORK: Final = b"[" + b"1e5," * 250_000 + b"7]"
+_WORK_S: Final = 0.0012
+"""CPU time of reading that on an idle core of the AMD EPYC that the limits of `docs/security.md` were measured on."""
+
+
+def how_much_slower() -> float:
+    """How many times longer this machine takes now for a fixed piece of work: cores that share a cache or a unit with
+    others lengthen CPU time, too. At least 1.
+    """
+    took = []
+    for _ in range(5):
+        began = time.thread_time()
+        msgspec.json.decode(_WORK, type=msgspec.Raw)
+        took.append(time.thread_time() - began)
+    return max(1.0, sorted(took)[2] / _WORK_S)
+
+
+def peak_bytes(*, begin: bool = False) -> int:
+    """The most memory that this process has had since it was last told to begin."""
+    if begin:
+        Path("/proc/self/clear_refs").write_text("5")
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def _resident_bytes() -> int:
@@ -275,14 +382,36 @@ async def told(url: str, request: bytes, *, within_s: float = HEALTH_S) -> Told:
 
 def read_answer(raw: bytes) -> Told:
     """One answer and nothing behind it. Raises `NotHttp`."""
+    answer, rest = _first_answer(raw)
+    if rest:
+        raise NotHttp(f"{len(rest)} bytes behind the answer's end: {rest[:200]!r}")
+    return answer
+
+
+def read_answers(raw: bytes) -> list[Told]:
+    """All answers on one connection, those to requests of HTTP/1.0 and to what is no request included; words that more
+    may come (status 100) are none. Raises `NotHttp`.
+    """
+    found: list[Told] = []
+    while raw:
+        if raw.startswith(CONTINUE):
+            raw = raw.removeprefix(CONTINUE)
+            continue
+        answer, raw = _first_answer(raw, (b"HTTP/1.1", b"HTTP/1.0"))
+        found.append(answer)
+    return found
+
+
+def _first_answer(raw: bytes, versions: tuple[bytes, ...] = (b"HTTP/1.1",)) -> tuple[Told, bytes]:
+    """And what comes after it."""
     head, gap, rest = raw.partition(b"\r\n\r\n")
     if not gap:
-        if raw.startswith(b"HTTP/1.1 ") or not raw:
-            return Told(0, {}, b"", whole=False)
+        if raw.startswith(tuple(version + b" " for version in versions)) or not raw:
+            return Told(0, {}, b"", whole=False), b""
         raise NotHttp(f"no head: {raw[:200]!r}")
     first, *lines = head.split(b"\r\n")
     words = first.split(b" ", 2)
-    if words[0] != b"HTTP/1.1" or not words[1].isdigit() or not 200 <= int(words[1]) <= 599:
+    if words[0] not in versions or not words[1].isdigit() or not 200 <= int(words[1]) <= 599:
         raise NotHttp(f"status line {first!r}")
     headers: dict[str, str] = {}
     for line in lines:
@@ -294,31 +423,38 @@ def read_answer(raw: bytes) -> Told:
         headers[name.lower().decode()] = value.strip().decode()
     status = int(words[1])
     if headers.get("transfer-encoding") == "chunked":
-        return Told(status, headers, *_unchunked(rest))
+        body, whole, rest = _unchunked(rest)
+        return Told(status, headers, body, whole), rest
     length = int(headers.get("content-length", len(rest)))
-    if len(rest) > length:
-        raise NotHttp(f"{len(rest) - length} bytes behind the answer's end: {rest[length:][:200]!r}")
-    return Told(status, headers, rest, whole=len(rest) == length)
+    return Told(status, headers, rest[:length], whole=len(rest) >= length), rest[length:]
 
 
-def _unchunked(rest: bytes) -> tuple[bytes, bool]:
+def _unchunked(rest: bytes) -> tuple[bytes, bool, bytes]:
+    """A body, whether it is whole, and what comes after it."""
     body = bytearray()
     while rest:
         size, line_end, rest = rest.partition(b"\r\n")
         if not line_end:
-            return bytes(body), False
+            return bytes(body), False, b""
         try:
             length = int(size, 16)
         except ValueError:
             raise NotHttp(f"chunk size {size[:50]!r}") from None
         if not length:
-            if rest not in {b"", b"\r\n"}:
+            if rest and not rest.startswith(b"\r\n"):
                 raise NotHttp(f"behind the last chunk: {rest[:200]!r}")
-            return bytes(body), rest == b"\r\n"
+            return bytes(body), rest.startswith(b"\r\n"), rest[2:]
         body += rest[:length]
         if len(rest) < length + 2:
-            return bytes(body), False
+            return bytes(body), False, b""
         if rest[length : length + 2] != b"\r\n":
             raise NotHttp(f"a chunk of {length} bytes ends with {rest[length : length + 2]!r}")
         rest = rest[length + 2 :]
-    return bytes(body), False
+    return bytes(body), False, b""
+
+
+async def metric(router: Beside, name: str) -> float:
+    """A metric's value, by its name with labels as the page writes it."""
+    answer = await told(router.admin, get("/metrics"))
+    lines = answer.body.decode().splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + " "))

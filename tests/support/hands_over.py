@@ -1,12 +1,19 @@
 """Routers for tests of what becomes of a handoff: they hand over whenever they can.
 
 By itself a router hands over only where that costs less than one instance (`router.policy.workload`), and engines that
-compute in no time make that rare. Whoever tests the default says `policy=POLICY`.
+compute in no time make that rare. A test of the default says `policy=POLICY`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import Any, Final
+
+ROUTER: Final = (
+    *(sys.executable, "-m", "baton", "router", "--port", "0", "--admin-port", "0"),
+    *("--pins", "--policy", "least_load"),
+)
+"""The command of such a router, on free ports; its engines pin what they hold (`--pins`)."""
 
 
 def hands_over(settings: dict[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def honest(asked: Asked, name: str) -> bytes:
         raw = json.loads(completion(TOKENS[0], chat=chat, end="length", usage=usage, kv_transfer_params=hold))
         raw["choices"][0]["token_ids"] = [FIRST_TOKEN]
         return whole(json.dumps(raw).encode())
-    if not body.get("stream"):
+    if body.get("stream") is not True:
         return whole(completion(chat=chat, usage=usage))
     role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
     last = event("", chat=chat, end="stop")
@@ -201,4 +201,4 @@ async def _read(reader: asyncio.StreamReader, number: int) -> Asked:
         body = json.loads(raw) if raw else {}
     except ValueError:
         body = {}
-    return Asked(method, path, headers, body, number)
+    return Asked(method, path, headers, body if isinstance(body, dict) else {}, number)

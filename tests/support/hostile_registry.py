@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from typing import Any
+
+from redis.exceptions import ResponseError
+
+from cluster.registry.redis import RedisRegistry
 
 NUMBERS = (
     -1, 0, 1, 2**31, 2**52, 2**53 - 1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, -(10**30), 0.5, -0.0, 1e15,
@@ -101,3 +106,40 @@ def raw_value(chance: random.Random) -> bytes:
         (b"", b"\xff\xfe", b"0", b"-1", b"9" * 5000, b"9007199254740993", b"1e5", "٣".encode(), b"\x1b]0;x\x07",
          b"a" * 10_000, chance.randbytes(40), json.dumps(any_value(chance)).encode("utf-8", "surrogatepass"))
     )  # fmt: skip
+
+
+async def spoil(
+    registry: RedisRegistry, cluster: str, chance: random.Random, *, url: str = "http://127.0.0.1:9"
+) -> None:
+    """Write anything into every key that is read, of any of Redis' types."""
+    redis, prefix = registry._redis, f"baton:{cluster}:"
+    for kind in ("instance", "router"):
+        keys = [f"{kind}:lock:{name}" for name in NAMES] + [f"{kind}:members"]
+        keys += [f"{kind}:beat:{name}:{agent}" for name in NAMES for agent in "ab"]
+        for key in keys:
+            await _write(redis, prefix + key, chance, url, text=kind == "members" or chance.random() < 0.7)
+        entries = [f"{name} {agent}".encode() for name in NAMES for agent in "ab"]
+        if chance.random() < 0.7:
+            await redis.delete(f"{prefix}{kind}:members")
+            await redis.sadd(f"{prefix}{kind}:members", *entries, raw_value(chance) or b"x")
+    for name in NAMES:
+        await _write(redis, f"{prefix}epoch:{name}", chance, url, text=chance.random() < 0.8)
+        for epoch in (1, 2):
+            await _write(redis, f"{prefix}posted:{name}:a:{epoch}", chance, url, text=chance.random() < 0.3)
+
+
+async def _write(redis: Any, key: str, chance: random.Random, url: str, *, text: bool) -> None:
+    with suppress(ResponseError):  # somebody else has just made it a key of another type
+        await _written(redis, key, chance, url, text=text)
+
+
+async def _written(redis: Any, key: str, chance: random.Random, url: str, *, text: bool) -> None:
+    await redis.delete(key)
+    if text:
+        await redis.set(
+            key, chance.choice((raw_value(chance), chance.choice(cases(chance.randrange(10**6), url=url, count=1))))
+        )
+    elif chance.random() < 0.5:
+        await redis.hset(key, mapping={"p": raw_value(chance), "/credentials": raw_value(chance)})
+    else:
+        await redis.rpush(key, raw_value(chance))

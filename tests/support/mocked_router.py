@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 from support.hands_over import hands_over
+from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance
 from engine.mock.fleet import MockFleet
 from engine.mock.settings import Settings
-from router.app import serve
 from router.config import RouterConfig
 
 
@@ -60,18 +60,11 @@ async def mocked_router(
             for name, each in mocks.instances.items()
         )
         config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **hands_over(router))
-        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        stop = asyncio.Event()
-        serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop))
-        try:
-            endpoint, admin = await ready
+        async with served(config) as (endpoint, admin):
             async with asyncio.timeout(5):
                 while up and not await _all_up(client, admin):
                     await asyncio.sleep(0.01)
             yield MockedRouter(endpoint, admin, mocks, client)
-        finally:
-            stop.set()
-            await serving
 
 
 async def _all_up(client: aiohttp.ClientSession, admin: str) -> bool:

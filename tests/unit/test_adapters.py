@@ -1,4 +1,4 @@
-"""LoRA adapters: one name is not one adapter. Who says which it is, and between whom it is handed over."""
+"""LoRA adapters: one name is not one adapter. What says which it is, and between which instances it is handed over."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def card(name: str, root: str = "") -> dict[str, Any]:
 
 
 def view_of(told: Mapping[InstanceId, Mapping[str, str] | None], *, base: frozenset[InstanceId] = frozenset()) -> View:
-    """By instance the digest of each adapter; None: no agent says. `base`: who has the name `poet` as a model's own."""
+    """By instance the digest of each adapter; None: no agent says. `base`: those whose own model is `poet`."""
     view = View()
     for name, digests in told.items():
         instance = Instance(id=name, role=ROLES[name], url=f"http://{name}", epoch=1)
@@ -63,9 +63,9 @@ def chosen(view: View, model: str = "poet", policy: str = "least_load") -> Chose
     ("prefill", "decode", "said"),
     [
         ({"poet": "a"}, {"poet": "b"}, "not one adapter everywhere"),
-        ({"poet": ""}, {"poet": ""}, "nobody tells which adapter"),
-        ({"poet": "a"}, {}, "nobody tells which adapter"),
-        (None, None, "nobody tells which adapter"),
+        ({"poet": ""}, {"poet": ""}, "not known which adapter"),
+        ({"poet": "a"}, {}, "not known which adapter"),
+        (None, None, "not known which adapter"),
     ],
 )
 def test_what_is_not_known_to_be_one_adapter_is_served_whole(policy: str, prefill: Any, decode: Any, said: str) -> None:
@@ -126,7 +126,7 @@ def test_an_agent_names_adapters_once_and_knows_when_it_cannot() -> None:
     adapters.look(loaded)
     assert adapters.digests == {"poet": "digest of one", "far": ""} and files.read == 1
     files.at["/a"] = "three"
-    assert adapters.check() and adapters.digests["poet"] == "", "nobody knows with which the engine computes"
+    assert adapters.check() and adapters.digests["poet"] == "", "it is unknown with which the engine computes"
     adapters.look(loaded)
     assert not adapters.check() and adapters.digests["poet"] == ""
     adapters.look([card("poet", "/b")])
@@ -176,7 +176,7 @@ def test_a_stream_goes_on_only_under_the_same_adapter() -> None:
     wanted = Wanted(model="poet", hand_over=False, excluded=frozenset({D}), meaning=meaning)
     assert POLICIES["least_load"](view.all(), wanted).decode == P
     view.get(P).adapters = {"poet": ""}
-    assert POLICIES["least_load"](view.all(), wanted).decode is None, "nobody tells"
+    assert POLICIES["least_load"](view.all(), wanted).decode is None, "no agent tells"
     assert view.get(P).meaning("poet") != view_of({P2: {"poet": ""}}).get(P2).meaning("poet")
 
 

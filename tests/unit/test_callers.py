@@ -1,4 +1,4 @@
-"""Who asks an admin port: this machine, a page of another site, another machine; and where an agent listens."""
+"""Callers of an admin port: this machine, a page of another site, another machine; and where an agent listens."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_socket_left_from_before_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "p" / "door"
     path.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
-        killed.bind(str(path))  # its process ends without a word: the path stays, and nobody listens
+        killed.bind(str(path))  # its process ends without a word: the path stays, and no process listens
     again = Engine(path, "e-2")
     try:
         assert d.ask(again.door.path, {"ask": "metadata"})["engine_id"] == "e-2"
@@ -80,7 +80,7 @@ def test_a_socket_left_from_before_is_replaced(tmp_path: Path) -> None:
 
 
 def test_the_door_of_an_engine_that_lives_is_not_taken_over(engine: Engine) -> None:
-    """Two engines behind one door: one of them would hand over nothing, and nobody would be told."""
+    """Two engines behind one door: one of them would hand over nothing, and nothing would tell of it."""
     with pytest.raises(d.DoorTaken, match=r"another engine answers at .*/door: give each engine a door of its own"):
         Engine(engine.door.path, "e-2")
     assert d.ask(engine.door.path, {"ask": "metadata"})["engine_id"] == "e-p"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -25,9 +27,12 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Line:
-    """A client's end: what it was told, and whether it is still heard."""
+    """A client's end: what it was told, and whether it is still heard. Each has an address of its own."""
+
+    numbers = count(1)
 
     def __init__(self) -> None:
+        self.address = (f"client-{next(self.numbers)}", 1)
         self.told = bytearray()
         self.unread = 0
         self.heard = True
@@ -38,6 +43,9 @@ class Line:
 
     def get_write_buffer_size(self) -> int:
         return self.unread
+
+    def get_extra_info(self, name: str) -> object:
+        return {"peername": self.address}[name]
 
     def is_closing(self) -> bool:
         return self.closed
@@ -226,6 +234,40 @@ async def test_extensions_of_chunks_are_passed_over() -> None:
     assert answers.asked == [b"{}"]
 
 
+@pytest.mark.parametrize("behind", [b"POST ", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_an_answer_is_read_before_its_connection_ends(behind: bytes) -> None:
+    """What comes behind a body in chunks is not read. Closed with that unread, a socket is reset, and its client may
+    never see the answer.
+    """
+    front = front_of(Answers())
+    connection, line = connected(front, CHUNKED + b"2\r\n{}\r\n0\r\n\r\n" + behind)
+    assert line.statuses == [200]
+    assert (line.ended, line.closed, line.heard) == (True, False, True)
+    connection.data_received(behind)
+    assert line.statuses == [200], "nothing more is read"
+    connection.connection_lost(None)
+    assert not front.open
+
+
+async def test_no_body_is_read_behind_a_connect() -> None:
+    """aiohttp would take it for a request."""
+    hidden = b"POST /v1/hidden HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+    head = b"CONNECT /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(hidden)
+    _, line = connected(front_of(Answers()), head + hidden)
+    assert line.statuses == [405]
+    assert line.ended
+
+
+async def test_a_client_that_has_reset_its_connection_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(_: Line) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(Line, "write_eof", reset)
+    _, line = connected(front_of(Answers()), CHUNKED + b"zz\r\n")
+    assert line.statuses == [400]
+    assert line.closed
+
+
 async def test_crumbs_are_refused() -> None:
     """A megabyte of single bytes would be a million chunks, a microsecond each."""
     _, line = connected(front_of(Answers()), CHUNKED, *[b"1\r\nx\r\n" * 10_000] * 20)
@@ -275,7 +317,7 @@ async def test_a_fault_of_ours_gives_the_place_back() -> None:
     assert not answers.open[""]
 
 
-# -- answers that nobody reads --
+# -- answers that are not read --
 
 
 async def test_no_request_begins_before_the_last_answer_is_written_out() -> None:
@@ -329,6 +371,19 @@ async def test_uploads_wait_for_their_turn() -> None:
     assert (front.uploads.bytes, front.uploads.waiting) == (0, 0)
 
 
+async def test_what_one_address_uploads_leaves_room_for_others() -> None:
+    front = front_of(Answers(), uploads=Uploads(1_000_000))
+    greedy = [connected(front, LARGE) for _ in range(3)]
+    for connection, line in greedy:
+        line.address = greedy[0][1].address
+        connection.data_received(b"x" * 300_000)
+    assert [line.heard for _, line in greedy] == [True, False, False]
+    connection, other = connected(front, LARGE + b"x" * 50_000)
+    assert other.heard
+    connection.data_received(b"x" * 30_000)
+    assert other.heard, "the bytes of one address are its own affair"
+
+
 async def test_one_that_has_waited_in_vain_is_told_that_it_was_not_its_fault() -> None:
     front = front_of(Answers(), uploads=Uploads(100), body_timeout_s=0.05)
     (_, first), (_, second) = [connected(front, LARGE + b"x" * 300) for _ in range(2)]
@@ -349,7 +404,7 @@ async def test_the_idlest_connection_makes_room_and_nobody_at_work_does(monkeypa
     now = front.loop.time()
     monkeypatch.setattr(front.loop, "time", lambda: now)
     silent, served, uploads = connected(front), connected(front, SMALL), connected(front, LARGE)
-    assert connected(front)[1].statuses == [], "nobody is idle for long enough, and it has not asked yet"
+    assert connected(front)[1].statuses == [], "none is idle for long enough, and it has not asked yet"
     now += 5
     newcomers = [connected(front, SMALL) for _ in range(3)]
     assert [each[1].closed for each in (silent, served, uploads)] == [True, True, False]

@@ -15,7 +15,7 @@ LETTERS = (b"data: x", b"\n\n", b"\n", b"\r\n", b"0\r\n\r\n", b"5\r\nx", b"\n\n\
 
 
 class Transport(asyncio.Transport):
-    """Nobody is at the other end."""
+    """No peer is at the other end."""
 
     def __init__(self) -> None:
         super().__init__()

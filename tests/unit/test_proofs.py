@@ -27,7 +27,7 @@ from router.proofs import (
     question,
     read,
 )
-from router.records import Wanted
+from router.records import NOTHING_PROVEN, Wanted
 from router.view import View
 
 P0, P1, D0, D1 = (InstanceId(name) for name in ("p0", "p1", "d0", "d1"))
@@ -101,15 +101,14 @@ def test_of_many_some_are_enough() -> None:
     assert len(all_due(proofs, view)) == 3 * EACH
     proofs, view = Proofs(), fleet(EACH + 9, 1)
     order = all_due(proofs, view)
-    assert len(order) == len(set(order)) == EACH + 9, "each P hands over only once it is proven with somebody"
+    assert len(order) == len(set(order)) == EACH + 9, "each P hands over only once it is proven with one D"
     told(proofs, view)
     assert view.all().ready("m").alike
 
 
 def told(proofs: Proofs, view: View) -> None:
-    gives, takes, inexact, failed, doubts = proofs.standing(view.all())
-    view.proven(gives, takes, inexact, doubts)
-    view.distrust(failed)
+    view.proven(proofs.standing(view.all()))
+    view.distrust(proofs.failed())
 
 
 def chosen(view: View, policy: str = "least_load") -> tuple[str | None, str | None]:
@@ -120,7 +119,7 @@ def chosen(view: View, policy: str = "least_load") -> tuple[str | None, str | No
 @pytest.mark.parametrize("policy", ["least_load", "workload"])
 def test_what_is_not_proven_hands_nothing_over(policy: str) -> None:
     proofs, view = Proofs(), fleet(1, 1)
-    view.proven({}, {}, {}, {})
+    view.proven(NOTHING_PROVEN)
     found = POLICIES[policy](view.all(), Wanted(model="m", hand_over=True))
     assert (found.prefill, found.decode) == (None, "d0") and "no pair of instances is proven" in found.because
     assert "not proven" in view.not_exact(P0, D0)
@@ -207,7 +206,7 @@ def test_a_stream_goes_on_only_in_the_circle_of_whoever_began_it() -> None:
     assert (goes_on(D0), goes_on(D1), goes_on(P0)) == (P0, P1, D0)
     view.add(Instance(id=InstanceId("new"), role=Role.DECODE, url="http://new", weights="w"))
     view.seen(InstanceId("new"), ({"id": "m"},), Load())
-    assert goes_on(InstanceId("new")) is None, "nobody knows who is like it"
+    assert goes_on(InstanceId("new")) is None, "it is unknown which are like it"
     assert goes_on(D0, "w") == "new", "its agent says so"
 
 

@@ -1,4 +1,4 @@
-"""JSON from others fails in one way only, and what cannot be read is nobody's crash."""
+"""JSON from others fails in one way only, and what cannot be read crashes nothing."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_defaults_are_the_routers_own() -> None:
         for field in fields(section):
             if field.name not in {"processes", "admin_key_file"}:  # the router is given keys, not their file
                 assert getattr(section, field.name) == config[field.name], field.name
-    assert POLICIES[POLICY] is workload, "where nobody says how"
+    assert POLICIES[POLICY] is workload, "where no policy is named"
 
 
 @pytest.mark.parametrize("slo", ["", "slo: {fast: {ttft_ms: 500}}\n"], ids=["best effort", "promised"])

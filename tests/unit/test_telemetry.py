@@ -63,7 +63,7 @@ def test_others_are_asked_each_time(sampler: Sampler, ids: Any) -> None:
 
 
 class Unwritable(io.StringIO):
-    """Standard error on a full disk, or behind a pipe that nobody holds any more."""
+    """Standard error on a full disk, or behind a pipe whose reader is gone."""
 
     def __init__(self, error: int) -> None:
         super().__init__()

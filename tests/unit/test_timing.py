@@ -345,7 +345,7 @@ def test_what_clients_call_the_same_is_found_newest_first_and_goes_one_by_one() 
         memory.finish(last)
     assert memory.named("a") == []
     assert memory.named("") == []
-    assert not memory._by_client_id, "nothing is kept of who is forgotten"
+    assert not memory._by_client_id, "nothing is kept of a forgotten one"
 
 
 def test_a_count_below_zero_is_no_count() -> None:

@@ -32,7 +32,7 @@ def test_the_file_says_who_moves_the_cache(tmp_path: Path) -> None:
     assert [each.connector for each in from_file(read(str(file)).usable(), [])] == ["baton", "baton"]
     file.write_text("models: [{name: baton-tiny}]\ntransfer: {connector: baton, digests: true}\n")
     with ExitStack() as closing:
-        doors = up._with_doors(from_file(read(str(file)).usable(), []), closing)
+        doors, _ = up._with_doors(from_file(read(str(file)).usable(), []), closing)
         assert all("--digests" in planned(each) for each in doors)
     file.write_text("models: [{name: baton-tiny}]\n")
     assert {each.connector for each in from_file(read(str(file)).usable(), [])} == {"auto"}
@@ -51,7 +51,7 @@ def test_the_file_says_whose_requests_alone_are_served(tmp_path: Path) -> None:
 def test_each_engine_gets_a_door_of_its_own_that_goes_with_the_cluster() -> None:
     wanted = [Wanted(name=f"p-{number}", role=Role.PREFILL, model=None, connector="baton") for number in range(2)]
     with ExitStack() as closing:
-        doors = up._with_doors(wanted, closing)
+        doors, _ = up._with_doors(wanted, closing)
         folder = Path(doors[0].door).parents[1]
         assert folder.stat().st_mode & 0o077 == 0 and len({each.door for each in doors}) == 2
         words = planned(doors[0])
@@ -63,7 +63,7 @@ def test_each_engine_gets_a_door_of_its_own_that_goes_with_the_cluster() -> None
 def test_others_get_none(change: dict[str, str]) -> None:
     wanted = replace(Wanted(name="p", role=Role.PREFILL, model=None, connector="baton"), **change)
     with ExitStack() as closing:
-        assert up._with_doors([wanted], closing) == [wanted]
+        assert up._with_doors([wanted], closing)[0] == [wanted]
     words = planned(wanted)
     assert "--door" not in words
     assert "nixl" in words if wanted.engine == "vllm" else "--transfer" not in words  # else the engine would choose

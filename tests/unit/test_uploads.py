@@ -1,10 +1,10 @@
-"""Whose turn it is to send bytes of a body, and that somebody's always is."""
+"""Whose turn it is to send bytes of a body, and that it is always one connection's."""
 
 from __future__ import annotations
 
 import random
 
-from router.http.uploads import LINE_MAX, READ_BYTES, Uploads
+from router.http.uploads import LINE_MAX, READ_BYTES, Kept, Uploads, client_of, share_of
 
 
 class Sender:
@@ -71,6 +71,65 @@ def test_the_line_is_bounded_and_who_is_known_is_not_refused() -> None:
     assert uploads.add(Sender(), 1)
 
 
+def test_a_body_that_is_not_parsed_yet_counts() -> None:
+    uploads = Uploads(1000)
+    kept = uploads.keep(900)
+    first, second = Sender(), Sender()
+    uploads.add(first, 60)
+    assert not first.held
+    uploads.add(second, 60)
+    assert (first.held, second.held) == (True, True), "parsing makes room, not the oldest upload's end"
+    assert uploads.bytes == 1020
+    uploads.drop(kept)
+    assert (first.held, second.held) == (False, False)
+    uploads.end(first)
+    uploads.end(second)
+    assert (uploads.bytes, uploads.waiting) == (0, 0)
+
+
+def test_a_clients_share_leaves_room_for_others() -> None:
+    uploads = Uploads(1000)
+    one, two, other = Sender(), Sender(), Sender()
+    uploads.add(one, 400, "a")
+    uploads.add(two, 400, "a")
+    assert (one.held, two.held) == (False, True), "its oldest makes room"
+    uploads.add(other, 150, "b")
+    assert not other.held
+    uploads.add(other, 40, "b")
+    assert not other.held
+    kept = uploads.keep(300, "b")
+    assert (one.held, two.held, other.held) == (True, True, True), "there is none for anybody"
+    uploads.drop(kept)
+    assert (one.held, two.held, other.held) == (False, True, False)
+    uploads.end(one)
+    assert not two.held
+
+
+def test_a_clients_bodies_that_are_not_parsed_yet_count_in_its_share() -> None:
+    uploads = Uploads(1000)
+    kept, mine, other = uploads.keep(800, "a"), Sender(), Sender()
+    uploads.add(mine, 1, "a")
+    uploads.add(other, 1, "b")
+    assert (mine.held, other.held) == (True, False)
+    uploads.drop(kept)
+    assert not mine.held
+
+
+def test_the_line_is_not_one_clients_alone() -> None:
+    uploads = Uploads(10)
+    senders = [Sender() for _ in range(share_of(LINE_MAX) + 1)]
+    assert all(uploads.add(each, 20, "a") for each in senders)
+    assert uploads.waiting == share_of(LINE_MAX) < LINE_MAX
+    assert not uploads.add(Sender(), 1, "a")
+    assert uploads.add(Sender(), 1, "b")
+
+
+def test_a_client_is_a_tenant_or_an_address() -> None:
+    assert client_of("ann", ("10.0.0.1", 1)) == client_of("ann", ("10.0.0.2", 2))
+    assert client_of("", ("10.0.0.1", 1)) == client_of("", ("10.0.0.1", 2)) == client_of("", "10.0.0.1")
+    assert len({client_of("", ("::1", 1, 0, 0)), client_of("", ("10.0.0.1", 1)), client_of("", None)}) == 3
+
+
 def test_one_that_is_not_known_ends_nothing() -> None:
     uploads = Uploads(10)
     uploads.end(Sender())
@@ -84,7 +143,7 @@ def test_whatever_happens_all_come_to_their_end() -> None:
         if step < 15_000 and len(open_) < 40 and chance.random() < 0.3:
             open_[Sender()] = chance.randrange(1, 4000)
         going = [each for each in open_ if not each.held]
-        assert going or not open_, "nobody may send"
+        assert going or not open_, "none may send"
         if not going:
             continue
         each = chance.choice(going)
@@ -97,5 +156,38 @@ def test_whatever_happens_all_come_to_their_end() -> None:
             ended += 1
         assert uploads.bytes <= 5000 + 4000 + 40 * 700
     assert not open_
+    assert ended > 1000
+    assert (uploads.bytes, uploads.waiting) == (0, 0)
+
+
+def test_whatever_clients_do_all_come_to_their_end() -> None:
+    chance = random.Random(2)
+    uploads, open_, kept, ended = Uploads(5000), dict[Sender, tuple[str, int]](), list[Kept](), 0
+    for step in range(20_000):
+        if step < 15_000 and len(open_) < 40 and chance.random() < 0.3:
+            open_[Sender()] = chance.choice("aaab"), chance.randrange(1, 4000)
+        if kept and (chance.random() < 0.2 or all(each.held for each in open_)):
+            uploads.drop(kept.pop(0))
+        going = [each for each in open_ if not each.held]
+        assert going or kept or not open_, "nobody may send, and nothing makes room"
+        if not going:
+            continue
+        each = chance.choice(going)
+        client, left = open_[each]
+        part = min(left, chance.randrange(1, 700))
+        if not uploads.add(each, part, client):
+            del open_[each]
+            continue
+        open_[each] = client, left - part
+        if left == part:
+            del open_[each]
+            uploads.end(each)
+            ended += 1
+            if chance.random() < 0.3:
+                kept.append(uploads.keep(chance.randrange(1, 4000), client))
+        assert uploads.waiting == sum(each.held for each in open_)
+    assert not open_
+    for each_kept in kept:
+        uploads.drop(each_kept)
     assert ended > 1000
     assert (uploads.bytes, uploads.waiting) == (0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -149,6 +150,27 @@ async def test_it_is_started_again_when_it_dies(tmp_path: Path) -> None:
     assert engine.states == ["starting", "ready", "restarting", "starting", "ready", "stopping", "stopped"]
     log = engine.process.log_path.read_text()
     assert log.count("--- ") == 2, "a header for each start"
+
+
+async def test_another_program_on_its_port_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Another cluster's engine took the port while ours was importing vLLM, and answered as ours would have."""
+    engine = Engine(tmp_path)
+    source = SERVER.replace("Application startup complete.", "ready")
+    stranger = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", "-c", source, str(engine.port),
+        stdout=asyncio.subprocess.PIPE, env={**os.environ, "VLLM_API_KEY": KEY},
+    )  # fmt: skip
+    try:
+        assert stranger.stdout is not None
+        while b"ready" not in await stranger.stdout.readline():
+            pass
+        with pytest.raises(EngineFailed, match="Address already in use"):
+            await engine.process.run()
+        assert engine.states == ["starting", "failed"]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            stranger.kill()
+        await stranger.wait()
 
 
 async def test_one_that_says_it_is_dead_is_killed_and_its_last_error_told(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.commands.logs import _print_new
 from engine.vllm import logfile
 from engine.vllm.logfile import LogFile, default_path
 
@@ -100,3 +101,51 @@ def test_a_place_where_no_log_may_be_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         LogFile(tmp_path / "file" / "p.log").open("x")
+
+
+def test_a_long_run_is_cut_and_keeps_its_beginning_and_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logfile, "ROTATE_BYTES", 2000)
+    monkeypatch.setattr(logfile, "HEAD_BYTES", 100)
+    log = LogFile(tmp_path / "p.log")
+    output = log.open("x")
+    os.write(output, b"the settings\n")
+    assert not log.bound()
+    at = which = 0
+    for number in range(2000):
+        os.write(output, b"line %d\n" % number)
+        if number % 50 == 0:
+            log.bound()
+            log.new_lines()
+            at, which = _print_new(log.path, at, which)
+    sizes = [each.stat().st_size for each in tmp_path.iterdir()]
+    assert len(sizes) == 2
+    assert sum(sizes) < 100 + 2 * 2000 + 3 * 700
+    text = log.path.read_text()
+    assert "the settings" in text and "--- cut: " in text and text.endswith("line 1999\n")
+    assert all(each.stat().st_mode & 0o077 == 0 for each in tmp_path.iterdir()), "prompts may stand in it"
+    os.write(output, b"the very last\n")
+    assert log.new_lines()[-1] == "the very last"
+    assert log.this_start()[-1] == "the very last"
+    _print_new(log.path, at, which)
+    followed = capsys.readouterr().out
+    assert followed.count("line 1999\n") == followed.count("the settings\n") == followed.count("the very last\n") == 1
+    os.close(output)
+
+
+def test_a_full_disk_still_lets_a_long_run_be_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(logfile, "ROTATE_BYTES", 2000)
+    monkeypatch.setattr(logfile, "HEAD_BYTES", 100)
+    monkeypatch.setattr(logfile.shutil, "copyfileobj", full)
+    log = LogFile(tmp_path / "p.log")
+    output = log.open("x")
+    os.write(output, b"a line\n" * 1000)
+    assert log.bound()
+    assert [each.name for each in tmp_path.iterdir()] == ["p.log"]
+    assert log.path.stat().st_size < 300
+    assert "lost: No space left" in log.path.read_text()
+    os.close(output)

@@ -46,7 +46,7 @@ def test_queue_jumping_is_removed_at_the_top_only() -> None:
 
 
 def test_names_of_media_are_a_tenants_own() -> None:
-    """vLLM keeps what it has made of an image by its ``uuid``, and gives it to whoever sends that name alone."""
+    """vLLM keeps what it has made of an image by its ``uuid``, and gives it to any request with that name alone."""
 
     def parts(body: dict[str, Any]) -> list[Any]:
         return [part for message in body["messages"] for part in message["content"]]

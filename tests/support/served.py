@@ -1,0 +1,42 @@
+"""A router in the test's own process, and servers that stand for other programs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from cluster.registry.registry import Registry
+from router.app import serve
+from router.config import RouterConfig
+
+
+@asynccontextmanager
+async def served(
+    config: RouterConfig, registry: Registry | None = None, *, stop: asyncio.Event | None = None
+) -> AsyncIterator[tuple[str, str]]:
+    """Its endpoint and its admin side. It is told to stop at the end, and is awaited; `stop`: or by the test."""
+    ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+    stop = stop or asyncio.Event()
+    serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, registry))
+    try:
+        yield await ready
+    finally:
+        stop.set()
+        await serving
+
+
+@asynccontextmanager
+async def answering(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """The URL of a server that answers every request so."""
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

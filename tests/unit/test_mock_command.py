@@ -1,0 +1,35 @@
+"""What a mock pretends to be in the place of an instance of a cluster file."""
+
+from __future__ import annotations
+
+from baton.mock_command import mock_args
+from baton.plan import from_file
+from cluster.spec import instances, parse
+
+FILE = """
+models:
+  - name: meta-llama/Llama-3.1-8B
+    pools:
+      both: {gpu: L40S, shape: {tp: 2}, power_cap_w: 200, engine_args: {max-num-batched-tokens: 2048, dtype: auto}}
+      extra:
+        both-other: {role: both, gpu: a-gpu-of-tomorrow, engine_args: {num-gpu-blocks-override: 100}}
+hardware: {L40S: {}, a-gpu-of-tomorrow: {}}
+"""
+
+
+def test_a_mock_has_the_gpus_and_the_flags_that_change_its_timing() -> None:
+    first, other = instances(parse(FILE, "baton.yaml").usable())
+    words = ("--tp", "2", "--gpu", "L40S", "--power-cap-w", "200", "--max-num-batched-tokens", "2048")
+    assert mock_args(first) == words
+    assert mock_args(other) == ("--kv-blocks", "100")
+
+
+def test_up_gives_vllm_the_files_own_words_and_mocks_theirs() -> None:
+    spec = parse(FILE, "baton.yaml").usable()
+    real = from_file(spec, ["--seed", "1"])[0]
+    mock = from_file(spec, ["--speed", "2"], "mock")[0]
+    assert real.vllm_args[:2] == ("--tensor-parallel-size", "2")
+    assert "--dtype" in real.vllm_args
+    assert mock.vllm_args[-2:] == ("--speed", "2")
+    assert "--dtype" not in mock.vllm_args
+    assert mock.engine == "mock"
