@@ -1,12 +1,13 @@
 """Can one allowed body hold a router up? Each of the worst we know, sent while another connection asks for `/health`.
 
-    make bench-bodies                           all of them, about two minutes
+    make bench-bodies                           all of them, about three minutes
     make bench-bodies ARGS="--only deep"        those whose name has this in it
 
-One `baton router` that foresees (so that prompts are measured and named) in front of mock engines. For each body: what
-it is answered, the slowest `/health` between its first byte and its answer (asked every 2 ms by a thread that does
-nothing else), and by how much the router's resident memory at its peak, by the kernel's own mark, is above that of the
-idle router, over the body's size.
+Mock engines behind a `baton router` that foresees (so that prompts are measured and named), a fresh router for each
+body: memory that an earlier body left behind would count for the next one. For each body: what it is answered, the
+slowest `/health` between its first byte and its answer (asked every 2 ms by a thread that does nothing else), and by
+how much the router's resident memory at its peak, by the kernel's own mark, is above that of the idle router, over the
+body's size.
 The first row sends nothing: what the machine itself does to `/health`. Ends with 1 where a target is missed.
 """
 
@@ -27,7 +28,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.bodies_worst import Worst, bodies
-from bench.processes import BATON_COMMAND, Running, cores, stopping
+from bench.processes import BATON_COMMAND, Cores, Running, cores, stopping
 from bench.published import Table, machine, note_of, publish, result, say, show, target
 
 HOLD_MS_MAX = 50.0
@@ -37,7 +38,8 @@ GROWS_FROM = 4_000_000
 
 ASK_EVERY_S = 0.002
 ANSWER_S = 120.0
-ROUNDS = 2
+WARMING = Worst("a first request", lambda: b'{"prompt":"x","max_tokens":2,"stream":true}')
+ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Seen:
     status: int
     said: str
     slowest_ms: float
-    """The better of the rounds: what the body does comes every time, what the machine does comes once."""
+    """The best of the rounds: what the body does comes every time, what the machine does comes once."""
     took_ms: float
     growth: float
     """Memory at its peak less that of an idle router, over the body's size."""
@@ -111,9 +113,11 @@ def send(endpoint: str, body: Worst, raw: bytes) -> tuple[int, str]:
     return int(begin.split(b" ", 2)[1]) if begin else 0, words[1].decode()[:100] if words else ""
 
 
-def tried(router: Running, endpoint: str, idle_bytes: float, body: Worst) -> Seen:
-    """One body, some times. `idle_bytes`: the router's memory before it had any."""
+def tried(router: Running, endpoint: str, body: Worst) -> Seen:
+    """One body, some times, sent to a router that had none before."""
     raw = body.make()
+    send(endpoint, WARMING, WARMING.make())  # what the router imports and learns at its first request is no body's
+    idle_bytes = memory(router.process.pid, "VmRSS")
     slowest, took, growth = [], [], 0.0
     status, said = 0, ""
     for _ in range(ROUNDS):
@@ -138,21 +142,26 @@ def quiet(endpoint: str) -> float:
 
 
 @contextlib.contextmanager
-def served() -> Iterator[tuple[Running, str]]:
-    """A router on mocks."""
+def engines(where: Cores) -> Iterator[list[str]]:
+    """Mock engines: the router's words that name them."""
     running: list[Running] = []
-    where = cores()
     with stopping(running):
-        engines = Running("engines", [sys.executable, "-m", "bench.engine", "--count", "2"], where.engines)
-        running.append(engines)
-        prefill, decode = json.loads(engines.line())
-        words = [*BATON_COMMAND, "router", "--port", "0", "--admin-port", "0", "--json", "--policy", "workload"]
-        words += ["--prefill-url", prefill, "--decode-url", decode]
-        router = Running("router", words, where.measured)
+        mocks = Running("engines", [sys.executable, "-m", "bench.engine", "--count", "2"], where.engines)
+        running.append(mocks)
+        prefill, decode = json.loads(mocks.line())
+        yield ["--prefill-url", prefill, "--decode-url", decode]
+
+
+@contextlib.contextmanager
+def served(words: list[str], where: Cores) -> Iterator[tuple[Running, str]]:
+    """A router before them."""
+    running: list[Running] = []
+    with stopping(running):
+        started = [*BATON_COMMAND, "router", "--port", "0", "--admin-port", "0", "--json", "--policy", "workload"]
+        router = Running("router", started + words, where.measured)
         running.append(router)
         said = json.loads(router.line())
         router.wait_for(f"{said['admin']}/ready")
-        os.sched_setaffinity(0, where.sender)
         yield router, said["endpoint"]
 
 
@@ -166,13 +175,16 @@ def main() -> int:
     args = parser.parse_args()
     facts = machine()
     found = []
-    with served() as (router, endpoint):
-        idle_ms = quiet(endpoint)
-        idle_bytes = memory(router.process.pid, "VmRSS")
+    where = cores()
+    with engines(where) as words:
+        os.sched_setaffinity(0, where.sender)
+        with served(words, where) as (_, endpoint):
+            idle_ms = quiet(endpoint)
         say(f"nothing: slowest /health {idle_ms:.1f} ms")
         for body in bodies():
             if args.only in body.name:
-                seen = tried(router, endpoint, idle_bytes, body)
+                with served(words, where) as (router, endpoint):
+                    seen = tried(router, endpoint, body)
                 found.append(seen)
                 say(f"{seen.name}: {seen.status}, {seen.slowest_ms:.1f} ms, {seen.growth:.1f} times; {seen.said}")
     rows = [["nothing", "", "", f"{idle_ms:.1f}", "", ""]]
@@ -182,7 +194,7 @@ def main() -> int:
         for each in found
     ]  # fmt: skip
     columns = ("body", "MB", "answer", "slowest /health, ms", "answered in, ms", "memory, times its size")
-    table = Table("One body and everybody else", columns, rows)
+    table = Table("One body and other requests", columns, rows)
     show([table])
     judged = [each.growth for each in found if each.bytes >= GROWS_FROM]
     targets = {

@@ -1,4 +1,4 @@
-"""The worst bodies of an allowed size that anybody has thought of, and large ones that must pass."""
+"""The worst known bodies of an allowed size, and large ones that must pass."""
 
 from __future__ import annotations
 

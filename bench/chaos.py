@@ -27,6 +27,7 @@ from support.chaos_fleet import ChaosFleet
 from support.chaos_load import Kind
 from support.chaos_run import Outcome, Run
 from support.chaos_scenarios import LONG_LEASE_S, SCENARIOS, UNSEEN, Hurts, Limits, Scenario, Shape
+from support.hands_over import ROUTER
 
 from bench.contestants import BATON, RIVAL
 from bench.processes import Running, free_port
@@ -48,21 +49,7 @@ Words = Callable[[list[str], list[str]], tuple[list[str], str]]
 
 def baton(prefill: list[str], decode: list[str]) -> tuple[list[str], str]:
     """As `baton up` would, but for the limits."""
-    words = [
-        sys.executable,
-        "-m",
-        "baton",
-        "router",
-        "--port",
-        "0",
-        "--admin-port",
-        "0",
-        "--pins",
-        "--policy",  # by itself it hands over less: what is asked is what becomes of a handoff
-        "least_load",
-        "--log-level",
-        "ERROR",
-    ]
+    words = [*ROUTER, "--log-level", "ERROR"]
     for flag in ("--first-token-s", "--stall-s", "--whole-s"):
         words += [flag, str(LIMIT_S)]
     words += [word for url in prefill for word in ("--prefill-url", url)]

@@ -50,7 +50,6 @@ class Seen:
     """What clients saw of a phase."""
 
     ttft_ms: list[float] = field(default_factory=list)
-    e2e_ms: list[float] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
     """How long after it was due each turn was sent: the sender's own fault."""
     prompt_tokens: int = 0
@@ -122,7 +121,6 @@ class _Session:
             return None
         self.seen.late_ms.append((sent_s - due_s) * 1e3)
         self.seen.ttft_ms.append((answered.token_s[0] - due_s) * 1e3)
-        self.seen.e2e_ms.append((time.perf_counter() - due_s) * 1e3)
         self.seen.prompt_tokens += answered.prompt_tokens or 0
         return text_in(b"".join(listener.pieces))
 

@@ -92,7 +92,7 @@ class Rounds:
         }
 
 
-def started(stack: ExitStack, who: str, size: int) -> tuple[str, list[str]]:
+def started(stack: ExitStack, contestant: str, size: int) -> tuple[str, list[str]]:
     """Fresh engines and the contestant before them; its address and theirs."""
     everywhere, running = frozenset(os.sched_getaffinity(0)), list[Running]()
     stack.enter_context(stopping(running))
@@ -101,11 +101,11 @@ def started(stack: ExitStack, who: str, size: int) -> tuple[str, list[str]]:
     running.append(mocks)
     urls = [mocks.line().split()[-1] for _ in range(2 * size)]
     prefills, decodes = urls[:size], urls[size:]
-    if who.startswith(OURS):
-        router, endpoint = baton(prefills, decodes, everywhere, who.split()[1:])
+    if contestant.startswith(OURS):
+        router, endpoint = baton(prefills, decodes, everywhere, contestant.split()[1:])
     else:
         program = str(environment("router") / "vllm-router")
-        router, endpoint = rival(program, prefills, decodes, everywhere, who)
+        router, endpoint = rival(program, prefills, decodes, everywhere, contestant)
     running.append(router)
     return endpoint, urls
 
@@ -128,18 +128,20 @@ def phases(size: int) -> Iterator[tuple[str, Scenario, str]]:
     yield NONE, replace(ALONE, sessions=ALONE.sessions * more, per_s=ALONE.per_s * more), ""
 
 
-def run(who: str, size: int, number: int) -> dict[str, Ran]:
+def run(contestant: str, size: int, number: int) -> dict[str, Ran]:
     """One contestant's part of a round."""
     found = {}
     with ExitStack() as stack:
-        endpoint, urls = started(stack, who, size)
+        endpoint, urls = started(stack, contestant, size)
         for at, (phase, scenario, shared) in enumerate(phases(size)):
             before = computed(urls)
             seed = 1000 * number + at
-            seen = uvloop.run(hold(endpoint, MODEL, scenario, f"{who} {number} {phase}", f"{shared} {number}", seed))
+            seen = uvloop.run(
+                hold(endpoint, MODEL, scenario, f"{contestant} {number} {phase}", f"{shared} {number}", seed)
+            )
             found[phase] = ran_of(seen, computed(urls) - before)
             say(
-                f"  {who}, {size}+{size}, {phase}: {found[phase].ttft_ms:.1f} ms, p99 {found[phase].p99_ms:.0f},"
+                f"  {contestant}, {size}+{size}, {phase}: {found[phase].ttft_ms:.1f} ms, p99 {found[phase].p99_ms:.0f},"
                 f" computed {found[phase].computed:.2f}, late p99 {found[phase].late_ms:.1f},"
                 f" {len(seen.ttft_ms)} answers"
             )
@@ -176,15 +178,15 @@ def contest(sizes: Sequence[int], contestants: Sequence[str], rounds: int) -> Me
         order = list(contestants)
         random.Random(number).shuffle(order)
         say(f"{size} prefill and {size} decode instances, round {number + 1} of {rounds}: {', '.join(order)}")
-        for who in order:
-            for phase, ran in run(who, size, number).items():
-                found[size, phase].setdefault(who, Rounds()).ran.append(ran)
+        for contestant in order:
+            for phase, ran in run(contestant, size, number).items():
+                found[size, phase].setdefault(contestant, Rounds()).ran.append(ran)
     return found
 
 
 def compared(by: dict[str, Rounds]) -> tuple[float, tuple[float, float], str]:
-    """Our mean TTFT over the best rival's, over all rounds; the least and the most of any one round; who that is."""
-    best = min((who for who in by if who in RIVALS), key=lambda who: by[who].mean_ms)
+    """Our mean TTFT over the best rival's, over all rounds; the least and the most of any round; its name."""
+    best = min((contestant for contestant in by if contestant in RIVALS), key=lambda contestant: by[contestant].mean_ms)
     ratios = [mine.ttft_ms / theirs.ttft_ms for mine, theirs in zip(by[OURS].ran, by[best].ran, strict=True)]
     return by[OURS].mean_ms / by[best].mean_ms, (min(ratios), max(ratios)), best
 
@@ -208,7 +210,7 @@ def main() -> None:
         say(f"vllm-router cannot be installed here and is left out: {error}")
         contestants = [OURS, PLAIN]
     if args.only:
-        contestants = [who for who in [OURS, PLAIN, *RIVALS] if who in args.only]
+        contestants = [contestant for contestant in [OURS, PLAIN, *RIVALS] if contestant in args.only]
     sizes = tuple(args.size or (SIZES[:1] if args.quick else SIZES))
     measured = contest(sizes, contestants, 1 if args.quick else args.rounds)
     tell(measured, facts, publishes=args.publish)
@@ -221,20 +223,20 @@ def tell(measured: Measured, facts: dict[str, Any], *, publishes: bool) -> None:
     tables = []
     for (size, phase), by in measured.items():
         name = f"{size}+{size}, {phase}"
-        figures[name] = {who: rounds.as_json() for who, rounds in by.items()}
+        figures[name] = {contestant: rounds.as_json() for contestant, rounds in by.items()}
         rows = [
             [
-                who if who.startswith(OURS) else f"vllm-router, {who}",
+                contestant if contestant.startswith(OURS) else f"vllm-router, {contestant}",
                 f"{told['ttft_mean_ms']:.1f}",
                 " to ".join(f"{each(told['ttft_mean_ms_by_round']):.1f}" for each in (min, max)),
                 f"{told['ttft_p99_ms']:.0f}",
                 f"{1 - told['computed_share']:.2f}",
             ]
-            for who, told in figures[name].items()
+            for contestant, told in figures[name].items()
         ]
         columns = ["", "TTFT mean, ms", "by round", "p99, ms", "tokens not computed"]
         tables.append(Table(f"{size} prefill and {size} decode instances, {phase}", columns, rows))
-        if OURS in by and any(who in RIVALS for who in by):
+        if OURS in by and any(contestant in RIVALS for contestant in by):
             ratio, (least, most), best = compared(by)
             figures[name]["over_best_rival"] = {"best": best, "ratio": round(ratio, 3), "by_round": [least, most]}
             limit = WITHOUT if phase == NONE else WITH

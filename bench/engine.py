@@ -126,6 +126,10 @@ class Engines:
             return answer(encode(vars(self)))
         if url in {b"/health", b"/ping", b"/load", b"/v1/traces"}:
             return answer(b"{}")
+        if url == b"/v1/embeddings":
+            return answer(encode({"object": "list", "data": [], "model": MODEL}))
+        if url == b"/v1/audio/transcriptions":
+            return answer(b'{"text":""}')
         return answer(b'{"error":{"message":"not here","code":404}}', status=b"404 Not Found")
 
 

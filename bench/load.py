@@ -1,12 +1,13 @@
-"""`baton load` beside `vllm bench serve`, and what one core of it holds.
+"""`baton load` beside `vllm bench serve` and `guidellm run`, and what one core of it holds.
 
-    make bench-load                    three rounds of both, then 1,000 streams a second, about 4 minutes
+    make bench-load                    three rounds of all, then 1,000 streams a second, about 10 minutes
     make bench-load ARGS=--quick       one round; ARGS=--publish writes docs/benchmarks
 
-Both send the same load to the same mock engine, in turns: equal lengths, and constant gaps, because two draws of
-Poisson arrivals differ in throughput by chance alone. What both count is compared: time to the first token from
-sending, time per token after it, whole answers per second. Then `baton load` alone sends streams of 50 tokens at 1,000
-a second to an engine that costs nothing, on one core, and says how late it was.
+All send the same load to the same mock engine, in turns: equal lengths, and constant gaps, because two draws of
+Poisson arrivals differ in throughput by chance alone. What all count is compared: time to the first token from
+sending, time per token after it, whole answers per second. guidellm gets an environment of its own, .bench/guidellm;
+where it cannot be installed, that is said, and it is left out. Then `baton load` alone sends streams of 50 tokens at
+1,000 a second to an engine that costs nothing, on one core, and says how late it was.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.contestants import engines, lone_twin
 from bench.processes import BATON_COMMAND, ROOT, Cores, Failed, asked, cores, stopping
 from bench.published import Table, machine, note_of, publish, result, say, show, target
+from bench.rivals import NotInstalled, environment, version_of
 from bench.router_tables import shown, text
 from loadgen.prompts import text_of
 
@@ -33,7 +36,7 @@ INPUT_TOKENS, OUTPUT_TOKENS = 64, 50
 NO_BURSTS = 1_000_000
 """`vllm bench serve --burstiness`: the shape of a gamma distribution; at this value gaps are constant."""
 
-BATON, VLLM = "baton load", "vllm bench serve"
+BATON, VLLM, GUIDELLM = "baton load", "vllm bench serve", "guidellm run"
 ASKED = {"ttft_ms": "time to first token, from sending", "tpot_ms": "time per token after it", "rate": "answers/s"}
 
 STREAMS_RATE, STREAMS_S = 1000, 8
@@ -77,6 +80,47 @@ def by_vllm(url: str, model: str, seed: int, on: frozenset[int]) -> dict[str, fl
     }
 
 
+def by_guidellm(program: Path, url: str, model: str, seed: int, on: frozenset[int]) -> dict[str, float]:
+    """One round of theirs, of one process as the others: its usual several wait for each other on the sender's one core
+    (first tokens then came after 224 to 1,302 ms, where one process sees 56), and measure themselves.
+
+    Its time between tokens, not its "time per output token", leaves the first token out.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        prompts, result_file = Path(folder) / "prompts.jsonl", Path(folder) / "found.json"
+        rows = [{"prompt": each, "output_tokens_count": OUTPUT_TOKENS} for each in _texts(seed)]
+        prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = [
+            "env",
+            "HF_HUB_OFFLINE=1",
+            "GUIDELLM__MAX_WORKER_PROCESSES=1",
+            str(program),
+            "run",
+            "--profile",
+            f"kind=constant,rate={RATE}",
+        ]
+        words += ["--backend", f"kind=openai_http,target={url},request_format=/v1/completions,model={model}"]
+        words += ["--constraint", f"kind=max_requests,count={REQUESTS}", "--data", f"kind=json_file,path={prompts}"]
+        words += ["--tokenizer", f"kind=hf_auto,model={TOKENIZER}", "--disable-console"]
+        words += ["--output", f"kind=json,path={result_file}"]
+        _output(words, on)
+        metrics = json.loads(result_file.read_text())["benchmarks"][0]["metrics"]
+    answered = metrics["request_totals"]["successful"]
+    tokens = metrics["output_token_count"]["successful"]["mean"]
+    if answered != REQUESTS or tokens != OUTPUT_TOKENS:
+        raise Failed(f"{GUIDELLM}: {answered} of {REQUESTS} answered, with {tokens} tokens each")
+    return {
+        "ttft_ms": metrics["time_to_first_token_ms"]["successful"]["mean"],
+        "tpot_ms": metrics["inter_token_latency_ms"]["successful"]["mean"],
+        "rate": metrics["requests_per_second"]["successful"]["mean"],
+    }
+
+
+def _texts(seed: int) -> list[str]:
+    """Prompts of one round: as long as ours, none repeating another."""
+    return [text_of(f"bench-load {seed} {number}".encode(), INPUT_TOKENS) for number in range(REQUESTS)]
+
+
 def _prompts(folder: Path, seed: int) -> Path:
     """Texts like ours, in ShareGPT's form.
 
@@ -84,8 +128,8 @@ def _prompts(folder: Path, seed: int) -> Path:
     answers (measured: 91 of 200, and 2 % off the time per token).
     """
     path = folder / "prompts.json"
-    texts = (text_of(f"bench-load {seed} {number}".encode(), INPUT_TOKENS) for number in range(REQUESTS))
-    path.write_text(json.dumps([{"conversations": [{"value": each}, {"value": "an answer"}]} for each in texts]))
+    talks = [{"conversations": [{"value": each}, {"value": "an answer"}]} for each in _texts(seed)]
+    path.write_text(json.dumps(talks))
     return path
 
 
@@ -102,14 +146,28 @@ def _output(words: Sequence[str], on: frozenset[int]) -> str:
     return done.stdout
 
 
-def compare(rounds: int, where: Cores) -> dict[str, list[dict[str, float]]]:
-    """Both in turns on one mock; who begins changes from round to round."""
-    found: dict[str, list[dict[str, float]]] = {BATON: [], VLLM: []}
+Tool = Callable[[str, str, int, frozenset[int]], dict[str, float]]
+"""URL, model, seed, cores → what it counted."""
+
+
+def contestants() -> tuple[dict[str, Tool], str]:
+    """Everybody who can be had here; and in one line, why one cannot."""
+    tools: dict[str, Tool] = {BATON: by_baton, VLLM: by_vllm}
+    try:
+        folder = environment("guidellm")
+    except NotInstalled as error:
+        return tools, f"{GUIDELLM} cannot be installed here and is left out: {error}"
+    return {**tools, GUIDELLM: partial(by_guidellm, folder / "guidellm")}, ""
+
+
+def compare(rounds: int, where: Cores, contest: dict[str, Tool]) -> dict[str, list[dict[str, float]]]:
+    """All in turns on one mock; who begins changes from round to round."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in contest}
     running, url = lone_twin(where.measured)
     with stopping([running]):
         running.wait_for(f"{url}/health")
         model = str(asked(f"{url}/v1/models")["data"][0]["id"])
-        tools = [(BATON, by_baton), (VLLM, by_vllm)]
+        tools = list(contest.items())
         by_baton(url, model, 0, where.sender)  # warms up the mock
         for number in range(rounds):
             for name, tool in tools if number % 2 else reversed(tools):
@@ -135,20 +193,25 @@ def streams(where: Cores) -> dict[str, Any]:
 
 
 def comparison_table(found: dict[str, list[dict[str, float]]]) -> tuple[Table, dict[str, Any], dict[str, Any]]:
-    """What both measured in the round that other programs disturbed least, and the ratio."""
+    """What all measured in the round that other programs disturbed least, and ours over each rival's."""
+    rivals = [tool for tool in found if tool != BATON]
     rows: list[list[str]] = []
     figures: dict[str, Any] = {}
     targets: dict[str, Any] = {}
     for name, meaning in ASKED.items():
-        rounds = {tool: [each[name] for each in found[tool]] for tool in (VLLM, BATON)}
-        theirs, ours = ((max if name == "rate" else min)(rounds[tool]) for tool in (VLLM, BATON))
-        figures[name] = {**rounds, "ratio": round(ours / theirs, 4)}
-        targets[f"{name}: off by"] = target(abs(ours / theirs - 1), 0.03, digits=4)
-        every = ("; ".join(text(value, 2) for value in rounds[tool]) for tool in (VLLM, BATON))
-        rows.append([meaning, text(theirs, 2), text(ours, 2), f"{ours / theirs:.3f}", *every])
+        rounds = {tool: [each[name] for each in runs] for tool, runs in found.items()}
+        best = {tool: (max if name == "rate" else min)(values) for tool, values in rounds.items()}
+        ratios = {tool: best[BATON] / best[tool] for tool in rivals}
+        figures[name] = {**rounds, "ratio": {tool: round(ratio, 4) for tool, ratio in ratios.items()}}
+        for tool, ratio in ratios.items():
+            targets[f"{name}: off {tool} by"] = target(abs(ratio - 1), 0.03, digits=4)
+        row = [meaning, text(best[BATON], 2)]
+        row += [cell for tool in rivals for cell in (text(best[tool], 2), f"{ratios[tool]:.3f}")]
+        rows.append([*row, *("; ".join(text(value, 2) for value in rounds[tool]) for tool in found)])
     figures["ttft_due_ms"] = [each["ttft_due_ms"] for each in found[BATON]]
     title = f"{REQUESTS} answers of {OUTPUT_TOKENS} tokens at {RATE} req/s: means, in the least disturbed round of each"
-    return Table(title, ["", VLLM, BATON, "ratio", f"{VLLM}, rounds", f"{BATON}, rounds"], rows), figures, targets
+    columns = ["", BATON, *(cell for tool in rivals for cell in (tool, "ours / theirs"))]
+    return Table(title, [*columns, *(f"{tool}, rounds" for tool in found)], rows), figures, targets
 
 
 def least_late(tries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -183,7 +246,10 @@ def main() -> int:
     say(f"{where}; load {facts['load_before']}")
     try:
         rounds = args.rounds or (1 if args.quick else 3)
-        compared, figures, targets = comparison_table(compare(rounds, where))
+        contest, missing = contestants()
+        if missing:
+            say(missing)
+        compared, figures, targets = comparison_table(compare(rounds, where, contest))
         tries = [streams(where) for _ in range(rounds)]
         found = least_late(tries)
     except Failed as error:
@@ -192,7 +258,8 @@ def main() -> int:
     show([compared, held])
     told = result("load", {**figures, "streams": found, "streams_tries": tries}, {**targets, **held_targets})
     if args.publish:
-        publish(told, [compared, held], facts, note_of(facts, str(where)))
+        versions = missing or f"guidellm {version_of('guidellm', 'guidellm')}"
+        publish(told, [compared, held], facts, note_of(facts, f"{where}; {versions}"))
     return 0
 
 

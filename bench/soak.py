@@ -286,8 +286,8 @@ def settle(fleet: Fleet, fronts: Sequence[Front]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Run it and tell."""
+def arguments() -> argparse.Namespace:
+    """From the command line."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--minutes", type=float, default=30.0, help=f"default %(default)g; below {JUDGED_MIN:g} memory is not judged"
@@ -296,13 +296,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-hostile", dest="hostile", action="store_false", help="honest clients alone")
     parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md and docs/benchmarks/soak.json")
-    args = parser.parse_args()
-    facts = machine()
-    rate = args.share * CAPACITY
-    seen = run(args.minutes, rate, args.seed, with_hostile=args.hostile)
-    slopes = [each for each in seen.pop("slopes") if each is not None]
-    reports = seen.pop("reports")
-    sent = sum(each["sent"] for each in reports)
+    return parser.parse_args()
+
+
+def table_of(slopes: Sequence[Slope]) -> Table:
+    """Memory by router, for people."""
     rows = [
         [
             f"router {number}",
@@ -312,55 +310,79 @@ def main() -> int:
         ]
         for number, each in enumerate(slopes)
     ]
-    table = Table("Resident memory", ("router", "mean MB", "slope, MB/hour, 95 %", "blocks"), rows)
-    show([table])
-    least = max((each.mb_per_hour - each.half_width for each in slopes), default=None)
-    most = max(((each.mb_per_hour + each.half_width) / each.mean_mb for each in slopes), default=None)
-    figures = {
-        **seen,
-        "minutes": args.minutes,
-        "rate": round(rate, 2),
-        "sent": sent,
-        "routers": [
-            {
-                "mean_mb": round(each.mean_mb, 2),
-                "mb_per_hour": round(each.mb_per_hour, 2),
-                "half_width": round(each.half_width, 2),
-            }
-            for each in slopes
-        ],
+    return Table("Resident memory", ("router", "mean MB", "slope, MB/hour, 95 %", "blocks"), rows)
+
+
+def as_json(slope: Slope) -> dict[str, float]:
+    """For the published figures."""
+    return {
+        "mean_mb": round(slope.mean_mb, 2),
+        "mb_per_hour": round(slope.mb_per_hour, 2),
+        "half_width": round(slope.half_width, 2),
     }
-    memory = {
-        "memory grows for certain, MB/hour (lower end of the interval)": target(least, 0.0),
-        "memory may grow, part of it an hour (upper end of the interval)": target(most, GROWTH_MAX),
-    }
-    if args.minutes < JUDGED_MIN:
-        say(f"memory is not judged: {args.minutes:g} minutes are warm-up, {JUDGED_MIN:g} would do")
-        memory = {}
+
+
+def targets_of(seen: dict[str, Any], sent: int, slopes: Sequence[Slope], minutes: float) -> dict[str, dict[str, Any]]:
+    """What is judged of a run, and how it came out."""
     targets = {
-        **memory,
+        **_memory_targets(slopes, minutes),
         "shares of KV blocks held at the end": target(seen["held"], 0.0),
         "requests and legs open at the end": target(seen["open"] + seen["legs"], 0.0),
         "connections and bytes of uploads at the end": target(seen["connections"] + seen["uploads"], 0.0),
         "requests the routers counted less those sent": target(abs(seen["counted"] - sent), 0.0),
         "routers that did not answer": target(seen["silent"], 0.0),
     }
-    if args.hostile:
+    if "hostile" in seen:
         ratio = seen["hostile"]["ratio"]
         if ratio is None:
             say(f"honest clients' TTFT is not judged: fewer than {soak_hostile.JUDGED_REQUESTS_MIN} requests a phase")
         else:
-            targets["honest clients' p99 TTFT beside hostile ones, over that without"] = target(
-                ratio, soak_hostile.RATIO_MAX
-            )
+            name = "honest clients' p99 TTFT beside hostile ones, over that without"
+            targets[name] = target(ratio, soak_hostile.RATIO_MAX)
+    return targets
+
+
+def _memory_targets(slopes: Sequence[Slope], minutes: float) -> dict[str, dict[str, Any]]:
+    if minutes < JUDGED_MIN:
+        say(f"memory is not judged: {minutes:g} minutes are warm-up, {JUDGED_MIN:g} would do")
+        return {}
+    least = max((each.mb_per_hour - each.half_width for each in slopes), default=None)
+    most = max(((each.mb_per_hour + each.half_width) / each.mean_mb for each in slopes), default=None)
+    return {
+        "memory grows for certain, MB/hour (lower end of the interval)": target(least, 0.0),
+        "memory may grow, part of it an hour (upper end of the interval)": target(most, GROWTH_MAX),
+    }
+
+
+def _note(seen: dict[str, Any], sent: int, minutes: float, targets: dict[str, dict[str, Any]]) -> str:
+    """One line beside the published figures."""
+    missed = [name for name, each in targets.items() if not each["met"]]
+    outcome = f"missed: {', '.join(missed)}" if missed else "all targets met"
+    turns = f"{seen['turns']['drained']} instances drained and {seen['turns']['killed']} killed"
+    return f"{minutes:g} minutes, {sent:,} requests, {turns}; {outcome}"
+
+
+def main() -> int:
+    """Run it and tell."""
+    args = arguments()
+    facts = machine()
+    rate = args.share * CAPACITY
+    seen = run(args.minutes, rate, args.seed, with_hostile=args.hostile)
+    slopes = [each for each in seen.pop("slopes") if each is not None]
+    sent = sum(each["sent"] for each in seen.pop("reports"))
+    table = table_of(slopes)
+    show([table])
+    figures = {
+        **seen,
+        "minutes": args.minutes,
+        "rate": round(rate, 2),
+        "sent": sent,
+        "routers": [as_json(each) for each in slopes],
+    }
+    targets = targets_of(seen, sent, slopes, args.minutes)
     told = result("soak", figures, targets)
     if args.publish:
-        missed = [name for name, each in targets.items() if not each["met"]]
-        outcome = f"missed: {', '.join(missed)}" if missed else "all targets met"
-        turns = f"{seen['turns']['drained']} instances drained and {seen['turns']['killed']} killed"
-        publish(
-            told, [table], facts, note_of(facts, f"{args.minutes:g} minutes, {sent:,} requests, {turns}; {outcome}")
-        )
+        publish(told, [table], facts, note_of(facts, _note(seen, sent, args.minutes, targets)))
     return 0 if all(each["met"] for each in targets.values()) else 1
 
 

@@ -7,7 +7,7 @@ They come in phases of `PHASE_S`, with and without them in turns, the first with
 - bodies and heads that are no HTTP, or too much of it: trailers, crumbs, extensions, headers, other framings;
 - streams that are read a few bytes at a time, and left;
 - connections that say nothing, or half of a head;
-- pipelines of requests whose answers nobody reads.
+- pipelines of requests whose answers are never read.
 
 Streams ask for chat completions: honest clients ask for completions, so that the routers' counters tell them apart.
 """

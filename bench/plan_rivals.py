@@ -1,0 +1,171 @@
+"""Rivals' planners as code, each asked the same question: how few H100s serve these averages within these targets?
+
+- `aiconfigurator` (NVIDIA): closed forms on operator tables, steady state; the best aggregated and the best
+  disaggregated arrangement for a target rate of requests.
+- `aisimulate` (NVIDIA, its successor): event-driven, `target: min_gpus`, which takes Poisson arrivals of one length and
+  no trace. Its goal for goodput is the attainment that the trace is promised.
+
+Both have H100 tables of vLLM 0.24 of their own, and take no costs from outside: what they choose is run in our
+simulator.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from bench import rivals
+from bench.plan_loads import ATTAINMENT, SEED, Averages
+from bench.published import say
+from cluster.instance import Role
+from costs.hardware import gpu_named
+from goodput.candidates import Arrangement, Kind
+from goodput.search import Counts
+from loadgen.report import Targets
+
+MODEL: Final = "meta-llama/Meta-Llama-3.1-8B"
+SYSTEM: Final = "h100_sxm"
+GPU: Final = gpu_named("H100-SXM")
+TRIALS: Final = 12
+"""Of AISimulate's search: 24 on the first question took 307 s of CPU and found in the first nine what it then kept."""
+REQUESTS: Final = 300
+LIMIT_S: Final = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a planner chose."""
+
+    name: str
+    arrangement: Arrangement
+    counts: Counts
+    predicted: float | None
+    """Requests a second within the targets, as it says."""
+    took_s: float
+    cpu_s: float
+
+    def __str__(self) -> str:
+        """`3 × both tp1`."""
+        pairs = zip(self.counts, self.arrangement, strict=True)
+        return " + ".join(f"{count} × {kind.role.value} tp{kind.tp}" for count, kind in pairs)
+
+    @property
+    def gpus(self) -> int:
+        """Of all instances."""
+        return sum(count * kind.gpus for count, kind in zip(self.counts, self.arrangement, strict=True))
+
+
+def installed() -> Path | None:
+    """The folder of their programs; None where they cannot be installed."""
+    try:
+        return rivals.environment("plan")
+    except rivals.NotInstalled as error:
+        say(f"AISimulate and aiconfigurator are not installed, so they are left out: {error}")
+        return None
+
+
+NAMES: Final = ("aiconfigurator", "AISimulate")
+
+
+def ask(programs: Path, mean: Averages, targets: Targets, names: Sequence[str]) -> list[Plan]:
+    """Those of these names; one that finds nothing is left out, and said."""
+    found = []
+    questions = zip(NAMES, (_aiconfigurator, _aisimulate), strict=True)
+    for name, question in ((name, question) for name, question in questions if name in names):
+        began_s, before = time.monotonic(), os.times()
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                answer = question(programs, mean, targets, Path(folder))
+            except (subprocess.SubprocessError, LookupError, OSError, ValueError) as error:
+                say(f"{name} gave no plan: {str(error)[:300]}")
+                continue
+        after = os.times()
+        cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+        found.append(Plan(name, *answer, took_s=time.monotonic() - began_s, cpu_s=cpu_s))
+    return found
+
+
+Answered = tuple[Arrangement, Counts, float | None]
+
+
+def _aiconfigurator(programs: Path, mean: Averages, targets: Targets, folder: Path) -> Answered:
+    words = [
+        *("cli", "default", "--model-path", MODEL, "--system", SYSTEM, "--backend", "vllm", "--no-color"),
+        *("--isl", str(mean.input_tokens), "--osl", str(mean.output_tokens), "--prefix", str(mean.cached_tokens)),
+        *("--ttft", str(targets.ttft_ms), "--tpot", str(targets.tpot_ms)),
+        *("--target-request-rate", f"{mean.rate:.2f}", "--top-n", "1", "--save-dir", str(folder)),
+    ]
+    _run([str(programs / "aiconfigurator"), *words], folder)
+    rows = [_row(path) for path in folder.rglob("best_config_topn.csv")]
+    row = min(rows, key=lambda each: (float(each["total_gpus_needed"]), -float(each["tokens/s/gpu"])))
+    times = int(float(row["replicas_needed"]))
+    predicted = float(row["seq/s"]) * times
+    if "(p)workers" in row:
+        kinds = (_kind(Role.PREFILL, row["(p)tp"]), _kind(Role.DECODE, row["(d)tp"]))
+        return kinds, (times * int(float(row["(p)workers"])), times * int(float(row["(d)workers"]))), predicted
+    return (_kind(Role.BOTH, row["tp"]),), (times,), predicted
+
+
+def _row(path: Path) -> Mapping[str, str]:
+    with path.open() as lines:
+        return next(csv.DictReader(lines))
+
+
+def _aisimulate(programs: Path, mean: Averages, targets: Targets, folder: Path) -> Answered:
+    parallel = {"parallelism": {"preset": "default"}}
+    source = {"type": "synthetic", "input_tokens": mean.input_tokens, "output_tokens": mean.output_tokens}
+    question = {
+        "traffic": {
+            "source": {**source, "cached_prefix_tokens": mean.cached_tokens},
+            "load": {"type": "poisson", "requests_per_second": round(mean.rate, 2), "seed": SEED},
+            "stop": {"requests": REQUESTS},
+        },
+        "engine": {
+            "mode": {"choices": ["aggregated", "disaggregated"]},
+            "model": MODEL,
+            "hardware": SYSTEM,
+            "backend": "vllm",
+            "context_length": 2 * (mean.input_tokens + mean.output_tokens),
+            "workers": {"aggregated": parallel, "prefill": parallel, "decode": parallel},
+        },
+        "evaluation": {"sla": {"ttft_ms": targets.ttft_ms, "itl_ms": targets.tpot_ms}},
+        "optimization": {
+            "target": "min_gpus",
+            "strict_sla": True,
+            "constraints": {"max_candidate_gpus": 32, "min_goodput_rps": round(ATTAINMENT * mean.rate, 2)},
+        },
+        "execution": {"resources": {"initialization_timeout_seconds": float(LIMIT_S)}},
+        "optimizer": {"max_trials": TRIALS, "parallelism": 2, "seed": SEED},
+    }
+    (folder / "question.yaml").write_text(yaml.safe_dump(question))
+    words = ["recommend", "-c", str(folder / "question.yaml"), "--output-dir", str(folder / "answer")]
+    _run([str(programs / "aisimulate"), *words], folder)
+    best = yaml.safe_load((folder / "answer" / "recommendations" / "0001.yaml").read_text())
+    workers: dict[str, Any] = best["engine"]["workers"]
+    roles = {"aggregated": Role.BOTH, "prefill": Role.PREFILL, "decode": Role.DECODE}
+    used = [(roles[name], worker) for name, worker in workers.items() if worker]
+    kinds = tuple(
+        _kind(role, each["parallelism"]["tensor"], each["scheduler"]["max_batched_tokens"]) for role, each in used
+    )
+    return kinds, tuple(each["parallelism"]["replicas"] for _, each in used), None
+
+
+def _kind(role: Role, tp: str | int, tokens: int | None = None) -> Kind:
+    """With the token budget that it names; vLLM's default where it names none, as vLLM would start."""
+    return Kind(role=role, gpu=GPU, tp=int(float(tp)), batched_tokens=tokens if role is Role.BOTH else None)
+
+
+def _run(words: Sequence[str], folder: Path) -> None:
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    if done.returncode:
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        raise ValueError(lines[-1] if lines else f"ended with {done.returncode}")

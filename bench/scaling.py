@@ -1,0 +1,281 @@
+"""The goodput controller against every rival's scaling law: attainment of all arrivals and GPU-hours, all simulated.
+
+    BATON_DATA=/path/to/data make bench-scaling                 the default matrix, under 40 minutes on two cores
+    make bench-scaling ARGS=--quick                             one scenario, three minutes
+    make bench-scaling ARGS=--full                              whole days, all start-up times, three seeds: hours
+    make bench-scaling ARGS="--only step --system Baton"        cells whose names contain the text; these systems
+    make bench-scaling ARGS=--publish                           writes docs/ from a whole run
+
+It goes on where it stopped: finished cells are kept in .bench/scaling.jsonl with the state of the sources that made
+them. Scenarios are `bench.scaling_grid`; systems are `sim.experiments.scaling`. Dynamo's planner needs its packages
+(requirements/bench-scaling.txt, installed into .bench/scaling); where they cannot be had, that is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from baton import compiled
+from bench import inputs, published, rivals, scaling_grid
+from costs import shipped
+from sim.baselines.scaling.dynamo import DynamoPlanner, opening
+from sim.experiments import scaling
+from sim.experiments.systems import Shelf
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+KEPT: Final = ROOT / ".bench" / "scaling.jsonl"
+SOURCES: Final = ("goodput", "router", "sim", "costs", "engine/twin", "loadgen", "bench/scaling_grid.py")
+DYNAMO: Final = "Dynamo"
+SYSTEMS: Final = (*scaling.SYSTEMS, DYNAMO)
+COST: Final = 1.15
+"""GPU-hours over the clairvoyant's, at most."""
+RIVAL: Final = 0.9
+"""GPU-hours over those of the best rival that attains, at most."""
+
+
+def digest() -> str:
+    """Of the sources that results depend on."""
+    found = hashlib.sha256()
+    for name in SOURCES:
+        path = ROOT / name
+        for each in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            found.update(str(each.relative_to(ROOT)).encode() + b"\0" + each.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def kept(sources: str) -> dict[str, dict[str, Any]]:
+    """Rows of earlier runs by cell and system; those of other sources, and a line that was cut off, are left out."""
+    rows: dict[str, dict[str, Any]] = {}
+    for line in KEPT.read_text().splitlines() if KEPT.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row.get("sources") == sources:
+            rows[row["key"]] = row
+    return rows
+
+
+def keep(row: Mapping[str, Any]) -> None:
+    """One finished run."""
+    KEPT.parent.mkdir(exist_ok=True)
+    with KEPT.open("a") as out:
+        out.write(json.dumps(row) + "\n")
+
+
+def one(run: Run, sources: str) -> dict[str, Any]:
+    """One system on one cell, in a process of its own."""
+    gc.set_threshold(200_000, 20, 20)
+    listed = scaling_grid.cells(quick=run.quick, full=run.full, data=run.data)
+    cell = next(each for each in listed if each.name == run.cell)
+    key, system, data = run.key, run.system, run.data
+    began_s = time.monotonic()
+    arrivals = cell.scenario.arrivals(data, cell.seed)
+    setting = scaling.Setting(
+        shelf=Shelf(shipped.models(), shipped.profiles()),
+        arrivals=arrivals,
+        startup_s=cell.startup_s,
+        seed=cell.seed,
+        caching=cell.scenario.caching,
+    )
+    row = dynamo(setting) if system == DYNAMO else scaling.run(setting, system)
+    named = {"key": key, "cell": cell.name, "scenario": cell.scenario.name, "system": system}
+    return {**named, **row, "wall_s": round(time.monotonic() - began_s), "sources": sources}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a process is to run. The cell by its name, since loads are made by functions."""
+
+    cell: str
+    system: str
+    data: Path | None
+    quick: bool
+    full: bool
+
+    @property
+    def key(self) -> str:
+        """Of its row."""
+        return f"{self.cell} | {self.system}"
+
+
+def dynamo(setting: scaling.Setting) -> dict[str, Any]:
+    """Dynamo's own planner, in its own environment."""
+    try:
+        python = rivals.environment("scaling") / "python"
+    except rivals.NotInstalled as error:
+        return {"missing": str(error)}
+    words = [str(python), str(ROOT / "bench" / "dynamo_planner.py")]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        said, heard = process.stdin, process.stdout
+
+        def ask(look: Mapping[str, Any]) -> Mapping[str, Any]:
+            said.write(json.dumps(look) + "\n")
+            said.flush()
+            line = heard.readline()
+            if not line:
+                raise RuntimeError("Dynamo's planner has ended: run bench/dynamo_planner.py to see why")
+            answer: Mapping[str, Any] = json.loads(line)
+            return answer
+
+        law = setting.law()
+        first = ask(opening(law, scaling.TP, 2 * scaling.MOST))
+        row = scaling.measure(setting, DynamoPlanner(law, ask, first), setting.first())
+        said.close()
+    return row
+
+
+def rows_of(wanted: Sequence[Run], processes: int, sources: str) -> Iterator[dict[str, Any]]:
+    """These runs, as they are finished."""
+    with ProcessPoolExecutor(processes, initializer=compiled.use) as pool:
+        try:
+            for done in as_completed([pool.submit(one, each, sources) for each in wanted]):
+                yield done.result()
+        except BaseException:  # an interrupt too: what has not begun does not begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One cell: what all systems did, and what ours is worth."""
+    by_system = {row["system"]: row for row in rows if "missing" not in row}
+    ours, bound = by_system.get("Baton"), by_system.get("clairvoyant")
+    others = [row for name, row in by_system.items() if name not in ("Baton", "clairvoyant") and scaling.attains(row)]
+    best = min(others, key=lambda row: row["gpu_hours"], default=None)
+    return {
+        "attains": ours is not None and scaling.attains(ours),
+        "can": bound is not None and scaling.attains(bound),
+        "over_clairvoyant": ours["gpu_hours"] / bound["gpu_hours"] if ours and bound else None,
+        "over_best_rival": ours["gpu_hours"] / best["gpu_hours"] if ours and best else None,
+        "best_rival": best["system"] if best else None,
+    }
+
+
+def tables(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[published.Table]:
+    """One table a cell, and one of verdicts."""
+    shown = []
+    verdicts = []
+    for name, cell in rows.items():
+        body = [
+            [row["system"], row["missing"], "", "", "", ""]
+            if "missing" in row
+            else [
+                row["system"],
+                f"{row['attainment']:.2%}",
+                f"{row['gpu_hours']:.1f}",
+                f"{row['actions_hour']:.1f}",
+                str(row["flips"]),
+                str(row["direction_changes"]),
+            ]
+            for row in cell
+        ]
+        columns = ("system", "attainment", "GPU-hours", "actions an hour", "flips", "changes of direction")
+        shown.append(published.Table(title=name, columns=columns, rows=body))
+        told = judged(cell)
+        verdicts.append(
+            [
+                name,
+                "yes" if told["attains"] else "no",
+                *(_ratio(told[each]) for each in _RATIOS),
+                told["best_rival"] or "–",
+            ]
+        )
+    heads = ("scenario", "attains", "over the clairvoyant", "over the best rival that attains", "which")
+    return [published.Table(title="Verdicts (GPU-hours)", columns=heads, rows=verdicts), *shown]
+
+
+_RATIOS: Final = ("over_clairvoyant", "over_best_rival")
+
+
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"× {value:.2f}"
+
+
+def targets(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """The worst cell of each target."""
+    told = [judged(cell) for cell in rows.values()]
+    kept_all = [each["attains"] for each in told if each["can"]]
+    over = [each["over_clairvoyant"] for each in told if each["over_clairvoyant"] and each["can"] and each["attains"]]
+    rival = [each["over_best_rival"] for each in told if each["over_best_rival"] and each["attains"]]
+    return {
+        "attains_where_the_clairvoyant_does": published.target(
+            sum(kept_all) / len(kept_all) if kept_all else None, 1.0, at_most=False
+        ),
+        "gpu_hours_over_clairvoyant": published.target(max(over, default=None), COST),
+        "gpu_hours_over_best_rival": published.target(max(rival, default=None), RIVAL),
+    }
+
+
+def parsed(words: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="one scenario")
+    size.add_argument("--full", action="store_true", help="whole days, all start-up times, three seeds")
+    parser.add_argument("--fresh", action="store_true", help="forget finished runs")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="cells whose names contain all of these")
+    parser.add_argument("--system", action="append", choices=SYSTEMS, help="these systems; default: all")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="runs at a time")
+    parser.add_argument("--publish", action="store_true", help="write docs/")
+    parser.add_argument("--json", action="store_true", help="the line of JSON alone on stdout, no tables")
+    arguments = parser.parse_args(words)
+    if arguments.publish and (arguments.only or arguments.quick or arguments.system):
+        parser.error("--publish: only a whole run is published; leave out --only, --quick and --system")
+    if arguments.processes < 1:
+        parser.error(f"--processes {arguments.processes}: must be 1 or more")
+    return arguments
+
+
+def main(words: list[str]) -> int:
+    """Run what is missing, tell, publish."""
+    arguments = parsed(words)
+    data, facts, sources = inputs.folder(), published.machine(), digest()
+    if arguments.fresh:
+        KEPT.unlink(missing_ok=True)
+    if not arguments.full and not arguments.quick and data is None:
+        published.say(f"scaling: scenarios from traces are left out: {inputs.VARIABLE} names no folder with traces")
+    cells = scaling_grid.cells(quick=arguments.quick, full=arguments.full, data=data)
+    cells = [each for each in cells if all(text in each.name for text in arguments.only or ())]
+    wanted = [
+        Run(cell.name, system, data, arguments.quick, arguments.full)
+        for cell in cells
+        for system in arguments.system or (SYSTEMS if cell.rivals else ("Baton", "clairvoyant"))
+    ]
+    rows = kept(sources)
+    missing = [each for each in wanted if each.key not in rows]
+    began_s, left = time.monotonic(), len(missing)
+    for row in rows_of(missing, arguments.processes, sources):
+        keep(row)
+        rows[row["key"]] = row
+        left -= 1
+        said = row.get("missing") or f"{row['attainment']:.2%}, {row['gpu_hours']:.1f} GPU-hours"
+        published.say(f"scaling: {row['key']}: {said} ({left} left, {(time.monotonic() - began_s) / 60:.0f} min)")
+    by_cell = {cell.name: [rows[each.key] for each in wanted if each.cell == cell.name] for cell in cells}
+    if not arguments.json:
+        published.show(tables(by_cell))
+    figures = {"cells": by_cell, "sources": sources}
+    told = published.result("scaling", figures, targets(by_cell))
+    if arguments.publish:
+        published.publish(told, tables(by_cell)[:1], facts, published.note_of(facts, HOW))
+    return 0
+
+
+HOW: Final = "simulated; every system behind the same router and admission, the same arrivals and start-up times"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
