@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults licences audit
+.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-plan licences audit plan-example test-k8s bench-scaling
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -37,6 +37,9 @@ compile: setup ## what decides, to machine code: routers and simulations cost ab
 test-compiled: compile ## the tests of what is compiled, compiled (10 minutes); what reaches into it is skipped
 	@BATON_COMPILED=1 $(BIN)/python -m pytest tests/unit tests/property tests/playbook tests/sim tests/contract tests/fuzz tests/chaos -m "not long" $(ARGS)
 
+test-k8s: setup ## the operator's tests; with KUBECONFIG=FILE against that API server (a controller-manager, no kubelet)
+	@$(BIN)/python -m pytest tests/contract/test_k8s_operator.py tests/contract/test_k8s_api.py $(if $(KUBECONFIG),--kubeconfig $(KUBECONFIG)) $(ARGS)
+
 check: setup ## format, lint, types, import direction
 	@$(BIN)/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
@@ -49,7 +52,7 @@ bench-router: compile ## what a router costs: Baton, vllm-router, a bare relay (
 bench-handoff: setup ## what a hand-over costs a client and two real engines (ARGS=--quick, --part client|connectors, --gpu, --publish)
 	@$(BIN)/python -m bench.handoff $(ARGS)
 
-bench-bodies: setup ## the worst bodies we know: what everybody else waits meanwhile, and memory (ARGS=--only NAME, --publish)
+bench-bodies: setup ## the worst bodies we know: how long other requests wait meanwhile, and memory (ARGS=--only NAME, --publish)
 	@$(BIN)/python -m bench.bodies $(ARGS)
 
 bench-connectors: setup ## one part of it: vLLM's connectors and ours (ARGS=--quick, --only, --publish)
@@ -61,7 +64,7 @@ bench-real: setup ## prefill and decode apart against two that do both, two real
 bench-nixl: setup ## our endpoint beside a bare NIXL loop: bytes/s and CPU (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.nixl $(ARGS)
 
-bench-load: setup ## `baton load` beside `vllm bench serve` on one mock (ARGS=--quick, --publish)
+bench-load: setup ## `baton load` beside `vllm bench serve` and guidellm on one mock (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.load $(ARGS)
 
 bench-compare: setup ## aggregated, disaggregated and rivals, simulated; traces need BATON_DATA (ARGS=--quick, --only, --publish)
@@ -98,11 +101,14 @@ bench-choose: compile ## what one choice costs the router, by policy and size of
 bench-policy: compile ## Baton's choosing against every rival's, 24 cells, simulated; needs BATON_DATA (ARGS=--fresh, --publish)
 	@BATON_COMPILED=1 $(BIN)/python -m bench.policy $(ARGS)
 
+bench-scaling: compile ## the goodput controller against rivals' scaling laws, simulated; traces need BATON_DATA (ARGS=--quick, --full, --publish)
+	@BATON_COMPILED=1 $(BIN)/python -m bench.scaling $(ARGS)
+
 fuzz-api: setup ## what docs/openapi.json allows and does not, sent to a router on mocks; installs schemathesis in .bench/fuzz
 	@$(BIN)/python -m bench.rivals fuzz >/dev/null
 	@$(BIN)/python -m pytest -m long tests/contract/test_fuzz_api.py $(ARGS)
 
-fuzz-router: setup ## hostile answers of engines, given to a router (ARGS="--fuzz-s 600")
+fuzz-router: setup ## hostile bodies, heads, engines' answers and registry values, given to a router (ARGS="--fuzz-s 600")
 	@$(BIN)/python -m pytest tests/fuzz $(ARGS)
 
 bench-breakeven: compile ## always, never or sometimes hand off; what single decisions cost; needs BATON_DATA (ARGS=--publish)
@@ -113,6 +119,12 @@ soak: setup ## 30 minutes at 70 % load, mock instances coming and going: memory,
 
 bench-defaults: setup ## TTFT of `baton router` as it starts beside vllm-router's policies, on mocks (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.defaults $(ARGS)
+
+bench-plan: setup ## `baton plan` beside other planners, and papers' claims through it; needs BATON_DATA (ARGS="--only search", --publish)
+	@$(BIN)/python -m bench.plan $(ARGS)
+
+plan-example: setup ## plan the example, start the plan on mocks, load it, and compare what was promised with what is seen
+	@$(BIN)/python -m bench.plan_example $(ARGS)
 
 licences: setup ## licences of all locked packages, by their own metadata; unknown and copyleft ones are marked
 	@$(BIN)/python tools/licences.py
@@ -128,4 +140,4 @@ clean: ## remove .venv and everything that tools left here
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -16,6 +16,8 @@ from cluster.errors import UsageError
 
 COMMANDS = {
     "up": "a whole cluster on this machine: router, prefill and decode engines",
+    "controller": "sizes a fleet to keep its promises: starts, flips and drains instances",
+    "scale": "pause or resume a controller, order sizes by hand, see what it decides",
     "router": "the front door alone, in front of engines that already run",
     "engine": "one instance: a watched vLLM server",
     "mock": "engines without a model: vLLM's API, timing and KV hand-over, and faults on demand",
@@ -31,6 +33,8 @@ COMMANDS = {
     "explain": "what a cluster file promises, in words",
     "key": "make a tenant's key",
     "doctor": "what is found and what is missing on this machine",
+    "operator": "the Kubernetes operator: clusters follow their resources",
+    "k8s": "what the operator would do, and what it lacks",
 }
 """Command names and what `baton --help` says of them. Each lives in `baton/commands/NAME.py`."""
 

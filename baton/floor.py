@@ -18,10 +18,10 @@ def floor_of(_: Spec, model: Model) -> Floor | None:
     A bound for a prompt of one token on an otherwise idle instance, so that a target below it is a mistake whatever the
     load. None where the model's config does not ship; no targets where a pool's GPU is not named or not known.
     """
-    shape, pools = find_model(model.name), model.pools.named()
+    shape, pools = find_model(model.name), list(model.pools.every().values())
     heads = None if shape is None or shape.latent else shape.kv_heads
-    first = _fastest(shape, (pool for role, pool in pools.items() if role is not Role.DECODE), "ttft_ms")
-    further = _fastest(shape, (pool for role, pool in pools.items() if role is not Role.PREFILL), "tpot_ms")
+    first = _fastest(shape, (pool for role, pool in pools if role is not Role.DECODE), "ttft_ms")
+    further = _fastest(shape, (pool for role, pool in pools if role is not Role.PREFILL), "tpot_ms")
     if first is None or further is None:
         return None if heads is None else Floor(because="", kv_heads=heads)
     targets = {"ttft_ms": first.ttft_ms, "tpot_ms": further.tpot_ms, "tt2t_ms": further.tpot_ms}

@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from cluster.spec import PlannedInstance
+from costs.hardware import find_gpu
 from engine.vllm.spec import EngineSpec
+from sim.engine_args import read_words
 
 MOCK_MODEL = "meta-llama/Llama-3.1-8B"
 """What a mock pretends to be where nobody said."""
+
+
+_SAME: Final = {
+    "max-num-batched-tokens": "--max-num-batched-tokens",
+    "max-num-seqs": "--max-num-seqs",
+    "max-model-len": "--max-model-len",
+    "block-size": "--block-size",
+    "num-gpu-blocks-override": "--kv-blocks",
+}
+"""Flags of vLLM that a mock has, too, under its own names."""
+
+
+def mock_args(instance: PlannedInstance) -> tuple[str, ...]:
+    """What a mock pretends to be in the place of an instance of a cluster file: its GPUs, and those of its vLLM flags
+    that change a mock's timing. Other flags are left out; a GPU that the cost model does not know, too.
+    """
+    words = ["--tp", str(instance.shape.tp)] if instance.shape.tp > 1 else []
+    gpu = None if instance.gpu is None else find_gpu(instance.gpu)
+    words += [] if gpu is None else ["--gpu", gpu.name]
+    if instance.power_cap_w is not None:
+        words += ["--power-cap-w", f"{instance.power_cap_w:g}"]
+    for name, number in read_words(instance.vllm_args).numbers.items():
+        words += [_SAME[name], f"{number:.0f}"] if name in _SAME else []
+    return tuple(words)
 
 
 def mock_command(spec: EngineSpec) -> list[str]:

@@ -14,6 +14,7 @@ from cluster.instance import Role
 from costs.cost import costs_of
 from costs.hardware import gpu_named
 from costs.memory import batched_tokens_default, seqs_default
+from costs.power import cap_of
 from costs.shape import Spans
 from costs.shipped import model_named, profiles
 from costs.transfer import NIC_LATENCY_MS, Link, copies, nic, paths
@@ -114,7 +115,7 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str] = os.enviro
 _LEAST = {
     "tp": 1, "kv_blocks": 1, "block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2,
     "step_ms": 0.001, "prefill_ms_per_1k": 0, "lease_s": 0.001, "start_up_s": 0, "drain_s": 0, "speed": 0.001,
-    "link_gb_s": 0.001,
+    "link_gb_s": 0.001, "power_cap_w": 1,
 }  # fmt: skip
 
 
@@ -157,6 +158,8 @@ def _modelled(args: argparse.Namespace) -> _Engine:
     """Steps that take what they would on the hardware."""
     model, gpu, shape = model_named(args.model), gpu_named(args.gpu), Spans(tp=args.tp)
     costs = costs_of(model, gpu, shape, profiles=profiles(), batched_tokens=args.max_num_batched_tokens)
+    if args.power_cap_w is not None:
+        costs = costs.capped(cap_of(args.power_cap_w, gpu.tdp_w))
     if costs.kv_capacity_tokens < 2:
         raise UsageError(f"--model {args.model}: it does not fit on {args.tp} {gpu.name}; raise --tp, or another --gpu")
     link, streams = _link(args, nic(gpu, gpu)), paths(model, shape, shape)

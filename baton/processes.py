@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 from baton.signals import STOPPING, ignore_stopping_signals
-from cluster.errors import UsageError
+from cluster.errors import UsageError, cannot_listen
 
 logger = logging.getLogger("baton.router")
 
@@ -257,7 +257,7 @@ def held_port(host: str, port: int) -> Iterator[int]:
     except OSError as error:
         for each in held:
             each.close()
-        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}): choose another --port") from None
+        raise cannot_listen(host, port, error, "--port") from None
     try:
         yield port
     finally:

@@ -44,6 +44,8 @@ class Running:
     registry_ca_file: str = ""
     ticket_keys_file: str = ""
     """The fleet's, for another router that is to join; empty where tickets are off."""
+    scaling: str = ""
+    """Where its controller answers; empty: nothing resizes it."""
     logs: dict[str, str] = field(default_factory=dict)
     """Log files by name."""
 

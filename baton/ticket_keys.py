@@ -129,6 +129,11 @@ def files_for(names: Iterable[str], fleet: Path | None) -> Iterator[tuple[Path, 
         yield router, engines
 
 
+def later_files(router: Path, folder: Path) -> Callable[[str], Path]:
+    """Makes the key file of an engine that comes later, in `folder`: with the keys that the router's has then."""
+    return lambda name: _write_instance(folder / f"{FLEET_FILE}.{name}", _open(router, read_fleet).get(), name)
+
+
 def add_fleet_key(path: Path) -> tuple[Key, ...]:
     """Make the fleet's file with a first key, or add one that checks and does not sign yet; all keys, the new one last.
 

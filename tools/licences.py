@@ -29,7 +29,7 @@ class Licence(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Why somebody should look at it; empty: nothing."""
+        """Why it needs a look; empty: it needs none."""
         if not self.licence:
             return "unknown"
         return "copyleft" if COPYLEFT.search(self.licence) else ""

@@ -1,9 +1,9 @@
 """Write requirements/cpu.txt and requirements/gpu.txt: every package of a set-up with its exact version.
 
 Run by `make lock`, rarely: when a dependency in pyproject.toml changes or is to be renewed. The inputs are
-pyproject.toml (dependencies, one extra, the dev group) and requirements/*-overrides.txt. The set is resolved once for
-each Python and machine we support; a package that only some of them need gets a marker. Versions already locked are
-kept where they still fit; `make lock UPGRADE=1` takes the newest.
+pyproject.toml (dependencies, the extras `cpu` or `gpu` and `ray`, the dev group) and requirements/*-overrides.txt. The
+set is resolved once for each Python and machine we support; a package that only some of them need gets a marker.
+Versions already locked are kept where they still fit; `make lock UPGRADE=1` takes the newest.
 
 Each pin is followed by the hashes of all its files that the index has (wheels of every machine and Python, sdists):
 `make setup` installs nothing else. PyTorch's CPU build is on an index of its own: its hash is that of the file that pip
@@ -35,6 +35,9 @@ TARGETS = {  # (python_version, platform_machine) -> uv's name of the platform; 
 }
 Target = tuple[str, str]
 
+ADDED = {"k8s": ("kubernetes==37.0.2", "cel-python==0.5.0")}
+"""Files of their own, installed beside either lock: an extra, and what its tests need."""
+
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 BUILD = ROOT / "build" / "lock"
@@ -62,7 +65,7 @@ def resolve(device: str, target: Target, known: Iterable[str]) -> dict[str, tupl
         inputs.append(str(REQUIREMENTS / "cpu-torch.in"))
     command = [
         *uv_command(), "pip", "compile", *inputs,
-        "--extra", device, "--group", "dev",
+        "--extra", device, "--extra", "ray", "--group", "dev",
         "--overrides", str(REQUIREMENTS / f"{device}-overrides.txt"),
         "--python-version", python, "--python-platform", TARGETS[target],
         "--annotation-style", "line", "--no-header", "--quiet", "--output-file", str(output),
@@ -91,6 +94,26 @@ def parse(text: str) -> dict[str, tuple[str, str]]:
             via = re.sub(r"baton-serve \(pyproject\.toml(:dev)?\)", r"baton\1", found["via"] or "")
             packages[found["name"]] = (found["version"], re.sub(r"-r \S*cpu-torch\.in", "torch", via))
     return packages
+
+
+def resolve_added(name: str, wanted: Sequence[str]) -> list[str]:
+    """What a file beside the locks adds: packages of an extra and its tests that cpu.txt does not have already."""
+    locked = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;#]+)", (REQUIREMENTS / "cpu.txt").read_text(), re.MULTILINE))
+    given, kept = BUILD / f"{name}.in", BUILD / f"{name}-kept.txt"
+    given.write_text("\n".join(wanted) + "\n")
+    kept.write_text("\n".join(f"{each}=={version}" for each, version in locked.items() if each != "torch") + "\n")
+    sets = {}
+    for target, platform_name in TARGETS.items():
+        output = BUILD / f"{name}-{target[0]}-{target[1]}.txt"
+        command = [
+            *uv_command(), "pip", "compile", str(given), "--constraints", str(kept),
+            "--python-version", target[0], "--python-platform", platform_name,
+            "--annotation-style", "line", "--no-header", "--quiet", "--output-file", str(output),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        found = parse(output.read_text())
+        sets[target] = {each: (version, "") for each, (version, _) in found.items() if each not in locked}
+    return merge(sets)
 
 
 def merge(sets: dict[Target, dict[str, tuple[str, str]]]) -> list[str]:
@@ -142,7 +165,7 @@ def torch_hashes(locked: str) -> list[str]:
 
 
 def with_hashes(line: str, hashes: Sequence[str]) -> str:
-    """A pin as pip reads it: its hashes on lines of their own, who asked for it as a comment after them.
+    """A pin as pip reads it: its hashes on lines of their own, the packages that need it as a comment after them.
 
     Raises:
         SystemExit: there is no hash of it.
@@ -185,6 +208,14 @@ def main() -> None:
         head = f"# Made by `make lock`; do not edit. `make setup` compares the hashes ({device} machines)."
         path.write_text("\n".join([head, *lines]) + "\n")
         print(f"requirements/{device}.txt: {len(lines)} packages", flush=True)
+    for name, wanted in ADDED.items():
+        print(f"resolving requirements/{name}.txt", flush=True)
+        lines = resolve_added(name, wanted)
+        hashes = hashes_of(line.partition("#")[0].strip() for line in lines)
+        lines = [with_hashes(line, hashes.get(line.partition("==")[0], [])) for line in lines]
+        head = f"# Made by `make lock`; do not edit. What the extra {name} and its tests add to cpu.txt and gpu.txt."
+        (REQUIREMENTS / f"{name}.txt").write_text("\n".join([head, *lines]) + "\n")
+        print(f"requirements/{name}.txt: {len(lines)} packages", flush=True)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ TORCH_HASHED = ((3, 11), "x86_64")
 """The Python and machine whose CPU build of torch the lock has a hash of (tools/lock.py)."""
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM = "0.32.0"
+ADDED = ("k8s.txt",)
+"""Locks of extras that are installed beside a device's own."""
 
 
 def main() -> None:
@@ -61,7 +63,7 @@ def install(device: str) -> None:
     """Everything, in order; each step may be repeated."""
     began = time.monotonic()
     lock = ROOT / "requirements" / f"{device}.txt"
-    packages = pins(lock.read_text())
+    packages = [pin for each in locks(device) for pin in pins(each.read_text())]
     STAMP.unlink(missing_ok=True)
     make_venv(device)
     print(
@@ -134,9 +136,15 @@ def stamp() -> str | None:
 def key(device: str) -> str:
     """A digest of all that a set-up depends on; of the folder too, because a virtual environment cannot be moved."""
     digest = hashlib.sha256(f"{ROOT} {device}".encode())
-    for path in (ROOT / "requirements" / f"{device}.txt", ROOT / "pyproject.toml", Path(__file__)):
+    for path in (*locks(device), ROOT / "pyproject.toml", Path(__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def locks(device: str) -> list[Path]:
+    """What is installed: the device's own lock, and those of extras."""
+    folder = ROOT / "requirements"
+    return [folder / f"{device}.txt", *(each for name in ADDED if (each := folder / name).exists())]
 
 
 def make_venv(device: str) -> None:
@@ -258,7 +266,7 @@ def check_hashes() -> None:
     if found := re.search(r"DO NOT MATCH THE HASHES.*?\n\s*([A-Za-z0-9._-]+==[^\s;]+)", log, flags=re.DOTALL):
         stop(
             f"{found[1]} is not the file that the lock was made with, and is not installed: the index or the wheel has "
-            f"changed, or somebody changed it. `make lock` takes what is there now; look at why first. Log: {LOG}"
+            f"changed, or was tampered with. `make lock` takes what is there now; look at why first. Log: {LOG}"
         )
 
 

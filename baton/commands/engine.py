@@ -268,10 +268,10 @@ def _path(name: str | None) -> Path | None:
 
 
 def agent_host(asked: str | None, engine: str, *, guarded: bool) -> str:
-    """Where the agent listens: beside its engine where it can tell who asks (`guarded`), else on this machine alone.
+    """Where the agent listens: beside its engine where it checks keys (`guarded`), else on this machine alone.
 
     Raises:
-        UsageError: another machine could reach it, and nobody would be asked for a key.
+        UsageError: other machines could reach it, and it would ask for no key.
     """
     if guarded or (asked is None and is_loopback(engine)):
         return asked or engine
@@ -279,8 +279,9 @@ def agent_host(asked: str | None, engine: str, *, guarded: bool) -> str:
         return LOOPBACK
     if not is_loopback(asked):
         raise UsageError(
-            f"--agent-host {asked}: whoever reaches it could drain this instance. Give --ticket-keys-file (see "
-            "`baton key tickets`) or --admin-key-file (`baton key new`), or leave --agent-host out"
+            f"--agent-host {asked}: any program that reaches this address could drain the instance. Give "
+            "--ticket-keys-file (see `baton key tickets`) or --admin-key-file (`baton key new`), or leave "
+            "--agent-host out"
         )
     return asked
 

@@ -9,6 +9,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from baton.output import emit, say
 from baton.state import log_folder
 from cluster.errors import UsageError
+from engine.vllm.logfile import CUT
 
 CHUNK_BYTES = 1 << 16
 FOLLOW_EVERY_S = 0.3
@@ -78,14 +80,23 @@ def _print_tail(path: Path, lines: int) -> int:
 
 
 def _follow(path: Path, at: int) -> None:
+    which = path.stat().st_ino
     while True:
-        size = path.stat().st_size
-        if size < at:
-            at = 0  # a new start rotated it
-        with path.open("rb") as file:
-            file.seek(at)
-            fresh = file.read()
-        at += len(fresh)
-        sys.stdout.write(fresh.decode(errors="replace"))
-        sys.stdout.flush()
+        with contextlib.suppress(FileNotFoundError):  # it is being put aside at this moment
+            at, which = _print_new(path, at, which)
         time.sleep(FOLLOW_EVERY_S)
+
+
+def _print_new(path: Path, at: int, which: int) -> tuple[int, int]:
+    """Print what came since; up to where the file `which` is printed now."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_ino != which:
+            at = 0  # another start, or another file of a long one
+        elif status.st_size < at:
+            at = max(0, file.read().rfind(CUT))  # it was cut while its engine ran
+        file.seek(at)
+        fresh = file.read()
+    sys.stdout.write(fresh.decode(errors="replace"))
+    sys.stdout.flush()
+    return at + len(fresh), status.st_ino

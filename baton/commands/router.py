@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from baton.changing import Changing
 from baton.clusterfile import beside, read
 from baton.decisions_again import opened_log
 from baton.descriptors import raise_descriptor_limit
@@ -44,7 +45,7 @@ from cluster.registry.registry import Registry
 from cluster.spec import POLICY, Spec
 from cluster.telemetry import configure_logging
 from router.app import serve
-from router.config import RouterConfig
+from router.config import Renewed, RouterConfig
 from router.policy import POLICIES
 
 PORT_MAX = 65535
@@ -184,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
         engine_key=os.environ.get("VLLM_API_KEY") or None,
         aliases=_aliases(args, spec),
         **_files(args, spec),
-        **({} if spec is None else _promises(spec, args.config)),
+        **({} if spec is None else {**_promises(spec, args.config), "renewed": _renewed(args.config)}),
         **_settings(args, spec),
     )
     processes = _processes(args, spec, config)
@@ -291,6 +292,24 @@ def _promises(spec: Spec, file: str) -> dict[str, Any]:
         "tenant_keys": open_tenant_keys(spec, file),
         "makes": makes_of(spec),
     }
+
+
+def _renewed(file: str) -> Callable[[], Renewed | str | None] | None:
+    """Looks at an edited cluster file. Standard input is read once."""
+    if file == "-":
+        return None
+    changing = Changing(file)
+
+    def look() -> Renewed | str | None:
+        found = changing.look()
+        if not isinstance(found, Spec):
+            return found
+        try:
+            return Renewed(classes=found.slo, tenants=found.tenants, tenant_keys=open_tenant_keys(found, file))
+        except UsageError as error:
+            return f"{file} has changed and is not gone by: {error}"
+
+    return look
 
 
 def instances(args: argparse.Namespace) -> list[Instance]:

@@ -1,9 +1,9 @@
-"""Who is in the fleet, what each says of itself, and whether it really answers.
+"""Instances and routers of the fleet, what each says of itself, and whether it really answers.
 
 Reads the registry, then asks every agent, engine and router it names: what is shown is their own word of this moment,
-and who does not answer is shown as lost or unwell, with the last thing it said. Agents on other machines answer whoever
-signs with the fleet's ticket keys. With these keys, what does not prove itself in the registry is shown as ignored and
-is not asked.
+and one that does not answer is shown as lost or unwell, with the last thing it said. Agents on other machines answer
+requests that the fleet's ticket keys signed. With these keys, what does not prove itself in the registry is shown as
+ignored and is not asked.
 
 examples:
   baton status
@@ -86,7 +86,7 @@ class Asker:
         self._keys: Final = keys
 
     def headers(self, beat: Heartbeat, path: str) -> dict[str, str]:
-        """For a GET of `path` from whom this heartbeat is of."""
+        """For a GET of `path` from the program that wrote this heartbeat."""
         key = None if self._keys is None else self._keys()[0]
         if key is not None and beat.kind is Kind.INSTANCE:
             key = instance_key(key, beat.id)
@@ -143,7 +143,7 @@ def _last_word(beat: Heartbeat) -> str:
 
 def _why_not(status: int) -> str:
     if status == 401:
-        return "its agent answers who signs with the fleet's --ticket-keys-file"
+        return "its agent answers only requests that the fleet's --ticket-keys-file signed"
     return "its agent listens on its own machine only: give it --ticket-keys-file"
 
 
