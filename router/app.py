@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from cluster.accepting import closed_server
 from cluster.errors import ApiError, UsageError, cannot_listen
 from cluster.readable import SMALL_BYTES_MAX
 from cluster.registry.registry import Registry
@@ -141,7 +142,7 @@ async def _listen(
         raise
     for listening in server.sockets:
         limit_untaken(listening, config.client_stall_s)
-    closing.callback(server.close)  # runs first: no new connections while open ones are finished
+    closing.push_async_callback(closed_server, server)  # runs first: no new connections while open ones are finished
     bound = server.sockets[0].getsockname()[1]
     return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{bound}"
 

@@ -111,11 +111,12 @@ class Exchange:
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection. The listener that made it keeps it in `open_ones`."""
+    """One client's connection. The listener that made it keeps it in `open_ones`, unless `too_late` says otherwise."""
 
-    def __init__(self, handler: Handler, open_ones: set[Connection]) -> None:
+    def __init__(self, handler: Handler, open_ones: set[Connection], too_late: Callable[[], bool]) -> None:
         self._handler = handler
         self._open = open_ones
+        self._too_late = too_late
         self._parser = httptools.HttpRequestParser(self)
         self._request = Request()
         self._target = b""
@@ -132,6 +133,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         self._open.add(self)
+        if self._too_late():
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open.discard(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from cluster.accepting import close_server
 from cluster.errors import UsageError
 from engine.mock.http import IDLE_S, Connection, Handler
 
@@ -23,6 +24,8 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
         self._server: asyncio.Server | None = None
         self._open: set[Connection] = set()
+        self._dropped = False
+        """What was accepted and has not reached its protocol yet is broken off, too."""
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
@@ -40,16 +43,17 @@ class Listener:
         if self._server is not None:
             return
         taken, self._socket = self._socket or _bound(self.host, self.port), None
+        self._dropped = False
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._handler, self._open), sock=taken, backlog=BACKLOG
+            lambda: Connection(self._handler, self._open, lambda: self._dropped), sock=taken, backlog=BACKLOG
         )
         self._sweep()
 
     def shut(self) -> None:
         """Accept no more; what is open goes on."""
         if self._server is not None:
-            self._server.close()
+            close_server(self._server)
             self._server = None
         if self._socket is not None:
             self._socket.close()
@@ -57,6 +61,7 @@ class Listener:
 
     def drop_all(self) -> None:
         """Break every connection off."""
+        self._dropped = True
         for connection in list(self._open):
             connection.abort()
 
