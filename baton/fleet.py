@@ -7,7 +7,6 @@ import contextlib
 import shlex
 import sys
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from baton.members import Member, Members, pool_of
 from baton.output import announce_ready, emit
 from baton.plan import LOOPBACK, Planned
 from baton.registry_child import RegistryElsewhere
+from baton.restarts import Restarts
 from baton.signals import stopping_signals
 from baton.state import Running, log_folder, save
 from cluster.errors import BatonError
@@ -28,10 +28,6 @@ from kvtransfer.door import introduce_each_other
 
 DRAIN_S = 45.0
 """How long after Ctrl-C the programs may take to end by themselves: an agent's drain, and some seconds."""
-
-RESTARTS_MAX = 5
-RESTARTS_WITHIN_S = 600.0
-"""A program that was killed is started again, but not for ever: more than this often within this time, and all end."""
 
 PORTS_S = 15.0
 """Longest wait for the ports of something that was killed; a keeper needs 3 s at most."""
@@ -208,9 +204,8 @@ class Fleet:
 
     async def _keep(self, program: Program) -> None:
         """Run one program, again when it is killed; when it fails for good, the cluster ends with it."""
-        starts: deque[float] = deque(maxlen=RESTARTS_MAX + 1)
+        restarts = Restarts()
         while True:
-            starts.append(time.monotonic())
             code = await program.run()
             self.codes[program.name] = code
             if self.stopping.is_set():
@@ -223,8 +218,7 @@ class Fleet:
                 self.board.update(program.name, "stopped", "it was told to leave")  # an operator's doing, no failure
                 self._forget(member)
                 return
-            flapping = len(starts) > RESTARTS_MAX and starts[-1] - starts[0] < RESTARTS_WITHIN_S
-            if code in FINAL_CODES or flapping:
+            if code in FINAL_CODES or not restarts.may(time.monotonic()):
                 self.board.update(program.name, "failed", f"exit code {code}")
                 self._failed(program, member, code)
                 return

@@ -16,20 +16,16 @@ import socket
 import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
+from baton.restarts import Restarts
 from baton.signals import STOPPING, ignore_stopping_signals
 from cluster.errors import UsageError, cannot_listen
 
 logger = logging.getLogger("baton.router")
-
-RESTARTS_MAX = 5
-RESTARTS_WITHIN_S = 600.0
-"""A process that died is started again, but not for ever: more than this often within this time, and all end."""
 
 ENDS_S = 5.0
 """What a process may take to end beyond what it says itself: then it is killed."""
@@ -62,7 +58,7 @@ class Processes:
         self._port = 0
         self._running: dict[int, _Process] = {}
         """By process id."""
-        self._starts: deque[float] = deque(maxlen=RESTARTS_MAX)
+        self._restarts = Restarts()
         self._selector = selectors.DefaultSelector()
         self._lifeline = self._wakeup = (-1, -1)
         self._stopping_at: float | None = None
@@ -153,15 +149,12 @@ class Processes:
         self._forget_word(process)
         if self._stopping_at is not None:
             return
-        now = time.monotonic()
-        flapping = len(self._starts) == RESTARTS_MAX and now - self._starts[0] < RESTARTS_WITHIN_S
-        if code == 2 or flapping or not self._announced:
+        if code == 2 or not self._announced or not self._restarts.may(time.monotonic()):
             self._code = 2 if code == 2 else 1
             logger.error("process %d ended with %d: all end", process.number, code)
             self._stop()
             return
         logger.warning("process %d ended with %d: it is started again", process.number, code)
-        self._starts.append(now)
         self._start(process.number)
 
     # -- processes --

@@ -182,7 +182,7 @@ def test_killed_registry_is_survived(cluster: Cluster) -> None:
     body = {"model": cluster.model, "prompt": "Once upon a time", "max_tokens": 4}
     for _ in range(5):
         assert post(f"{cluster.endpoint}/v1/completions", body)["choices"]
-    within(30, cluster.all_ready)
+    within(30, cluster.all_ready, lambda: cluster.baton("status").stdout)
 
 
 def _is_registry(pid: int) -> bool:

@@ -164,18 +164,28 @@ class Cluster:
 
     def status(self) -> dict[str, dict[str, Any]]:
         """What `baton status` says of each instance."""
-        told = json.loads(self.baton("status", "--json").stdout)
-        return {each["instance"]: each for each in told["instances"]}
+        told = self._status()
+        assert told is not None, "no registry answers"
+        return told
 
     def all_ready(self) -> bool:
         """Whether every instance says it is ready.
 
         Agents are asked first: a `baton status` takes a core for a second, which engines that start anew need more.
         """
-        self.agents = self.agents or {name: each["agent"] for name, each in self.status().items()}
+        if len(self.agents) < len(self.urls):
+            self.agents = {name: each["agent"] for name, each in (self._status() or {}).items()}
         if len(self.agents) < len(self.urls) or not all(map(_says_ready, self.agents.values())):
             return False
-        return [each["state"] for each in self.status().values()] == ["ready"] * len(self.urls)
+        told = self._status() or {}
+        return [each["state"] for each in told.values()] == ["ready"] * len(self.urls)
+
+    def _status(self) -> dict[str, dict[str, Any]] | None:
+        """None: the registry was killed and is not back yet."""
+        told = self.baton("status", "--json")
+        if told.returncode == 2:
+            return None
+        return {each["instance"]: each for each in json.loads(told.stdout)["instances"]}
 
     def idle(self) -> bool:
         """Whether no engine runs, queues or holds anything."""
