@@ -189,17 +189,18 @@ def _deeper(value: Any, levels: int) -> bool:
 
 def spliced(raw: bytes, fields: Mapping[str, Any]) -> bytes:
     """A JSON object with these fields at its end. Of equal keys the last counts, for every engine's JSON parser."""
-    return opened(raw) + closing(fields) if fields else raw
+    return b"".join((*opened(raw), closing(fields))) if fields else raw
 
 
-def opened(raw: bytes) -> bytes:
-    """A JSON object to which more fields may be added: `closing`."""
+def opened(raw: bytes) -> tuple[bytes | memoryview, ...]:
+    """A JSON object to which more fields may be added: `closing`. In pieces, as a large one is not copied."""
     end = raw.rindex(b"}")
     if end > _COPIED_MAX:
         last = raw[end - _COPIED_MAX : end].rstrip() or raw[:end].rstrip()
-        return raw[:end] if last.endswith(b"{") else b"".join((memoryview(raw)[:end], b","))
+        kept = memoryview(raw)[:end]
+        return (kept,) if last.endswith(b"{") else (kept, b",")
     start = raw[:end].rstrip()
-    return start if start.endswith(b"{") else start + b","
+    return (start if start.endswith(b"{") else start + b",",)
 
 
 def closing(fields: Mapping[str, Any]) -> bytes:

@@ -172,7 +172,7 @@ class Exchange:
         self._cached_tokens = 0
         """Where its prompt is computed, and how much of it is taken to be cached there: until that is known."""
         self._shed = self._resumed = False
-        self._open = b""
+        self._open: tuple[bytes | memoryview, ...] = ()
         """Its body without its end, while legs are still to be sent."""
         self._driven = False
         """Effects are being carried out: what is fed meanwhile is seen to by who does that."""
@@ -478,7 +478,7 @@ class Exchange:
         if not self._open:
             self._open = opened(self._request.raw)
         fields = wire.prefill_fields(self._request.body, token_ids=self._may_seed(), transfer=transfer)
-        body = self._open, closing(self._stamped(fields, instance, leg))
+        body = *self._open, closing(self._stamped(fields, instance, leg))
         leg.started = time.monotonic()
         target = router.view.get(instance).instance
         headers = self._lines(Stage.PREFILL_LEG, target)
@@ -683,7 +683,7 @@ class Exchange:
             fields = self._stamped(fields, instance, self._producer if transfer is not None else None)
         if fields and not self._open:
             self._open = opened(self._request.raw)
-        body = (self._open, closing(fields)) if fields else (self._request.raw,)
+        body = (*self._open, closing(fields)) if fields else (self._request.raw,)
         self._occupy(instance)
         leg = self._answer = AnswerLeg(self, instance, "" if transfer is None else transfer.producer)
         if transfer is None and not self.streams:
@@ -766,7 +766,7 @@ class Exchange:
     def _opened(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
         """Its status is known: it begins to answer, or it has failed."""
         leg.opening = False
-        self._open = b""
+        self._open = ()
         self._router.losses.unwatch(leg.instance, leg)
         self._router.meters.leg("decode", time.monotonic() - leg.started)
         if leg.pulled and self._producer is not None and isinstance(failure, j.Lost | None):

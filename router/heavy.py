@@ -12,8 +12,9 @@ takes 35 ms on an EPYC core, all others take less than 10 ms.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, Final
 
 import msgspec
@@ -312,9 +313,18 @@ def _clean(
             pieces += _apart(raw, large[name], keys, namespace)
         else:
             pieces.append(large[name] if name in large else msgspec.json.encode(value))
-    written = b"".join([*pieces, b"}"]) if pieces else b"{}"
-    yield
+    written = yield from _joined([*pieces, b"}"] if pieces else [b"{}"])
     return Heavy(kept, written, is_object=True)
+
+
+def _joined(pieces: Iterable[bytes | memoryview]) -> scan.Steps[bytes]:
+    """One text of them: in steps, as most of its price is the kernel's, for memory that was not ours before."""
+    written = BytesIO()
+    for piece in pieces:
+        for at in range(0, len(piece), _TEXT_BYTES):
+            written.write(memoryview(piece)[at : at + _TEXT_BYTES])
+            yield
+    return written.getvalue()
 
 
 def _apart(raw: bytes, view: memoryview, keys: Sequence[scan.Key], namespace: str) -> list[bytes | memoryview]:

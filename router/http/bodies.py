@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from io import BytesIO
 
 import aiohttp
 from aiohttp import web
@@ -35,12 +36,12 @@ async def read_body(
     """
     if (http.content_length or 0) > bytes_max:
         raise too_long
-    body, turn = bytearray(), None if uploads is None else Turn(uploads, client)
+    body, turn = BytesIO(), None if uploads is None else Turn(uploads, client)
     try:
         async with asyncio.timeout(timeout_s):
             async for piece in http.content.iter_any():
-                body += piece
-                if len(body) > bytes_max:
+                body.write(piece)
+                if body.tell() > bytes_max:
                     raise too_long
                 if turn is not None:
                     await turn.brought(len(piece))
@@ -52,4 +53,4 @@ async def read_body(
     finally:
         if uploads is not None and turn is not None:
             uploads.end(turn)
-    return bytes(body)
+    return body.getvalue()

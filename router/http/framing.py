@@ -9,6 +9,7 @@ The rest is refused, because another reader of the same bytes might find another
 from __future__ import annotations
 
 import re
+from io import BytesIO
 from typing import Final
 
 from cluster.errors import ApiError, bad_request, too_large
@@ -44,7 +45,7 @@ class Chunks:
             bytes_max: its largest size.
             keeps: put it together in `body`; else its end is looked for, and no more.
         """
-        self.body = bytearray()
+        self.body = BytesIO()  # whose value is what was written, and no copy of it
         self.size = 0
         self._bytes_max: Final = bytes_max
         self._keeps: Final = keeps
@@ -75,7 +76,7 @@ class Chunks:
             if self._state == _BYTES:
                 taken = min(self._left, end - at)
                 if self._keeps:
-                    self.body += data[at : at + taken] if taken < end else data
+                    self.body.write(data[at : at + taken] if taken < end else data)
                 at += taken
                 self._left -= taken
                 if not self._left:

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
+from io import BytesIO
 from typing import Final, NamedTuple, Protocol, cast
 
 from aiohttp.web_protocol import RequestHandler
@@ -158,7 +159,8 @@ class Connection(asyncio.Protocol):
         """A request of this tenant's is open, and is not answered yet."""
         self._left = 0
         """Bytes of a body that are still to come; -1: it comes in chunks."""
-        self._body = bytearray()
+        self._body = BytesIO()
+        """Its value is what was written, and no copy of it: copying 33 MB takes 15 ms."""
         self._chunks: Chunks | None = None
         self._cold: RequestHandler | None = None
         self.outlet: Outlet | None = None
@@ -298,19 +300,19 @@ class Connection(asyncio.Protocol):
             if chunks.done:
                 # Where the next request begins, two readers could see differently: what follows is not read.
                 self._unheard = used < len(data)
-                self._answer(bytes(chunks.body), keep=not self._unheard)
+                self._answer(chunks.body.getvalue(), keep=not self._unheard)
                 return
-        elif not self._body and len(data) >= self._left:
+        elif not self._body.tell() and len(data) >= self._left:
             self._buffer = data[self._left :]
             self._answer(data[: self._left] if self._buffer else data, keep=True)
             return
         else:
             took = len(data)
-            self._body += data if took <= self._left else data[: self._left]
+            self._body.write(data if took <= self._left else data[: self._left])
             self._buffer = data[self._left :]
             self._left = max(0, self._left - took)
             if not self._left:
-                self._answer(bytes(self._body), keep=True)
+                self._answer(self._body.getvalue(), keep=True)
                 return
         if data and not self._front.uploads.add(self, len(data), self._client()):
             raise no_room_for_bodies()
@@ -338,8 +340,8 @@ class Connection(asyncio.Protocol):
     def _end_body(self) -> None:
         """No more of this body is waited for, in whatever way it has ended."""
         self._head = self._chunks = None
-        if self._body:
-            self._body = bytearray()
+        if self._body.tell():
+            self._body = BytesIO()
         if self._body_awaited:
             self._body_awaited = self._waited = False
             self._front.uploads.end(self)

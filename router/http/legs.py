@@ -112,7 +112,14 @@ class Leg:
     )
 
     def __init__(
-        self, legs: Legs, pool: Pool, request: tuple[bytes, ...], listener: Listener, *, once: bool, silence_s: float
+        self,
+        legs: Legs,
+        pool: Pool,
+        request: tuple[bytes | memoryview, ...],
+        listener: Listener,
+        *,
+        once: bool,
+        silence_s: float,
     ) -> None:
         self.listener: Listener | None = listener
         """None: it is over."""
@@ -328,7 +335,7 @@ class Connection(asyncio.Protocol):
         """
         return not self._poll.poll(0)
 
-    def send(self, leg: Leg, request: tuple[bytes, ...]) -> None:
+    def send(self, leg: Leg, request: tuple[bytes | memoryview, ...]) -> None:
         """Write a leg's request."""
         self._leg = leg
         self._reset()
@@ -568,7 +575,7 @@ class Legs:
         url: str,
         path: str,
         headers: bytes,
-        body: Sequence[bytes],
+        body: Sequence[bytes | memoryview],
         listener: Listener,
         *,
         once: bool = False,
