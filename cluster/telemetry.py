@@ -10,7 +10,10 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
+
+_PASSED_ON: ContextVar[Mapping[str, str]] = ContextVar("baton_trace", default=MappingProxyType({}))
+"""Headers of the span that this task works within."""
 
 
 def configure_logging(level: str = "INFO") -> None:
@@ -63,6 +69,11 @@ def _exporter() -> Any:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Http
 
     return Http()
+
+
+def trace_headers() -> dict[str, str]:
+    """What a request that is sent from here says of the trace that it belongs to; nothing outside of any."""
+    return dict(_PASSED_ON.get())
 
 
 class TraceIds:
@@ -119,6 +130,20 @@ class Tracing:
         given = {key: headers[key] for key in _TRACE_HEADERS if key in headers}
         context = self._propagator.extract(given)
         return RequestSpan(self, self._tracer.start_span(name, context=context, kind=self._kinds.SERVER))
+
+    def asked(self, name: str, attributes: Mapping[str, Any]) -> RequestSpan:
+        """The span of something that we ask of others, and that nobody asked of us: a trace begins with it."""
+        return RequestSpan(self, self._tracer.start_span(name, kind=self._kinds.CLIENT, attributes=dict(attributes)))
+
+    @contextmanager
+    def asking(self, name: str, attributes: Mapping[str, Any]) -> Iterator[RequestSpan]:
+        """The same for the time of a block: `trace_headers` names it there. To be ended in the block."""
+        span = self.asked(name, attributes)
+        token = _PASSED_ON.set(span.passed_on({}))
+        try:
+            yield span
+        finally:
+            _PASSED_ON.reset(token)
 
     def child(self, parent: Span, name: str, attributes: Mapping[str, Any]) -> Span:
         """A span within another, of what we ask somebody else to do."""

@@ -18,10 +18,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cluster.telemetry import tracing
 from loadgen.arrival import Arrival
 from loadgen.body import Asking, body_of, turn_body
 from loadgen.http import Connection, Failed, Pool
@@ -29,6 +30,9 @@ from loadgen.record import INTERRUPTED, Record, Timings, record_of
 from loadgen.sessions import Answered, Due, Sessions, Turn
 from loadgen.stream import DETAIL_CHARS, TIMING_HEADER, Tally
 from loadgen.stream import Answered as Stream
+
+if TYPE_CHECKING:
+    from cluster.telemetry import RequestSpan
 
 EARLY_S = 0.001
 """Timers fire up to a millisecond late (epoll counts in them), so we wake that much earlier and yield till then."""
@@ -117,6 +121,7 @@ class Replay:
         self._stop_at: float | None = None
         self._sent_all = False
         self._group: asyncio.TaskGroup | None = None
+        self._tracing = tracing("baton-load")
         lines = [f"POST {pool.base}{sending.asking.path} HTTP/1.1", f"Host: {pool.netloc}"]
         lines += ["Content-Type: application/json", "Accept: text/event-stream", "User-Agent: baton-load"]
         named = ({TIMING_HEADER: "1"} if sending.stages else {}) | dict(sending.headers)
@@ -160,6 +165,8 @@ class Replay:
             self.load.elapsed_s = time.perf_counter() - self._start
             self.load.cpu_s = time.process_time() - cpu_s
             self._pool.close()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
             gc.set_threshold(*thresholds)
             gc.unfreeze()
         return self.load
@@ -178,7 +185,7 @@ class Replay:
                 self.load.held_back += 1
                 self._held.append((number, arrival, body))
             else:
-                self._send(_Exchange(self, number, arrival, self._request(arrival, body)))
+                self._send(self._exchange(number, arrival, body))
         self._sent_all = True
 
     async def _send_turns(self, talks: Sessions) -> None:
@@ -187,7 +194,7 @@ class Replay:
             for turn in talks.handle(Due(), now):
                 body = turn_body(turn.said, turn.output_tokens, self.sending.asking)
                 arrival = turn.arrival
-                self._send(_Exchange(self, turn.number, arrival, self._request(arrival, body), turn=turn))
+                self._send(self._exchange(turn.number, arrival, body, turn=turn))
             due = talks.next_wakeup()
             self._answered.clear()
             with suppress(TimeoutError):
@@ -214,9 +221,17 @@ class Replay:
         await asyncio.sleep(left)
         return self._stop_at is None
 
-    def _request(self, arrival: Arrival, body: bytes) -> bytes:
-        named = f"x-slo-class: {arrival.slo_class}\r\n".encode() if arrival.slo_class else b""
-        return b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, named, len(body), body)
+    def _exchange(
+        self, number: int, arrival: Arrival, body: bytes, *, held_back: bool = False, turn: Turn | None = None
+    ) -> _Exchange:
+        named = {"x-slo-class": arrival.slo_class} if arrival.slo_class else {}
+        span = None
+        if self._tracing is not None:
+            span = self._tracing.asked("baton.load.request", {"baton.load.number": number})
+            named = span.passed_on(named)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in named.items()).encode()
+        request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, lines, len(body), body)
+        return _Exchange(self, number, arrival, request, held_back=held_back, turn=turn, span=span)
 
     def _send(self, exchange: _Exchange) -> None:
         self._open[exchange.number] = exchange
@@ -293,7 +308,7 @@ class Replay:
             self._on_record(record)
         if self._held and self._stop_at is None:
             number, arrival, body = self._held.popleft()
-            self._send(_Exchange(self, number, arrival, self._request(arrival, body), held_back=True))
+            self._send(self._exchange(number, arrival, body, held_back=True))
 
     @property
     def start(self) -> float:
@@ -304,7 +319,7 @@ class _Exchange:
     """One request and its answer: hears the connection, ends in one record."""
 
     __slots__ = (
-        "_arrival", "_error_body", "_first_byte", "_held_back", "_replay", "_resent", "_status", "_tally",
+        "_arrival", "_error_body", "_first_byte", "_held_back", "_replay", "_resent", "_span", "_status", "_tally",
         "connecting", "connection", "number", "over", "request", "sent", "turn",
     )  # fmt: skip
 
@@ -317,7 +332,9 @@ class _Exchange:
         *,
         held_back: bool = False,
         turn: Turn | None = None,
+        span: RequestSpan | None = None,
     ) -> None:
+        self._span = span
         self.number, self.request, self.turn = number, request, turn
         self.sent = 0.0
         self.connection: Connection | None = None
@@ -376,7 +393,20 @@ class _Exchange:
         record.held_back, record.resent = self._held_back, self._resent
         record.timing = answered.timing
         self.connection = None
+        if self._span is not None:
+            self._span.end(record.error or "", _span_attributes(record))
         self._replay.ended(self, record, token_s, answered.text)
+
+
+def _span_attributes(record: Record) -> dict[str, Any]:
+    """By the GenAI semantic conventions, as the router's own span has them."""
+    return {
+        "http.response.status_code": record.status,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.completion_tokens,
+        "gen_ai.response.time_to_first_chunk": record.ttft_s,
+        "baton.load.sent_late_ms": 1000 * (record.sent_s - record.at_s),
+    }
 
 
 def _nothing(kind: str, detail: str) -> Stream:

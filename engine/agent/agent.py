@@ -20,6 +20,7 @@ from cluster.instance import Role
 from cluster.registry.membership import BEAT_EVERY_S, SHUNS_BYTES_MAX, SHUNS_MAX, Heartbeat, Kind, Membership
 from cluster.registry.membership import State as MemberState
 from cluster.registry.registry import Refused, Registry, RegistryDown
+from cluster.telemetry import tracing
 from engine.agent.adapters import Adapters
 from engine.agent.grants import concerning
 from engine.agent.http import Gate, agent_app, listen
@@ -151,13 +152,16 @@ class Agent:
         self._code = asyncio.get_running_loop().create_future()
         config = self.config
         gate = Gate(self.spec.instance, ticket_keys=config.ticket_keys, admin_keys=config.admin_keys, bound=config.host)
-        runner, self.url = await listen(agent_app(self, gate), config.host, config.port)
+        traced = tracing("baton-agent")
+        runner, self.url = await listen(agent_app(self, gate, traced), config.host, config.port)
         try:
             await self._claim(self._code)
             return self._code.result() if self._code.done() else await self._run_tasks(self._code)
         finally:
             await self._say_goodbye()
             await runner.cleanup()
+            if traced is not None:
+                await asyncio.to_thread(traced.close)
 
     async def _run_tasks(self, code: asyncio.Future[int]) -> int:
         failure: EngineFailed | None = None

@@ -12,7 +12,7 @@ import asyncio
 import errno
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiohttp import web
 
@@ -23,6 +23,9 @@ from cluster.keys import key_in, whose
 from cluster.readable import deadline_in, object_in, too_large_here
 from kvtransfer.signed import SIGNATURE, TO, Judge, ask_in
 from kvtransfer.ticket import Key
+
+if TYPE_CHECKING:
+    from cluster.telemetry import Tracing
 
 BODY_BYTES_MAX = 4096
 DRAIN_S = 60.0
@@ -114,8 +117,8 @@ class Gate:
             raise ApiError(401, "AuthenticationError", "The key is not one of this agent's --admin-key-file.")
 
 
-def agent_app(agent: Answers, gate: Gate) -> web.Application:
-    """The routes."""
+def agent_app(agent: Answers, gate: Gate, traced: Tracing | None = None) -> web.Application:
+    """The routes. `traced`: makes a span of each request that changes something."""
 
     async def health(_: web.Request) -> web.Response:
         return web.Response()
@@ -149,7 +152,7 @@ def agent_app(agent: Answers, gate: Gate) -> web.Application:
             raise ApiError(409, "ConflictError", refusal)
         return web.json_response(agent.state(), status=202)
 
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors, _admission(gate)])
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_traces(traced), _errors, _admission(gate)])
     app.add_routes([web.get("/health", health), web.get("/ready", ready), web.get("/state", state)])
     app.add_routes([web.get("/metrics", metrics), web.post("/drain", drain), web.post("/resume", resume)])
     app.add_routes([web.post("/role", role)])
@@ -181,6 +184,27 @@ async def _role(http: web.Request) -> Role:
 
 async def _deadline(http: web.Request) -> float:
     return deadline_in(await _object(http, "deadline_s"), DRAIN_S)
+
+
+def _traces(traced: Tracing | None) -> Any:
+    """A span of each POST, in the trace of the program that asks: a controller's action and what the agent did of it."""
+
+    @web.middleware
+    async def middleware(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if traced is None or request.method != "POST":
+            return await handler(request)
+        span = traced.request(f"baton.agent.{request.path.strip('/') or 'root':.40}", request.headers)
+        status = 500
+        try:
+            answer = await handler(request)
+            status = answer.status
+        finally:
+            span.end("" if status < 400 else str(status), {"http.response.status_code": status})
+        return answer
+
+    return middleware
 
 
 def _admission(gate: Gate) -> Any:

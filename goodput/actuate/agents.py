@@ -18,6 +18,7 @@ from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import Heartbeat
+from cluster.telemetry import trace_headers
 from kvtransfer.keys import instance_key
 from kvtransfer.signed import NONCE_BYTES, Ask, signed_headers
 from kvtransfer.ticket import Key
@@ -74,7 +75,7 @@ class Agents:
         key = None if self._keys is None else instance_key(self._keys()[0], instance)
         ask = Ask(method="POST", path=path, body=body, by=BY, to=str(instance))
         headers = signed_headers(ask, key, now=_UNIX_TIME(), nonce=secrets.token_bytes(NONCE_BYTES))
-        return {**headers, "Content-Type": "application/json"}
+        return {**headers, **trace_headers(), "Content-Type": "application/json"}
 
 
 def _refusal(instance: InstanceId, status: int, raw: bytes) -> str:

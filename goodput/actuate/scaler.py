@@ -22,6 +22,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import Heartbeat, Kind, Membership
 from cluster.registry.registry import Registry, RegistryDown
+from cluster.telemetry import tracing
 from goodput.actions import Action, Start
 from goodput.actuate.existing import Observed as Existing
 from goodput.actuate.journal import Journal
@@ -123,6 +124,7 @@ class Scaler:
         self._at_start = dict(at_start or {})
         self._nudge: Final = asyncio.Event()
         self._turn: Final = asyncio.Lock()
+        self._tracing: Final = tracing("baton-controller")
 
     async def run(self) -> None:
         """Until cancelled; says goodbye then."""
@@ -134,6 +136,8 @@ class Scaler:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ACTION_S):
                     await self.lease.leave()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
 
     async def _look_forever(self) -> None:
         while True:
@@ -272,16 +276,26 @@ class Scaler:
     async def _act(self, action: Action) -> str:
         if not self.lease.held:
             return "this controller does not lead any more"
-        try:
-            async with asyncio.timeout(ACTION_S):
-                refusal = await carry_out(self.actuator, action)
-        except TimeoutError:
-            refusal = f"no answer within {ACTION_S:g} s"
-        except Unobservable as error:
-            refusal = str(error)
         what = type(action).__name__.lower()
+        if self._tracing is None:
+            refusal = await self._done(action)
+        else:
+            told = {"baton.instance": str(action.instance), "baton.because": action.because}
+            with self._tracing.asking(f"baton.scaling.{what}", told) as span:
+                refusal = await self._done(action)
+                span.end("refused" if refusal else "", {"baton.refusal": refusal or None})
         logger.info("%s %s: %s%s", what, action.instance, action.because, f" - refused: {refusal}" if refusal else "")
         return refusal
+
+    async def _done(self, action: Action) -> str:
+        """Carry it out, in time; empty, or why nothing came of it."""
+        try:
+            async with asyncio.timeout(ACTION_S):
+                return await carry_out(self.actuator, action)
+        except TimeoutError:
+            return f"no answer within {ACTION_S:g} s"
+        except Unobservable as error:
+            return str(error)
 
     def _keep(self, fleet: Fleet, decision: Decision) -> None:
         before = self.last.get(fleet.model)

@@ -1,0 +1,143 @@
+"""One trace from the load generator through the router to its legs, and one from a controller's action to the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import aiohttp
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.mock import mock_settings
+from support.mocked_router import mocked_router
+from support.scaling import InMemory
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from cluster.registry.membership import Heartbeat, State
+from cluster.registry.memory import MemoryRegistry
+from cluster.telemetry import Tracing, trace_headers
+from engine.agent.http import Gate, agent_app, listen
+from goodput.actions import Drain
+from goodput.actuate.agents import Agents
+from goodput.actuate.lease import Lease
+from goodput.actuate.scaler import Scaler
+from loadgen.arrival import Arrival
+from loadgen.body import Asking
+from loadgen.http import Pool
+from loadgen.replay import Replay, Sending
+
+
+@pytest.fixture
+def spans() -> InMemorySpanExporter:
+    """Where spans go."""
+    return InMemorySpanExporter()
+
+
+@pytest.fixture(autouse=True)
+def traced(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> Tracing:
+    """Whatever starts now traces into memory."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    for module in ("router.server", "loadgen.replay", "goodput.actuate.scaler"):
+        monkeypatch.setattr(f"{module}.tracing", lambda _: Tracing(provider))
+    return Tracing(provider)
+
+
+def by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    return {each.name: each for each in spans.get_finished_spans()}
+
+
+def is_child(span: ReadableSpan, parent: ReadableSpan) -> bool:
+    context = parent.get_span_context()
+    assert context is not None
+    return span.parent is not None and (span.parent.trace_id, span.parent.span_id) == (
+        context.trace_id,
+        context.span_id,
+    )
+
+
+async def test_a_request_of_the_load_generator_is_one_trace_down_to_its_legs(spans: InMemorySpanExporter) -> None:
+    mocks = [mock_settings("p", Role.PREFILL), mock_settings("d", Role.DECODE)]
+    async with mocked_router(mocks) as front:
+        arrival = Arrival(at_s=0.0, input_tokens=50, output_tokens=3)
+        load = await Replay(Pool(front.endpoint), Sending(asking=Asking("fake"))).run([arrival])
+        (record,) = load.records
+        assert record.error is None
+        async with asyncio.timeout(5):
+            while "text_completion fake" not in by_name(spans):
+                await asyncio.sleep(0)
+    found = by_name(spans)
+    ours = found["baton.load.request"]
+    assert is_child(found["text_completion fake"], ours)
+    assert is_child(found["decode"], found["text_completion fake"])
+    attributes = ours.attributes or {}
+    assert attributes["http.response.status_code"] == 200
+    assert attributes["gen_ai.usage.output_tokens"] == 3
+    assert attributes["gen_ai.response.time_to_first_chunk"] == record.ttft_s
+
+
+async def test_a_request_that_fails_is_an_error_in_the_load_generators_trace(spans: InMemorySpanExporter) -> None:
+    pool = Pool("http://127.0.0.1:1")
+    load = await Replay(pool, Sending(asking=Asking("fake"))).run([Arrival(at_s=0.0, input_tokens=5, output_tokens=3)])
+    assert [each.error for each in load.records] == ["connect"]
+    (span,) = spans.get_finished_spans()
+    assert (span.attributes or {})["error.type"] == "connect"
+
+
+class Told:
+    """An agent that does what it is told."""
+
+    def state(self) -> dict[str, object]:
+        return {}
+
+    def is_ready(self) -> bool:
+        return True
+
+    def metrics(self) -> str:
+        return ""
+
+    def ask_drain(self, deadline_s: float) -> None:
+        pass
+
+    def ask_resume(self) -> None:
+        pass
+
+    def ask_role(self, role: Role) -> str | None:
+        return "Its role is fixed."
+
+
+async def test_a_controllers_action_and_what_the_agent_did_of_it_are_one_trace(
+    spans: InMemorySpanExporter, traced: Tracing
+) -> None:
+    registry = MemoryRegistry(time.monotonic)
+    runner, url = await listen(agent_app(Told(), Gate("decode-0"), traced), "127.0.0.1", 0)
+    beat = Heartbeat(
+        id=InstanceId("decode-0"), agent="a", seq=1, role=Role.DECODE, url="http://h:2", state=State.READY, agent_url=url
+    )
+    agents = Agents(None)
+
+    class Reaches(InMemory):
+        """Asks the agent."""
+
+        async def drain(self, action: Drain) -> str:
+            return await agents.flip(beat, Role.BOTH)
+
+    lease = Lease(registry, "http://h:9")
+    await lease.turn()
+    scaler = Scaler(registry, lease, Reaches(), ())
+    refusal = await scaler._act(Drain(instance=InstanceId("decode-0"), because="too many"))  # noqa: SLF001
+    async with aiohttp.ClientSession() as client, client.get(f"{url}/state") as answer:
+        assert answer.status == 200, "what changes nothing has no span"
+    await agents.close()
+    await runner.cleanup()
+    assert "fixed" in refusal
+    assert not trace_headers(), "outside of an action there is no trace"
+    found = by_name(spans)
+    assert set(found) == {"baton.scaling.drain", "baton.agent.role"}
+    assert is_child(found["baton.agent.role"], found["baton.scaling.drain"])
+    assert (found["baton.agent.role"].attributes or {})["error.type"] == "409"
+    attributes = found["baton.scaling.drain"].attributes or {}
+    assert (attributes["baton.because"], attributes["error.type"]) == ("too many", "refused")
