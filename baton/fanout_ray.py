@@ -4,26 +4,21 @@ Ray places them, runs one again whose worker or node died, and carries what goes
 adds no wire of its own. The cluster is somebody's already: nothing is started, and nothing but our tasks is ended. It
 is as trusted as this machine: who may talk to a Ray cluster may run code on it (docs/security.md).
 
-A node must run the very source that this process runs. Each task carries its digest, and says so where it is another:
-an older Baton on one node would simulate by other rules, and nobody would see it.
+A node must run the very source that this process runs, compiled where this one's is (`baton.fanout_there`). Each task
+carries its digest, and says so where it is another: an older Baton on one node would simulate by other rules, unseen.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import platform
 import sys
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-import numpy as np
-
-import baton
+from baton import compiled
 from baton.fanout import RETRIES, Pending
+from baton.fanout_there import OtherSource, digest, there
 from baton.output import say
 from cluster.errors import UsageError
 
@@ -31,43 +26,6 @@ T = TypeVar("T")
 
 SILENT_S: Final = 30.0
 """After so long without a result a line says so: the cluster's CPUs may be taken by others."""
-
-PACKAGES: Final = (
-    "baton", "cluster", "costs", "decode", "engine", "goodput", "kvtransfer", "loadgen", "prefill", "router", "sim",
-)  # fmt: skip
-"""Whose source a simulation may depend on."""
-
-
-class OtherSource(Exception):
-    """A node runs another Baton than this process."""
-
-
-@cache
-def digest() -> str:
-    """Of what simulations depend on: our source, Python's and numpy's versions."""
-    root = Path(baton.__file__).resolve().parent.parent
-    found = hashlib.sha256(f"{platform.python_version()} {np.__version__}".encode())
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            found.update(str(path.relative_to(root)).encode())
-            found.update(path.read_bytes())
-    return found.hexdigest()
-
-
-_contexts: dict[str, Any] = {}
-"""Of this worker: the one that its tasks use, unpacked once."""
-
-
-def _there(wanted: str, key: str, held: list[Any], call: Callable[..., T], args: tuple[Any, ...]) -> T:
-    """On a worker."""
-    import ray
-
-    if digest() != wanted:
-        raise OtherSource(str(ray.util.get_node_ip_address()))
-    if key not in _contexts:
-        _contexts.clear()
-        _contexts[key] = ray.get(held[0])
-    return call(_contexts[key], *args)
 
 
 class RayCluster:
@@ -92,12 +50,13 @@ class RayCluster:
         self._key: Final = held.hex()
         self._held: Final = [held]
         """In a list: an argument of its own would be unpacked for every task."""
-        self._there: Final = self._ray.remote(num_cpus=1, max_retries=RETRIES)(_there)
+        self._there: Final = self._ray.remote(num_cpus=1, max_retries=RETRIES)(there)
         self._open: Final[set[Any]] = set()
 
     def submit(self, call: Callable[..., T], *args: Any) -> Pending[T]:
         """As `Fanout.submit`."""
-        asked = self._there.remote(digest(), self._key, self._held, call, args)
+        packed = self._ray.cloudpickle.dumps((call, args))
+        asked = self._there.remote(digest(), compiled.in_use(), self._key, self._held, packed)
         self._open.add(asked)
         return _RayTask(self, asked)
 
@@ -115,8 +74,7 @@ class RayCluster:
         except errors.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, OtherSource):
-                told = f"node {cause} runs another Baton, Python or numpy than this one: install the same there"
-                raise UsageError(f"--on ray: {told}") from None
+                raise UsageError(f"--on ray: node {cause}") from None
             raise
         except errors.RayError as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -187,7 +187,7 @@ async def _deadline(http: web.Request) -> float:
 
 
 def _traces(traced: Tracing | None) -> Any:
-    """A span of each POST, in the trace of the program that asks: a controller's action and what the agent did of it."""
+    """A span of each POST, in the trace of the program that asks: an action, and what the agent did of it."""
 
     @web.middleware
     async def middleware(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from baton import fanout
+from baton import compiled, fanout
 from baton.cli import main
 from baton.fanout import RETRIES, Fanout, Processes, in_order
 from cluster.errors import UsageError
@@ -126,6 +126,20 @@ def test_a_node_with_another_source_is_named(cluster: Any, monkeypatch: pytest.M
     with (
         fanout.opened(CONTEXT, on="ray") as fan,
         pytest.raises(UsageError, match=r"runs another Baton, Python or numpy"),
+    ):
+        fan.submit(looked_up, 1).result()
+
+
+def test_a_node_without_the_compiled_modules_that_the_driver_uses_is_named(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a compiled driver sends does not fit an interpreted worker."""
+    if not compiled.why_not():
+        pytest.skip("compiled modules are there, for workers as well")
+    monkeypatch.setattr(compiled, "in_use", lambda: True)
+    with (
+        fanout.opened(CONTEXT, on="ray") as fan,
+        pytest.raises(UsageError, match=r"cannot use the compiled modules .*nothing is compiled.*BATON_COMPILED=0"),
     ):
         fan.submit(looked_up, 1).result()
 

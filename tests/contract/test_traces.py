@@ -115,7 +115,13 @@ async def test_a_controllers_action_and_what_the_agent_did_of_it_are_one_trace(
     registry = MemoryRegistry(time.monotonic)
     runner, url = await listen(agent_app(Told(), Gate("decode-0"), traced), "127.0.0.1", 0)
     beat = Heartbeat(
-        id=InstanceId("decode-0"), agent="a", seq=1, role=Role.DECODE, url="http://h:2", state=State.READY, agent_url=url
+        id=InstanceId("decode-0"),
+        agent="a",
+        seq=1,
+        role=Role.DECODE,
+        url="http://h:2",
+        state=State.READY,
+        agent_url=url,
     )
     agents = Agents(None)
 
@@ -128,7 +134,7 @@ async def test_a_controllers_action_and_what_the_agent_did_of_it_are_one_trace(
     lease = Lease(registry, "http://h:9")
     await lease.turn()
     scaler = Scaler(registry, lease, Reaches(), ())
-    refusal = await scaler._act(Drain(instance=InstanceId("decode-0"), because="too many"))  # noqa: SLF001
+    refusal = await scaler._act(Drain(instance=InstanceId("decode-0"), because="too many"))
     async with aiohttp.ClientSession() as client, client.get(f"{url}/state") as answer:
         assert answer.status == 200, "what changes nothing has no span"
     await agents.close()

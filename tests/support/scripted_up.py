@@ -9,11 +9,15 @@ import os
 import sys
 from typing import Any
 
-from support.scaling import Scripted
+from baton import compiled
 
-from baton import cli, scaling
-from goodput.actuate.scaler import Fleet
-from goodput.observation import Observation, Phase
+compiled.use()  # before anything that is compiled is imported, as `baton` itself does
+
+from support.scaling import Scripted  # noqa: E402 - see above
+
+from baton import cli, scaling  # noqa: E402
+from goodput.actuate.scaler import Fleet  # noqa: E402
+from goodput.observation import Observation, Phase  # noqa: E402
 
 UP_AT = 10
 """Arrivals from which on six are wanted..."""

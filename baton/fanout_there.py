@@ -1,0 +1,74 @@
+"""The end of `--on ray` that runs in a worker of the cluster: the same source as the driver's, compiled where that is.
+
+A worker imports this module and nothing else of Baton before it knows which modules to take: objects of compiled
+modules do not fit interpreted ones. What it is to do comes packed, and is unpacked then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import baton
+from baton import compiled
+
+PACKAGES: Final = (
+    "baton", "cluster", "costs", "decode", "engine", "goodput", "kvtransfer", "loadgen", "prefill", "router", "sim",
+)  # fmt: skip
+"""Whose source a simulation may depend on."""
+
+
+class OtherSource(Exception):
+    """A node runs another Baton than the driver; which, and how it differs."""
+
+
+@cache
+def digest() -> str:
+    """Of what simulations depend on: our source, Python's and numpy's versions."""
+    root = Path(baton.__file__).resolve().parent.parent
+    found = hashlib.sha256(f"{platform.python_version()} {np.__version__}".encode())
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            found.update(str(path.relative_to(root)).encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+_contexts: dict[str, Any] = {}
+"""Of this worker: the one that its tasks use, unpacked once."""
+
+
+def there(wanted: str, with_compiled: bool, key: str, held: list[Any], packed: bytes) -> Any:  # noqa: FBT001 - Ray's
+    """On a worker: the result of one task.
+
+    Args:
+        wanted: the driver's `digest`.
+        with_compiled: whether the driver takes compiled modules.
+        key: names the context.
+        held: the context's reference.
+        packed: what to call, and with what.
+
+    Raises:
+        OtherSource: this node cannot do it as the driver would.
+    """
+    import ray
+    from ray import cloudpickle
+
+    here = str(ray.util.get_node_ip_address())
+    if digest() != wanted:
+        raise OtherSource(f"{here} runs another Baton, Python or numpy than this one: install the same there")
+    if with_compiled and (because := compiled.use()):
+        raise OtherSource(
+            f"{here} cannot use the compiled modules that this process uses ({because}): "
+            f"compile there, too, or set {compiled.OFF}=0 here"
+        )
+    call, args = cloudpickle.loads(packed)
+    if key not in _contexts:
+        _contexts.clear()
+        _contexts[key] = ray.get(held[0])
+    return call(_contexts[key], *args)
