@@ -56,6 +56,11 @@ SAMPLE_PARTS = 8
 SAMPLE_GAP_S = 30.0
 """Loads of more than twice so many requests are searched on a sample first: stretches, with a gap between them."""
 
+WHOLE_SHARE = 1 / 5
+WHOLE_PARTS = 20
+"""A load of more than this share of the effort is planned on so many stretches of it, as large together as that: a run
+of the whole would take longer than all that the user asked for."""
+
 INSTANCES_MAX = 64
 """Of one kind, where the user does not say how many GPUs there are."""
 
@@ -167,6 +172,8 @@ class Outcome:
     """Fleets that were tried on the whole load."""
     sampled: int = 0
     """Requests of the sample that was searched first; 0: none."""
+    left_out: int = 0
+    """Requests of the load that were never simulated, as the effort is too small for all of it."""
     scarcest: str = ""
     """The bound that the best fleet is nearest to, and how near."""
     spent: int = 0
@@ -260,7 +267,9 @@ class Planner:
             base=self._floors.dynamic_j(roles, engines) / self._tokens if energy else 0.0,
             survive=self.task.survive,
             kinds=tuple(map(str, arrangement)),
-            family=" ".join(f"{kind.role.value}{kind.batched_tokens or ''}" for kind in arrangement),
+            family=" ".join(f"{kind.role.value}{kind.batched_tokens or ''}{_cap(kind)}" for kind in arrangement),
+            make=" ".join(f"{kind.role.value} {kind.gpu.name} {kind.tp}" for kind in arrangement),
+            gpus=tuple(kind.gpus for kind in arrangement),
         )
 
     def _engine(self, kind: Kind) -> Engine:
@@ -338,7 +347,7 @@ class Planner:
         cost = None
         if self.task.objective == "energy" and seen.seen is not None:
             cost = seen.seen.energy_j / max(1, seen.seen.output_tokens)
-        return Verdict(holds=seen.holds, cost=cost, spent=seen.spent + TRIAL_REQUESTS)
+        return Verdict(holds=seen.holds, cost=cost, attained=seen.attained_at_most, spent=seen.spent + TRIAL_REQUESTS)
 
     def scarcest(self, arrangement: Arrangement, counts: Counts) -> str:
         """The bound that a fleet is nearest to."""
@@ -360,6 +369,10 @@ class Planner:
         if not self.why:
             return "the model fits on none of these GPUs"
         return min(self.why, key=lambda because: self.why[because])
+
+
+def _cap(kind: Kind) -> str:
+    return f"@{kind.power_cap:g}" if kind.power_cap < 1 else ""
 
 
 def price_per_hour(arrangement: Arrangement, counts: Counts) -> float:
@@ -489,6 +502,7 @@ def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | 
         on: where simulations run; None: on this machine, else as `baton.fanout.opened` takes it.
     """
     where = {"on": on, "processes": processes}
+    whole, task = task, bounded(task)
     first = None
     if len(task.arrivals) > 2 * SAMPLE_REQUESTS:
         few = sampled(task.arrivals, SAMPLE_REQUESTS, SAMPLE_PARTS, SAMPLE_GAP_S)
@@ -502,7 +516,16 @@ def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | 
     if first is None or not first.stopped:
         left = task.effort - (0 if first is None else first.found.spent)
         last.run(progress, effort=max(left, task.effort / 3), **where)  # type: ignore[arg-type]
-    return _outcome(task, first, last)
+    return replace(_outcome(task, first, last), left_out=len(whole.arrivals) - len(task.arrivals))
+
+
+def bounded(task: Task) -> Task:
+    """The task on no more of its load than the effort can simulate a few times."""
+    most = max(2 * SAMPLE_REQUESTS, round(task.effort * WHOLE_SHARE))
+    if len(task.arrivals) <= most:
+        return task
+    gap_s = (task.arrivals[-1].at_s - task.arrivals[0].at_s) / len(task.arrivals)
+    return replace(task, arrivals=tuple(sampled(task.arrivals, most, WHOLE_PARTS, gap_s)))
 
 
 PROMISING = 1.15
