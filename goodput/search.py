@@ -383,8 +383,9 @@ class _State:
         return (attained, -trial.gpus) > (found.attained, -found.best.gpus)
 
     def equals(self) -> tuple[Trial, ...]:
-        """Fleets that may be better than the best at no higher cost, likeliest first: its machines set otherwise; where
-        costs are prices, any of the same price, the largest by bounds first.
+        """Fleets that may be better than the best at no higher cost, likeliest first: its machines set otherwise (where
+        the objective is measured, the least by expectation first); where costs are prices, any of the same price, the
+        largest by bounds first.
         """
         found = self.found
         best = found.best
@@ -399,7 +400,8 @@ class _State:
                 trial = Trial(space, counts)
                 if self._dearer or found.attained < 1 - _ROUND or trial.gpus < best.gpus:
                     scale = space.scale(counts) / self._scale(space.family)
-                    near.append((counts is not set_otherwise, -scale, number, trial))
+                    hope = trial.price * self._dearness(space.family) if self._dearer else -scale
+                    near.append((counts is not set_otherwise, hope, number, trial))
         return tuple(trial for *_, trial in sorted(near, key=lambda each: each[:3]))[:AHEAD]
 
     def _learn_scale(self, trial: Trial, known: _Known, *, holds: bool) -> None:
