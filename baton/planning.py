@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from baton import fanout
 from cluster.errors import UsageError
@@ -26,7 +27,7 @@ from goodput.bounds import Engine
 from goodput.candidates import POWER_CAPS, Arrangement, Kind, arrangements
 from goodput.demand import Demand, Promise, demand_of, sampled
 from goodput.floors import Floor, Floors
-from goodput.search import Counts, Found, Space, Trial, Verdict, losses, search
+from goodput.search import EQUALS, Counts, Found, Space, Trial, Verdict, losses, search
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.promises import promises_of
@@ -433,6 +434,13 @@ Tell = Callable[[Found, Planner], None]
 """Progress, after each trial."""
 
 
+class Where(TypedDict):
+    """Where simulations run."""
+
+    on: str | None
+    processes: int | None
+
+
 @dataclass(slots=True)
 class Searched:
     """One search of one planner."""
@@ -441,13 +449,36 @@ class Searched:
     found: Found = field(default_factory=Found)
     seen: dict[tuple[str, Counts], Tried] = field(default_factory=dict)
     stopped: bool = False
+    failed: Sequence[Trial] = ()
+    """Fleets that are known to fail before it begins."""
+    known: list[Trial] = field(default_factory=list)
+    """Fleets that another search has seen (`take`)."""
+    equals: int = EQUALS
+    """As `goodput.search.search` takes it."""
 
-    def run(
-        self, progress: Tell, *, effort: float, on: str | None, processes: int | None, failed: Sequence[Trial] = ()
-    ) -> None:
-        """To its end, or until Ctrl-C."""
+    def take(self, other: Searched) -> None:
+        """What another search of the same load and promises has seen, whatever it made small."""
+        mine = {space.kinds: space for space in self.planner.spaces}
+        theirs = {space.name: space.kinds for space in other.planner.spaces}
+        for (name, counts), came in other.seen.items():
+            space = mine.get(theirs[name])
+            if space is not None and (space.name, counts) not in self.seen:
+                self.seen[space.name, counts] = came
+                self.known.append(Trial(space, counts))
+
+    def run(self, progress: Tell, *, effort: float, on: str | None, processes: int | None) -> None:
+        """To its end, or until Ctrl-C; where that came before, no further than what is known."""
         planner = self.planner
-        going = search(planner.spaces, self.found, effort=effort, weaker=planner.weaker, failed=failed)
+        effort = 0.0 if self.stopped else effort
+        going = search(
+            planner.spaces,
+            self.found,
+            effort=effort,
+            weaker=planner.weaker,
+            failed=self.failed,
+            known=[(each, planner.verdict(self.seen[each.space.name, each.counts])) for each in self.known],
+            equals=self.equals,
+        )
         try:
             with fanout.opened(planner, on=on, processes=processes) as trials:
                 fanout.in_order(
@@ -501,22 +532,52 @@ def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | 
         processes: None: one a core.
         on: where simulations run; None: on this machine, else as `baton.fanout.opened` takes it.
     """
-    where = {"on": on, "processes": processes}
+    where: Where = {"on": on, "processes": processes}
     whole, task = task, bounded(task)
     first = None
     if len(task.arrivals) > 2 * SAMPLE_REQUESTS:
         few = sampled(task.arrivals, SAMPLE_REQUESTS, SAMPLE_PARTS, SAMPLE_GAP_S)
-        first = Searched(Planner(replace(task, arrivals=tuple(few))))
-        first.run(progress, effort=task.effort / 2, **where)  # type: ignore[arg-type]
-    last = Searched(Planner(task, None if first is None else _promising(first)))
+        first = _widest(replace(task, arrivals=tuple(few), effort=task.effort // 2), progress, where)
+        first.run(progress, effort=task.effort / 2, **where)
+    last = _widest(task, progress, where) if first is None else Searched(Planner(task, _promising(first)))
     if first is not None and not last.planner.spaces:
         last = Searched(Planner(task))
     if first is not None:
         last.found.scales.update(first.found.scales)
     if first is None or not first.stopped:
         left = task.effort - (0 if first is None else first.found.spent)
-        last.run(progress, effort=max(left, task.effort / 3), **where)  # type: ignore[arg-type]
+        last.run(progress, effort=max(left, task.effort / 3), **where)
+        if first is not None and last.found.best is None and not last.stopped:
+            last = _wider(last, task)
+            last.run(progress, effort=last.found.spent + task.effort / 3, **where)
     return replace(_outcome(task, first, last), left_out=len(whole.arrivals) - len(task.arrivals))
+
+
+OTHERS = ("power", "cost")
+OTHERS_SHARE = 0.2
+"""A plan for energy begins with what plans for these, with so much of the effort each, come to: bounds of energy are
+loose, and where watts are few, joules are mostly few."""
+
+
+def _widest(task: Task, progress: Tell, where: Where) -> Searched:
+    """A search of all arrangements, yet to be run."""
+    searched = Searched(Planner(task))
+    for objective in OTHERS if task.objective == "energy" else ():
+        other = Searched(Planner(replace(task, objective=objective)), equals=0)
+        other.run(progress, effort=task.effort * OTHERS_SHARE, **where)
+        searched.take(other)
+        searched.stopped = other.stopped
+        if other.stopped:
+            break
+    return searched
+
+
+def _wider(narrow: Searched, task: Task) -> Searched:
+    """A search of all arrangements, where none of those that a sample made likely holds the whole load."""
+    wide = Searched(Planner(task), failed=[each for each in narrow.found.failed if each.space.kinds])
+    wide.found.scales.update(narrow.found.scales)
+    wide.found.trials, wide.found.spent = narrow.found.trials, narrow.found.spent
+    return wide
 
 
 def bounded(task: Task) -> Task:

@@ -195,6 +195,7 @@ def search(
     effort: float = math.inf,
     weaker: Mapping[str, Collection[str]] | None = None,
     failed: Sequence[Trial] = (),
+    known: Sequence[tuple[Trial, Verdict]] = (),
     equals: int = EQUALS,
 ) -> Search:
     """Look for the cheapest fleet that holds.
@@ -202,21 +203,25 @@ def search(
     Args:
         spaces: arrangements.
         found: gets what is known, as it becomes known.
-        effort: requests that may be simulated before it ends as it is; it goes on until something holds.
+        effort: requests that may be simulated before it ends as it is; it goes on until something holds. 0: only what
+            is known already is looked at.
         weaker: by kind, those that are better in nothing; None: unknown.
         failed: fleets that are known to fail already.
+        known: fleets of these spaces that were tried before, with what came of them.
         equals: trials at most of fleets that cost the same as the best, or are the same machines set otherwise.
     """
     state = _State(spaces, found, weaker or {})
     for trial in failed:
         state.rule_out(trial)
+    for trial, verdict in known:
+        state.learn(trial, verdict)
     while found.spent < effort or (found.best is None and found.spent < effort * PATIENCE):
         todo = state.todo()
         if not todo:
             found.proven = True
             break
         state.learn(todo[0], (yield todo))
-    if found.best is not None:
+    if found.best is not None and effort > 0:
         yield from _look_around(state, found.best)
         yield from _among_equals(state, equals, found.spent + effort * EQUALS_SHARE)
     state.summarise()
