@@ -95,7 +95,7 @@ def next_steps(
 def _why(searched: Searched) -> str:
     if searched.planner.spaces and not searched.found.proven:
         return f"none found among {searched.found.trials} fleets that were tried"
-    because = searched.planner.why_not()
+    because = searched.planner.why_not(searched.found)
     return because if searched.planner.spaces else f"impossible: {because}"
 
 

@@ -363,8 +363,11 @@ class Planner:
         nearest = min(floors, key=share)
         return f"{nearest.because}; the fleet has {share(nearest):.2f} times what that takes at least"
 
-    def why_not(self) -> str:
+    def why_not(self, found: Found) -> str:
         """Why nothing holds: what is nearest to being possible."""
+        if self.spaces and not found.proven:
+            told = f"none of the {found.trials:,} fleets that were tried keeps the promises, and not all were tried"
+            return f"{told}: give more GPUs, or look further with --effort"
         if self.spaces:
             return "no fleet within the GPUs that there are keeps the promises"
         if not self.why:
@@ -617,7 +620,7 @@ def _outcome(task: Task, first: Searched | None, last: Searched) -> Outcome:
         found=found,
         considered=widest.considered,
         ruled_out=widest.considered - len(widest.spaces),
-        because="" if best is not None else planner.why_not(),
+        because="" if best is not None else planner.why_not(found),
         stopped=stopped,
         points=last.points(),
         sampled=0 if first is None else len(first.planner.task.arrivals),
