@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.plan_cases import random_task
 
 from baton import planning
 from baton.cli import main
@@ -18,7 +19,7 @@ from cluster.instance import Role
 from cluster.spec import instances, parse
 from costs.hardware import gpu_named
 from goodput.candidates import Kind
-from goodput.search import TOLERANCE
+from goodput.search import TOLERANCE, Found
 from sim.evaluate import Evaluation
 
 FILE = """
@@ -230,6 +231,13 @@ def test_a_load_that_is_larger_than_the_effort_is_planned_on_stretches_of_it(
     assert found["search"]["requests_of_the_sample"] > 0
     assert main(["plan", str(file), *load, "--no-steps", "--effort", "600"]) == 0
     assert "280 requests of the load were not simulated" in capsys.readouterr().err
+
+
+def test_a_search_that_ended_by_its_effort_does_not_say_that_nothing_holds() -> None:
+    planner = planning.Planner(random_task(301, small=True))
+    assert planner.spaces
+    assert "none of the 3 fleets that were tried" in planner.why_not(Found(trials=3))
+    assert "no fleet within the GPUs" in planner.why_not(Found(trials=3, proven=True))
 
 
 def test_one_request_is_a_load(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
