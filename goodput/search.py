@@ -399,7 +399,7 @@ class _State:
         for number, known in enumerate(self._listed):
             space = known.space
             same = bool(space.make) and space.make == best.space.make
-            set_otherwise = best.counts if same and known.open(best.counts, found.cost) else None
+            set_otherwise = best.counts if same and known.untried(best.counts, found.cost) else None
             of_the_price = None if self._dearer else known.costing(found.cost)
             for counts in dict.fromkeys(each for each in (set_otherwise, of_the_price) if each is not None):
                 trial = Trial(space, counts)
@@ -533,7 +533,7 @@ class _Known:
             grid.without_larger(counts)
         return grid
 
-    def open(self, counts: Counts, cost: float) -> bool:
+    def untried(self, counts: Counts, cost: float) -> bool:
         """Whether a fleet is untried, not ruled out, allowed, and may cost no more than this."""
         space = self.space
         return (
