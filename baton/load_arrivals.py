@@ -25,6 +25,9 @@ from loadgen.shaping import denser, faster, window
 REQUESTS = 100
 """Made-up load ends here unless told otherwise."""
 
+BAD_SHOWN = 20
+"""Left-out rows that are shown to people; --json lists them all."""
+
 ARRIVALS_MAX = 5_000_000
 """About 1 GB of arrivals in memory."""
 
@@ -40,6 +43,15 @@ class Planned:
     count: int | None = None
     lasts_s: float | None = None
     """Of conversations, whose requests are not known beforehand: how many, or how long."""
+
+    def left_out(self) -> list[str]:
+        """Bad rows, for people: the first ones, and how many there are."""
+        told = [f"left out: {row}" for row in self.bad[:BAD_SHOWN]]
+        if len(self.bad) > BAD_SHOWN:
+            told.append(f"left out: {len(self.bad) - BAD_SHOWN} more; --json lists them all")
+        if self.bad:
+            told.append(f"left out: {len(self.bad)} bad rows in all (--strict stops at the first)")
+        return told
 
     @property
     def planned(self) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import importlib
 import io
@@ -10,21 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baton import __version__
+from baton import page as pages
 from baton.plan_steps import Step
 from baton.plan_view import cost_line, doubts, figures, headline, step_rows
 from baton.planning import Outcome, Point, Task, counted, price_per_hour
 from cluster.errors import UsageError
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
-h1 { font-size: 1.3rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .8rem .2rem 0; text-align: left; border-bottom: 1px solid #e4e4e4; vertical-align: top; }
-th { color: #666; font-weight: normal; }
-.faint { color: #666; }
-img { max-width: 100%; height: auto; }
-"""
 
 TRIED_MAX = 200
 """Rows of the table of tried fleets: the cheapest that hold, and the dearest that do not, come first."""
@@ -119,23 +108,26 @@ def _price(point: Point) -> float:
 
 def page(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> str:
     """The whole page."""
-    parts = [f"<p>{html.escape(_asked(task))}</p>"]
+    parts = [pages.lines([_asked(task)])]
     if outcome.best is not None:
         bound = [("nearest bound", outcome.scarcest)] if outcome.scarcest else []
-        parts.append(_section("The plan", _table((), [("fleet", str(outcome.best)), *figures(outcome.best), *bound])))
+        rows = [("fleet", str(outcome.best)), *figures(outcome.best), *bound]
+        parts.append(pages.section("The plan", pages.table((), rows, words=None)))
     alt = "Price against attainment and against time to first token, by fleet"
-    parts.append(_section("What was tried on the whole load", _image(alt, picture(outcome, task))))
-    if steps:
-        columns = ("promise", "cheapest fleet found for it", "price")
-        parts.append(
-            _section("What the next step of the promise would take", _table(columns, step_rows(outcome, steps)))
-        )
-    parts += [_section(f"Another way: {other}", _table((), figures(other))) for other in outcome.others]
-    parts.append(_section("What this rests on", "".join(f"<p>{html.escape(each)}</p>" for each in doubts(outcome))))
-    parts.append(_section("Fleets that were tried", _table(_COLUMNS, _tried(outcome))))
+    parts.append(pages.section("What was tried on the whole load", pages.picture(alt, picture(outcome, task))))
+    columns = ("promise", "cheapest fleet found for it", "price")
+    told = pages.table(columns, step_rows(outcome, steps), words=None)
+    parts.append(pages.section("What the next step of the promise would take", told))
+    parts += [
+        pages.section(f"Another way: {each}", pages.table((), figures(each), words=None)) for each in outcome.others
+    ]
+    parts.append(pages.section("What this rests on", "".join(pages.lines([each]) for each in doubts(outcome))))
+    parts.append(pages.section("Fleets that were tried", pages.table(_COLUMNS, _tried(outcome), words=(4,))))
     parts.append(f'<p class="faint">{html.escape(cost_line(outcome, task, took_s))}</p>')
-    return _page(headline(outcome, task), parts)
+    return pages.page(headline(outcome, task), parts, "baton plan", _NOTE)
 
+
+_NOTE = "Simulated; prices are those of the cluster file, or of costs/hardware.py where it names none."
 
 _COLUMNS = ("fleet", "price an hour", "attainment", "TTFT p95, ms", "so it")
 
@@ -180,33 +172,3 @@ def write(path: Path, content: str | bytes, flag: str) -> None:
             file.write(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise UsageError(f"{flag} {path}: {error.strerror or error}") from None
-
-
-def _page(title: str, parts: Sequence[str]) -> str:
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    name = html.escape(title)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<meta name="viewport" content="width=device-width">\n<title>{name}</title>\n<style>{STYLE}</style>\n</head>\n'
-        f"<body>\n<h1>{name}</h1>\n" + "\n".join(each for each in parts if each) + "\n"
-        f'<p class="faint">baton plan {html.escape(__version__)}. Simulated; prices are those of the cluster file, or '
-        "of costs/hardware.py where it names none.</p>\n</body>\n</html>\n"
-    )
-
-
-def _section(title: str, inside: str) -> str:
-    return f"<h2>{html.escape(title)}</h2>\n{inside}" if inside else ""
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    head = "<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in columns) + "</tr>\n" if columns else ""
-    lines = ("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>\n{head}" + "\n".join(lines) + "\n</table>"
-
-
-def _image(alt: str, svg: bytes) -> str:
-    """As an image of its own: nothing in it can run."""
-    return f'<img alt="{html.escape(alt)}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}">'

@@ -76,13 +76,11 @@ def next_steps(
         return
     likely = _likely(last)
     for name, asks, harder, stricter in steps(task):
-        searched = Searched(Planner(harder, likely))
-        searched.found.scales.update(last.found.scales)
         failed = [each for each in last.found.failed if each.space.kinds] if stricter else []
+        searched = Searched(Planner(harder, likely), failed=_cheapest_first(failed), equals=0)
+        searched.found.scales.update(last.found.scales)
         if searched.planner.spaces:
-            searched.run(
-                progress, effort=task.effort * EFFORT_SHARE, on=on, processes=processes, failed=_cheapest_first(failed)
-            )
+            searched.run(progress, effort=task.effort * EFFORT_SHARE, on=on, processes=processes)
         best = searched.found.best
         yield Step(
             name=name,
@@ -97,7 +95,7 @@ def next_steps(
 def _why(searched: Searched) -> str:
     if searched.planner.spaces and not searched.found.proven:
         return f"none found among {searched.found.trials} fleets that were tried"
-    because = searched.planner.why_not()
+    because = searched.planner.why_not(searched.found)
     return because if searched.planner.spaces else f"impossible: {because}"
 
 

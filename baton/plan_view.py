@@ -99,6 +99,7 @@ def as_json(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) 
             "fleets_simulated": outcome.trials,
             "requests_simulated": outcome.spent,
             "requests_of_the_sample": outcome.sampled,
+            "requests_left_out": outcome.left_out,
             "seconds": round(took_s, 1),
         },
     }
@@ -231,6 +232,11 @@ def doubts(outcome: Outcome) -> list[str]:
     if outcome.best is not None and not found.proven and not outcome.stopped:
         left = f"{found.open_spaces} arrangements may hold something cheaper, the likeliest at {found.open_scale:.2f}"
         told.append(f"not proven: {left} times what bounds ask for; --effort looks further")
+    if outcome.left_out:
+        told.append(
+            f"{outcome.left_out:,} requests of the load were not simulated: what is said is of even stretches of it, "
+            "and a peak between them was not seen; a larger --effort takes more of it, --duration-s or --requests less"
+        )
     if outcome.stopped:
         told.append("stopped early, by Ctrl-C: the best so far")
     return told

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from baton import fanout
 from cluster.errors import UsageError
@@ -26,7 +27,7 @@ from goodput.bounds import Engine
 from goodput.candidates import POWER_CAPS, Arrangement, Kind, arrangements
 from goodput.demand import Demand, Promise, demand_of, sampled
 from goodput.floors import Floor, Floors
-from goodput.search import Counts, Found, Space, Trial, Verdict, losses, search
+from goodput.search import EQUALS, Counts, Found, Space, Trial, Verdict, losses, search
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.promises import promises_of
@@ -55,6 +56,11 @@ SAMPLE_REQUESTS = 3_000
 SAMPLE_PARTS = 8
 SAMPLE_GAP_S = 30.0
 """Loads of more than twice so many requests are searched on a sample first: stretches, with a gap between them."""
+
+WHOLE_SHARE = 1 / 5
+WHOLE_PARTS = 20
+"""A load of more than this share of the effort is planned on so many stretches of it, as large together as that: a run
+of the whole would take longer than all that the user asked for."""
 
 INSTANCES_MAX = 64
 """Of one kind, where the user does not say how many GPUs there are."""
@@ -167,6 +173,8 @@ class Outcome:
     """Fleets that were tried on the whole load."""
     sampled: int = 0
     """Requests of the sample that was searched first; 0: none."""
+    left_out: int = 0
+    """Requests of the load that were never simulated, as the effort is too small for all of it."""
     scarcest: str = ""
     """The bound that the best fleet is nearest to, and how near."""
     spent: int = 0
@@ -260,7 +268,9 @@ class Planner:
             base=self._floors.dynamic_j(roles, engines) / self._tokens if energy else 0.0,
             survive=self.task.survive,
             kinds=tuple(map(str, arrangement)),
-            family=" ".join(f"{kind.role.value}{kind.batched_tokens or ''}" for kind in arrangement),
+            family=" ".join(f"{kind.role.value}{kind.batched_tokens or ''}{_cap(kind)}" for kind in arrangement),
+            make=" ".join(f"{kind.role.value} {kind.gpu.name} {kind.tp}" for kind in arrangement),
+            gpus=tuple(kind.gpus for kind in arrangement),
         )
 
     def _engine(self, kind: Kind) -> Engine:
@@ -338,7 +348,7 @@ class Planner:
         cost = None
         if self.task.objective == "energy" and seen.seen is not None:
             cost = seen.seen.energy_j / max(1, seen.seen.output_tokens)
-        return Verdict(holds=seen.holds, cost=cost, spent=seen.spent + TRIAL_REQUESTS)
+        return Verdict(holds=seen.holds, cost=cost, attained=seen.attained_at_most, spent=seen.spent + TRIAL_REQUESTS)
 
     def scarcest(self, arrangement: Arrangement, counts: Counts) -> str:
         """The bound that a fleet is nearest to."""
@@ -353,13 +363,20 @@ class Planner:
         nearest = min(floors, key=share)
         return f"{nearest.because}; the fleet has {share(nearest):.2f} times what that takes at least"
 
-    def why_not(self) -> str:
+    def why_not(self, found: Found) -> str:
         """Why nothing holds: what is nearest to being possible."""
+        if self.spaces and not found.proven:
+            told = f"none of the {found.trials:,} fleets that were tried keeps the promises, and not all were tried"
+            return f"{told}: give more GPUs, or look further with --effort"
         if self.spaces:
             return "no fleet within the GPUs that there are keeps the promises"
         if not self.why:
             return "the model fits on none of these GPUs"
         return min(self.why, key=lambda because: self.why[because])
+
+
+def _cap(kind: Kind) -> str:
+    return f"@{kind.power_cap:g}" if kind.power_cap < 1 else ""
 
 
 def price_per_hour(arrangement: Arrangement, counts: Counts) -> float:
@@ -420,6 +437,13 @@ Tell = Callable[[Found, Planner], None]
 """Progress, after each trial."""
 
 
+class Where(TypedDict):
+    """Where simulations run."""
+
+    on: str | None
+    processes: int | None
+
+
 @dataclass(slots=True)
 class Searched:
     """One search of one planner."""
@@ -428,13 +452,36 @@ class Searched:
     found: Found = field(default_factory=Found)
     seen: dict[tuple[str, Counts], Tried] = field(default_factory=dict)
     stopped: bool = False
+    failed: Sequence[Trial] = ()
+    """Fleets that are known to fail before it begins."""
+    known: list[Trial] = field(default_factory=list)
+    """Fleets that another search has seen (`take`)."""
+    equals: int = EQUALS
+    """As `goodput.search.search` takes it."""
 
-    def run(
-        self, progress: Tell, *, effort: float, on: str | None, processes: int | None, failed: Sequence[Trial] = ()
-    ) -> None:
-        """To its end, or until Ctrl-C."""
+    def take(self, other: Searched) -> None:
+        """What another search of the same load and promises has seen, whatever it made small."""
+        mine = {space.kinds: space for space in self.planner.spaces}
+        theirs = {space.name: space.kinds for space in other.planner.spaces}
+        for (name, counts), came in other.seen.items():
+            space = mine.get(theirs[name])
+            if space is not None and (space.name, counts) not in self.seen:
+                self.seen[space.name, counts] = came
+                self.known.append(Trial(space, counts))
+
+    def run(self, progress: Tell, *, effort: float, on: str | None, processes: int | None) -> None:
+        """To its end, or until Ctrl-C; where that came before, no further than what is known."""
         planner = self.planner
-        going = search(planner.spaces, self.found, effort=effort, weaker=planner.weaker, failed=failed)
+        effort = 0.0 if self.stopped else effort
+        going = search(
+            planner.spaces,
+            self.found,
+            effort=effort,
+            weaker=planner.weaker,
+            failed=self.failed,
+            known=[(each, planner.verdict(self.seen[each.space.name, each.counts])) for each in self.known],
+            equals=self.equals,
+        )
         try:
             with fanout.opened(planner, on=on, processes=processes) as trials:
                 fanout.in_order(
@@ -488,21 +535,61 @@ def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | 
         processes: None: one a core.
         on: where simulations run; None: on this machine, else as `baton.fanout.opened` takes it.
     """
-    where = {"on": on, "processes": processes}
+    where: Where = {"on": on, "processes": processes}
+    whole, task = task, bounded(task)
     first = None
     if len(task.arrivals) > 2 * SAMPLE_REQUESTS:
         few = sampled(task.arrivals, SAMPLE_REQUESTS, SAMPLE_PARTS, SAMPLE_GAP_S)
-        first = Searched(Planner(replace(task, arrivals=tuple(few))))
-        first.run(progress, effort=task.effort / 2, **where)  # type: ignore[arg-type]
-    last = Searched(Planner(task, None if first is None else _promising(first)))
+        first = _widest(replace(task, arrivals=tuple(few), effort=task.effort // 2), progress, where)
+        first.run(progress, effort=task.effort / 2, **where)
+    last = _widest(task, progress, where) if first is None else Searched(Planner(task, _promising(first)))
     if first is not None and not last.planner.spaces:
         last = Searched(Planner(task))
     if first is not None:
         last.found.scales.update(first.found.scales)
     if first is None or not first.stopped:
         left = task.effort - (0 if first is None else first.found.spent)
-        last.run(progress, effort=max(left, task.effort / 3), **where)  # type: ignore[arg-type]
-    return _outcome(task, first, last)
+        last.run(progress, effort=max(left, task.effort / 3), **where)
+        if first is not None and last.found.best is None and not last.stopped:
+            last = _wider(last, task)
+            last.run(progress, effort=last.found.spent + task.effort / 3, **where)
+    return replace(_outcome(task, first, last), left_out=len(whole.arrivals) - len(task.arrivals))
+
+
+OTHERS = ("power", "cost")
+OTHERS_SHARE = 0.2
+"""A plan for energy begins with what plans for these, with so much of the effort each, come to: bounds of energy are
+loose, and where watts are few, joules are mostly few."""
+
+
+def _widest(task: Task, progress: Tell, where: Where) -> Searched:
+    """A search of all arrangements, yet to be run."""
+    searched = Searched(Planner(task))
+    for objective in OTHERS if task.objective == "energy" else ():
+        other = Searched(Planner(replace(task, objective=objective)), equals=0)
+        other.run(progress, effort=task.effort * OTHERS_SHARE, **where)
+        searched.take(other)
+        searched.stopped = other.stopped
+        if other.stopped:
+            break
+    return searched
+
+
+def _wider(narrow: Searched, task: Task) -> Searched:
+    """A search of all arrangements, where none of those that a sample made likely holds the whole load."""
+    wide = Searched(Planner(task), failed=[each for each in narrow.found.failed if each.space.kinds])
+    wide.found.scales.update(narrow.found.scales)
+    wide.found.trials, wide.found.spent = narrow.found.trials, narrow.found.spent
+    return wide
+
+
+def bounded(task: Task) -> Task:
+    """The task on no more of its load than the effort can simulate a few times."""
+    most = max(2 * SAMPLE_REQUESTS, round(task.effort * WHOLE_SHARE))
+    if len(task.arrivals) <= most:
+        return task
+    gap_s = (task.arrivals[-1].at_s - task.arrivals[0].at_s) / len(task.arrivals)
+    return replace(task, arrivals=tuple(sampled(task.arrivals, most, WHOLE_PARTS, gap_s)))
 
 
 PROMISING = 1.15
@@ -533,7 +620,7 @@ def _outcome(task: Task, first: Searched | None, last: Searched) -> Outcome:
         found=found,
         considered=widest.considered,
         ruled_out=widest.considered - len(widest.spaces),
-        because="" if best is not None else planner.why_not(),
+        because="" if best is not None else planner.why_not(found),
         stopped=stopped,
         points=last.points(),
         sampled=0 if first is None else len(first.planner.task.arrivals),

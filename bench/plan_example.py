@@ -7,7 +7,8 @@
 starts it, and `baton load` sends the very requests that were planned for, each in its class. A mock takes for each step
 what the cost model says, as the planner does; router, admission and agents are the real ones, on the wall clock.
 
-Seen is what the sender saw; predicted what the plan said. Ends with 1 where a class attains less than it was promised.
+Seen is what the sender saw; predicted what the plan said; both with their 95 % interval (`sim.evaluate.interval`). Ends
+with 1 where a class attains less than it was promised.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from baton.clusterfile import read
 from baton.simulated import targets_of
@@ -31,6 +33,7 @@ from cluster.spec import SloClass
 from loadgen.arrival import Arrival
 from loadgen.record import Record
 from loadgen.report import met
+from sim.evaluate import interval
 
 FILE = ROOT / "examples" / "plan.yaml"
 WORKLOAD = ROOT / "examples" / "plan-workload.yaml"
@@ -52,12 +55,11 @@ def _run(folder: Path, words: Sequence[str]) -> int:
     told = _loaded(folder, planned)
     promised = read(str(planned)).usable().slo
     rows = [_compared(name, each, plan["best"]["attainment"].get(name), told) for name, each in promised.items()]
-    print(f"{'class':<14} {'promised':>9} {'predicted':>10} {'95 % interval':>18} {'seen':>8} {'requests':>9}")
+    print(f"{'class':<14} {'promised':>9} {'predicted':>27} {'seen':>27} {'requests':>9}")
     for row in rows:
-        interval = f"{row['low']:.1%} to {row['high']:.1%}"
-        shares = f"{row['promised']:>9.1%} {row['predicted']:>10.1%} {interval:>18} {row['seen']:>8.1%}"
-        print(f"{row['class']:<14} {shares} {row['requests']:>9}")
-    kept = all(row["seen"] >= row["promised"] for row in rows)
+        shares = " ".join(f"{_told(row[name]):>27}" for name in ("predicted", "seen"))
+        print(f"{row['class']:<14} {row['promised']:>9.1%} {shares} {row['requests']:>9}")
+    kept = all(row["seen"]["share"] >= row["promised"] for row in rows)
     print(json.dumps({"benchmark": "plan-example", "fleet": plan["best"]["fleet"], "kept": kept, "classes": rows}))
     return 0 if kept else 1
 
@@ -113,17 +115,21 @@ def _row(arrival: Arrival) -> dict[str, Any]:
 
 
 def _compared(name: str, promised: SloClass, predicted: Any, told: Sequence[Record]) -> dict[str, Any]:
-    mine = [each for each in told if each.slo_class == name]
+    mine = sorted((each for each in told if each.slo_class == name), key=lambda each: each.request)
     targets = targets_of(promised)
+    good = np.array([met(each, targets) for each in mine])
+    low, high = interval(good)
     return {
         "class": name,
         "promised": promised.attainment,
-        "predicted": predicted["share"],
-        "low": predicted["low"],
-        "high": predicted["high"],
-        "seen": sum(met(each, targets) for each in mine) / len(mine),
+        "predicted": {side: predicted[side] for side in ("share", "low", "high")},
+        "seen": {"share": float(good.mean()), "low": low, "high": high},
         "requests": len(mine),
     }
+
+
+def _told(share: Mapping[str, float]) -> str:
+    return f"{share['share']:.1%} ({share['low']:.1%} to {share['high']:.1%})"
 
 
 if __name__ == "__main__":

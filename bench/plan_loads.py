@@ -38,7 +38,7 @@ RATES: Final[Mapping[str, float]] = MappingProxyType(
 """Requests a second."""
 GPUS: Final = (("H100-SXM", 32),)
 EFFORT: Final = 16_000
-"""Requests that a plan may simulate: an eighth of the default, as the loads here are short (600 to 1,250 requests)."""
+"""Requests that a plan may simulate: about a third of the default, as loads here are short (600 to 1,250 requests)."""
 SEED: Final = 25
 MADE_ON, HELD_OUT = 0, 1
 """Windows of a trace: what plans are made on, and a stretch of the same kind that no plan has seen."""

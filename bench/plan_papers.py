@@ -17,7 +17,7 @@ import msgspec
 
 from baton.planning import Answer, Planner, Searched, Task, plan
 from bench.plan_loads import goal, task_of, traces
-from bench.published import Table, say
+from bench.published import Table, say, target
 from cluster.instance import Role
 from cluster.spec import Model, Pools
 from costs.hardware import gpu_named
@@ -254,6 +254,27 @@ def table_of_power(rows: Sequence[Mapping[str, Any]]) -> Table:
     return Table(
         "Power: the same load and promise, planned for price, for watts under caps, for energy", columns, shown
     )
+
+
+MELANGE_BELOW: Final = 0.51
+"""Theirs on a mix of short and long requests, of which Azure's conversations are nearest."""
+
+
+def targets(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Theirs beside ours, of the parts that there are."""
+    told = {}
+    if "melange" in figures:
+        below = [row["below_worst_single"] for row in figures["melange"] if row["below_worst_single"] is not None]
+        best = max(below, default=None)
+        told["Mélange: a mix below the dearest type, at most"] = target(best, MELANGE_BELOW, at_most=False)
+    for row in figures.get("splitwise", ()):
+        told[f"Splitwise: {row['claim']}, of the baseline's"] = target(row["ratio"], float(row["theirs"].split()[0]))
+    if "power" in figures:
+        joules = {row["objective"]: row.get("joules_per_token") for row in figures["power"]}
+        least = min((each for name, each in joules.items() if name != "energy" and each is not None), default=None)
+        value = joules["energy"] / least if least and joules.get("energy") else None
+        told["joules a token of the plan for energy, over the least of other plans"] = target(value, 1.0)
+    return told
 
 
 TABLES: Final[Mapping[str, Callable[[Any], Table]]] = MappingProxyType(

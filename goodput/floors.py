@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from cluster.instance import Role
-from costs.power import BASE_SHARE
+from costs.power import BASE_SHARE, COMPUTE_SHARE, MEMORY_SHARE
 from goodput.bounds import (
     Engine,
     Impossible,
@@ -82,6 +82,7 @@ class Floors:
         self._ratios: Final[dict[tuple[int, int, str], float]] = {}
         self._waits: Final = [each.waits(demand) for each in _RESOURCES]
         self._cannot: Final[dict[tuple[tuple[int, ...], ...], Impossible | None]] = {}
+        self._above_idle: Final[dict[int, dict[str, Floats]]] = {}
         self._kept: Final[list[Engine]] = []
 
     def of(self, roles: Sequence[Role], engines: Sequence[Engine]) -> tuple[Floor, ...]:
@@ -110,19 +111,22 @@ class Floors:
         return self._cannot[key]
 
     def dynamic_j(self, roles: Sequence[Role], engines: Sequence[Engine]) -> float:
-        """Joules above idle that the load takes at least: every request where it takes least, the dearest left out.
-
-        A busy GPU draws `BASE_SHARE` of its TDP at least (or its cap).
+        """Joules above idle that the load takes at least: each part of a request where it takes least, the dearest
+        requests left out. A step reads weights once for prompts and answers: of their matrix products the dearer count.
         """
-        prompts = np.min([self._joules(each, "prompt") for each in engines], axis=0)
-        answers = [self._joules(each, "shares") for each, role in zip(engines, roles, strict=True) if role.decodes]
-        total = np.sort(np.maximum(prompts, np.min(answers, axis=0)))
-        return float(total[: max(0, len(total) - self.demand.may_miss())].sum())
+        speaks = [engine for engine, role in zip(engines, roles, strict=True) if role.decodes]
+        prompts = np.min([self._joules(each, "matrices", "attention") for each in engines], axis=0)
+        answers = np.min([self._joules(each, "shares", "reading") for each in speaks], axis=0)
+        attention = np.min([self._joules(each, "attention") for each in engines], axis=0)
+        reading = np.min([self._joules(each, "reading") for each in speaks], axis=0)
+        kept = max(0, len(self.demand) - self.demand.may_miss())
+        return float(max(np.sort(total)[:kept].sum() for total in (prompts + reading, attention + answers)))
 
-    def _joules(self, engine: Engine, part: str) -> Floats:
-        costs = engine.costs
-        above_w = max(0.0, BASE_SHARE * costs.gpu.tdp_w - costs.gpu.idle_w) * costs.shape.tp
-        found: Floats = self._part(engine, part) * (above_w / 1000)
+    def _joules(self, engine: Engine, *parts: str) -> Floats:
+        if id(engine) not in self._above_idle:
+            self._above_idle[id(engine)] = _above_idle_j(engine, self.demand)
+            self._kept.append(engine)
+        found: Floats = np.sum([self._above_idle[id(engine)][part] for part in parts], axis=0)
         return found
 
     def _need(self, number: int, engine: Engine) -> Need:
@@ -154,22 +158,50 @@ class Floors:
         return self._parts[id(engine)][part]
 
 
+def _above_idle_j(engine: Engine, demand: Demand) -> dict[str, Floats]:
+    """Joules above idle that each part of each request takes at least on instances of this kind.
+
+    A step of s ms that holds parts i draws `TDP · min(cap · s, base · s + Σ xᵢ)` (`costs.power`), x being the part's
+    arithmetic and reading at the hardware's peaks, weighted. It takes at least as long as its parts at their best, and
+    the minimum of sums is no less than the sum of minima.
+    """
+    costs, peak = engine.costs, engine.costs.peak
+    steps = np.maximum(0.0, demand.outputs - 1)
+    times = _times(engine, demand)
+    work = {
+        "matrices": COMPUTE_SHARE * peak.token_ms * (demand.inputs - demand.cached),
+        "attention": COMPUTE_SHARE * peak.area_ms * (demand.inputs**2 - demand.cached**2),
+        "shares": COMPUTE_SHARE * peak.token_ms * steps,
+        "reading": MEMORY_SHARE * peak.context_ms * steps * (demand.inputs + demand.outputs / 2),
+    }
+    tdp_w, idle_w, gpus = costs.gpu.tdp_w, costs.gpu.idle_w, costs.shape.tp
+    return {
+        name: np.maximum(0.0, tdp_w * np.minimum(costs.power_cap * ms, BASE_SHARE * ms + work[name]) - idle_w * ms)
+        * (gpus / 1000)
+        for name, ms in times.items()
+    }
+
+
+def _times(engine: Engine, demand: Demand) -> dict[str, Floats]:
+    """Least times of one instance, in ms."""
+    matrices, attention = prompt_ms(engine, demand)
+    shares, reading = answer_ms(engine, demand)
+    return {"matrices": matrices, "attention": attention, "shares": shares, "reading": reading}
+
+
 def _parts(engine: Engine, demand: Demand) -> dict[str, Floats]:
     """Least times of one instance for each part of each request, in ms.
 
     Memory and places are taken as long as the answer is generated, at its own least time per token: a request holds
     `tokens / kv_tokens` of the cache and one of `seqs_max` places meanwhile.
     """
-    matrices, attention = prompt_ms(engine, demand)
-    shares, reading = answer_ms(engine, demand)
+    times = _times(engine, demand)
     steps = np.maximum(0.0, demand.outputs - 1)
     lives = steps * token_least_ms(engine, demand)
     held = demand.inputs - demand.cached + demand.outputs / 2
     return {
-        "prompt": matrices + attention,
-        "attention": attention,
-        "shares": shares,
-        "reading": reading,
+        "prompt": times["matrices"] + times["attention"],
+        **times,
         "memory": lives * held / engine.kv_tokens,
         "places": lives / engine.seqs_max,
     }

@@ -42,6 +42,12 @@ TOLERANCE: Final = 0.01
 AHEAD: Final = 16
 """Fleets in what `search` yields, at most: the first is wanted, the others are likely to be next."""
 
+EQUALS: Final = 6
+"""Fleets of the best one's cost that are tried at most, for one that attains more."""
+
+EQUALS_SHARE: Final = 0.2
+"""And no more of the effort than this share of it, beside."""
+
 _ROUND: Final = 1e-9
 
 
@@ -67,7 +73,11 @@ class Space:
     kinds: tuple[str, ...] = ()
     """Names of the kinds, for `weaker`."""
     family: str = ""
-    """Spaces of one family are expected to need the same scale."""
+    """Spaces of one family are expected to need the same scale, and to cost as many times their least price."""
+    make: str = ""
+    """Spaces of one make are the same machines with other settings (token budget, power cap)."""
+    gpus: tuple[int, ...] = ()
+    """Of one instance of each kind; empty: one each."""
 
     def price(self, counts: Counts) -> float:
         """Of a fleet."""
@@ -123,6 +133,13 @@ class Trial:
         """Of all its instances; where the objective is measured, the least that it can be."""
         return self.space.price(self.counts)
 
+    @property
+    def gpus(self) -> int:
+        """Of all its instances."""
+        return sum(
+            gpus * count for gpus, count in zip(self.space.gpus or (1,) * len(self.counts), self.counts, strict=True)
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -131,6 +148,8 @@ class Verdict:
     holds: bool
     cost: float | None = None
     """What the objective was measured to be; None: the price of the fleet."""
+    attained: float = 0.0
+    """Of fleets of one cost, the one that attains more is better."""
     spent: int = 0
     """Requests that were simulated for it."""
 
@@ -141,6 +160,8 @@ class Found:
 
     best: Trial | None = None
     cost: float = math.inf
+    """Of the best."""
+    attained: float = 0.0
     """Of the best."""
     trials: int = 0
     spent: int = 0
@@ -174,32 +195,49 @@ def search(
     effort: float = math.inf,
     weaker: Mapping[str, Collection[str]] | None = None,
     failed: Sequence[Trial] = (),
+    known: Sequence[tuple[Trial, Verdict]] = (),
+    equals: int = EQUALS,
 ) -> Search:
     """Look for the cheapest fleet that holds.
 
     Args:
         spaces: arrangements.
         found: gets what is known, as it becomes known.
-        effort: requests that may be simulated before it ends as it is; it goes on until something holds.
+        effort: requests that may be simulated before it ends as it is; it goes on until something holds. 0: only what
+            is known already is looked at.
         weaker: by kind, those that are better in nothing; None: unknown.
         failed: fleets that are known to fail already.
+        known: fleets of these spaces that were tried before, with what came of them.
+        equals: trials at most of fleets that cost the same as the best, or are the same machines set otherwise.
     """
     state = _State(spaces, found, weaker or {})
     for trial in failed:
         state.rule_out(trial)
+    for trial, verdict in known:
+        state.learn(trial, verdict)
     while found.spent < effort or (found.best is None and found.spent < effort * PATIENCE):
         todo = state.todo()
         if not todo:
             found.proven = True
             break
         state.learn(todo[0], (yield todo))
-    if found.best is not None:
+    if found.best is not None and effort > 0:
         yield from _look_around(state, found.best)
+        yield from _among_equals(state, equals, found.spent + effort * EQUALS_SHARE)
     state.summarise()
 
 
 PATIENCE: Final = 1.5
 """So many times the effort goes into finding anything at all."""
+
+
+def _among_equals(state: _State, trials: int, effort: float) -> Search:
+    """Try what costs the same as the best and may attain more, and the best one's machines with other settings."""
+    for _ in range(trials):
+        todo = state.equals()
+        if not todo or state.found.spent >= effort:
+            return
+        state.learn(todo[0], (yield todo))
 
 
 def _look_around(state: _State, best: Trial) -> Search:
@@ -260,6 +298,8 @@ class _State:
         self._listed: Final = list(self._known.values())
         self._cheapest: Final[dict[int, tuple[float, int, Counts | None]]] = {}
         """By space: cheapest fleet of the expected scale, as of that scale and of what was known."""
+        self._dearer: Final[dict[str, float]] = {}
+        """By family, how many times its least price a fleet was measured to cost; empty: costs are prices."""
 
     def todo(self) -> tuple[Trial, ...]:
         """Fleets to try, most wanted first; none: nothing cheaper is left."""
@@ -282,9 +322,16 @@ class _State:
                 return
             known = self._listed[number]
             counts = self._of_scale(known, limit)
-            if counts is not None and (price := known.space.price(counts)) < limit:
-                insort(nearest, price)
-                yield price, number, Trial(known.space, counts)
+            if counts is None:
+                continue
+            cost = known.space.price(counts) * self._dearness(known.space.family)
+            if cost < limit:
+                insort(nearest, cost)
+                yield cost, number, Trial(known.space, counts)
+
+    def _dearness(self, family: str) -> float:
+        """How many times its least price a fleet is expected to cost; of a family that is new, the least of others."""
+        return self._dearer.get(family, min(self._dearer.values(), default=1.0))
 
     def _scale(self, family: str) -> float:
         """At what scale a family's fleets are expected to hold: as it showed itself, else as all others did."""
@@ -328,8 +375,39 @@ class _State:
             return
         found.held.append(trial)
         cost = trial.price if verdict.cost is None else verdict.cost
-        if cost < found.cost - _ROUND:
-            found.best, found.cost = trial, cost
+        if verdict.cost is not None:
+            self._dearer[trial.space.family] = max(1.0, verdict.cost / trial.price)
+        if self._better(trial, cost, verdict.attained):
+            found.best, found.cost, found.attained = trial, cost, verdict.attained
+
+    def _better(self, trial: Trial, cost: float, attained: float) -> bool:
+        """Whether it costs less than the best; of equal cost, attains more; of equal attainment, takes fewer GPUs."""
+        found = self.found
+        if found.best is None or abs(cost - found.cost) > _ROUND * max(1.0, cost):
+            return cost < found.cost
+        return (attained, -trial.gpus) > (found.attained, -found.best.gpus)
+
+    def equals(self) -> tuple[Trial, ...]:
+        """Fleets that may be better than the best at no higher cost, likeliest first: its machines set otherwise (where
+        the objective is measured, the least by expectation first); where costs are prices, any of the same price, the
+        largest by bounds first.
+        """
+        found = self.found
+        best = found.best
+        assert best is not None
+        near: list[tuple[bool, float, int, Trial]] = []
+        for number, known in enumerate(self._listed):
+            space = known.space
+            same = bool(space.make) and space.make == best.space.make
+            set_otherwise = best.counts if same and known.untried(best.counts, found.cost) else None
+            of_the_price = None if self._dearer else known.costing(found.cost)
+            for counts in dict.fromkeys(each for each in (set_otherwise, of_the_price) if each is not None):
+                trial = Trial(space, counts)
+                if self._dearer or found.attained < 1 - _ROUND or trial.gpus < best.gpus:
+                    scale = space.scale(counts) / self._scale(space.family)
+                    hope = trial.price * self._dearness(space.family) if self._dearer else -scale
+                    near.append((counts is not set_otherwise, hope, number, trial))
+        return tuple(trial for *_, trial in sorted(near, key=lambda each: each[:3]))[:AHEAD]
 
     def _learn_scale(self, trial: Trial, known: _Known, *, holds: bool) -> None:
         """A family's scale follows what its fleets showed last: what holds lowers it, what fails raises it slowly."""
@@ -454,6 +532,25 @@ class _Known:
         for counts in self._held:
             grid.without_larger(counts)
         return grid
+
+    def untried(self, counts: Counts, cost: float) -> bool:
+        """Whether a fleet is untried, not ruled out, allowed, and may cost no more than this."""
+        space = self.space
+        return (
+            counts not in self._held
+            and not any(_within(counts, each) for each in self._failed)
+            and space.allows(counts)
+            and space.suffices(counts)
+            and space.price(counts) <= cost * (1 + _ROUND)
+        )
+
+    def costing(self, price: float) -> Counts | None:
+        """The fleet of the largest scale that has this price; None: there is none that is open."""
+        if self.lowest > price * (1 + _ROUND):
+            return None
+        grid = self._made(price * (1 + TOLERANCE))
+        inside = grid.alive & (np.abs(grid.price - price) <= _ROUND * max(1.0, price))
+        return grid.at(np.where(inside, -grid.scale_finite, np.inf)) if inside.any() else None
 
     def cheapest(self, scale: float, limit: float) -> Counts | None:
         """The cheapest fleet of this scale at least; where nothing holds yet and there is none, of a smaller one."""

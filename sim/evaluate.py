@@ -248,16 +248,27 @@ def _busy(result: Result) -> dict[str, float]:
 
 def _attained(result: Result, goal: Goal, here: NDArray[np.bool_]) -> Attained:
     met = result.met(goal.targets)[here]
-    share, half = float(met.mean()), _half_width(met)
-    low, high = _wilson(share, len(met))
+    share = float(met.mean())
+    low, high = interval(met)
     return Attained(
         share=share,
-        low=max(0.0, min(low, share - half)),
-        high=min(1.0, max(high, share + half)),
+        low=low,
+        high=high,
         requests=len(met),
         missed=_missed(result, goal.targets, here),
         keeps=share >= goal.attainment - 1e-12,
     )
+
+
+def interval(met: NDArray[np.bool_]) -> tuple[float, float]:
+    """95 % interval of the share of requests that met their targets.
+
+    Args:
+        met: of each request in the order of arrival; at least one.
+    """
+    share, half = float(met.mean()), _half_width(met)
+    low, high = _wilson(share, len(met))
+    return max(0.0, min(low, share - half)), min(1.0, max(high, share + half))
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:

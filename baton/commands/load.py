@@ -52,9 +52,6 @@ from loadgen.summary import summary_of
 
 __all__ = ["add_arguments", "add_load", "add_trace", "run"]
 
-BAD_SHOWN = 20
-"""Left-out rows shown on a terminal; --json lists them all."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton load`."""
@@ -145,12 +142,8 @@ def _find(args: argparse.Namespace, url: str) -> int:
 
 
 def _list_bad(load: Planned) -> None:
-    for row in load.bad[:BAD_SHOWN]:
-        say(f"left out: {row}")
-    if len(load.bad) > BAD_SHOWN:
-        say(f"left out: {len(load.bad) - BAD_SHOWN} more; --json lists them all")
-    if load.bad:
-        say(f"left out: {len(load.bad)} bad rows in all (--strict stops at the first)")
+    for line in load.left_out():
+        say(line)
 
 
 def _json_of(summary: Any, load: Planned) -> dict[str, Any]:

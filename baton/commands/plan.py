@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     spec = parsed.usable()
     load = _load(args)
     if args.strict and (load.bad or parsed.problems):
-        for line in (*map(str, parsed.problems), *load.bad):
+        for line in (*map(str, parsed.problems), *load.left_out()):
             say(line)
         say("--strict: no plan is made from this; mend it, or leave --strict out")
         return 1
@@ -112,11 +112,11 @@ def run(args: argparse.Namespace) -> int:
     took_s = time.monotonic() - began_s
     _write(args, task, outcome, steps, took_s)
     if args.json:
-        emit(as_json(outcome, steps, task, took_s))
+        emit({**as_json(outcome, steps, task, took_s), "bad_rows": list(load.bad)})
     else:
         show(outcome, steps, task, took_s)
-    for note in (*load.notes, *load.bad):
-        say(note)
+    for line in (*load.notes, *load.left_out()):
+        say(line)
     return 0 if outcome.best is not None else 1
 
 
@@ -274,7 +274,7 @@ def _planned(args: argparse.Namespace, task: Task) -> tuple[Outcome, list[Step]]
         outcome = plan(task, progress.tick, **where)
         try:
             if asked and not outcome.stopped and outcome.last is not None:
-                steps.extend(next_steps(task, outcome.last, progress.tick, **where))
+                steps.extend(next_steps(outcome.last.planner.task, outcome.last, progress.tick, **where))
         except KeyboardInterrupt:
             outcome.stopped = True
     return outcome, steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.plan_cases import fleets, random_task
 
@@ -48,6 +50,26 @@ def test_what_bounds_rule_out_fails(seed: int) -> None:
 
 def test_the_cases_above_rule_something_out() -> None:
     assert sum(len(ruled_out(seed)[1]) for seed in (301, 302, 303)) >= 10
+
+
+@pytest.mark.parametrize("seed", [301, 304, *LONG])
+def test_no_fleet_draws_less_than_its_bound(seed: int) -> None:
+    """Some arrangements with caps, up to two instances of each kind: joules as simulated beside those of the bound."""
+    planner = Planner(replace(random_task(seed, small=True), objective="energy", survive=0))
+    ratios = []
+    for space in planner.spaces[::7][:12]:
+        counts = tuple(min(2, most) for most in space.most)
+        seen = planner.answer(planner.arrangements[space.name], counts).seen
+        if space.allows(counts) and min(each.missed["served"] for each in seen.classes.values()) == 0:
+            drawn = seen.energy_j / seen.output_tokens
+            assert drawn >= space.price(counts) * (1 - 1e-6), (space.kinds, counts, drawn, space.price(counts))
+            ratios.append(drawn / space.price(counts))
+    assert ratios
+    bases = {space.kinds: space.base for space in planner.spaces if len(space.kinds) == 1}
+    capped = {kinds[0].partition(" capped")[0] for kinds in bases if " capped" in kinds[0]}
+    assert capped
+    for name in capped:
+        assert bases[next(kinds for kinds in bases if kinds[0].startswith(f"{name} capped"))] < bases[name,]
 
 
 def test_kinds_of_several_types_and_caps_are_candidates_and_refused_pairs_are_not() -> None:

@@ -127,6 +127,57 @@ def test_the_order_does_not_depend_on_what_is_tried_ahead() -> None:
     assert seen[0] == seen[1]
 
 
+def test_of_fleets_of_one_price_the_one_that_attains_more_is_taken() -> None:
+    attained = {"small": 0.91, "large": 0.97, "other": 0.93}
+    settings = [
+        drawn((1.0,), 1.0, 5, name, make=make) for name, make in (("small", "a"), ("large", "a"), ("other", "b"))
+    ]
+    found = run(
+        settings, lambda trial: Verdict(holds=trial.counts[0] >= 2, attained=attained[trial.space.name], spent=1)
+    )
+    assert found.best is not None
+    assert (found.best.space.name, found.best.counts, found.attained) == ("large", (2,), 0.97)
+
+
+def test_splits_of_one_price_are_told_apart_by_what_they_attain() -> None:
+    space = drawn((1.0, 1.0), 4.0, 8, "split")
+    attained = {(1, 3): 0.9, (2, 2): 0.96, (3, 1): 0.92}
+
+    def holds(trial: Trial) -> Verdict:
+        return Verdict(
+            holds=trial.counts in attained or sum(trial.counts) > 4, attained=attained.get(trial.counts, 1.0)
+        )
+
+    found = run([space], holds)
+    assert found.best is not None
+    assert found.best.counts == (2, 2)
+
+
+def test_of_equal_price_and_attainment_fewer_gpus_win() -> None:
+    spaces = [drawn((2.0,), 1.0, 3, "wide", gpus=(4,)), drawn((2.0,), 1.0, 3, "narrow", gpus=(2,))]
+    found = run(spaces, lambda _: Verdict(holds=True, attained=1.0))
+    assert found.best is not None
+    assert found.best.space.name == "narrow"
+
+
+def test_fleets_of_one_price_cost_no_more_than_a_few_trials() -> None:
+    spaces = [drawn((1.0,), 1.0, 2, str(number)) for number in range(30)]
+    assert run(spaces, lambda _: Verdict(holds=True, attained=0.9), equals=4).trials <= 2 + 4
+    assert run(spaces, lambda _: Verdict(holds=True, attained=0.9), equals=0).trials <= 2
+
+
+def test_where_the_objective_is_measured_the_same_machines_are_tried_with_other_settings() -> None:
+    """The bound says that the capped ones draw more than they do: nothing else would look at them."""
+    plain, capped = (
+        drawn((1.0,), 1.0, 3, "plain", make="a", family="x"),
+        drawn((1.1,), 1.0, 3, "capped", make="a", family="y"),
+    )
+    measured = {"plain": 2.0, "capped": 1.5}
+    found = run([plain, capped], lambda trial: Verdict(holds=True, cost=measured[trial.space.name], spent=1), effort=1)
+    assert found.best is not None
+    assert found.best.space.name == "capped"
+
+
 @pytest.mark.parametrize("survive", [0, 1])
 def test_a_fleets_scale_is_that_of_what_is_left_after_the_worst_loss(survive: int) -> None:
     space = Space(name="x", prices=(1.0, 1.0), least=(1, 1), most=(9, 9), floors=(((1.0, 2.0), 4.0),), survive=survive)
