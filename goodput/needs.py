@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from goodput.control_rules import Rules
 from goodput.counters import Between
 from goodput.demand import Promise
 from goodput.forecast import RECORD_S, Forecast, Forecasting
-from goodput.forecasters import History, stretch
+from goodput.forecasters import History, level
 from goodput.margin import Margin, missed_first, missed_later
 from goodput.observation import ClassCounts
 from goodput.pools import Kinds
@@ -125,13 +126,15 @@ class Needs:
         return max(found)
 
     def _remember(self, history: History, then: Mapping[Role, tuple[int, str]], horizon_s: float, now: float) -> None:
-        """The most that was needed since the load last changed significantly. Forecasts of a load that stays the same
+        """The most that was needed since arrivals or lengths last changed significantly. Forecasts of a load that stays the same
         still waver; an instance that one of them wanted is not sent away because the next one does not.
         """
-        found = stretch(history)
+        found = level(history)
         if found is None:
             return
-        seconds, rate, whole = found
+        steady_s = self.traffic.lengths_steady_s()
+        rate, seconds = found.mean, min(found.seconds, steady_s)
+        whole = found.whole and math.isinf(steady_s)
         for role, (count, _) in then.items():
             most = self._most.setdefault(role, deque())
             while most and not whole and most[0][0] < now - seconds:

@@ -234,12 +234,12 @@ class Sizer:
 
     def need(self, role: Role, load: Load, aim: float) -> tuple[int, str]:
         """The fewest instances that attain `aim`, and what says so."""
-        share = self.attained(role, load, 1, aim)
+        binds = share = self.attained(role, load, 1, aim)
         low, high = 0, 1
         while share.met < aim and high < MOST:
+            binds = share
             low, high = high, high * 2
             share = self.attained(role, load, high, aim)
-        binds = share
         while high - low > 1:
             middle = (low + high) // 2
             share = self.attained(role, load, middle, aim)

@@ -1,6 +1,7 @@
 """Arrivals as a series over time, and lengths of recent requests, from what routers counted. Pure.
 
-Two series: fine bins for levels and steps, coarse ones of many days for what comes back every day. A look that comes
+Two series of arrivals: fine bins for levels and steps, coarse ones of many days for what comes back every day. Beside
+them fine bins of the lengths' logarithms, for whether lengths have changed. A look that comes
 late covers several bins and is spread over them evenly: its requests are known, only their times are not.
 """
 
@@ -12,13 +13,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from goodput.counters import Between
 from goodput.observation import ClassCounts
 from goodput.sketch import EMPTY, Sketch
-
-Floats = NDArray[np.float64]
+from goodput.stretches import Floats, Stretch, steady_lengths
 
 FINE_S: Final = 5.0
 FINE_BINS: Final = 1440
@@ -94,6 +93,8 @@ class Traffic:
     def __init__(self) -> None:
         self.fine: Final = Series(FINE_S, FINE_BINS)
         self.coarse: Final = Series(COARSE_S, COARSE_BINS)
+        self._prompts: Final = _Logs()
+        self._answers: Final = _Logs()
         self._recent: Final[deque[tuple[float, dict[str, ClassCounts]]]] = deque()
         self._arrivals = 0
         """In `_recent`."""
@@ -105,6 +106,8 @@ class Traffic:
         arrivals = sum(each.arrivals for each in between.classes.values())
         for series in (self.fine, self.coarse):
             series.add(now - between.seconds, now, arrivals)
+        self._prompts.add(now - between.seconds, now, [each.prompts for each in between.classes.values()])
+        self._answers.add(now - between.seconds, now, [each.answers for each in between.classes.values()])
         self._recent.append((now, between.classes))
         self._arrivals += arrivals
         self.counted += arrivals
@@ -114,6 +117,11 @@ class Traffic:
     def _is_old(self, at_s: float, classes: dict[str, ClassCounts], now: float) -> bool:
         left = self._arrivals - sum(each.arrivals for each in classes.values())
         return now - at_s > SAMPLE_MAX_S or (now - at_s > SAMPLE_S and left >= SAMPLE)
+
+    def lengths_steady_s(self) -> float:
+        """For how long neither prompts nor answers have changed significantly; infinite: as far as is known."""
+        found = [each.steady() for each in (self._prompts, self._answers)]
+        return min((each.seconds for each in found if each is not None and not each.whole), default=math.inf)
 
     def lengths(self) -> dict[str, Lengths]:
         """By class, of recent requests."""
@@ -144,6 +152,21 @@ class Traffic:
             cached=sums[2] / seen if seen else 0.0,
             share=sums[4] / self._arrivals if self._arrivals else 0.0,
         )
+
+
+class _Logs:
+    """Logarithms of lengths over time, in buckets of sketches: how many, their sum, and their sum of squares."""
+
+    def __init__(self) -> None:
+        self._powers: Final = tuple(Series(FINE_S, FINE_BINS) for _ in range(3))
+
+    def add(self, from_s: float, to_s: float, sketches: list[Sketch]) -> None:
+        for power, series in enumerate(self._powers):
+            told = sum(count * bucket**power for each in sketches for bucket, count in each.counts.items())
+            series.add(from_s, to_s, told)
+
+    def steady(self) -> Stretch | None:
+        return steady_lengths(*(series.counts() for series in self._powers), FINE_S)
 
 
 def _fold(into: dict[int, int], more: Sketch) -> None:
