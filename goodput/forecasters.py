@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from goodput.stretches import Stretch, steady_rate
-from goodput.traffic import Floats
+from goodput.stretches import Floats, Stretch, steady_rate
 
 LATELY_S: Final = 30.0
 DISPERSION_MAX: Final = 50.0

@@ -17,8 +17,8 @@ from goodput.forecasters import History, level
 from goodput.margin import Margin, missed_first, missed_later
 from goodput.observation import ClassCounts
 from goodput.pools import Kinds
-from goodput.sizing import Load
-from goodput.traffic import Lengths, Traffic
+from goodput.sizing import Lengths, Load
+from goodput.traffic import Traffic
 
 SOON_S: Final = 15.0
 """A flip takes a few seconds: what comes within them."""
@@ -126,8 +126,8 @@ class Needs:
         return max(found)
 
     def _remember(self, history: History, then: Mapping[Role, tuple[int, str]], horizon_s: float, now: float) -> None:
-        """The most that was needed since arrivals or lengths last changed significantly. Forecasts of a load that stays the same
-        still waver; an instance that one of them wanted is not sent away because the next one does not.
+        """The most that was needed since arrivals or lengths last changed significantly. Forecasts of a steady load
+        waver; an instance that one of them wanted is not sent away because the next one does not.
         """
         found = level(history)
         if found is None:

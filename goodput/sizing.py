@@ -31,8 +31,7 @@ import numpy as np
 from cluster.instance import Role
 from goodput.bounds import Engine
 from goodput.demand import Promise
-from goodput.sketch import Floats
-from goodput.traffic import Lengths
+from goodput.sketch import EMPTY, Floats, Sketch
 
 MOST: Final = 512
 """Instances of one role that are looked at, at most."""
@@ -40,6 +39,18 @@ MEMORY_USED: Final = 0.92
 """Share of the KV cache that may be full at the wanted quantile; beyond it requests wait, or are thrown out."""
 STEP_ROOM: Final = 0.97
 """A step may take so much of the TPOT target: what hand-overs and the scheduler's gaps add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Of recent requests of one class."""
+
+    prompts: Sketch = EMPTY
+    answers: Sketch = EMPTY
+    cached: float = 0.0
+    """Share of prompt tokens that come out of a prefix cache."""
+    share: float = 1.0
+    """Of all arrivals, those of this class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from goodput.counters import Between
 from goodput.observation import ClassCounts
-from goodput.sketch import EMPTY, Sketch
+from goodput.sizing import Lengths
+from goodput.sketch import Sketch
 from goodput.stretches import Floats, Stretch, steady_lengths
 
 FINE_S: Final = 5.0
@@ -73,18 +73,6 @@ class Series:
     def end_s(self) -> float:
         """When the newest closed bin ended."""
         return self._last * self.bin_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
-    """Of recent requests of one class."""
-
-    prompts: Sketch = EMPTY
-    answers: Sketch = EMPTY
-    cached: float = 0.0
-    """Share of prompt tokens that come out of a prefix cache."""
-    share: float = 1.0
-    """Of all arrivals, those of this class."""
 
 
 class Traffic:

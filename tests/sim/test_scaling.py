@@ -20,6 +20,7 @@ from sim.baselines.scaling.laws import Behavior
 from sim.baselines.scaling.narwhal import Narwhal
 from sim.experiments import scaling
 from sim.experiments.scaling_loads import Drift, fixed, poisson, steady, step
+from sim.experiments.scaling_ours import ours as ours_of
 from sim.experiments.systems import Shelf
 from sim.startup import StartUp
 
@@ -42,7 +43,7 @@ def stepping() -> tuple[Arrival, ...]:
 
 def test_a_step_is_absorbed_within_forecast_and_start_up() -> None:
     at = setting([*stepping()])
-    ours, bound = scaling.ours(at), Clairvoyant(at.law(), at.arrivals, 40.0, 1.0, 0.95)
+    ours, bound = ours_of(at), Clairvoyant(at.law(), at.arrivals, 40.0, 1.0, 0.95)
     run = scaling.scaled(at, ours, at.first())
     result = run.run(at.arrivals)
     late = ~result.met(scaling.TARGETS)
@@ -57,7 +58,7 @@ def test_a_step_is_absorbed_within_forecast_and_start_up() -> None:
 def test_an_instance_that_fails_to_start_is_replaced_and_the_log_replays() -> None:
     at = setting([*stepping()])
     lines: list[bytes] = []
-    ours = scaling.ours(at)
+    ours = ours_of(at)
     kept = type(ours)(ours.controller, keep=lambda now, event, effects: lines.append(encode(now, event, effects)))
     run = scaling.scaled(at, kept, at.first())
     site = run.world.provisioning._site.pools
@@ -67,14 +68,14 @@ def test_an_instance_that_fails_to_start_is_replaced_and_the_log_replays() -> No
     result = run.run(at.arrivals)
     assert result.counts["starts_failed"] > 0
     assert result.met(scaling.TARGETS).mean() > 0.9
-    assert not list(replay(lines, scaling.ours(at).controller))
+    assert not list(replay(lines, ours_of(at).controller))
 
 
 def test_a_budget_is_never_exceeded_and_nothing_is_refused() -> None:
     at = setting(poisson(steady(2.5), 2.5, 400.0, 1, fixed))
     run = scaling.scaled(
         at,
-        scaling.ours(at, Rules(budget=Budget(gpus={"A100-80G-SXM": 10}))),
+        ours_of(at, Rules(budget=Budget(gpus={"A100-80G-SXM": 10}))),
         {P: 1, D: 2},
         Budget(gpus={"A100-80G-SXM": 10}),
     )
@@ -86,7 +87,7 @@ def test_a_budget_is_never_exceeded_and_nothing_is_refused() -> None:
 def test_drifting_lengths_move_the_split() -> None:
     drift = Drift((12_000, 200), (1500, 1500), 1200.0, 1)
     at = setting(poisson(steady(1.2), 1.2, 1200.0, 1, drift.sizes()), startup_s=180.0)
-    run = scaling.scaled(at, scaling.ours(at), at.first())
+    run = scaling.scaled(at, ours_of(at), at.first())
     result = run.run(at.arrivals)
     assert result.met(scaling.TARGETS).mean() >= scaling.ATTAINMENT
     seen = run.actuator.observe() or ()
@@ -126,7 +127,7 @@ def test_after_the_first_cycle_of_a_sinusoid_first_tokens_are_in_time(startup_s:
     from sim.experiments.scaling_loads import sinusoid
 
     at = setting(poisson(sinusoid(0.16, 3.84, 2400.0), 3.84, 7200.0, 1, fixed), startup_s)
-    run = scaling.scaled(at, scaling.ours(at), at.first())
+    run = scaling.scaled(at, ours_of(at), at.first())
     result = run.run(at.arrivals)
     later = result.columns["at_ns"] / 1e9 > 2400.0
     assert (result.latency_s("ttft")[later] * 1000 <= (scaling.TARGETS.ttft_ms or 0)).mean() >= 0.95
