@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from typing import Any, Final
 from baton import compiled
 from bench import inputs, published, rivals, scaling_grid
 from costs import shipped
-from sim.baselines.scaling.dynamo import DynamoPlanner, opening
+from sim.baselines.scaling.dynamo import Ask, DynamoPlanner, opening
 from sim.experiments import scaling, scaling_ours
 from sim.experiments.systems import Shelf
 
@@ -49,6 +50,7 @@ CONTROLLER: Final = (
             "forecast", "forecasters", "manual", "margin", "needs", "standing", "startups", "stretches", "traffic",
         )
     ),
+    "sim/checked.py",
     "sim/controlled.py",
     "sim/experiments/scaling_ours.py",
 )  # fmt: skip
@@ -134,12 +136,14 @@ class Run:
         return f"{self.cell} | {self.system}"
 
 
-def dynamo(setting: scaling.Setting) -> dict[str, Any]:
-    """Dynamo's own planner, in its own environment."""
-    try:
-        python = rivals.environment("scaling") / "python"
-    except rivals.NotInstalled as error:
-        return {"missing": str(error)}
+@contextmanager
+def planner(setting: scaling.Setting) -> Iterator[tuple[Ask, Mapping[str, Any]]]:
+    """Dynamo's own planner in its own environment: how to ask it, and its answer to the opening.
+
+    Raises:
+        rivals.NotInstalled: its packages cannot be had.
+    """
+    python = rivals.environment("scaling") / "python"
     words = [str(python), str(ROOT / "bench" / "dynamo_planner.py")]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -156,11 +160,17 @@ def dynamo(setting: scaling.Setting) -> dict[str, Any]:
             answer: Mapping[str, Any] = json.loads(line)
             return answer
 
-        law = setting.law()
-        first = ask(opening(law, scaling.TP, 2 * scaling.MOST))
-        row = scaling.measure(setting, DynamoPlanner(law, ask, first), setting.first())
+        yield ask, ask(opening(setting.law(), scaling.TP, 2 * scaling.MOST))
         said.close()
-    return row
+
+
+def dynamo(setting: scaling.Setting) -> dict[str, Any]:
+    """A row of Dynamo's planner."""
+    try:
+        with planner(setting) as (ask, first):
+            return scaling.measure(setting, DynamoPlanner(setting.law(), ask, first), setting.first())
+    except rivals.NotInstalled as error:
+        return {"missing": str(error)}
 
 
 _ROWS: Final[Mapping[str, Callable[[scaling.Setting], dict[str, Any]]]] = {OURS: scaling_ours.run, DYNAMO: dynamo}

@@ -13,8 +13,10 @@ class Rules:
     """What an operator may set."""
 
     budget: Budget = NO_BUDGET
-    every_s: float = 5.0
-    """Between two looks."""
+    every_s: float = 3.0
+    """Between two looks …"""
+    hurry_s: float = 1.0
+    """… and while more prompts wait than instances compute: a burst is answered by a flip within seconds."""
     quantile: float = 0.75
     """Of the load's forecast, at which capacity is added. What a forecast misses is paid from the share of misses that
     `spent` leaves over."""

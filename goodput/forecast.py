@@ -1,9 +1,10 @@
 """What the load will be once an instance that is asked for now can serve: a quantile. Pure.
 
 Forecasters compete. Every `SCORED_EVERY_S` each forecaster says the rate after the horizon; when that time has come it
-is scored. Its own errors, less what chance alone makes of a stretch that short, widen its next forecasts to the wanted
-quantile. Then the loss that belongs to a quantile (pinball: too low costs q, too high 1 − q) is compared: a forecaster
-is used only if it beats the last value on recent data, and the best of those is.
+is scored, and so are forecasts of one minute. Its own errors, less what chance alone makes of a stretch that short,
+widen its next forecasts to the wanted quantile. Then the loss that belongs to a quantile (pinball: too low costs q, too
+high 1 − q) is compared, and the mean error of the short ones: a forecaster is used only if it beats the last value on
+recent data, and the best of those is.
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ SCORES_MIN: Final = 6
 WINDOW_S: Final = 30.0
 """The stretch whose mean rate a forecast is of."""
 SURE: Final = 1.0
-"""A forecaster's loss must lie below the last value's by so many standard errors of their difference. Scores overlap:
+"""A forecaster's losses must lie below the last value's by so many standard errors of their difference. Scores overlap:
 `TOGETHER` of them are one."""
 TOGETHER: Final = 4.0
 STAYS: Final = 0.9
 """Another one than the present must be better by this factor."""
+EARLY_S: Final = 60.0
+"""Forecasts of so short a time are scored beside those of the whole horizon: they are the first to show that the load
+has begun to rise or to fall, where a start takes minutes."""
+EARLY: Final = 16
+"""Of those, so many count: four minutes."""
 PERIOD_EVERY_S: Final = 120.0
 WIDEST: Final = 0.35
 """A forecast is widened by this share at most: errors beyond it say that nothing can be told."""
@@ -82,6 +88,8 @@ class Forecasting:
         self._z: Final = NormalDist().inv_cdf(quantile)
         self._kept: Final = {name: _Kept() for name in forecasters}
         self._waiting: Final[deque[_Said]] = deque()
+        self._early: Final = {name: _Kept(losses=deque(maxlen=EARLY)) for name in forecasters}
+        self._early_waiting: Final[deque[_Said]] = deque()
         self._scored_s = -math.inf
         self._period_at_s = -math.inf
         self._period_s: float | None = None
@@ -117,6 +125,10 @@ class Forecasting:
         told = {name: mean for name, mean in means.items() if mean is not None and math.isfinite(mean)}
         uppers = {name: self._noisy(name, mean, history.dispersion) for name, mean in told.items()}
         self._waiting.append(_Said(now + horizon_s, told, uppers))
+        if horizon_s > EARLY_S:
+            soon = {name: self._forecasters[name](history, EARLY_S) for name in told}
+            early = {name: mean for name, mean in soon.items() if mean is not None and math.isfinite(mean)}
+            self._early_waiting.append(_Said(now + EARLY_S, early, early))
 
     def _score(self, history: History, now: float) -> None:
         while self._waiting and self._waiting[0].due_s + WINDOW_S / 2 <= now:
@@ -124,6 +136,12 @@ class Forecasting:
             actual = history.mean(WINDOW_S, max(0.0, now - said.due_s - WINDOW_S / 2))
             for name, mean in said.means.items():
                 self._learn(name, mean, said.uppers[name], actual, history)
+
+        while self._early_waiting and self._early_waiting[0].due_s + WINDOW_S / 2 <= now:
+            said = self._early_waiting.popleft()
+            actual = history.mean(WINDOW_S, max(0.0, now - said.due_s - WINDOW_S / 2))
+            for name, mean in said.means.items():
+                self._early[name].losses.append(abs(actual - mean))
 
     def _hindcast(self, name: str, history: History, horizon_s: float) -> None:
         """What a forecaster that could not tell before would have said of what has come meanwhile."""
@@ -161,17 +179,33 @@ class Forecasting:
 
     def _best(self) -> tuple[str, str]:
         """Who is used, and why."""
-        base = self._kept[self._base].losses
-        if len(base) < SCORES_MIN:
+        if all(len(each[self._base].losses) < SCORES_MIN for each in (self._kept, self._early)):
             return self._base, "too few forecasts are scored"
-        known = {name: kept.losses for name, kept in self._kept.items() if len(kept.losses) >= SCORES_MIN}
-        fair = {name: _mean(losses) for name, losses in known.items() if name != self._base and _beats(losses, base)}
+        shares = {name: self._share(name) for name in self._forecasters if name != self._base}
+        fair = {name: share for name, share in shares.items() if share is not None}
         if not fair:
             return self._base, "none beats it"
         best = min(fair, key=lambda name: fair[name])
         if self._used in fair and fair[best] > fair[self._used] * STAYS:
             best = self._used
-        return best, f"loss {fair[best]:.3g} against {_mean(base):.3g} of the last value"
+        return best, f"loss {fair[best]:.0%} of the last value's"
+
+    def _share(self, name: str) -> float | None:
+        """A forecaster's losses over those of the last value; None: it does not beat it by more than chance."""
+        apart, shares = [], []
+        for each in (self._kept, self._early):
+            base, losses = each[self._base].losses, each[name].losses
+            count = min(len(losses), len(base))
+            if count < SCORES_MIN:
+                continue
+            theirs, scale = np.array([*base][-count:]), _mean(base) or 1.0
+            apart.append((theirs - np.array([*losses][-count:])) / scale)
+            shares.append(1 - float(apart[-1].mean()))
+        if not apart:
+            return None
+        together = np.concatenate(apart)
+        error = float(together.std()) * math.sqrt(TOGETHER / len(together))
+        return _mean(shares) if float(together.mean()) > SURE * error else None
 
     def forecast(self, history: History, horizon_s: float) -> Forecast | None:
         """The rate after `horizon_s`; None: there is no history yet."""
@@ -195,11 +229,3 @@ class Forecasting:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _beats(losses: Sequence[float], base: Sequence[float]) -> bool:
-    """Whether the difference on the forecasts that both have made is more than chance."""
-    count = min(len(losses), len(base))
-    apart = np.array([*base][-count:]) - np.array([*losses][-count:])
-    error = float(apart.std()) * math.sqrt(TOGETHER / count)
-    return float(apart.mean()) > SURE * error

@@ -16,8 +16,8 @@ from goodput.stretches import Floats, Stretch, steady_rate
 
 LATELY_S: Final = 30.0
 DISPERSION_MAX: Final = 50.0
-FADES_S: Final = 180.0
-"""A trend goes on for so long on average."""
+FADES_S: Final = 400.0
+"""A trend goes on for so long on average: longer than most starts take, since a start is what it is extended over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,11 @@ def short_trend(history: History, horizon_s: float) -> float | None:
     return trend(history, horizon_s, 120.0)
 
 
+def middle_trend(history: History, horizon_s: float) -> float | None:
+    """A line through four minutes."""
+    return trend(history, horizon_s, 240.0)
+
+
 def long_trend(history: History, horizon_s: float) -> float | None:
     """A line through eight minutes."""
     return trend(history, horizon_s, 480.0)
@@ -143,6 +148,7 @@ FORECASTERS: Final[Mapping[str, Forecaster]] = {
     "lately": lately,
     "smoothed": smoothed,
     "short trend": short_trend,
+    "trend": middle_trend,
     "long trend": long_trend,
     "seasonal": seasonal,
     "recent peak": recent_peak,

@@ -22,6 +22,8 @@ from goodput.traffic import Traffic
 
 SOON_S: Final = 15.0
 """A flip takes a few seconds: what comes within them."""
+LASTS_S: Final = 1.0
+"""Prompts that wait for shorter are what chance makes of arrivals."""
 KNOWN: Final = 300
 """Arrivals from which a level is known to some 6 %: what was needed is remembered from then on."""
 
@@ -55,7 +57,7 @@ class Needs:
         self.margins: Final = {role: Margin() for role in kinds.roles}
         self._most: Final[dict[Role, deque[tuple[float, int]]]] = {}
         """Needs since the load last changed, each larger than all later ones."""
-        self._waiting: Final[deque[int | None]] = deque([None], maxlen=2)
+        self._waiting: Final[deque[tuple[float, int | None]]] = deque()
         self.answers = 0
         """Complete answers seen."""
 
@@ -73,7 +75,9 @@ class Needs:
     def add(self, between: Between, now: float) -> None:
         """What came since the last look."""
         self.traffic.add(between, now)
-        self._waiting.append(between.waiting)
+        self._waiting.append((now, between.waiting))
+        while len(self._waiting) > 1 and self._waiting[1][0] <= now - LASTS_S:
+            self._waiting.popleft()
         for counts in between.classes.values():
             self.answers += counts.answers.count
             for role, margin in self.margins.items():
@@ -105,7 +109,7 @@ class Needs:
             clear_s=self._rules.clear_s,
         )
         keep_rate = self._kept_rate(history, horizon_s, rate)
-        backlog_s = self._backlog_s(load, ready)
+        backlog_s = self._backlog_s(load, ready, now)
         then = self._of(_at(load, ahead.upper, backlog_s))
         self._remember(history, then if not backlog_s else self._of(_at(load, ahead.upper, 0.0)), horizon_s, now)
         return Outlook(
@@ -151,14 +155,19 @@ class Needs:
             for role, (count, because) in keep.items()
         }
 
-    def _backlog_s(self, load: Load, ready: Mapping[Role, float]) -> float:
-        """Work of the prompts that wait and are not in anybody's step, in seconds of one instance. What was not there a
-        look earlier is no backlog yet.
+    def prompts_wait(self, ready: Mapping[Role, float]) -> bool:
+        """Whether more prompts wait now than instances compute: the next look is to be soon."""
+        waiting = self._waiting[-1][1] if self._waiting else None
+        return waiting is not None and waiting > _in_steps(ready) / 2
+
+    def _backlog_s(self, load: Load, ready: Mapping[Role, float], now: float) -> float:
+        """Work of the prompts that wait and are not in anybody's step, in seconds of one instance. What was not there
+        `LASTS_S` earlier is no backlog yet.
         """
-        if any(each is None for each in self._waiting):
+        if not self._waiting or self._waiting[0][0] > now - LASTS_S:
             return 0.0
-        computing = ready.get(Role.PREFILL, 0.0) + ready.get(Role.BOTH, 0.0)
-        waiting = min(each for each in self._waiting if each is not None) - 2 * computing
+        known = [each for _, each in self._waiting if each is not None]
+        waiting = min(known) - _in_steps(ready) if len(known) == len(self._waiting) else 0.0
         if waiting <= 0 or not load.rate:
             return 0.0
         role = Role.PREFILL if Role.PREFILL in self._kinds.roles else Role.BOTH
@@ -169,6 +178,11 @@ class Needs:
             role: self._kinds.sizer(role).need(role, _at(load, load.rate * margin.factor, load.waiting_s), self.aim)
             for role, margin in self.margins.items()
         }
+
+
+def _in_steps(ready: Mapping[Role, float]) -> float:
+    """Prompts that instances compute, or will next: they are no backlog."""
+    return 2 * (ready.get(Role.PREFILL, 0.0) + ready.get(Role.BOTH, 0.0))
 
 
 def _missed(role: Role, counts: ClassCounts) -> int:

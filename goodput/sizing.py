@@ -244,17 +244,21 @@ class Sizer:
         return self.decode(load, count, aim) if role is Role.DECODE else self.both(load, count, aim)
 
     def need(self, role: Role, load: Load, aim: float) -> tuple[int, str]:
-        """The fewest instances that attain `aim`, and what says so."""
+        """The fewest instances that attain `aim` of what any number of them can attain, and what says so. A prompt that
+        takes longer than its target all by itself is late on any fleet: no instance is added for it.
+        """
+        most = self.attained(role, load, MOST, aim).met
+        goal = aim * most if most > 0 else aim
         binds = share = self.attained(role, load, 1, aim)
         low, high = 0, 1
-        while share.met < aim and high < MOST:
+        while share.met < goal and high < MOST:
             binds = share
             low, high = high, high * 2
             share = self.attained(role, load, high, aim)
         while high - low > 1:
             middle = (low + high) // 2
             share = self.attained(role, load, middle, aim)
-            if share.met >= aim:
+            if share.met >= goal:
                 high = middle
             else:
                 low, binds = middle, share

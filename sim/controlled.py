@@ -18,7 +18,7 @@ class Ours:
         self,
         controller: Controller,
         *,
-        check: Callable[[Check, Sight], bool | None] | None = None,
+        check: Callable[[Check], Checked] | None = None,
         leads: Callable[[], bool] = lambda: True,
         heard: Callable[[float], bool] = lambda _now_s: True,
         keep: Callable[[float, Observed | Answered | Checked, tuple[Effect, ...]], None] | None = None,
@@ -37,17 +37,19 @@ class Ours:
         self._leads: Final = leads
         self._heard: Final = heard
         self._keep: Final = keep
+        self._looked_s = 0.0
         self.decisions: Final[list[Decision]] = []
         """Those that do something, and the last one that does not."""
 
     @property
     def every_s(self) -> float:
-        """Between two looks."""
-        return self.controller.rules.every_s
+        """Until the machine wants to look again."""
+        due_s = self.controller.next_wakeup()
+        return self.controller.rules.every_s if due_s is None else max(0.05, due_s - self._looked_s)
 
     def act(self, sight: Sight) -> None:
         """One look."""
-        now_s = sight.now_s
+        now_s = self._looked_s = sight.now_s
         routers = (sight.meters.counts(),) if self._heard(now_s) else ()
         seen = Observation(at_s=now_s, routers=routers, instances=sight.actuator.observe(), leads=self._leads())
         self._feed(Observed(seen), sight)
@@ -65,5 +67,5 @@ class Ours:
                 case Act(action):
                     self._feed(Answered(action, sight.actuator.give(action)), sight)
                 case Check():
-                    verdict = None if self._check is None else self._check(effect, sight)
-                    self._feed(Checked(effect.number, verdict), sight)
+                    checked = Checked(effect.number, None, "nothing here simulates")
+                    self._feed(checked if self._check is None else self._check(effect), sight)

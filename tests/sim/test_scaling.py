@@ -96,6 +96,25 @@ def test_drifting_lengths_move_the_split() -> None:
     assert any(isinstance(each, do.Flip | do.Start | do.Drain) for _, each in run.actuator.actions)
 
 
+def test_a_burst_of_long_prompts_is_answered_by_a_flip_within_ten_seconds() -> None:
+    """From the burst to the first token that an instance which decoded before has computed; wherever between two looks
+    the burst begins.
+    """
+    quiet = [Arrival(at_s=2.0 * at, input_tokens=1000, output_tokens=200) for at in range(100)]
+    for begins_s in (151.0, 153.5, 155.2):
+        burst = [Arrival(at_s=begins_s + 0.4 * at, input_tokens=12_000, output_tokens=20) for at in range(100)]
+        at = setting(sorted([*quiet, *burst], key=lambda each: each.at_s), startup_s=180.0)
+        run = scaling.scaled(at, ours_of(at), {P: 2, D: 6}, Budget(gpus={"A100-80G-SXM": 16}))
+        result = run.run(at.arrivals)
+        flips = [(at_s, each) for at_s, each in run.actuator.actions if isinstance(each, do.Flip) and at_s > begins_s]
+        assert flips and flips[0][1].role is P
+        flipped = result.members.index(flips[0][1].instance)
+        theirs = result.columns[result.columns["prefill"] == flipped]
+        first_s = theirs["first_ns"][theirs["at_ns"] >= begins_s * 1e9].min() / 1e9
+        assert first_s - begins_s < 10.0
+        assert result.good().all()
+
+
 def test_narwhal_flips_and_never_starts() -> None:
     drift = Drift((12_000, 200), (1500, 1500), 600.0, 1)
     at = setting(poisson(steady(1.2), 1.2, 600.0, 1, drift.sizes()))
