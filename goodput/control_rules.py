@@ -55,7 +55,9 @@ class Rules:
     manual_s: float = 1800.0
     """How long a fleet is left as an operator has resized it."""
     clear_s: float = 90.0
-    """Prompts that wait are to be computed after so long."""
+    """Prompts that wait are to be computed after so long, where instances are to be started for it …"""
+    flip_clear_s: float = 20.0
+    """… and where instances only have to take another role, which they can give back a minute later."""
     dry: bool = False
     """Decide, and do nothing."""
     checks: bool = False

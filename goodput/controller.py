@@ -180,10 +180,11 @@ class Controller:
             (at_once, _), (then, because), (keep, _) = outlook.now[role], outlook.then[role], outlook.keep[role]
             full = self._full(role)
             at_once, then, keep = (max(each, full) for each in (at_once, then, keep))
+            lasting = max(low, outlook.lasting[role][0], then)
             found[role] = Need(
                 now=min(high, max(low, at_once)),
-                ahead=min(high, max(low, at_once, then)),
-                keep=min(high, max(low, at_once, then, keep)),
+                ahead=min(high, lasting),
+                keep=min(high, max(lasting, keep)),
                 have=have,
                 ready=ready,
                 because=f"{who} wants {low}" if who else because,

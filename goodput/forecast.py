@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from goodput.forecasters import FORECASTERS, Forecaster, History, dispersion_of, last_value, period_of
+from goodput.forecasters import FORECASTERS, Forecaster, History, last_value, period_of
 from goodput.traffic import Traffic
 
 SCORED_EVERY_S: Final = 15.0
@@ -104,14 +104,7 @@ class Forecasting:
             self._period_at_s = now
         else:
             former = self._period_s
-        history = History(
-            counts=fine,
-            bin_s=traffic.fine.bin_s,
-            coarse=coarse,
-            coarse_s=traffic.coarse.bin_s,
-            dispersion=dispersion_of(fine),
-            period_s=self._period_s,
-        )
+        history = History.of(fine, traffic.fine.bin_s, coarse, traffic.coarse.bin_s, self._period_s)
         self._score(history, now)
         if self._period_s is not None and former is None:
             self._hindcast("seasonal", history, horizon_s)

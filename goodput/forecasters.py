@@ -33,14 +33,33 @@ class History:
     dispersion: float = 1.0
     period_s: float | None = None
     """After which the load comes back, where that was found."""
+    level: Stretch | None = None
+    """The recent stretch in which no change is significant; None: too few bins."""
+
+    @staticmethod
+    def of(counts: Floats, bin_s: float, coarse: Floats, coarse_s: float, period_s: float | None = None) -> History:
+        """With its burstiness and its level."""
+        dispersion = dispersion_of(counts)
+        level = steady_rate(counts, bin_s, dispersion)
+        return History(
+            counts=counts,
+            bin_s=bin_s,
+            coarse=coarse,
+            coarse_s=coarse_s,
+            dispersion=dispersion,
+            period_s=period_s,
+            level=level,
+        )
 
     def before(self, ago_s: float) -> History:
         """As it was some time ago."""
         fine, coarse = round(ago_s / self.bin_s), round(ago_s / self.coarse_s)
+        counts = self.counts[: len(self.counts) - fine]
         return replace(
             self,
-            counts=self.counts[: len(self.counts) - fine],
+            counts=counts,
             coarse=self.coarse[: max(0, len(self.coarse) - coarse)],
+            level=steady_rate(counts, self.bin_s, self.dispersion),
         )
 
     def mean(self, seconds: float, before_s: float = 0.0) -> float:
@@ -72,13 +91,7 @@ def last_value(history: History, _horizon_s: float) -> float | None:
     """What it is now, the one that others have to beat: the mean of the longest recent stretch in which no change is
     significant. Sharp where the load is steady, and quick after a step.
     """
-    found = level(history)
-    return None if found is None else found.mean
-
-
-def level(history: History) -> Stretch | None:
-    """The stretch that the last value is the mean of."""
-    return steady_rate(history.counts, history.bin_s, history.dispersion)
+    return None if history.level is None else history.level.mean
 
 
 def trend(history: History, horizon_s: float, stretch_s: float) -> float | None:

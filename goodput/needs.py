@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cluster.instance import Role
@@ -13,7 +13,7 @@ from goodput.control_rules import Rules
 from goodput.counters import Between
 from goodput.demand import Promise
 from goodput.forecast import RECORD_S, Forecast, Forecasting
-from goodput.forecasters import History, level
+from goodput.forecasters import History
 from goodput.margin import Margin, missed_first, missed_later
 from goodput.observation import ClassCounts
 from goodput.pools import Kinds
@@ -38,6 +38,9 @@ class Outlook:
     keep_rate: float
     """The most of the quantiles that capacity is kept for, between now and the start-up time."""
     now: Mapping[Role, tuple[int, str]]
+    """To have prompts that wait computed as soon as a flip can."""
+    lasting: Mapping[Role, tuple[int, str]]
+    """The same without such haste: what an instance is worth starting for."""
     then: Mapping[Role, tuple[int, str]]
     keep: Mapping[Role, tuple[int, str]]
     load: Load
@@ -116,7 +119,8 @@ class Needs:
             rate=rate,
             ahead=ahead,
             keep_rate=keep_rate,
-            now=self._of(_at(load, rate, backlog_s)),
+            now=self._of(replace(_at(load, rate, backlog_s), clear_s=self._rules.flip_clear_s)),
+            lasting=self._of(_at(load, rate, backlog_s)),
             then=then,
             keep=self._kept(self._of(_at(load, keep_rate * (1 + self._rules.room), backlog_s))),
             load=load,
@@ -133,7 +137,7 @@ class Needs:
         """The most that was needed since arrivals or lengths last changed significantly. Forecasts of a steady load
         waver; an instance that one of them wanted is not sent away because the next one does not.
         """
-        found = level(history)
+        found = history.level
         if found is None:
             return
         steady_s = self.traffic.lengths_steady_s()
@@ -170,8 +174,10 @@ class Needs:
         waiting = min(known) - _in_steps(ready) if len(known) == len(self._waiting) else 0.0
         if waiting <= 0 or not load.rate:
             return 0.0
-        role = Role.PREFILL if Role.PREFILL in self._kinds.roles else Role.BOTH
-        return waiting * self._kinds.sizer(role).prompt_work(load) / load.rate
+        sizer = self._kinds.sizer(Role.PREFILL if Role.PREFILL in self._kinds.roles else Role.BOTH)
+        tokens, shares = self.traffic.newest(math.ceil(waiting)).lengths()
+        cached = sum(each.share * each.cached for each in load.lengths.values())
+        return waiting * float(shares @ [sizer.prompt_s(each, cached) for each in tokens.tolist()])
 
     def _of(self, load: Load) -> dict[Role, tuple[int, str]]:
         return {

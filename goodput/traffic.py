@@ -16,7 +16,7 @@ import numpy as np
 from goodput.counters import Between
 from goodput.observation import ClassCounts
 from goodput.sizing import Lengths
-from goodput.sketch import Sketch
+from goodput.sketch import EMPTY, Sketch
 from goodput.stretches import Floats, Stretch, steady_lengths
 
 FINE_S: Final = 5.0
@@ -110,6 +110,16 @@ class Traffic:
         """For how long neither prompts nor answers have changed significantly; infinite: as far as is known."""
         found = [each.steady() for each in (self._prompts, self._answers)]
         return min((each.seconds for each in found if each is not None and not each.whole), default=math.inf)
+
+    def newest(self, count: int) -> Sketch:
+        """Prompts of the newest arrivals, so many or somewhat more: those that wait now are among them."""
+        found = EMPTY
+        for _, classes in reversed(self._recent):
+            if found.count >= count:
+                break
+            for each in classes.values():
+                found += each.prompts
+        return found
 
     def lengths(self) -> dict[str, Lengths]:
         """By class, of recent requests."""

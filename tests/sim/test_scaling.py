@@ -12,12 +12,18 @@ from costs import shipped
 from goodput import actions as do
 from goodput.budget import Budget
 from goodput.control_rules import Rules
+from goodput.decision import Check
 from goodput.decisionlog import encode, replay
 from goodput.observation import Phase
+from goodput.sizing import Lengths
+from goodput.sketch import sketch_of
 from loadgen.arrival import Arrival
+from router.records import Promise as Promised
 from sim.baselines.scaling.clairvoyant import Clairvoyant, schedule
 from sim.baselines.scaling.laws import Behavior
 from sim.baselines.scaling.narwhal import Narwhal
+from sim.checked import REQUESTS, TOKENS, checker, drawn
+from sim.evaluate import Goal
 from sim.experiments import scaling
 from sim.experiments.scaling_loads import Drift, fixed, poisson, steady, step
 from sim.experiments.scaling_ours import ours as ours_of
@@ -56,7 +62,7 @@ def test_a_step_is_absorbed_within_forecast_and_start_up() -> None:
 
 
 def test_an_instance_that_fails_to_start_is_replaced_and_the_log_replays() -> None:
-    at = setting([*stepping()])
+    at = replace(setting([*stepping()]), seed=3)  # names and seed draw what fails: of these starts some do
     lines: list[bytes] = []
     ours = ours_of(at)
     kept = type(ours)(ours.controller, keep=lambda now, event, effects: lines.append(encode(now, event, effects)))
@@ -64,7 +70,7 @@ def test_an_instance_that_fails_to_start_is_replaced_and_the_log_replays() -> No
     site = run.world.provisioning._site.pools
     assert isinstance(site, dict)
     for pool, member in site.items():
-        site[pool] = replace(member, startup=StartUp(median_s=30.0, fails=0.3))
+        site[pool] = replace(member, startup=StartUp(median_s=30.0, fails=0.5))
     result = run.run(at.arrivals)
     assert result.counts["starts_failed"] > 0
     assert result.met(scaling.TARGETS).mean() > 0.9
@@ -98,21 +104,40 @@ def test_drifting_lengths_move_the_split() -> None:
 
 def test_a_burst_of_long_prompts_is_answered_by_a_flip_within_ten_seconds() -> None:
     """From the burst to the first token that an instance which decoded before has computed; wherever between two looks
-    the burst begins.
+    the burst begins. Nothing can be started: there are eight instances' GPUs.
     """
-    quiet = [Arrival(at_s=2.0 * at, input_tokens=1000, output_tokens=200) for at in range(100)]
-    for begins_s in (151.0, 153.5, 155.2):
-        burst = [Arrival(at_s=begins_s + 0.4 * at, input_tokens=12_000, output_tokens=20) for at in range(100)]
+    quiet = [Arrival(at_s=2.0 * at, input_tokens=1000, output_tokens=200) for at in range(90)]
+    for begins_s in (151.0, 152.4, 155.2):
+        times = [begins_s + (0.02 * at if at < 20 else 0.4 * (at - 19)) for at in range(60)]
+        burst = [Arrival(at_s=each, input_tokens=12_000, output_tokens=20) for each in times]
         at = setting(sorted([*quiet, *burst], key=lambda each: each.at_s), startup_s=180.0)
         run = scaling.scaled(at, ours_of(at), {P: 2, D: 6}, Budget(gpus={"A100-80G-SXM": 16}))
         result = run.run(at.arrivals)
-        flips = [(at_s, each) for at_s, each in run.actuator.actions if isinstance(each, do.Flip) and at_s > begins_s]
-        assert flips and flips[0][1].role is P
-        flipped = result.members.index(flips[0][1].instance)
-        theirs = result.columns[result.columns["prefill"] == flipped]
+        flip = next(each for _, each in run.actuator.actions if isinstance(each, do.Flip))
+        assert flip.role is P
+        theirs = result.columns[result.columns["prefill"] == result.members.index(flip.instance)]
         first_s = theirs["first_ns"][theirs["at_ns"] >= begins_s * 1e9].min() / 1e9
         assert first_s - begins_s < 10.0
         assert result.good().all()
+
+
+def test_a_check_says_whether_a_fleet_would_do_and_draws_no_more_than_it_may() -> None:
+    at = setting(poisson(steady(1.0), 1.0, 10.0, 1, fixed))
+    goal = Goal(targets=scaling.TARGETS, attainment=0.95, promise=Promised(ttft_ms=6000.0, tpot_ms=60.0))
+    members = {role.value: member for role, member in at.members().items()}
+    check = checker(members, {"": goal}, "")
+
+    def asked(prefills: int, decodes: int, number: int = 1, answer: int = 1000) -> Check:
+        lengths = Lengths(prompts=sketch_of([8000]), answers=sketch_of([answer]))
+        fleet = {"prefill": {P: prefills}, "decode": {D: decodes}}
+        return Check(number=number, fleet=fleet, rate=1.5, lengths={"": lengths}, dispersion=1.0, because="a test")
+
+    assert check(asked(3, 4)).holds is True
+    assert check(asked(1, 4)).holds is False
+    assert check(asked(3, 4, answer=100_000)).holds is None
+    assert drawn(asked(3, 4)) == drawn(asked(3, 4)) != drawn(asked(3, 4, number=2))
+    assert len(drawn(asked(3, 4))) <= REQUESTS
+    assert sum(each.output_tokens for each in drawn(asked(3, 4, answer=5000))) <= TOKENS * 1.1
 
 
 def test_narwhal_flips_and_never_starts() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from goodput.counters import Between, Counters
 from goodput.forecast import Forecasting
-from goodput.forecasters import FADES_S, History, dispersion_of, last_value, period_of, short_trend
+from goodput.forecasters import FADES_S, History, last_value, period_of, short_trend
 from goodput.observation import ClassCounts, RouterCounts
 from goodput.sketch import Counting, sketch_of
 from goodput.stretches import Stretch, steady_lengths, steady_rate
@@ -20,7 +20,7 @@ from goodput.traffic import Series, Traffic
 def history(rates: list[float], seed: int = 1) -> History:
     counts = np.random.default_rng(seed).poisson(np.array(rates) * 5.0).astype(float)
     coarse = counts[: len(counts) // 12 * 12].reshape(-1, 12).sum(axis=1)
-    return History(counts=counts, bin_s=5.0, coarse=coarse, coarse_s=60.0, dispersion=dispersion_of(counts))
+    return History.of(counts, 5.0, coarse, 60.0)
 
 
 def test_a_level_uses_all_of_a_steady_load_and_little_after_a_step() -> None:

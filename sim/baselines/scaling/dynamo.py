@@ -25,9 +25,7 @@ PAIR: Final = (Role.PREFILL, Role.DECODE)
 
 
 def opening(law: Law, gpus: int, most: int) -> dict[str, Any]:
-    """What the planner is started with: our targets, points of our costs, and its defaults but for one: its load loop,
-    which is off by default, is on beside the predictive one, since the planner follows a changing load better so.
-    """
+    """What the planner is started with: its defaults (the load loop is off), our targets, points of our costs."""
     able = {role: _able(law, role, gpus) for role in PAIR}
     return {
         "config": {
@@ -39,7 +37,6 @@ def opening(law: Law, gpus: int, most: int) -> dict[str, Any]:
             "decode_engine_num_gpu": gpus,
             "max_gpu_budget": most * gpus,
             "min_endpoint": 1,
-            "enable_load_scaling": True,
             "environment": "virtual",
             "metric_reporting_prometheus_port": 0,
         },
