@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,7 +114,8 @@ def one(run: Run) -> dict[str, Any]:
         seed=cell.seed,
         caching=cell.scenario.caching,
     )
-    row = _ROWS.get(system, partial(scaling.run, system=system))(setting)
+    own = _ROWS.get(system)
+    row = scaling.run(setting, system) if own is None else own(setting)
     named = {"key": key, "cell": cell.name, "scenario": cell.scenario.name, "system": system}
     return {**named, **row, "wall_s": round(time.monotonic() - began_s), "sources": sources}
 

@@ -48,7 +48,7 @@ def steady_rate(counts: Floats, bin_s: float, dispersion: float) -> Stretch | No
     edges = _edges(len(counts))
     if len(edges) < 2:
         return None
-    young_s, old_s = _parts(edges * bin_s)
+    young_s, old_s = _parts(edges.astype(np.float64) * bin_s)
     young, old = _parts(_last(counts, edges))
     common = (young + old) / (young_s + old_s)
     deviance = _excess(young, common * young_s) + _excess(old, common * old_s)

@@ -164,7 +164,8 @@ class _Logs:
             series.add(from_s, to_s, told)
 
     def steady(self) -> Stretch | None:
-        return steady_lengths(*(series.counts() for series in self._powers), FINE_S)
+        counts, sums, squares = (series.counts() for series in self._powers)
+        return steady_lengths(counts, sums, squares, FINE_S)
 
 
 def _fold(into: dict[int, int], more: Sketch) -> None:
