@@ -94,6 +94,8 @@ class Forecasting:
         self._period_at_s = -math.inf
         self._period_s: float | None = None
         self._used = self._base
+        self._chosen: tuple[str, str] | None = None
+        """Who is used until the next look, and why."""
 
     def look(self, traffic: Traffic, now: float, horizon_s: float) -> History:
         """The series as it is now; scores what has come due, and has everybody say what is next."""
@@ -106,6 +108,7 @@ class Forecasting:
             former = self._period_s
         history = History.of(fine, traffic.fine.bin_s, coarse, traffic.coarse.bin_s, self._period_s)
         self._score(history, now)
+        self._chosen = None
         if self._period_s is not None and former is None:
             self._hindcast("seasonal", history, horizon_s)
         if now - self._scored_s >= SCORED_EVERY_S and len(fine) >= 6:
@@ -202,7 +205,7 @@ class Forecasting:
 
     def forecast(self, history: History, horizon_s: float) -> Forecast | None:
         """The rate after `horizon_s`; None: there is no history yet."""
-        name, because = self._best()
+        name, because = self._chosen = self._chosen or self._best()
         mean = self._forecasters[name](history, horizon_s)
         if mean is None:
             name, because = self._base, f"{name} cannot tell"

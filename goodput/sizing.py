@@ -168,6 +168,13 @@ class Sizer:
             late += each.share * float(each.shares @ missed)
         return Share(met=1 - late, busy=busy, because=f"prefill {busy:.0%} busy, {late:.1%} of first tokens late")
 
+    def reachable(self, load: Load) -> float:
+        """Share of the prompts whose first token is in time where none waits; all, where that is none."""
+        found = 0.0
+        for each in self._prompts(load):
+            found += each.share * float(each.shares @ (each.target_s - self._first_s - each.seconds > 0))
+        return found or 1.0
+
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def batch(self, load: Load, count: float, *, slower: float = 1.0) -> tuple[float, float]:
@@ -247,8 +254,7 @@ class Sizer:
         """The fewest instances that attain `aim` of what any number of them can attain, and what says so. A prompt that
         takes longer than its target all by itself is late on any fleet: no instance is added for it.
         """
-        most = self.attained(role, load, MOST, aim).met
-        goal = aim * most if most > 0 else aim
+        goal = aim * (1.0 if role is Role.DECODE else self.reachable(load))
         binds = share = self.attained(role, load, 1, aim)
         low, high = 0, 1
         while share.met < goal and high < MOST:
