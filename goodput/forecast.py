@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from goodput.forecasters import FORECASTERS, Forecaster, History, last_value, period_of
+from goodput.forecasters import FORECASTERS, SEASONAL, Forecaster, History, last_value, period_of
 from goodput.traffic import Traffic
 
 SCORED_EVERY_S: Final = 15.0
@@ -26,6 +26,9 @@ SCORES: Final = 40
 """Scored forecasts that count: ten minutes."""
 RECORD_S: Final = SCORES * SCORED_EVERY_S
 """How far back scores go."""
+PERIOD_SCORES: Final = 600
+"""Of what comes back after a period, those of one period count, and so many at most: it shows its worth when the load
+changes, which may be once a period."""
 SCORES_MIN: Final = 6
 WINDOW_S: Final = 30.0
 """The stretch whose mean rate a forecast is of."""
@@ -66,7 +69,7 @@ class _Kept:
     errors: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SCORES))
     """(actual less forecast over the root of the forecast, its variance by chance): between an error that grows with
     the rate, as a trend's does, and one that does not."""
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=SCORES))
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=PERIOD_SCORES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class Forecasting:
         self._score(history, now)
         self._chosen = None
         if self._period_s is not None and former is None:
-            self._hindcast("seasonal", history, horizon_s)
+            self._hindcast(SEASONAL, history, horizon_s)
         if now - self._scored_s >= SCORED_EVERY_S and len(fine) >= 6:
             self._scored_s = now
             self._say(history, now, horizon_s)
@@ -144,7 +147,7 @@ class Forecasting:
         kept, each = self._kept.get(name), self._forecasters.get(name)
         if kept is None or each is None:
             return
-        for step in range(SCORES, 0, -1):
+        for step in range(self._counted(name), 0, -1):
             ago_s = step * SCORED_EVERY_S
             mean = each(history.before(horizon_s + WINDOW_S / 2 + ago_s), horizon_s)
             if mean is not None:
@@ -186,15 +189,22 @@ class Forecasting:
             best = self._used
         return best, f"loss {fair[best]:.0%} of the last value's"
 
+    def _counted(self, name: str) -> int:
+        """Scores of a forecaster that count."""
+        if name != SEASONAL or self._period_s is None:
+            return SCORES
+        return max(SCORES, min(PERIOD_SCORES, round(self._period_s / SCORED_EVERY_S)))
+
     def _share(self, name: str) -> float | None:
         """A forecaster's losses over those of the last value; None: it does not beat it by more than chance."""
         apart, shares = [], []
         for each in (self._kept, self._early):
             base, losses = each[self._base].losses, each[name].losses
-            count = min(len(losses), len(base))
+            count = min(len(losses), len(base), self._counted(name))
             if count < SCORES_MIN:
                 continue
-            theirs, scale = np.array([*base][-count:]), _mean(base) or 1.0
+            theirs = np.array([*base][-count:])
+            scale = float(theirs.mean()) or 1.0
             apart.append((theirs - np.array([*losses][-count:])) / scale)
             shares.append(1 - float(apart[-1].mean()))
         if not apart:

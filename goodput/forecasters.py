@@ -156,6 +156,7 @@ def recent_peak(history: History, _horizon_s: float) -> float | None:
     return float(np.quantile(part, 0.9)) / history.coarse_s if len(part) >= 10 else None
 
 
+SEASONAL: Final = "seasonal"
 FORECASTERS: Final[Mapping[str, Forecaster]] = {
     "last value": last_value,
     "lately": lately,
@@ -163,7 +164,7 @@ FORECASTERS: Final[Mapping[str, Forecaster]] = {
     "short trend": short_trend,
     "trend": middle_trend,
     "long trend": long_trend,
-    "seasonal": seasonal,
+    SEASONAL: seasonal,
     "recent peak": recent_peak,
 }
 
