@@ -3,7 +3,8 @@
     .bench/scaling/bin/python bench/dynamo_planner.py
 
 The first line in is what `sim.baselines.scaling.dynamo.opening` makes, answered with {"next_tick_ms": …}; every further
-line is what `on_tick` takes, answered with what it gives. The modules that want a Rust core or Kubernetes are replaced
+line is what `on_tick` takes, answered with what it gives and with what the planner says it has read and predicted
+(`bench.dynamo_check` compares that with what was sent). The modules that want a Rust core or Kubernetes are replaced
 by empty ones: the planner's decisions use none of them.
 """
 
@@ -71,12 +72,27 @@ def made(config: dict[str, Any]) -> Any:
     return adapter
 
 
+def listening(adapter: Any) -> dict[str, Any]:
+    """What the planner's last tick says of itself: a dictionary that every tick fills anew."""
+    tick, read = adapter._engine.tick, dict[str, Any]()  # noqa: SLF001
+
+    async def heard(*words: Any) -> Any:
+        effects = await tick(*words)
+        read.clear()
+        read.update({k: v for k, v in vars(effects.diagnostics).items() if isinstance(v, float | int)})
+        return effects
+
+    adapter._engine.tick = heard  # noqa: SLF001
+    return read
+
+
 def main() -> None:
     """Serve until the pipe ends."""
     logging.disable(logging.CRITICAL)
     out, sys.stdout = sys.stdout, sys.stderr
     stand_in()
     adapter = made(json.loads(sys.stdin.readline()))
+    read = listening(adapter)
     answer: dict[str, Any] = {"next_tick_ms": adapter.initial_tick_ms()}
     while True:
         out.write(json.dumps(answer) + "\n")
@@ -84,7 +100,7 @@ def main() -> None:
         line = sys.stdin.readline()
         if not line:
             return
-        answer = adapter.on_tick(json.loads(line))
+        answer = adapter.on_tick(json.loads(line)) | {"read": {k: v for k, v in read.items() if v is not None}}
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,40 +30,64 @@ from typing import Any, Final
 from baton import compiled
 from bench import inputs, published, rivals, scaling_grid
 from costs import shipped
-from sim.baselines.scaling.dynamo import DynamoPlanner, opening
-from sim.experiments import scaling
+from sim.baselines.scaling.dynamo import Ask, DynamoPlanner, opening
+from sim.experiments import scaling, scaling_ours
 from sim.experiments.systems import Shelf
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 KEPT: Final = ROOT / ".bench" / "scaling.jsonl"
-SOURCES: Final = ("goodput", "router", "sim", "costs", "engine/twin", "loadgen", "bench/scaling_grid.py")
+OURS: Final = "Baton"
 DYNAMO: Final = "Dynamo"
-SYSTEMS: Final = (*scaling.SYSTEMS, DYNAMO)
+SYSTEMS: Final = (OURS, *scaling.RIVALS, DYNAMO)
+SOURCES: Final = ("goodput", "router", "sim", "costs", "engine/twin", "loadgen", "bench/scaling_grid.py")
+"""What results depend on, with two exceptions:"""
+CONTROLLER: Final = (
+    *(
+        f"goodput/{name}.py"
+        for name in (
+            "blocked", "changes", "control_rules", "controller", "counters", "decision", "decisionlog", "flips",
+            "forecast", "forecasters", "manual", "margin", "needs", "standing", "startups", "stretches", "traffic",
+        )
+    ),
+    "sim/checked.py",
+    "sim/controlled.py",
+    "sim/experiments/scaling_ours.py",
+)  # fmt: skip
+"""Rivals import none of these (`tests/unit/test_bench_scaling.py`): their rows outlive a change of the controller …"""
+PLANNER: Final = ("sim/baselines/scaling/dynamo.py", "bench/dynamo_planner.py", "requirements/bench-scaling.txt")
+"""… and on these Dynamo's rows alone depend."""
 COST: Final = 1.15
 """GPU-hours over the clairvoyant's, at most."""
 RIVAL: Final = 0.9
 """GPU-hours over those of the best rival that attains, at most."""
 
 
-def digest() -> str:
-    """Of the sources that results depend on."""
+def digest(system: str) -> str:
+    """Of the sources that a system's results depend on."""
     found = hashlib.sha256()
-    for name in SOURCES:
-        path = ROOT / name
-        for each in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            found.update(str(each.relative_to(ROOT)).encode() + b"\0" + each.read_bytes())
+    own = {OURS: CONTROLLER, DYNAMO: PLANNER}
+    left = {name for other, names in own.items() if other != system for name in names}
+    listed = [*SOURCES, *(PLANNER if system == DYNAMO else ())]
+    files = {
+        each for name in listed for each in ((ROOT / name).rglob("*.py") if (ROOT / name).is_dir() else [ROOT / name])
+    }
+    for each in sorted(files):
+        name = str(each.relative_to(ROOT))
+        if name not in left:
+            found.update(name.encode() + b"\0" + each.read_bytes())
     return found.hexdigest()[:16]
 
 
-def kept(sources: str) -> dict[str, dict[str, Any]]:
+def kept() -> dict[str, dict[str, Any]]:
     """Rows of earlier runs by cell and system; those of other sources, and a line that was cut off, are left out."""
     rows: dict[str, dict[str, Any]] = {}
+    sources = {system: digest(system) for system in SYSTEMS}
     for line in KEPT.read_text().splitlines() if KEPT.exists() else ():
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        if row.get("sources") == sources:
+        if row.get("sources") == sources.get(row.get("system")):
             rows[row["key"]] = row
     return rows
 
@@ -74,13 +99,13 @@ def keep(row: Mapping[str, Any]) -> None:
         out.write(json.dumps(row) + "\n")
 
 
-def one(run: Run, sources: str) -> dict[str, Any]:
+def one(run: Run) -> dict[str, Any]:
     """One system on one cell, in a process of its own."""
     gc.set_threshold(200_000, 20, 20)
     listed = scaling_grid.cells(quick=run.quick, full=run.full, data=run.data)
     cell = next(each for each in listed if each.name == run.cell)
     key, system, data = run.key, run.system, run.data
-    began_s = time.monotonic()
+    began_s, sources = time.monotonic(), digest(system)
     arrivals = cell.scenario.arrivals(data, cell.seed)
     setting = scaling.Setting(
         shelf=Shelf(shipped.models(), shipped.profiles()),
@@ -89,7 +114,8 @@ def one(run: Run, sources: str) -> dict[str, Any]:
         seed=cell.seed,
         caching=cell.scenario.caching,
     )
-    row = dynamo(setting) if system == DYNAMO else scaling.run(setting, system)
+    own = _ROWS.get(system)
+    row = scaling.run(setting, system) if own is None else own(setting)
     named = {"key": key, "cell": cell.name, "scenario": cell.scenario.name, "system": system}
     return {**named, **row, "wall_s": round(time.monotonic() - began_s), "sources": sources}
 
@@ -110,12 +136,14 @@ class Run:
         return f"{self.cell} | {self.system}"
 
 
-def dynamo(setting: scaling.Setting) -> dict[str, Any]:
-    """Dynamo's own planner, in its own environment."""
-    try:
-        python = rivals.environment("scaling") / "python"
-    except rivals.NotInstalled as error:
-        return {"missing": str(error)}
+@contextmanager
+def planner(setting: scaling.Setting) -> Iterator[tuple[Ask, Mapping[str, Any]]]:
+    """Dynamo's own planner in its own environment: how to ask it, and its answer to the opening.
+
+    Raises:
+        rivals.NotInstalled: its packages cannot be had.
+    """
+    python = rivals.environment("scaling") / "python"
     words = [str(python), str(ROOT / "bench" / "dynamo_planner.py")]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -132,18 +160,27 @@ def dynamo(setting: scaling.Setting) -> dict[str, Any]:
             answer: Mapping[str, Any] = json.loads(line)
             return answer
 
-        law = setting.law()
-        first = ask(opening(law, scaling.TP, 2 * scaling.MOST))
-        row = scaling.measure(setting, DynamoPlanner(law, ask, first), setting.first())
+        yield ask, ask(opening(setting.law(), scaling.TP, 2 * scaling.MOST))
         said.close()
-    return row
 
 
-def rows_of(wanted: Sequence[Run], processes: int, sources: str) -> Iterator[dict[str, Any]]:
+def dynamo(setting: scaling.Setting) -> dict[str, Any]:
+    """A row of Dynamo's planner."""
+    try:
+        with planner(setting) as (ask, first):
+            return scaling.measure(setting, DynamoPlanner(setting.law(), ask, first), setting.first())
+    except rivals.NotInstalled as error:
+        return {"missing": str(error)}
+
+
+_ROWS: Final[Mapping[str, Callable[[scaling.Setting], dict[str, Any]]]] = {OURS: scaling_ours.run, DYNAMO: dynamo}
+
+
+def rows_of(wanted: Sequence[Run], processes: int) -> Iterator[dict[str, Any]]:
     """These runs, as they are finished."""
     with ProcessPoolExecutor(processes, initializer=compiled.use) as pool:
         try:
-            for done in as_completed([pool.submit(one, each, sources) for each in wanted]):
+            for done in as_completed([pool.submit(one, each) for each in wanted]):
                 yield done.result()
         except BaseException:  # an interrupt too: what has not begun does not begin
             pool.shutdown(wait=False, cancel_futures=True)
@@ -153,8 +190,8 @@ def rows_of(wanted: Sequence[Run], processes: int, sources: str) -> Iterator[dic
 def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One cell: what all systems did, and what ours is worth."""
     by_system = {row["system"]: row for row in rows if "missing" not in row}
-    ours, bound = by_system.get("Baton"), by_system.get("clairvoyant")
-    others = [row for name, row in by_system.items() if name not in ("Baton", "clairvoyant") and scaling.attains(row)]
+    ours, bound = by_system.get(OURS), by_system.get("clairvoyant")
+    others = [row for name, row in by_system.items() if name not in (OURS, "clairvoyant") and scaling.attains(row)]
     best = min(others, key=lambda row: row["gpu_hours"], default=None)
     return {
         "attains": ours is not None and scaling.attains(ours),
@@ -243,7 +280,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
 def main(words: list[str]) -> int:
     """Run what is missing, tell, publish."""
     arguments = parsed(words)
-    data, facts, sources = inputs.folder(), published.machine(), digest()
+    data, facts = inputs.folder(), published.machine()
     if arguments.fresh:
         KEPT.unlink(missing_ok=True)
     if not arguments.full and not arguments.quick and data is None:
@@ -253,12 +290,12 @@ def main(words: list[str]) -> int:
     wanted = [
         Run(cell.name, system, data, arguments.quick, arguments.full)
         for cell in cells
-        for system in arguments.system or (SYSTEMS if cell.rivals else ("Baton", "clairvoyant"))
+        for system in arguments.system or (SYSTEMS if cell.rivals else (OURS, "clairvoyant"))
     ]
-    rows = kept(sources)
+    rows = kept()
     missing = [each for each in wanted if each.key not in rows]
     began_s, left = time.monotonic(), len(missing)
-    for row in rows_of(missing, arguments.processes, sources):
+    for row in rows_of(missing, arguments.processes):
         keep(row)
         rows[row["key"]] = row
         left -= 1
@@ -267,7 +304,7 @@ def main(words: list[str]) -> int:
     by_cell = {cell.name: [rows[each.key] for each in wanted if each.cell == cell.name] for cell in cells}
     if not arguments.json:
         published.show(tables(by_cell))
-    figures = {"cells": by_cell, "sources": sources}
+    figures = {"cells": by_cell}
     told = published.result("scaling", figures, targets(by_cell))
     if arguments.publish:
         published.publish(told, tables(by_cell)[:1], facts, published.note_of(facts, HOW))

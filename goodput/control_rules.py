@@ -13,8 +13,10 @@ class Rules:
     """What an operator may set."""
 
     budget: Budget = NO_BUDGET
-    every_s: float = 5.0
-    """Between two looks."""
+    every_s: float = 3.0
+    """Between two looks …"""
+    hurry_s: float = 1.0
+    """… and while more prompts wait than instances compute: a burst is answered by a flip within seconds."""
     quantile: float = 0.75
     """Of the load's forecast, at which capacity is added. What a forecast misses is paid from the share of misses that
     `spent` leaves over."""
@@ -53,7 +55,9 @@ class Rules:
     manual_s: float = 1800.0
     """How long a fleet is left as an operator has resized it."""
     clear_s: float = 90.0
-    """Prompts that wait are to be computed after so long."""
+    """Prompts that wait are to be computed after so long, where instances are to be started for it …"""
+    flip_clear_s: float = 20.0
+    """… and where instances only have to take another role, which they can give back a minute later."""
     dry: bool = False
     """Decide, and do nothing."""
     checks: bool = False

@@ -106,6 +106,8 @@ class Controller:
         self.manual.saw(seen.instances, self.standing, now)
         self.standing.see(seen.instances, now)
         self.startups.saw(seen.instances)
+        if self.needs.prompts_wait(self._ready()) and not silent:
+            self._due_s = now + min(self.rules.hurry_s, self.rules.every_s)
         if silent:
             return self._given(seen, now, silent, unknown="metrics")
         return self._decide(seen, now)
@@ -123,8 +125,7 @@ class Controller:
 
     def _decide(self, seen: Observation, now: float) -> tuple[Effect, ...]:
         horizon_s = self.startups.longest_s() + self.rules.every_s
-        ready = {role: float(len(self.standing.ready(role))) for role in Role}
-        outlook = self.needs.look(now, horizon_s, ready)
+        outlook = self.needs.look(now, horizon_s, self._ready())
         too_few = self.needs.too_few()
         if outlook is None or too_few:
             return self._given(seen, now, too_few or "no arrivals are counted yet")
@@ -152,6 +153,9 @@ class Controller:
             return self._ask(decision, outlook)
         return self._carry_out(decision, now)
 
+    def _ready(self) -> dict[Role, float]:
+        return {role: float(len(self.standing.ready(role))) for role in Role}
+
     def _idle(self, seen: Observation) -> str:
         """Why it only looks on; empty: it acts."""
         if self._paused:
@@ -176,10 +180,11 @@ class Controller:
             (at_once, _), (then, because), (keep, _) = outlook.now[role], outlook.then[role], outlook.keep[role]
             full = self._full(role)
             at_once, then, keep = (max(each, full) for each in (at_once, then, keep))
+            lasting = max(low, outlook.lasting[role][0], then)
             found[role] = Need(
                 now=min(high, max(low, at_once)),
-                ahead=min(high, max(low, at_once, then)),
-                keep=min(high, max(low, at_once, then, keep)),
+                ahead=min(high, lasting),
+                keep=min(high, max(lasting, keep)),
                 have=have,
                 ready=ready,
                 because=f"{who} wants {low}" if who else because,
@@ -223,8 +228,16 @@ class Controller:
                 roles = fleet.setdefault(each.pool, {})
                 roles[each.role] = roles.get(each.role, 0) + 1
         self._wanted = (self._checks, action, decision)
-        faster = outlook.keep_rate / outlook.rate if outlook.rate else 1.0
-        return (Check(number=self._checks, fleet=fleet, faster=max(1.0, faster), because=decision.because),)
+        return (
+            Check(
+                number=self._checks,
+                fleet=fleet,
+                rate=outlook.keep_rate,
+                lengths=outlook.load.lengths,
+                dispersion=outlook.load.dispersion,
+                because=decision.because,
+            ),
+        )
 
     def _checked(self, event: Checked, now: float) -> tuple[Effect, ...]:
         if self._wanted is None or self._wanted[0] != event.number:

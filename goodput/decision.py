@@ -9,6 +9,7 @@ from enum import StrEnum
 from cluster.instance import Role
 from goodput.actions import Action
 from goodput.observation import Observation
+from goodput.sizing import Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +113,18 @@ class Act:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Simulate this fleet on recent requests, in at most 2 CPU seconds; the verdict comes back as `Checked`."""
+    """Simulate this fleet on requests like recent ones, in at most 2 CPU seconds; the verdict comes back as `Checked`.
+    Routers publish distributions, no single requests: these are to be drawn from.
+    """
 
     number: int
     fleet: Mapping[str, Mapping[Role, int]]
     """Instances by pool and role."""
-    faster: float
-    """How many times as fast as they came the recent requests are to come."""
+    rate: float
+    """Requests a second: what capacity is kept for."""
+    lengths: Mapping[str, Lengths]
+    """By class."""
+    dispersion: float
     because: str
 
 

@@ -1,9 +1,10 @@
 """What the load will be once an instance that is asked for now can serve: a quantile. Pure.
 
 Forecasters compete. Every `SCORED_EVERY_S` each forecaster says the rate after the horizon; when that time has come it
-is scored. Its own errors, less what chance alone makes of a stretch that short, widen its next forecasts to the wanted
-quantile. Then the loss that belongs to a quantile (pinball: too low costs q, too high 1 − q) is compared: a forecaster
-is used only if it beats the last value on recent data, and the best of those is.
+is scored, and so are forecasts of one minute. Its own errors, less what chance alone makes of a stretch that short,
+widen its next forecasts to the wanted quantile. Then the loss that belongs to a quantile (pinball: too low costs q, too
+high 1 − q) is compared, and the mean error of the short ones: a forecaster is used only if it beats the last value on
+recent data, and the best of those is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from goodput.forecasters import FORECASTERS, Forecaster, History, dispersion_of, last_value, period_of
+from goodput.forecasters import FORECASTERS, SEASONAL, Forecaster, History, last_value, period_of
 from goodput.traffic import Traffic
 
 SCORED_EVERY_S: Final = 15.0
@@ -25,15 +26,23 @@ SCORES: Final = 40
 """Scored forecasts that count: ten minutes."""
 RECORD_S: Final = SCORES * SCORED_EVERY_S
 """How far back scores go."""
+PERIOD_SCORES: Final = 600
+"""Of what comes back after a period, those of one period count, and so many at most: it shows its worth when the load
+changes, which may be once a period."""
 SCORES_MIN: Final = 6
 WINDOW_S: Final = 30.0
 """The stretch whose mean rate a forecast is of."""
 SURE: Final = 1.0
-"""A forecaster's loss must lie below the last value's by so many standard errors of their difference. Scores overlap:
+"""A forecaster's losses must lie below the last value's by so many standard errors of their difference. Scores overlap:
 `TOGETHER` of them are one."""
 TOGETHER: Final = 4.0
 STAYS: Final = 0.9
 """Another one than the present must be better by this factor."""
+EARLY_S: Final = 60.0
+"""Forecasts of so short a time are scored beside those of the whole horizon: they are the first to show that the load
+has begun to rise or to fall, where a start takes minutes."""
+EARLY: Final = 16
+"""Of those, so many count: four minutes."""
 PERIOD_EVERY_S: Final = 120.0
 WIDEST: Final = 0.35
 """A forecast is widened by this share at most: errors beyond it say that nothing can be told."""
@@ -60,7 +69,7 @@ class _Kept:
     errors: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SCORES))
     """(actual less forecast over the root of the forecast, its variance by chance): between an error that grows with
     the rate, as a trend's does, and one that does not."""
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=SCORES))
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=PERIOD_SCORES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +91,14 @@ class Forecasting:
         self._z: Final = NormalDist().inv_cdf(quantile)
         self._kept: Final = {name: _Kept() for name in forecasters}
         self._waiting: Final[deque[_Said]] = deque()
+        self._early: Final = {name: _Kept(losses=deque(maxlen=EARLY)) for name in forecasters}
+        self._early_waiting: Final[deque[_Said]] = deque()
         self._scored_s = -math.inf
         self._period_at_s = -math.inf
         self._period_s: float | None = None
         self._used = self._base
+        self._chosen: tuple[str, str] | None = None
+        """Who is used until the next look, and why."""
 
     def look(self, traffic: Traffic, now: float, horizon_s: float) -> History:
         """The series as it is now; scores what has come due, and has everybody say what is next."""
@@ -96,17 +109,11 @@ class Forecasting:
             self._period_at_s = now
         else:
             former = self._period_s
-        history = History(
-            counts=fine,
-            bin_s=traffic.fine.bin_s,
-            coarse=coarse,
-            coarse_s=traffic.coarse.bin_s,
-            dispersion=dispersion_of(fine),
-            period_s=self._period_s,
-        )
+        history = History.of(fine, traffic.fine.bin_s, coarse, traffic.coarse.bin_s, self._period_s)
         self._score(history, now)
+        self._chosen = None
         if self._period_s is not None and former is None:
-            self._hindcast("seasonal", history, horizon_s)
+            self._hindcast(SEASONAL, history, horizon_s)
         if now - self._scored_s >= SCORED_EVERY_S and len(fine) >= 6:
             self._scored_s = now
             self._say(history, now, horizon_s)
@@ -117,6 +124,10 @@ class Forecasting:
         told = {name: mean for name, mean in means.items() if mean is not None and math.isfinite(mean)}
         uppers = {name: self._noisy(name, mean, history.dispersion) for name, mean in told.items()}
         self._waiting.append(_Said(now + horizon_s, told, uppers))
+        if horizon_s > EARLY_S:
+            soon = {name: self._forecasters[name](history, EARLY_S) for name in told}
+            early = {name: mean for name, mean in soon.items() if mean is not None and math.isfinite(mean)}
+            self._early_waiting.append(_Said(now + EARLY_S, early, early))
 
     def _score(self, history: History, now: float) -> None:
         while self._waiting and self._waiting[0].due_s + WINDOW_S / 2 <= now:
@@ -125,12 +136,18 @@ class Forecasting:
             for name, mean in said.means.items():
                 self._learn(name, mean, said.uppers[name], actual, history)
 
+        while self._early_waiting and self._early_waiting[0].due_s + WINDOW_S / 2 <= now:
+            said = self._early_waiting.popleft()
+            actual = history.mean(WINDOW_S, max(0.0, now - said.due_s - WINDOW_S / 2))
+            for name, mean in said.means.items():
+                self._early[name].losses.append(abs(actual - mean))
+
     def _hindcast(self, name: str, history: History, horizon_s: float) -> None:
         """What a forecaster that could not tell before would have said of what has come meanwhile."""
         kept, each = self._kept.get(name), self._forecasters.get(name)
         if kept is None or each is None:
             return
-        for step in range(SCORES, 0, -1):
+        for step in range(self._counted(name), 0, -1):
             ago_s = step * SCORED_EVERY_S
             mean = each(history.before(horizon_s + WINDOW_S / 2 + ago_s), horizon_s)
             if mean is not None:
@@ -161,21 +178,44 @@ class Forecasting:
 
     def _best(self) -> tuple[str, str]:
         """Who is used, and why."""
-        base = self._kept[self._base].losses
-        if len(base) < SCORES_MIN:
+        if all(len(each[self._base].losses) < SCORES_MIN for each in (self._kept, self._early)):
             return self._base, "too few forecasts are scored"
-        known = {name: kept.losses for name, kept in self._kept.items() if len(kept.losses) >= SCORES_MIN}
-        fair = {name: _mean(losses) for name, losses in known.items() if name != self._base and _beats(losses, base)}
+        shares = {name: self._share(name) for name in self._forecasters if name != self._base}
+        fair = {name: share for name, share in shares.items() if share is not None}
         if not fair:
             return self._base, "none beats it"
         best = min(fair, key=lambda name: fair[name])
         if self._used in fair and fair[best] > fair[self._used] * STAYS:
             best = self._used
-        return best, f"loss {fair[best]:.3g} against {_mean(base):.3g} of the last value"
+        return best, f"loss {fair[best]:.0%} of the last value's"
+
+    def _counted(self, name: str) -> int:
+        """Scores of a forecaster that count."""
+        if name != SEASONAL or self._period_s is None:
+            return SCORES
+        return max(SCORES, min(PERIOD_SCORES, round(self._period_s / SCORED_EVERY_S)))
+
+    def _share(self, name: str) -> float | None:
+        """A forecaster's losses over those of the last value; None: it does not beat it by more than chance."""
+        apart, shares = [], []
+        for each in (self._kept, self._early):
+            base, losses = each[self._base].losses, each[name].losses
+            count = min(len(losses), len(base), self._counted(name))
+            if count < SCORES_MIN:
+                continue
+            theirs = np.array([*base][-count:])
+            scale = float(theirs.mean()) or 1.0
+            apart.append((theirs - np.array([*losses][-count:])) / scale)
+            shares.append(1 - float(apart[-1].mean()))
+        if not apart:
+            return None
+        together = np.concatenate(apart)
+        error = float(together.std()) * math.sqrt(TOGETHER / len(together))
+        return _mean(shares) if float(together.mean()) > SURE * error else None
 
     def forecast(self, history: History, horizon_s: float) -> Forecast | None:
         """The rate after `horizon_s`; None: there is no history yet."""
-        name, because = self._best()
+        name, because = self._chosen = self._chosen or self._best()
         mean = self._forecasters[name](history, horizon_s)
         if mean is None:
             name, because = self._base, f"{name} cannot tell"
@@ -195,11 +235,3 @@ class Forecasting:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _beats(losses: Sequence[float], base: Sequence[float]) -> bool:
-    """Whether the difference on the forecasts that both have made is more than chance."""
-    count = min(len(losses), len(base))
-    apart = np.array([*base][-count:]) - np.array([*losses][-count:])
-    error = float(apart.std()) * math.sqrt(TOGETHER / count)
-    return float(apart.mean()) > SURE * error

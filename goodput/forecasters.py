@@ -1,11 +1,6 @@
 """Ways to say what the rate of arrivals will be: each a pure function of the series so far and a horizon.
 
 None of them is right everywhere, so they compete (`goodput.forecast`); a forecaster that cannot tell answers None.
-
-Significance: arrivals of many independent clients are Poisson, bursty ones have a variance `dispersion` times as large.
-Two stretches of t₁ and t₂ seconds with rates r₁ and r₂ differ significantly when
-
-    |r₁ − r₂| > z · √(dispersion · r · (1/t₁ + 1/t₂)),    r their common rate.
 """
 
 from __future__ import annotations
@@ -17,15 +12,12 @@ from typing import Final
 
 import numpy as np
 
-from goodput.traffic import Floats
+from goodput.stretches import Floats, Stretch, steady_rate
 
 LATELY_S: Final = 30.0
-SIGNIFICANT: Final = 4.5
-"""Standard deviations that make a change. A test every 5 s at several lengths for a day is some 10⁵ tests that overlap;
-of as many independent ones at 4.5 standard deviations less than one is wrong."""
 DISPERSION_MAX: Final = 50.0
-FADES_S: Final = 180.0
-"""A trend goes on for so long on average."""
+FADES_S: Final = 400.0
+"""A trend goes on for so long on average: longer than most starts take, since a start is what it is extended over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +33,33 @@ class History:
     dispersion: float = 1.0
     period_s: float | None = None
     """After which the load comes back, where that was found."""
+    level: Stretch | None = None
+    """The recent stretch in which no change is significant; None: too few bins."""
+
+    @staticmethod
+    def of(counts: Floats, bin_s: float, coarse: Floats, coarse_s: float, period_s: float | None = None) -> History:
+        """With its burstiness and its level."""
+        dispersion = dispersion_of(counts)
+        level = steady_rate(counts, bin_s, dispersion)
+        return History(
+            counts=counts,
+            bin_s=bin_s,
+            coarse=coarse,
+            coarse_s=coarse_s,
+            dispersion=dispersion,
+            period_s=period_s,
+            level=level,
+        )
 
     def before(self, ago_s: float) -> History:
         """As it was some time ago."""
         fine, coarse = round(ago_s / self.bin_s), round(ago_s / self.coarse_s)
+        counts = self.counts[: len(self.counts) - fine]
         return replace(
             self,
-            counts=self.counts[: len(self.counts) - fine],
+            counts=counts,
             coarse=self.coarse[: max(0, len(self.coarse) - coarse)],
+            level=steady_rate(counts, self.bin_s, self.dispersion),
         )
 
     def mean(self, seconds: float, before_s: float = 0.0) -> float:
@@ -80,34 +91,7 @@ def last_value(history: History, _horizon_s: float) -> float | None:
     """What it is now, the one that others have to beat: the mean of the longest recent stretch in which no change is
     significant. Sharp where the load is steady, and quick after a step.
     """
-    found = stretch(history)
-    return None if found is None else found[1]
-
-
-def stretch(history: History) -> tuple[float, float, bool] | None:
-    """The longest recent stretch without a significant change: its seconds, its mean rate, and whether it is all that
-    is known.
-    """
-    edges = _edges(len(history.counts))
-    if len(edges) < 2:
-        return None
-    sums = np.concatenate([[0.0], np.cumsum(history.counts[::-1])])
-    lengths, totals = edges * history.bin_s, sums[edges]
-    young, old = lengths[:-1], np.diff(lengths)
-    common = totals[1:] / lengths[1:]
-    apart = np.abs(totals[:-1] / young - np.diff(totals) / old)
-    spread = np.sqrt(history.dispersion * np.maximum(common, 1e-9) * (1 / young + 1 / old))
-    changed = np.flatnonzero(apart > SIGNIFICANT * spread)
-    at = int(changed[0]) if len(changed) else len(edges) - 1
-    return float(lengths[at]), float(totals[at] / lengths[at]), not len(changed)
-
-
-def _edges(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Lengths of stretches that are compared, in bins: each a third longer than the one before."""
-    found = [2]
-    while found[-1] < count:
-        found.append(min(count, max(found[-1] + 1, math.ceil(found[-1] * 1.33))))
-    return np.array([each for each in found if each <= count], dtype=np.int64)
+    return None if history.level is None else history.level.mean
 
 
 def trend(history: History, horizon_s: float, stretch_s: float) -> float | None:
@@ -131,6 +115,11 @@ def trend(history: History, horizon_s: float, stretch_s: float) -> float | None:
 def short_trend(history: History, horizon_s: float) -> float | None:
     """A line through two minutes."""
     return trend(history, horizon_s, 120.0)
+
+
+def middle_trend(history: History, horizon_s: float) -> float | None:
+    """A line through four minutes."""
+    return trend(history, horizon_s, 240.0)
 
 
 def long_trend(history: History, horizon_s: float) -> float | None:
@@ -167,13 +156,15 @@ def recent_peak(history: History, _horizon_s: float) -> float | None:
     return float(np.quantile(part, 0.9)) / history.coarse_s if len(part) >= 10 else None
 
 
+SEASONAL: Final = "seasonal"
 FORECASTERS: Final[Mapping[str, Forecaster]] = {
     "last value": last_value,
     "lately": lately,
     "smoothed": smoothed,
     "short trend": short_trend,
+    "trend": middle_trend,
     "long trend": long_trend,
-    "seasonal": seasonal,
+    SEASONAL: seasonal,
     "recent peak": recent_peak,
 }
 

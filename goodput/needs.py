@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cluster.instance import Role
@@ -12,15 +13,17 @@ from goodput.control_rules import Rules
 from goodput.counters import Between
 from goodput.demand import Promise
 from goodput.forecast import RECORD_S, Forecast, Forecasting
-from goodput.forecasters import History, stretch
+from goodput.forecasters import History
 from goodput.margin import Margin, missed_first, missed_later
 from goodput.observation import ClassCounts
 from goodput.pools import Kinds
-from goodput.sizing import Load
-from goodput.traffic import Lengths, Traffic
+from goodput.sizing import Lengths, Load
+from goodput.traffic import Traffic
 
 SOON_S: Final = 15.0
 """A flip takes a few seconds: what comes within them."""
+LASTS_S: Final = 1.0
+"""Prompts that wait for shorter are what chance makes of arrivals."""
 KNOWN: Final = 300
 """Arrivals from which a level is known to some 6 %: what was needed is remembered from then on."""
 
@@ -35,6 +38,9 @@ class Outlook:
     keep_rate: float
     """The most of the quantiles that capacity is kept for, between now and the start-up time."""
     now: Mapping[Role, tuple[int, str]]
+    """To have prompts that wait computed as soon as a flip can."""
+    lasting: Mapping[Role, tuple[int, str]]
+    """The same without such haste: what an instance is worth starting for."""
     then: Mapping[Role, tuple[int, str]]
     keep: Mapping[Role, tuple[int, str]]
     load: Load
@@ -54,7 +60,7 @@ class Needs:
         self.margins: Final = {role: Margin() for role in kinds.roles}
         self._most: Final[dict[Role, deque[tuple[float, int]]]] = {}
         """Needs since the load last changed, each larger than all later ones."""
-        self._waiting: Final[deque[int | None]] = deque([None], maxlen=2)
+        self._waiting: Final[deque[tuple[float, int | None]]] = deque()
         self.answers = 0
         """Complete answers seen."""
 
@@ -72,7 +78,9 @@ class Needs:
     def add(self, between: Between, now: float) -> None:
         """What came since the last look."""
         self.traffic.add(between, now)
-        self._waiting.append(between.waiting)
+        self._waiting.append((now, between.waiting))
+        while len(self._waiting) > 1 and self._waiting[1][0] <= now - LASTS_S:
+            self._waiting.popleft()
         for counts in between.classes.values():
             self.answers += counts.answers.count
             for role, margin in self.margins.items():
@@ -104,14 +112,15 @@ class Needs:
             clear_s=self._rules.clear_s,
         )
         keep_rate = self._kept_rate(history, horizon_s, rate)
-        backlog_s = self._backlog_s(load, ready)
+        backlog_s = self._backlog_s(load, ready, now)
         then = self._of(_at(load, ahead.upper, backlog_s))
         self._remember(history, then if not backlog_s else self._of(_at(load, ahead.upper, 0.0)), horizon_s, now)
         return Outlook(
             rate=rate,
             ahead=ahead,
             keep_rate=keep_rate,
-            now=self._of(_at(load, rate, backlog_s)),
+            now=self._of(replace(_at(load, rate, backlog_s), clear_s=self._rules.flip_clear_s)),
+            lasting=self._of(_at(load, rate, backlog_s)),
             then=then,
             keep=self._kept(self._of(_at(load, keep_rate * (1 + self._rules.room), backlog_s))),
             load=load,
@@ -125,13 +134,15 @@ class Needs:
         return max(found)
 
     def _remember(self, history: History, then: Mapping[Role, tuple[int, str]], horizon_s: float, now: float) -> None:
-        """The most that was needed since the load last changed significantly. Forecasts of a load that stays the same
-        still waver; an instance that one of them wanted is not sent away because the next one does not.
+        """The most that was needed since arrivals or lengths last changed significantly. Forecasts of a steady load
+        waver; an instance that one of them wanted is not sent away because the next one does not.
         """
-        found = stretch(history)
+        found = history.level
         if found is None:
             return
-        seconds, rate, whole = found
+        steady_s = self.traffic.lengths_steady_s()
+        rate, seconds = found.mean, min(found.seconds, steady_s)
+        whole = found.whole and math.isinf(steady_s)
         for role, (count, _) in then.items():
             most = self._most.setdefault(role, deque())
             while most and not whole and most[0][0] < now - seconds:
@@ -148,24 +159,36 @@ class Needs:
             for role, (count, because) in keep.items()
         }
 
-    def _backlog_s(self, load: Load, ready: Mapping[Role, float]) -> float:
-        """Work of the prompts that wait and are not in anybody's step, in seconds of one instance. What was not there a
-        look earlier is no backlog yet.
+    def prompts_wait(self, ready: Mapping[Role, float]) -> bool:
+        """Whether more prompts wait now than instances compute: the next look is to be soon."""
+        waiting = self._waiting[-1][1] if self._waiting else None
+        return waiting is not None and waiting > _in_steps(ready) / 2
+
+    def _backlog_s(self, load: Load, ready: Mapping[Role, float], now: float) -> float:
+        """Work of the prompts that wait and are not in anybody's step, in seconds of one instance. What was not there
+        `LASTS_S` earlier is no backlog yet.
         """
-        if any(each is None for each in self._waiting):
+        if not self._waiting or self._waiting[0][0] > now - LASTS_S:
             return 0.0
-        computing = ready.get(Role.PREFILL, 0.0) + ready.get(Role.BOTH, 0.0)
-        waiting = min(each for each in self._waiting if each is not None) - 2 * computing
+        known = [each for _, each in self._waiting if each is not None]
+        waiting = min(known) - _in_steps(ready) if len(known) == len(self._waiting) else 0.0
         if waiting <= 0 or not load.rate:
             return 0.0
-        role = Role.PREFILL if Role.PREFILL in self._kinds.roles else Role.BOTH
-        return waiting * self._kinds.sizer(role).prompt_work(load) / load.rate
+        sizer = self._kinds.sizer(Role.PREFILL if Role.PREFILL in self._kinds.roles else Role.BOTH)
+        tokens, shares = self.traffic.newest(math.ceil(waiting)).lengths()
+        cached = sum(each.share * each.cached for each in load.lengths.values())
+        return waiting * float(shares @ [sizer.prompt_s(each, cached) for each in tokens.tolist()])
 
     def _of(self, load: Load) -> dict[Role, tuple[int, str]]:
         return {
             role: self._kinds.sizer(role).need(role, _at(load, load.rate * margin.factor, load.waiting_s), self.aim)
             for role, margin in self.margins.items()
         }
+
+
+def _in_steps(ready: Mapping[Role, float]) -> float:
+    """Prompts that instances compute, or will next: they are no backlog."""
+    return 2 * (ready.get(Role.PREFILL, 0.0) + ready.get(Role.BOTH, 0.0))
 
 
 def _missed(role: Role, counts: ClassCounts) -> int:

@@ -31,8 +31,7 @@ import numpy as np
 from cluster.instance import Role
 from goodput.bounds import Engine
 from goodput.demand import Promise
-from goodput.sketch import Floats
-from goodput.traffic import Lengths
+from goodput.sketch import EMPTY, Floats, Sketch
 
 MOST: Final = 512
 """Instances of one role that are looked at, at most."""
@@ -40,6 +39,18 @@ MEMORY_USED: Final = 0.92
 """Share of the KV cache that may be full at the wanted quantile; beyond it requests wait, or are thrown out."""
 STEP_ROOM: Final = 0.97
 """A step may take so much of the TPOT target: what hand-overs and the scheduler's gaps add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Of recent requests of one class."""
+
+    prompts: Sketch = EMPTY
+    answers: Sketch = EMPTY
+    cached: float = 0.0
+    """Share of prompt tokens that come out of a prefix cache."""
+    share: float = 1.0
+    """Of all arrivals, those of this class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +168,13 @@ class Sizer:
             late += each.share * float(each.shares @ missed)
         return Share(met=1 - late, busy=busy, because=f"prefill {busy:.0%} busy, {late:.1%} of first tokens late")
 
+    def reachable(self, load: Load) -> float:
+        """Share of the prompts whose first token is in time where none waits; all, where that is none."""
+        found = 0.0
+        for each in self._prompts(load):
+            found += each.share * float(each.shares @ (each.target_s - self._first_s - each.seconds > 0))
+        return found or 1.0
+
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def batch(self, load: Load, count: float, *, slower: float = 1.0) -> tuple[float, float]:
@@ -233,17 +251,20 @@ class Sizer:
         return self.decode(load, count, aim) if role is Role.DECODE else self.both(load, count, aim)
 
     def need(self, role: Role, load: Load, aim: float) -> tuple[int, str]:
-        """The fewest instances that attain `aim`, and what says so."""
-        share = self.attained(role, load, 1, aim)
+        """The fewest instances that attain `aim` of what any number of them can attain, and what says so. A prompt that
+        takes longer than its target all by itself is late on any fleet: no instance is added for it.
+        """
+        goal = aim * (1.0 if role is Role.DECODE else self.reachable(load))
+        binds = share = self.attained(role, load, 1, aim)
         low, high = 0, 1
-        while share.met < aim and high < MOST:
+        while share.met < goal and high < MOST:
+            binds = share
             low, high = high, high * 2
             share = self.attained(role, load, high, aim)
-        binds = share
         while high - low > 1:
             middle = (low + high) // 2
             share = self.attained(role, load, middle, aim)
-            if share.met >= aim:
+            if share.met >= goal:
                 high = middle
             else:
                 low, binds = middle, share

@@ -1,6 +1,7 @@
 """Arrivals as a series over time, and lengths of recent requests, from what routers counted. Pure.
 
-Two series: fine bins for levels and steps, coarse ones of many days for what comes back every day. A look that comes
+Two series of arrivals: fine bins for levels and steps, coarse ones of many days for what comes back every day. Beside
+them fine bins of the lengths' logarithms, for whether lengths have changed. A look that comes
 late covers several bins and is spread over them evenly: its requests are known, only their times are not.
 """
 
@@ -8,17 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from goodput.counters import Between
 from goodput.observation import ClassCounts
+from goodput.sizing import Lengths
 from goodput.sketch import EMPTY, Sketch
-
-Floats = NDArray[np.float64]
+from goodput.stretches import Floats, Stretch, steady_lengths
 
 FINE_S: Final = 5.0
 FINE_BINS: Final = 1440
@@ -76,24 +75,14 @@ class Series:
         return self._last * self.bin_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
-    """Of recent requests of one class."""
-
-    prompts: Sketch = EMPTY
-    answers: Sketch = EMPTY
-    cached: float = 0.0
-    """Share of prompt tokens that come out of a prefix cache."""
-    share: float = 1.0
-    """Of all arrivals, those of this class."""
-
-
 class Traffic:
     """What arrives, and how long it is."""
 
     def __init__(self) -> None:
         self.fine: Final = Series(FINE_S, FINE_BINS)
         self.coarse: Final = Series(COARSE_S, COARSE_BINS)
+        self._prompts: Final = _Logs()
+        self._answers: Final = _Logs()
         self._recent: Final[deque[tuple[float, dict[str, ClassCounts]]]] = deque()
         self._arrivals = 0
         """In `_recent`."""
@@ -105,6 +94,8 @@ class Traffic:
         arrivals = sum(each.arrivals for each in between.classes.values())
         for series in (self.fine, self.coarse):
             series.add(now - between.seconds, now, arrivals)
+        self._prompts.add(now - between.seconds, now, [each.prompts for each in between.classes.values()])
+        self._answers.add(now - between.seconds, now, [each.answers for each in between.classes.values()])
         self._recent.append((now, between.classes))
         self._arrivals += arrivals
         self.counted += arrivals
@@ -114,6 +105,21 @@ class Traffic:
     def _is_old(self, at_s: float, classes: dict[str, ClassCounts], now: float) -> bool:
         left = self._arrivals - sum(each.arrivals for each in classes.values())
         return now - at_s > SAMPLE_MAX_S or (now - at_s > SAMPLE_S and left >= SAMPLE)
+
+    def lengths_steady_s(self) -> float:
+        """For how long neither prompts nor answers have changed significantly; infinite: as far as is known."""
+        found = [each.steady() for each in (self._prompts, self._answers)]
+        return min((each.seconds for each in found if each is not None and not each.whole), default=math.inf)
+
+    def newest(self, count: int) -> Sketch:
+        """Prompts of the newest arrivals, so many or somewhat more: those that wait now are among them."""
+        found = EMPTY
+        for _, classes in reversed(self._recent):
+            if found.count >= count:
+                break
+            for each in classes.values():
+                found += each.prompts
+        return found
 
     def lengths(self) -> dict[str, Lengths]:
         """By class, of recent requests."""
@@ -144,6 +150,22 @@ class Traffic:
             cached=sums[2] / seen if seen else 0.0,
             share=sums[4] / self._arrivals if self._arrivals else 0.0,
         )
+
+
+class _Logs:
+    """Logarithms of lengths over time, in buckets of sketches: how many, their sum, and their sum of squares."""
+
+    def __init__(self) -> None:
+        self._powers: Final = tuple(Series(FINE_S, FINE_BINS) for _ in range(3))
+
+    def add(self, from_s: float, to_s: float, sketches: list[Sketch]) -> None:
+        for power, series in enumerate(self._powers):
+            told = sum(count * bucket**power for each in sketches for bucket, count in each.counts.items())
+            series.add(from_s, to_s, told)
+
+    def steady(self) -> Stretch | None:
+        counts, sums, squares = (series.counts() for series in self._powers)
+        return steady_lengths(counts, sums, squares, FINE_S)
 
 
 def _fold(into: dict[int, int], more: Sketch) -> None:

@@ -1,4 +1,4 @@
-"""A controller, or a rival of it, that resizes a simulated fleet on virtual time, through the actuators' protocol.
+"""A scaler, ours or a rival, that resizes a simulated fleet on virtual time, through the actuators' protocol.
 
 Everything but the scaler is the same for all: load, routing policy, admission, start-up times, budget. What a scaler
 sees is what a live one could: a router's published counts, and heartbeats.
@@ -6,15 +6,13 @@ sees is what a live one could: a router's published counts, and heartbeats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from cluster.ids import InstanceId
 from engine.agent import machine as agents
 from goodput import actions as do
-from goodput.controller import Controller
-from goodput.decision import Act, Answered, Check, Checked, Decision, Effect, Observed, Told
-from goodput.observation import Observation, Phase, Seen
+from goodput.observation import Phase, Seen
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from sim.instance import SimInstance
@@ -162,64 +160,6 @@ class Scaler(Protocol):
     def act(self, sight: Sight) -> None:
         """One look; what is to be done is given to the actuator."""
         ...
-
-
-class Ours:
-    """The product's controller behind the protocol."""
-
-    def __init__(
-        self,
-        controller: Controller,
-        *,
-        check: Callable[[Check, Sight], bool | None] | None = None,
-        leads: Callable[[], bool] = lambda: True,
-        heard: Callable[[float], bool] = lambda _now_s: True,
-        keep: Callable[[float, Observed | Answered | Checked, tuple[Effect, ...]], None] | None = None,
-    ) -> None:
-        """Drive it.
-
-        Args:
-            controller: the machine.
-            check: says whether a fleet would do, where the rules want it (`Rules.checks`).
-            leads: whether the lock is held.
-            heard: whether the router's metrics can be read at a time.
-            keep: gets every event with its effects: a decision log.
-        """
-        self.controller: Final = controller
-        self._check: Final = check
-        self._leads: Final = leads
-        self._heard: Final = heard
-        self._keep: Final = keep
-        self.decisions: Final[list[Decision]] = []
-        """Those that do something, and the last one that does not."""
-
-    @property
-    def every_s(self) -> float:
-        """Between two looks."""
-        return self.controller.rules.every_s
-
-    def act(self, sight: Sight) -> None:
-        """One look."""
-        now_s = sight.now_s
-        routers = (sight.meters.counts(),) if self._heard(now_s) else ()
-        seen = Observation(at_s=now_s, routers=routers, instances=sight.actuator.observe(), leads=self._leads())
-        self._feed(Observed(seen), sight)
-
-    def _feed(self, event: Observed | Answered | Checked, sight: Sight) -> None:
-        effects = self.controller.handle(event, sight.now_s)
-        if self._keep is not None:
-            self._keep(sight.now_s, event, effects)
-        for effect in effects:
-            match effect:
-                case Told(decision):
-                    if self.decisions and not self.decisions[-1].actions:
-                        self.decisions.pop()
-                    self.decisions.append(decision)
-                case Act(action):
-                    self._feed(Answered(action, sight.actuator.give(action)), sight)
-                case Check():
-                    verdict = None if self._check is None else self._check(effect, sight)
-                    self._feed(Checked(effect.number, verdict), sight)
 
 
 class Scaled:

@@ -1,4 +1,4 @@
-"""Controllers and rivals on the same loads: attainment of all arrivals, GPU-hours, changes. Everything is repeatable.
+"""Scalers on the same loads: attainment of all arrivals, GPU-hours, changes. Everything is repeatable.
 
 Every system gets the same arrivals, start-up times (drawn by name and seed), routing policy, admission and budget, and
 begins with the fleet that the first minutes need. Targets are fixed: five times the first token of an idle instance,
@@ -16,9 +16,6 @@ from cluster.instance import Role
 from goodput import actions as do
 from goodput.bounds import Engine
 from goodput.budget import Budget
-from goodput.control_rules import Rules
-from goodput.controller import Controller
-from goodput.demand import Promise
 from goodput.pools import ScalingPool
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
@@ -31,7 +28,7 @@ from sim.experiments.systems import Pool, Shelf
 from sim.fleet import Member
 from sim.provisioning import Site
 from sim.result import Result
-from sim.scaling import Ours, Scaled, Scaler, Sight, direction_changes
+from sim.scaling import Scaled, Scaler, Sight, direction_changes
 from sim.settings import Settings
 from sim.startup import StartUp
 from sim.world import World
@@ -117,12 +114,6 @@ class Static:
 
     def act(self, sight: Sight) -> None:
         """Nothing."""
-
-
-def ours(setting: Setting, rules: Rules | None = None) -> Ours:
-    """The product's controller."""
-    promise = Promise(ttft_ms=TARGETS.ttft_ms, tpot_ms=TARGETS.tpot_ms, attainment=ATTAINMENT)
-    return Ours(Controller([*setting.pools().values()], {"": promise}, rules or Rules()))
 
 
 def scaled(setting: Setting, scaler: Scaler, first: Mapping[Role, int], budget: Budget | None = None) -> Scaled:
@@ -216,9 +207,7 @@ def narwhal(setting: Setting) -> dict[str, Any]:
 
 
 def run(setting: Setting, system: str) -> dict[str, Any]:
-    """One system by its name."""
-    if system == "Baton":
-        return measure(setting, ours(setting), setting.first())
+    """A rival or a bound by its name."""
     if system == "static":
         return best_static(setting)
     if system == "clairvoyant":
@@ -228,4 +217,4 @@ def run(setting: Setting, system: str) -> dict[str, Any]:
     return measure(setting, LAWS[system](setting.law()), setting.first())
 
 
-SYSTEMS: Final = ("Baton", "clairvoyant", "static", *LAWS, "Narwhal")
+RIVALS: Final = ("clairvoyant", "static", *LAWS, "Narwhal")

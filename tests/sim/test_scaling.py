@@ -12,14 +12,21 @@ from costs import shipped
 from goodput import actions as do
 from goodput.budget import Budget
 from goodput.control_rules import Rules
+from goodput.decision import Check
 from goodput.decisionlog import encode, replay
 from goodput.observation import Phase
+from goodput.sizing import Lengths
+from goodput.sketch import sketch_of
 from loadgen.arrival import Arrival
+from router.records import Promise as Promised
 from sim.baselines.scaling.clairvoyant import Clairvoyant, schedule
 from sim.baselines.scaling.laws import Behavior
 from sim.baselines.scaling.narwhal import Narwhal
+from sim.checked import REQUESTS, TOKENS, checker, drawn
+from sim.evaluate import Goal
 from sim.experiments import scaling
 from sim.experiments.scaling_loads import Drift, fixed, poisson, steady, step
+from sim.experiments.scaling_ours import ours as ours_of
 from sim.experiments.systems import Shelf
 from sim.startup import StartUp
 
@@ -42,7 +49,7 @@ def stepping() -> tuple[Arrival, ...]:
 
 def test_a_step_is_absorbed_within_forecast_and_start_up() -> None:
     at = setting([*stepping()])
-    ours, bound = scaling.ours(at), Clairvoyant(at.law(), at.arrivals, 40.0, 1.0, 0.95)
+    ours, bound = ours_of(at), Clairvoyant(at.law(), at.arrivals, 40.0, 1.0, 0.95)
     run = scaling.scaled(at, ours, at.first())
     result = run.run(at.arrivals)
     late = ~result.met(scaling.TARGETS)
@@ -55,26 +62,26 @@ def test_a_step_is_absorbed_within_forecast_and_start_up() -> None:
 
 
 def test_an_instance_that_fails_to_start_is_replaced_and_the_log_replays() -> None:
-    at = setting([*stepping()])
+    at = replace(setting([*stepping()]), seed=3)  # names and seed draw what fails: of these starts some do
     lines: list[bytes] = []
-    ours = scaling.ours(at)
+    ours = ours_of(at)
     kept = type(ours)(ours.controller, keep=lambda now, event, effects: lines.append(encode(now, event, effects)))
     run = scaling.scaled(at, kept, at.first())
     site = run.world.provisioning._site.pools
     assert isinstance(site, dict)
     for pool, member in site.items():
-        site[pool] = replace(member, startup=StartUp(median_s=30.0, fails=0.3))
+        site[pool] = replace(member, startup=StartUp(median_s=30.0, fails=0.5))
     result = run.run(at.arrivals)
     assert result.counts["starts_failed"] > 0
     assert result.met(scaling.TARGETS).mean() > 0.9
-    assert not list(replay(lines, scaling.ours(at).controller))
+    assert not list(replay(lines, ours_of(at).controller))
 
 
 def test_a_budget_is_never_exceeded_and_nothing_is_refused() -> None:
     at = setting(poisson(steady(2.5), 2.5, 400.0, 1, fixed))
     run = scaling.scaled(
         at,
-        scaling.ours(at, Rules(budget=Budget(gpus={"A100-80G-SXM": 10}))),
+        ours_of(at, Rules(budget=Budget(gpus={"A100-80G-SXM": 10}))),
         {P: 1, D: 2},
         Budget(gpus={"A100-80G-SXM": 10}),
     )
@@ -86,13 +93,51 @@ def test_a_budget_is_never_exceeded_and_nothing_is_refused() -> None:
 def test_drifting_lengths_move_the_split() -> None:
     drift = Drift((12_000, 200), (1500, 1500), 1200.0, 1)
     at = setting(poisson(steady(1.2), 1.2, 1200.0, 1, drift.sizes()), startup_s=180.0)
-    run = scaling.scaled(at, scaling.ours(at), at.first())
+    run = scaling.scaled(at, ours_of(at), at.first())
     result = run.run(at.arrivals)
     assert result.met(scaling.TARGETS).mean() >= scaling.ATTAINMENT
     seen = run.actuator.observe() or ()
     ready = [each for each in seen if each.phase is Phase.READY]
     assert sum(each.role is D for each in ready) > 0
     assert any(isinstance(each, do.Flip | do.Start | do.Drain) for _, each in run.actuator.actions)
+
+
+def test_a_burst_of_long_prompts_is_answered_by_a_flip_within_ten_seconds() -> None:
+    """From the burst to the first token that an instance which decoded before has computed; wherever between two looks
+    the burst begins. Nothing can be started: there are eight instances' GPUs.
+    """
+    quiet = [Arrival(at_s=2.0 * at, input_tokens=1000, output_tokens=200) for at in range(90)]
+    for begins_s in (151.0, 152.4, 155.2):
+        times = [begins_s + (0.02 * at if at < 20 else 0.4 * (at - 19)) for at in range(60)]
+        burst = [Arrival(at_s=each, input_tokens=12_000, output_tokens=20) for each in times]
+        at = setting(sorted([*quiet, *burst], key=lambda each: each.at_s), startup_s=180.0)
+        run = scaling.scaled(at, ours_of(at), {P: 2, D: 6}, Budget(gpus={"A100-80G-SXM": 16}))
+        result = run.run(at.arrivals)
+        flip = next(each for _, each in run.actuator.actions if isinstance(each, do.Flip))
+        assert flip.role is P
+        theirs = result.columns[result.columns["prefill"] == result.members.index(flip.instance)]
+        first_s = theirs["first_ns"][theirs["at_ns"] >= begins_s * 1e9].min() / 1e9
+        assert first_s - begins_s < 10.0
+        assert result.good().all()
+
+
+def test_a_check_says_whether_a_fleet_would_do_and_draws_no_more_than_it_may() -> None:
+    at = setting(poisson(steady(1.0), 1.0, 10.0, 1, fixed))
+    goal = Goal(targets=scaling.TARGETS, attainment=0.95, promise=Promised(ttft_ms=6000.0, tpot_ms=60.0))
+    members = {role.value: member for role, member in at.members().items()}
+    check = checker(members, {"": goal}, "")
+
+    def asked(prefills: int, decodes: int, number: int = 1, answer: int = 1000) -> Check:
+        lengths = Lengths(prompts=sketch_of([8000]), answers=sketch_of([answer]))
+        fleet = {"prefill": {P: prefills}, "decode": {D: decodes}}
+        return Check(number=number, fleet=fleet, rate=1.5, lengths={"": lengths}, dispersion=1.0, because="a test")
+
+    assert check(asked(3, 4)).holds is True
+    assert check(asked(1, 4)).holds is False
+    assert check(asked(3, 4, answer=100_000)).holds is None
+    assert drawn(asked(3, 4)) == drawn(asked(3, 4)) != drawn(asked(3, 4, number=2))
+    assert len(drawn(asked(3, 4))) <= REQUESTS
+    assert sum(each.output_tokens for each in drawn(asked(3, 4, answer=5000))) <= TOKENS * 1.1
 
 
 def test_narwhal_flips_and_never_starts() -> None:
@@ -126,7 +171,7 @@ def test_after_the_first_cycle_of_a_sinusoid_first_tokens_are_in_time(startup_s:
     from sim.experiments.scaling_loads import sinusoid
 
     at = setting(poisson(sinusoid(0.16, 3.84, 2400.0), 3.84, 7200.0, 1, fixed), startup_s)
-    run = scaling.scaled(at, scaling.ours(at), at.first())
+    run = scaling.scaled(at, ours_of(at), at.first())
     result = run.run(at.arrivals)
     later = result.columns["at_ns"] / 1e9 > 2400.0
     assert (result.latency_s("ttft")[later] * 1000 <= (scaling.TARGETS.ttft_ms or 0)).mean() >= 0.95

@@ -17,7 +17,7 @@ from goodput import actions as do
 from goodput.budget import Budget, Footprint
 from goodput.control_rules import Rules
 from goodput.controller import Controller
-from goodput.decision import Act, Answered, Decision, Effect, Event, Observed, Told
+from goodput.decision import Act, Answered, Check, Checked, Decision, Effect, Event, Observed, Told
 from goodput.decisionlog import encode
 from goodput.demand import Promise
 from goodput.observation import ClassCounts, Observation, Phase, RouterCounts, Seen
@@ -167,6 +167,8 @@ class Drive:
     kill_after: int | None = None
     """The controller is killed before it gives this action of all to the actuator, and another one begins."""
     make: Callable[[], Controller] | None = None
+    check: Callable[[Check], Checked] | None = None
+    """Says whether a fleet would do."""
 
     def look(self) -> None:
         """One look, and what follows from it."""
@@ -195,6 +197,8 @@ class Drive:
                         self.controller, self.kill_after = self.make(), None
                         return
                     self.feed(Answered(action, self.fleet.give(action, self.now)))
+                case Check() if self.check is not None:
+                    self.feed(self.check(effect))
                 case _:
                     raise AssertionError(effect)
 

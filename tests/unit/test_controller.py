@@ -14,7 +14,7 @@ from goodput import actions as do
 from goodput.budget import Budget
 from goodput.control_rules import Rules
 from goodput.controller import Controller
-from goodput.decision import Pause, Resize, What
+from goodput.decision import Check, Checked, Pause, Resize, What
 from goodput.decisionlog import BadLine, replay
 from goodput.observation import Phase, Seen
 
@@ -136,6 +136,52 @@ def test_lengths_that_drift_flip_instances() -> None:
     flips = [each for _, each in at.fleet.actions if isinstance(each, do.Flip)]
     assert flips and all(each.role is P for each in flips)
     assert at.fleet.of_role(D) >= 1
+
+
+def test_what_long_prompts_needed_is_forgotten_when_they_become_short() -> None:
+    """The rate stays as it is: only the lengths say that the load has changed."""
+    at = drive(6, 4)
+    at.fleet.prompt = 14_000
+    chance = rng()
+    at.run(lambda _: 2.0, 1500, chance)
+    before = at.fleet.of_role(P)
+    at.fleet.prompt = 4000
+    at.run(lambda _: 2.0, 1500, chance)
+    assert at.fleet.of_role(P) <= before - 2
+
+
+def test_prompts_that_wait_are_looked_at_every_second() -> None:
+    at = drive(2, 2)
+    at.run(lambda _: 1.0, 100, rng())
+    assert at.controller.next_wakeup() == at.now + at.controller.rules.every_s
+    at.fleet.waiting = 9
+    at.now += 5
+    at.look()
+    assert at.controller.next_wakeup() == at.now + at.controller.rules.hurry_s
+    at.fleet.hears = False
+    at.now += 60
+    at.look()
+    assert at.controller.next_wakeup() == at.now + at.controller.rules.every_s
+
+
+def test_a_check_is_asked_before_an_instance_leaves_and_may_say_no() -> None:
+    at = drive(6, 6, rules=Rules(checks=True))
+    at.keeps = True
+    asked: list[Check] = []
+
+    def answer(effect: Check) -> Checked:
+        asked.append(effect)
+        return Checked(effect.number, len(asked) > 2, "the test")
+
+    at.check = answer
+    at.run(lambda _: 1.0, 900, rng())
+    assert len(asked) > 2
+    assert sum(sum(roles.values()) for roles in asked[0].fleet.values()) == 11
+    assert asked[0].rate > 0.9
+    drains = [each for _, each in at.fleet.actions if isinstance(each, do.Drain)]
+    assert len(drains) == len(asked) - 2
+    assert any("a simulation of recent requests without" in each.because for each in at.decisions)
+    assert not list(replay(at.lines, Controller(pools(), {"": PROMISE}, Rules(checks=True))))
 
 
 def test_a_manual_size_wins_until_it_is_taken_back() -> None:

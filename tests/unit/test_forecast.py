@@ -10,21 +10,46 @@ import pytest
 
 from goodput.counters import Between, Counters
 from goodput.forecast import Forecasting
-from goodput.forecasters import History, dispersion_of, last_value, period_of, short_trend
+from goodput.forecasters import FADES_S, History, last_value, period_of, short_trend
 from goodput.observation import ClassCounts, RouterCounts
 from goodput.sketch import Counting, sketch_of
+from goodput.stretches import Stretch, steady_lengths, steady_rate
 from goodput.traffic import Series, Traffic
 
 
 def history(rates: list[float], seed: int = 1) -> History:
     counts = np.random.default_rng(seed).poisson(np.array(rates) * 5.0).astype(float)
     coarse = counts[: len(counts) // 12 * 12].reshape(-1, 12).sum(axis=1)
-    return History(counts=counts, bin_s=5.0, coarse=coarse, coarse_s=60.0, dispersion=dispersion_of(counts))
+    return History.of(counts, 5.0, coarse, 60.0)
 
 
 def test_a_level_uses_all_of_a_steady_load_and_little_after_a_step() -> None:
     assert last_value(history([2.0] * 700), 0.0) == pytest.approx(2.0, rel=0.06)
     assert last_value(history([1.0] * 700 + [4.0] * 12), 0.0) == pytest.approx(4.0, rel=0.3)
+
+
+def test_a_burst_of_ten_seconds_is_no_change_and_a_slow_slope_is_one() -> None:
+    """Five and a half standard deviations as the normal distribution has them are four of so few arrivals."""
+    counts = np.full(720, 2.0)
+    counts[-2:] = 7.0
+    assert steady_rate(counts, 5.0, 1.0) == Stretch(3600.0, pytest.approx(0.4028, abs=1e-4), whole=True)
+    slope = steady_rate(np.linspace(2.0, 6.0, 720), 5.0, 1.0)
+    assert slope is not None
+    assert not slope.whole
+    assert slope.seconds < 2400
+
+
+def test_lengths_change_by_their_logarithms() -> None:
+    def told(buckets: list[float]) -> Stretch | None:
+        ones, values = np.full(len(buckets), 10.0), np.array(buckets)
+        return steady_lengths(ones, 10 * values, 10 * (values**2 + 4.0), 5.0)
+
+    same, changed = told([50.0] * 400), told([50.0] * 300 + [53.0] * 100)
+    assert same is not None
+    assert same.whole
+    assert changed is not None
+    assert not changed.whole
+    assert changed.seconds == pytest.approx(500.0, rel=0.35)
 
 
 def test_noise_is_no_trend_and_a_trend_fades() -> None:
@@ -34,7 +59,7 @@ def test_noise_is_no_trend_and_a_trend_fades() -> None:
     near, far = short_trend(rising, 60.0), short_trend(rising, 3600.0)
     assert near is not None and far is not None
     assert near > 5.5
-    assert far < near + 0.01 * 180
+    assert far < near + 0.01 * FADES_S
 
 
 def test_a_period_is_found_and_none_in_noise() -> None:

@@ -23,9 +23,8 @@ from cluster.instance import Role
 from goodput import actions as do
 from goodput.demand import Promise
 from goodput.observation import Phase, Seen
-from goodput.sizing import Load, Sizer
+from goodput.sizing import Lengths, Load, Sizer
 from goodput.sketch import sketch_of
-from goodput.traffic import Lengths
 from loadgen.arrival import Arrival
 from sim.baselines.scaling.laws import Law
 from sim.scaling import Sight

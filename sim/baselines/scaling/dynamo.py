@@ -25,7 +25,7 @@ PAIR: Final = (Role.PREFILL, Role.DECODE)
 
 
 def opening(law: Law, gpus: int, most: int) -> dict[str, Any]:
-    """What the planner is started with: its defaults, our targets, points of our costs."""
+    """What the planner is started with: its defaults (the load loop is off), our targets, points of our costs."""
     able = {role: _able(law, role, gpus) for role in PAIR}
     return {
         "config": {
@@ -112,6 +112,8 @@ class DynamoPlanner:
         self._due_s = float(first["next_tick_ms"] or 0.0) / 1000
         self._ticks = 0
         self._told_s = 0.0
+        self._tokens = (0, 0)
+        """Of prompts so far: out of prefix caches, and computed."""
         self.stopped = False
 
     def act(self, sight: Sight) -> None:
@@ -155,13 +157,13 @@ class DynamoPlanner:
         """An engine's last step, as far as its heartbeat tells it."""
         engine = self._law.pools[role].engine
         running = each.running or 0
-        if role is Role.PREFILL:
-            size = min(engine.batched_tokens, round(mean)) if running else 0
-            queued = max(0.0, waiting - 1)
+        if role is Role.PREFILL:  # an idle engine's last pass was one of a mean prompt with nothing queued
+            size = min(engine.batched_tokens, round(mean))
+            queued = max(0.0, waiting - 1) if running else 0.0
             return _pass(
                 each.id,
                 engine.costs.prefill_ms(max(1, size)) / 1000 if size else 0.0,
-                num_prefill_requests=int(bool(running)),
+                num_prefill_requests=int(bool(size)),
                 sum_prefill_tokens=size,
                 num_queued_prefill=round(queued),
                 sum_queued_prefill_tokens=round(queued * mean),
@@ -179,10 +181,13 @@ class DynamoPlanner:
         )
 
     def _traffic(self, sight: Sight) -> dict[str, Any]:
-        """Since the last tick: requests that came, and the lengths of those that ended."""
+        """Since the last tick: requests that came, the lengths of those that ended, and what prefix caches saved."""
         arrived, ended = sight.meters.arrived_since(self._told_s), sight.meters.since(self._told_s)
         served = [each for each in ended if each.served]
         count = len(served)
+        cached, computed = self._tokens
+        self._tokens = self._computed(sight)
+        saved, whole = self._tokens[0] - cached, sum(self._tokens) - cached - computed
         return {
             "duration_s": sight.now_s - self._told_s,
             "num_req": len(arrived),
@@ -193,8 +198,13 @@ class DynamoPlanner:
             "avg_osl": sum(each.made_tokens for each in served) / count if count else 0.0,
             "avg_ttft_ms": sum(each.ttft_ms for each in served) / count if count else 0.0,
             "avg_itl_ms": sum(each.tpot_ms for each in served) / count if count else 0.0,
-            "avg_kv_hit_rate": 0.0,
-            "hit_rate_count": 0,
+            "avg_kv_hit_rate": saved / whole if whole else 0.0,
+            "hit_rate_count": count,
             "avg_accept_length": None,
             "accept_length_forward_count": 0,
         }
+
+    @staticmethod
+    def _computed(sight: Sight) -> tuple[int, int]:
+        classes = sight.meters.counts().classes.values()
+        return sum(each.cached_tokens for each in classes), sum(each.computed_tokens for each in classes)

@@ -1,0 +1,78 @@
+"""Whether a fleet would do, by a simulation of a load as it is now: what a controller asks before an instance leaves.
+
+Requests are drawn from the distributions that routers have published, at the rate that capacity is kept for, with the
+burstiness that was measured; the same `Check` draws the same ones. Their number bounds the time: `REQUESTS` of them are
+one CPU second on the interpreter, or two where answers are very long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from cluster.ids import InstanceId
+from goodput.decision import Check, Checked
+from loadgen.arrival import Arrival
+from sim.evaluate import Goal, tried
+from sim.fleet import Member
+
+REQUESTS: Final = 400
+TOKENS: Final = 600_000
+"""Of answers in all, at most: steps are what a simulation spends its time on."""
+REQUESTS_MIN: Final = 60
+"""With fewer nothing is said: of so many, three may miss at an attainment of 95 %."""
+
+
+def checker(pools: Mapping[str, Member], goals: Mapping[str, Goal], usual: str) -> Callable[[Check], Checked]:
+    """Answers checks.
+
+    Args:
+        pools: by name, what one instance is.
+        goals: by class, what is promised.
+        usual: the class of requests that name none, or one without a goal.
+    """
+
+    def check(asked: Check) -> Checked:
+        if any(pool not in pools for pool in asked.fleet):
+            return Checked(asked.number, None, "a pool is not known to the simulation")
+        members = [
+            replace(pools[pool], name=InstanceId(f"{role.value}-{pool}-{number}"), role=role)
+            for pool, roles in asked.fleet.items()
+            for role, count in roles.items()
+            for number in range(count)
+        ]
+        arrivals = drawn(asked)
+        if len(arrivals) < REQUESTS_MIN:
+            return Checked(asked.number, None, f"{len(arrivals)} requests can be drawn in the time")
+        said = tried(members, arrivals, goals, usual)
+        because = f"{said.attained_at_most:.1%} of {len(arrivals)} requests drawn from recent ones would be in time"
+        return Checked(asked.number, said.holds, because)
+
+    return check
+
+
+def drawn(asked: Check) -> list[Arrival]:
+    """Requests like recent ones."""
+    rng = np.random.default_rng(asked.number)
+    names = [name for name, each in asked.lengths.items() if each.share > 0]
+    if not names or asked.rate <= 0:
+        return []
+    shares = np.array([asked.lengths[name].share for name in names])
+    mean = sum(
+        share * asked.lengths[name].answers.mean for name, share in zip(names, shares / shares.sum(), strict=True)
+    )
+    count = min(REQUESTS, int(TOKENS / max(1.0, mean)))
+    gaps = rng.gamma(1 / asked.dispersion, asked.dispersion / asked.rate, count)
+    found = []
+    for at_s, name in zip(np.cumsum(gaps), rng.choice(names, count, p=shares / shares.sum()), strict=True):
+        lengths = asked.lengths[name]
+        prompt, answer = (
+            max(1, round(float(rng.choice(values, p=parts))))
+            for values, parts in (lengths.prompts.lengths(), lengths.answers.lengths())
+        )
+        new = max(1, round(prompt * (1 - lengths.cached)))
+        found.append(Arrival(at_s=float(at_s), input_tokens=new, output_tokens=answer, slo_class=str(name)))
+    return found

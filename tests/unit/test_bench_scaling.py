@@ -1,0 +1,31 @@
+"""Kept rows of `bench.scaling`: a rival's row may outlive a change of the controller, and of nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from bench import scaling
+
+IMPORTED = """
+import sys
+import sim.baselines.scaling.dynamo, sim.experiments.scaling
+print(*(module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)), sep="\\n")
+"""
+
+
+def test_rivals_import_nothing_of_the_controller() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, cwd=scaling.ROOT
+    )
+    imported = set(told.stdout.split())
+    found = [name for name in scaling.CONTROLLER if str(scaling.ROOT / name) in imported]
+    assert str(scaling.ROOT / "goodput/sizing.py") in imported
+    assert not found
+
+
+def test_what_rows_depend_on_is_there() -> None:
+    for name in (*scaling.CONTROLLER, *scaling.PLANNER):
+        assert (scaling.ROOT / name).is_file(), name
+    assert len({scaling.digest(system) for system in (scaling.OURS, scaling.DYNAMO, "HPA")}) == 3
+    assert scaling.digest("HPA") == scaling.digest("static")

@@ -1,0 +1,35 @@
+"""Sizes from costs: as many as it takes, and none for what no number of them can do."""
+
+from __future__ import annotations
+
+import pytest
+from support.pretend_fleet import PROMISE, pools
+
+from cluster.instance import Role
+from goodput.sizing import Lengths, Load, Sizer
+from goodput.sketch import sketch_of
+
+PREFILL = Sizer(pools()[0].engine)
+
+
+def load(prompts: list[int], rate: float = 1.5) -> Load:
+    lengths = Lengths(prompts=sketch_of(prompts), answers=sketch_of([200]))
+    return Load(rate=rate, lengths={"": lengths}, promises={"": PROMISE})
+
+
+def test_prompts_that_no_fleet_computes_in_time_add_no_instance() -> None:
+    usual, _ = PREFILL.need(Role.PREFILL, load([12_000] * 97), 0.98)
+    tail, because = PREFILL.need(Role.PREFILL, load([12_000] * 97 + [40_000] * 3), 0.98)
+    assert PREFILL.prompt_s(40_000) * 1000 > (PROMISE.ttft_ms or 0)
+    assert usual <= tail <= usual + 2
+    assert because
+
+
+@pytest.mark.parametrize("rate", [0.2, 1.0, 5.0])
+def test_the_reason_is_of_the_fleet_that_would_not_do(rate: float) -> None:
+    count, because = PREFILL.need(Role.PREFILL, load([8000], rate), 0.98)
+    if count > 1:
+        fewer = PREFILL.prefill(load([8000], rate), count - 1)
+        assert fewer.met < 0.98
+        assert because == f"{count - 1} would not do: {fewer.because}"
+    assert PREFILL.prefill(load([8000], rate), count).met >= 0.98
