@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -19,19 +18,19 @@ from k8s.crd.names import (
     label_value,
 )
 from k8s.operator.client import ApiAway, ApiFailed, Client
-from k8s.operator.fleet import Fleet
+from k8s.operator.fleet import Fleet, Told
 from k8s.operator.hands import Counters, Hands
+from k8s.operator.secrets import Access, access
 from k8s.operator.teller import Teller
 from k8s.operator.watch import Kept
 from k8s.plan import (
     Desired,
     Images,
-    Known,
     Observed,
     limits_of,
     plan,
 )
-from k8s.plan.pods import internal_secret
+from k8s.plan.pods import fleet_secret, internal_secret
 
 logger = logging.getLogger("baton.operator")
 
@@ -179,11 +178,12 @@ class Operator:
         self.counters.reconciles += 1
         resource = read_resource(thing)
         desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds)
-        key = self._key(resource)
+        key = self._access(resource)
         observed = await self._observe(resource, key)
         actions = plan(desired, observed, limits_of(desired, observed), self._wall())
         for action in actions:
-            if not self.may_act():
+            live = self._clusters.objects.get((namespace, name))
+            if not self.may_act() or live is None or live["metadata"]["uid"] != resource.uid:
                 return False
             await self._hands.do(action, resource, observed, key)
         await self._teller.tell(thing, self._pools_of(resource), desired, observed, actions)
@@ -203,16 +203,13 @@ class Operator:
             if namespace == resource.namespace and each["metadata"].get("labels", {}).get(LABEL_CLUSTER) == named
         ]
 
-    def _key(self, resource: Resource) -> str:
-        """The operator's key for agents and routers of a cluster."""
-        name = internal_secret(resource)
-        for kept in self._children:
-            secret = kept.objects.get((resource.namespace, name)) if kept.kind == "Secret" else None
-            if secret is not None:
-                return b64decode(secret.get("data", {}).get("operator-key", "")).decode()
-        return ""
+    def _access(self, resource: Resource) -> Access:
+        """What the operator proves itself by to a cluster's agents and routers."""
+        kept = next(each.objects for each in self._children if each.kind == "Secret")
+        names = (internal_secret(resource), fleet_secret(resource))
+        return access(*(kept.get((resource.namespace, name)) for name in names))
 
-    async def _observe(self, resource: Resource, key: str) -> Observed:
+    async def _observe(self, resource: Resource, key: Access) -> Observed:
         pods: list[Json] = []
         objects: list[Json] = []
         for kept in self._children:
@@ -222,14 +219,15 @@ class Operator:
             part: [p for p in pods if p["metadata"]["labels"].get(LABEL_PART) == part]
             for part in ("instance", "router")
         }
-        drained, known = frozenset[str](), Known()
+        told = Told()
         if parts["instance"] and resource.spec is not None:
-            drained, known = await self._fleet.look(parts["instance"], parts["router"], key)
+            told = await self._fleet.look(parts["instance"], parts["router"], key)
         return Observed(
             objects=tuple(objects),
             pods=tuple(parts["instance"]),
-            drained=drained,
-            known=known,
+            drained=told.drained,
+            roles=told.roles,
+            known=told.known,
             external=self._external(resource),
             advised=self._settings.advised(resource.namespace, resource.name),
         )

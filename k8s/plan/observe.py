@@ -43,6 +43,8 @@ class Observed:
     pods: tuple[Json, ...] = ()
     drained: frozenset[str] = frozenset()
     """Instances whose agents have no stream and no hold left."""
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    """By instance, the role that its agent says it has; one that is not named has that of its workload."""
     known: Known = field(default_factory=Known)
     external: Mapping[str, int] = field(default_factory=dict)
     """Replicas by pool, of BatonPools."""
@@ -115,7 +117,7 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
         name=name,
         model=labels.get(LABEL_MODEL, ""),
         pool=labels.get(LABEL_POOL, ""),
-        role=Role(labels.get(LABEL_ROLE, "both")),
+        role=observed.roles.get(name) or Role(labels.get(LABEL_ROLE, "both")),
         revision=labels.get(LABEL_REVISION, ""),
         family=labels.get(LABEL_FAMILY, ""),
         gpu="" if gpu == "any" else gpu,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from cluster.instance import Role
 from cluster.spec.plan import stems
@@ -13,6 +13,7 @@ from k8s.crd.names import APPLIED, LABEL_COUNT, LABEL_PART, digest
 from k8s.crd.resource import Resource
 from k8s.plan.children import budget_name, children
 from k8s.plan.fleet import moves
+from k8s.plan.keys import KeySecrets, are_lost, key_actions, key_secrets, may_start
 from k8s.plan.merge import contains
 from k8s.plan.observe import Observed, gate_of, instances, is_ours, pods_by_instance
 from k8s.plan.pods import Images, family_of, internal_secret, nodes_of, revision_of, template, workload
@@ -37,6 +38,9 @@ Json = Mapping[str, Any]
 Key = tuple[str, str]
 """Kind and name."""
 
+NOT_THERE: Final = "it is not there"
+"""Of an object that is to be made: one of its name that is not ours is left alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
@@ -59,6 +63,9 @@ class Look:
     foreign: tuple[Key, ...] = ()
     """Objects of names that are wanted, and that are not ours."""
     missing_kinds: tuple[str, ...] = ()
+    keys: KeySecrets = field(default_factory=lambda: KeySecrets(fleet=None, of_instances={}))
+    keys_lost: bool = False
+    """The fleet's ticket keys are gone: no instance can be started until they are back, or others are asked for."""
     scaled: Mapping[str, str] = field(default_factory=dict)
     """Who decides a pool's size, by pool: ``BatonPool``, ``controller``, or nothing."""
 
@@ -78,6 +85,7 @@ def look(desired: Desired, observed: Observed) -> Look:
     sizes = sizes_of(models)
     scaled = dict.fromkeys(observed.advised, "controller") | dict.fromkeys(observed.external, "BatonPool")
     names = [_key(each) for each in children(resource, desired.images, sizes)]
+    keys = key_secrets(resource, observed)
     return Look(
         models=models,
         instances=there,
@@ -85,6 +93,8 @@ def look(desired: Desired, observed: Observed) -> Look:
         live=live,
         foreign=tuple(key for key in names if key in live and not is_ours(live[key], resource.uid)),
         missing_kinds=tuple(sorted(_missing(desired, pools))),
+        keys=keys,
+        keys_lost=are_lost(resource, keys),
         scaled={stem: who for stem, who in scaled.items() if stem in pools},
     )
 
@@ -180,11 +190,17 @@ def plan(desired: Desired, observed: Observed, limits: Limits, now: float) -> tu
     if resource.spec is None or resource.kubernetes.paused or resource.deleting:
         return ()
     seen = look(desired, observed)
+    done = {each.name for each in seen.instances if each.deleting}
+    todo: tuple[Action, ...] = (*_models(desired, seen, limits, now), *_gone_models(seen, limits, now))
+    if not may_start(resource, seen.keys, now):
+        todo = tuple(each for each in todo if not isinstance(each, Apply) or _key(each.manifest) in seen.live)
+    starting = {each.manifest["metadata"]["name"] for each in todo if isinstance(each, Apply)}
+    named = starting | ({each.name for each in seen.instances} - done)
     return (
         *_secrets(desired, seen),
+        *key_actions(resource, observed, seen.keys, named, limits, now),
         *_children(desired, seen),
-        *_models(desired, seen, limits, now),
-        *_gone_models(seen, limits, now),
+        *todo,
         *_gates(observed, seen),
     )
 
@@ -200,7 +216,7 @@ def _children(desired: Desired, seen: Look) -> Iterator[Action]:
     for key, manifest in wanted.items():
         if manifest["kind"] not in seen.missing_kinds and key not in seen.foreign:
             yield from _repaired(manifest, seen.live.get(key))
-    keep = {*wanted, ("Secret", internal_secret(desired.resource))}
+    keep = {*wanted, ("Secret", internal_secret(desired.resource)), *(("Secret", name) for name in seen.keys.names)}
     for key, thing in sorted(seen.live.items()):
         part = thing["metadata"].get("labels", {}).get(LABEL_PART)
         if key not in keep and part != "instance" and is_ours(thing, desired.resource.uid) and not _leaving(thing):
@@ -214,7 +230,7 @@ def _leaving(thing: Json) -> bool:
 def _repaired(manifest: Json, live: Json | None) -> Iterator[Action]:
     """Applied where it is missing, where something else is wanted now, or where a hand has changed it."""
     if live is None:
-        yield Apply(manifest, "it is not there")
+        yield Apply(manifest, NOT_THERE)
     elif _leaving(live):
         return
     elif live["metadata"].get("annotations", {}).get(APPLIED) != manifest["metadata"]["annotations"][APPLIED]:

@@ -17,7 +17,7 @@ RIGHTS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("", "events"): ("create",),
     ("", "pods"): ("list", "watch"),
     ("", "pods/status"): ("patch",),
-    ("", "secrets"): ("create", "delete", "list", "watch"),
+    ("", "secrets"): ("create", "delete", "list", "patch", "update", "watch"),
     ("", "serviceaccounts"): _CHILD,
     ("", "services"): _CHILD,
     ("apps", "deployments"): _CHILD,

@@ -122,6 +122,12 @@ def _progressing(seen: Look, todo: tuple[Action, ...]) -> Fact:
 
 
 def _degraded(seen: Look, desired: Desired) -> Fact:
+    if seen.keys_lost:
+        message = (
+            "the Secret with the fleet's ticket keys is gone; what runs goes on, nothing can start: put it back, or "
+            "set kubernetes.ticket_keys to another name, which restarts every instance"
+        )
+        return Fact("Degraded", True, "KeysLost", message)
     if seen.missing_kinds:
         kinds = ", ".join(seen.missing_kinds)
         return Fact("Degraded", True, "KindMissing", f"the API server does not know {kinds}: install or leave out")

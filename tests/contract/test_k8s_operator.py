@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
+import json
+import re
 import time
+from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,7 +28,8 @@ from k8s.operator import controller, watch
 from k8s.operator.client import ApiFailed, Client
 from k8s.operator.controller import Operator, Settings
 from k8s.operator.election import Candidate, Election
-from k8s.plan import Images
+from k8s.operator.secrets import keys_in
+from k8s.plan import Images, limits_of
 from k8s.plan.rights import RIGHTS
 
 NS = "llm"
@@ -213,7 +218,11 @@ async def test_a_resource_becomes_a_cluster_and_then_nothing_is_written() -> Non
         await stage.make(spec(2, 1))
         await stage.until(lambda: stage.settled(2, 1))
         assert stage.condition("Available")["status"] == "True"
-        assert {each["metadata"]["name"] for each in stage.server.all("secrets")} == {"chat-internal"}
+        assert {each["metadata"]["name"] for each in stage.server.all("secrets")} == {
+            "chat-internal",
+            "chat-ticket-keys",
+            *(f"chat-{name}-keys" for name in ("prefill-0", "prefill-1", "decode-0")),
+        }
         assert not any("annotations" in each["metadata"] for each in stage.server.all("batonclusters"))
         before = stage.double.writes()
         await asyncio.sleep(1.2)  # two idle rounds
@@ -529,8 +538,11 @@ async def test_the_role_is_what_the_operator_uses() -> None:
         pool = {"cluster": "chat", "pool": "decode", "replicas": 1}
         await stage.client.create({"apiVersion": API_VERSION, "kind": "BatonPool", "metadata": metadata, "spec": pool})
         await stage.until(stage.settled)
+        await stage.change({"kubernetes": {"ticket_keys": "2"}})
+        await stage.until(stage.settled)
         used = set(stage.double.verbs) - {
             (GROUP, "batonclusters", "create"),  # the test's own
+            (GROUP, "batonclusters", "patch"),
             (GROUP, "batonpools", "create"),
         }
         granted = {(group, resource, verb) for (group, resource), verbs in RIGHTS.items() for verb in verbs}
@@ -565,6 +577,46 @@ async def test_deleting_the_definition_ends_everything() -> None:
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.3)
         assert stage.double.all("deployments") == [], "the operator does not make them again"
+
+
+async def test_a_replaced_key_reaches_every_program_and_stands_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    monkeypatch.setattr(controller, "limits_of", lambda *given: dataclasses.replace(limits_of(*given), keys_s=1.0))
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        secret: set[str] = set()
+
+        def keys() -> tuple[str, ...]:
+            fleet = stage.server.get("secrets", "chat-ticket-keys")
+            assert fleet is not None
+            secret.update(secrets_in(stage))
+            return tuple(key.secret.hex() for key in keys_in(fleet))
+
+        (old,) = keys()
+        await stage.change({"kubernetes": {"ticket_keys": "2"}})
+        await stage.until(lambda: len(keys()) == 2)
+        await stage.until(lambda: len(keys()) == 1 and stage.settled())
+        assert keys() != (old,)
+        assert len(secret) >= 10
+        plurals = ("pods", "deployments", "events", "configmaps", "batonclusters", "services", "networkpolicies")
+        told = json.dumps([stage.server.all(plural) for plural in plurals]) + caplog.text
+        assert [each for each in secret if each in told] == []
+
+
+def secrets_in(stage: Stage) -> set[str]:
+    """Every word of every Secret that is long enough to be a key or a password, but for names."""
+    found = set()
+    for each in stage.server.all("secrets"):
+        for name, value in each["data"].items():
+            text = b64decode(value).decode()
+            words = [word for line in text.splitlines() for word in line.replace(">", " ").split()]
+            if not name.endswith("-digest"):
+                found |= {word for word in words if re.fullmatch(r"[0-9a-f]{64,}|sk-baton-\S+|[\w-]{32}", word)}
+    return found
 
 
 async def test_an_instance_with_streams_is_waited_for() -> None:

@@ -242,6 +242,15 @@ class ApiServer:
                     self.delete(self.kinds[other], each, {})
         return thing
 
+    def collect(self) -> None:
+        """The garbage collector's other half: what was made for an owner that is gone already goes, too."""
+        live = {each["metadata"]["uid"] for objects in self.store.values() for each in objects.values()}
+        for plural, objects in list(self.store.items()):
+            for each in list(objects.values()):
+                owners = each["metadata"].get("ownerReferences", ())
+                if owners and not any(owner["uid"] in live for owner in owners):
+                    self.delete(self.kinds[plural], each, {})
+
 
 def labels_fit(thing: Json | None, selector: str) -> bool:
     if thing is None:
