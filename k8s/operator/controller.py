@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from cluster.instance import Role
+from goodput.actuate.protocol import Unobservable
 from k8s.crd import Resource, read_resource
 from k8s.crd.names import (
     API_VERSION,
@@ -20,16 +22,20 @@ from k8s.crd.names import (
 from k8s.operator.client import ApiAway, ApiFailed, Client
 from k8s.operator.fleet import Fleet, Told
 from k8s.operator.hands import Counters, Hands
+from k8s.operator.scaling import Board, Seen
 from k8s.operator.secrets import Access, access
 from k8s.operator.teller import Teller
 from k8s.operator.watch import Kept
 from k8s.plan import (
+    Action,
     Desired,
     Images,
     Observed,
     limits_of,
+    look,
     plan,
 )
+from k8s.plan.observe import pods_by_instance
 from k8s.plan.pods import fleet_secret, internal_secret
 
 logger = logging.getLogger("baton.operator")
@@ -57,6 +63,8 @@ SETTLE_S: Final = 0.05
 BUSY_S: Final = 2.0
 """A cluster that is not as it should be is looked at again after this: agents and routers send no events."""
 IDLE_S: Final = 60.0
+ATTAINMENT_S: Final = 30.0
+"""Between two changes of the share of requests in a status."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,8 +74,8 @@ class Settings:
     namespace: str
     """Where it acts; empty: everywhere."""
     images: Images
-    advised: Callable[[str, str], Mapping[str, int]] = field(default=lambda _namespace, _name: {})
-    """Replicas by pool that the goodput controller wants, of one cluster."""
+    board: Board = field(default_factory=Board)
+    """What goodput controllers want."""
 
 
 class Operator:
@@ -85,6 +93,7 @@ class Operator:
         self._wake: Final = asyncio.Event()
         self._hands: Final = Hands(client, fleet, wall, self._put, self.counters)
         self._teller: Final = Teller(client, wall, self._put, self.counters)
+        self._attained: Final[dict[tuple[str, str], tuple[float, float | None]]] = {}
         self._kinds: frozenset[str] = frozenset()
         self._clusters = self._keep(API_VERSION, "BatonCluster", "", self._cluster_changed)
         self._pools = self._keep(API_VERSION, "BatonPool", "", self._pool_changed)
@@ -179,7 +188,7 @@ class Operator:
         resource = read_resource(thing)
         desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds)
         key = self._access(resource)
-        observed = await self._observe(resource, key)
+        observed = await self._asked(resource, self._observed(resource), key)
         actions = plan(desired, observed, limits_of(desired, observed), self._wall())
         for action in actions:
             live = self._clusters.objects.get((namespace, name))
@@ -209,28 +218,88 @@ class Operator:
         names = (internal_secret(resource), fleet_secret(resource))
         return access(*(kept.get((resource.namespace, name)) for name in names))
 
-    async def _observe(self, resource: Resource, key: Access) -> Observed:
-        pods: list[Json] = []
-        objects: list[Json] = []
-        for kept in self._children:
-            (pods if kept.kind == "Pod" else objects).extend(self._of(resource, kept))
+    def _pods(self, resource: Resource, part: str) -> list[Json]:
+        pods = next(each for each in self._children if each.kind == "Pod")
+        return [each for each in self._of(resource, pods) if each["metadata"]["labels"].get(LABEL_PART) == part]
+
+    def _observed(self, resource: Resource) -> Observed:
+        """As the watches have it."""
+        objects = [thing for kept in self._children if kept.kind != "Pod" for thing in self._of(resource, kept)]
         objects += [each for (namespace, _, _), each in self._hands.foreign.items() if namespace == resource.namespace]
-        parts = {
-            part: [p for p in pods if p["metadata"]["labels"].get(LABEL_PART) == part]
-            for part in ("instance", "router")
-        }
-        told = Told()
-        if parts["instance"] and resource.spec is not None:
-            told = await self._fleet.look(parts["instance"], parts["router"], key)
+        wanted, external = self._settings.board.of(resource.namespace, resource.name), self._external(resource)
+        for stem in external.keys() & wanted.sizes.keys():
+            del wanted.sizes[stem]  # whoever decides after the BatonPool begins with its last word
         return Observed(
             objects=tuple(objects),
-            pods=tuple(parts["instance"]),
-            drained=told.drained,
-            roles=told.roles,
-            known=told.known,
-            external=self._external(resource),
-            advised=self._settings.advised(resource.namespace, resource.name),
+            pods=tuple(self._pods(resource, "instance")),
+            external=external,
+            advised=dict(wanted.sizes),
+            advice=wanted.advice,
+            scales=wanted.scales,
         )
+
+    async def _asked(self, resource: Resource, observed: Observed, key: Access) -> Observed:
+        """And as agents and routers say themselves."""
+        if not observed.pods or resource.spec is None:
+            return observed
+        told = await self._fleet.look(observed.pods, self._pods(resource, "router"), key)
+        return replace(
+            observed, drained=told.drained, roles=told.roles, known=told.known, attainment=self._steady(resource, told)
+        )
+
+    def _steady(self, resource: Resource, told: Told) -> float | None:
+        """A share of requests that changes every second is written down twice a minute."""
+        now, key = asyncio.get_running_loop().time(), (resource.namespace, resource.name)
+        kept = self._attained.get(key)
+        if kept is None or now - kept[0] >= ATTAINMENT_S:
+            kept = self._attained[key] = (now, told.attainment)
+        return kept[1]
+
+    # -- what controllers do (`k8s.operator.scaling.Acting`) --
+
+    def clusters(self) -> frozenset[tuple[str, str]]:
+        """All there are, by namespace and name."""
+        return frozenset(self._clusters.objects)
+
+    def seen(self, namespace: str, name: str) -> Seen | None:
+        """One cluster; None where nothing may be done now."""
+        thing = self._clusters.objects.get((namespace, name))
+        if thing is None or not self.may_act():
+            return None
+        resource = read_resource(thing)
+        if resource.spec is None or resource.kubernetes.paused or resource.deleting:
+            return None
+        desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds)
+        observed = self._observed(resource)
+        return Seen(
+            resource=resource,
+            desired=desired,
+            observed=observed,
+            look=look(desired, observed),
+            access=self._access(resource),
+        )
+
+    async def act(self, action: Action, seen: Seen) -> None:
+        """One action now; the plan follows.
+
+        Raises:
+            Unobservable: the server refuses it, or is away.
+        """
+        try:
+            await self._hands.do(action, seen.resource, seen.observed, seen.access)
+        except (ApiFailed, ApiAway) as error:
+            raise Unobservable(str(error)) from error
+        finally:
+            self._plan_soon(seen.resource.namespace, seen.resource.name)
+
+    async def tell(self, seen: Seen, instance: str, role: Role | None, deadline_s: float) -> bool:
+        """Tell an agent; whether it has heard."""
+        pod = pods_by_instance(seen.observed.pods).get(instance)
+        if pod is None:
+            return False
+        if role is None:
+            return await self._fleet.drain(pod, deadline_s, seen.access)
+        return await self._fleet.flip(pod, role, seen.access)
 
     def _external(self, resource: Resource) -> dict[str, int]:
         return {

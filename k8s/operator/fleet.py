@@ -46,6 +46,8 @@ class Told:
     roles: Mapping[str, Role] = field(default_factory=dict)
     """By instance, the role that its agent has now."""
     known: Known = field(default_factory=Known)
+    attainment: float | None = None
+    """Share of the last minutes' requests that met their targets; None where there were none with any."""
 
 
 class Fleet(Protocol):
@@ -95,6 +97,7 @@ class HttpFleet:
             drained=frozenset(name for name, answer in said.items() if answer.get("drained")),
             roles={name: Role(answer["role"]) for name, answer in said.items() if answer.get("role") in set(Role)},
             known=known_by(heard, frozenset(words)),
+            attainment=attainment_in(next(iter(heard.values()), {})),
         )
 
     async def drain(self, pod: Json, deadline_s: float, access: Access) -> bool:
@@ -149,6 +152,14 @@ def _url(pod: Json, port: int, path: str) -> str | None:
     address = pod.get("status", {}).get("podIP")
     host = f"[{address}]" if address and ":" in address else address
     return f"http://{host}:{port}{path}" if address else None
+
+
+def attainment_in(word: Json) -> float | None:
+    """One router's word on all routers' last five minutes, over all classes."""
+    windows = [each.get("five_minutes") or {} for each in word.get("classes") or () if isinstance(each, Mapping)]
+    counted = sum(int(each.get("counted") or 0) for each in windows)
+    met = sum(float(each.get("attainment") or 0.0) * int(each.get("counted") or 0) for each in windows)
+    return met / counted if counted else None
 
 
 def known_by(words: Mapping[str, Json], routers: frozenset[str]) -> Known:

@@ -37,7 +37,7 @@ class Teller:
     ) -> None:
         resource = desired.resource
         last = thing.get("status") or {}
-        said = status(desired, observed, actions, self._wall(), last)
+        said = status(desired, observed, actions, self._wall(), last, attainment=observed.attainment)
         if _sorted(said) != _sorted(last):
             await self._status("BatonCluster", thing, said)
         for problem in resource.problems:

@@ -50,6 +50,12 @@ class Observed:
     """Replicas by pool, of BatonPools."""
     advised: Mapping[str, int] = field(default_factory=dict)
     """Replicas by pool, of the goodput controller."""
+    scales: bool = False
+    """Whether a goodput controller runs for this cluster."""
+    advice: str = ""
+    """What it would do, where others decide."""
+    attainment: float | None = None
+    """Share of the last minutes' requests that met their targets, by the routers."""
 
 
 def is_ours(thing: Json, uid: str) -> bool:

@@ -51,7 +51,7 @@ def status(
         return {**kept, "observedGeneration": resource.generation, "conditions": conditions, "because": told[0]}
     seen = look(desired, observed)
     todo = tuple(actions)
-    facts = [_available(seen), _progressing(seen, todo), _degraded(seen, desired), _scaling(seen)]
+    facts = [_available(seen), _progressing(seen, todo), _degraded(seen, desired), _scaling(seen, observed)]
     facts.append(Fact("Paused", resource.kubernetes.paused, "Spec", "by kubernetes.paused"))
     updated = [
         each
@@ -143,12 +143,13 @@ def _degraded(seen: Look, desired: Desired) -> Fact:
     return Fact("Degraded", False, "Healthy", told)
 
 
-def _scaling(seen: Look) -> Fact:
+def _scaling(seen: Look, observed: Observed) -> Fact:
     external = sorted(stem for stem, who in seen.scaled.items() if who == "BatonPool")
     if external:
-        message = f"BatonPools decide on {', '.join(external)}; Baton's controller only advises"
+        advice = f": {observed.advice}" if observed.advice else ""
+        message = f"BatonPools decide on {', '.join(external)}; Baton's controller only advises{advice}"
         return Fact("Scaling", False, "ScalingExternal", message)
-    if seen.scaled:
+    if seen.scaled or observed.scales:
         return Fact("Scaling", True, "Controller", "Baton's controller decides within min and max")
     return Fact("Scaling", False, "Fixed", "nothing resizes the pools")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from base64 import b64encode
 from collections import Counter
@@ -26,7 +28,9 @@ from k8s.operator import controller
 from k8s.operator.client import Client
 from k8s.operator.controller import Operator, Settings
 from k8s.operator.fleet import HttpFleet
+from k8s.operator.secrets import access
 from k8s.plan import Images
+from k8s.plan.observe import INSTANCE
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -41,14 +45,18 @@ class Load:
         self.session = session
         self.routers = routers
         self.seen: Counter[str] = Counter()
+        self.paused = False
+        self.open = 0
 
     async def run(self, number: int) -> None:
         count = 0
         while True:
             count += 1
             addresses = self.routers()
-            if addresses:
-                self.seen[await self._one(addresses[0], f"{number} {count}")] += 1
+            if addresses and not self.paused:
+                self.open += 1
+                self.seen[await self._one(addresses[count % len(addresses)], f"{number} {count}")] += 1
+                self.open -= 1
             await asyncio.sleep(0.1)
 
     async def _one(self, address: str, words: str) -> str:
@@ -85,11 +93,11 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[ApiServer, Client, Proces
         loop = asyncio.get_running_loop()
         work = (processes.run(), controllers.run(), operator.run(), *(load.run(number) for number in range(3)))
         tasks = [loop.create_task(each) for each in work]
-        pools = {role: {"min": 1, "max": 4} for role in ("prefill", "decode")}
+        pools = {role: {"min": 1, "max": 6} for role in ("prefill", "decode")}
         spec = {
             "models": [{"name": "meta-llama/Llama-3.1-8B", "served_name": "mock", "pools": pools}],
             "registry": {"url": registry.url, "password_file": "keys/registry"},
-            "kubernetes": {"engine": "mock", "routers": 1, "drain_s": 30},
+            "kubernetes": {"engine": "mock", "routers": 2, "drain_s": 30},
         }
         metadata = {"name": "chat", "namespace": NS}
         made = {"apiVersion": API_VERSION, "kind": "BatonCluster", "metadata": metadata, "spec": spec}
@@ -121,6 +129,73 @@ async def settled(server: ApiServer, prefill: int, decode: int) -> None:
         raise AssertionError(f"not settled: {server.all('batonclusters')[0].get('status')}") from None
 
 
+async def states(server: ApiServer, processes: Processes) -> dict[str, Any]:
+    """What the agents of all instances say, asked as the operator asks."""
+    named = {name: server.get("secrets", name) for name in ("chat-internal", "chat-ticket-keys")}
+    given = access(named["chat-internal"], named["chat-ticket-keys"])
+    fleet = HttpFleet(processes.session)
+    pods = [each for each in server.all("pods") if INSTANCE in each["metadata"]["labels"]]
+    return {each["metadata"]["name"]: await fleet._agent("GET", each, "/state", given) for each in pods}
+
+
+async def nothing_is_held(server: ApiServer, processes: Processes, load: Load) -> None:
+    """With no request open, no block of any instance is taken: well before a hold's lease would end by itself."""
+    load.paused = True
+    async with asyncio.timeout(60):
+        while load.open:
+            await asyncio.sleep(0.05)
+    try:
+        async with asyncio.timeout(10):
+            while True:
+                said = await states(server, processes)
+                assert said
+                if all(each is not None and not any(each["load"].values()) for each in said.values()):
+                    break
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        raise AssertionError({name: each and each["load"] for name, each in said.items()}) from None
+    load.paused = False
+
+
+async def stranger_is_not_served_from(server: ApiServer, processes: Processes, load: Load, folder: Path) -> None:
+    """An instance that meets the fleet in the registry, and has no key of it: routers take it for nobody."""
+    pod = next(each for each in server.all("pods") if "-decode-" in each["metadata"]["name"])
+    home = folder / "pods" / pod["metadata"]["name"]
+    words = [*pod["spec"]["containers"][0]["command"][1:]]
+    at = words.index("--ticket-keys-file")
+    words[at : at + 2] = []
+    address = "127.0.8.2"
+    variables = {"$(POD_IP)": address, "$(NODE_NAME)": "elsewhere", "$(BATON_INSTANCE)": "chat-decode-77"}
+    words = [
+        variables.get(word, word.replace("/etc/", f"{home}/etc/").replace("/run/", f"{home}/run/")) for word in words
+    ]
+    with (folder / "stranger").open("wb") as log:
+        state = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "baton", *words, stdout=log, stderr=log, env=state
+        )
+    try:
+        async with asyncio.timeout(60):
+            while b'"ready"' not in (folder / "stranger").read_bytes():
+                await asyncio.sleep(0.2)
+                assert process.returncode is None, (folder / "stranger").read_text()
+        before = load.seen["ok"]
+        async with asyncio.timeout(60):
+            while load.seen["ok"] < before + 20:
+                await asyncio.sleep(0.1)
+        key = access(server.get("secrets", "chat-internal"), None).admin
+        heard = []
+        for router in processes.address_of("router"):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with processes.session.get(f"http://{router}:8001/ui/data", headers=headers) as answer:
+                heard += [str(each["id"]) for each in (await answer.json())["instances"]]
+        assert heard, "routers tell whom they know"
+        assert "chat-decode-77" not in heard
+    finally:
+        process.kill()
+        await process.wait()
+
+
 async def test_no_request_fails_in_resize_rollout_revert_and_node_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,14 +203,16 @@ async def test_no_request_fails_in_resize_rollout_revert_and_node_loss(
     async with cluster(tmp_path) as (server, client, processes, load):
         await settled(server, 1, 1)
         load.seen.clear()  # while nothing had come up, 503 was right
-        spec: dict[str, Any] = {"cluster": "chat", "pool": "decode", "replicas": 3}
+        spec: dict[str, Any] = {"cluster": "chat", "pool": "decode", "replicas": 2}
         metadata = {"name": "chat-decode", "namespace": NS}
         await client.create({"apiVersion": API_VERSION, "kind": "BatonPool", "metadata": metadata, "spec": spec})
-        await settled(server, 1, 3)
-        assert load.seen.keys() == {"ok"}, load.seen
-        await client.merge(API_VERSION, "BatonPool", NS, "chat-decode", {"spec": {"replicas": 1}})
-        await settled(server, 1, 1)
-        assert load.seen.keys() == {"ok"}, load.seen
+        await settled(server, 1, 2)
+        for replicas in (6, 1):
+            await client.merge(API_VERSION, "BatonPool", NS, "chat-decode", {"spec": {"replicas": replicas}})
+            await settled(server, 1, replicas)
+            assert load.seen.keys() == {"ok"}, load.seen
+        await nothing_is_held(server, processes, load)
+        await stranger_is_not_served_from(server, processes, load, tmp_path)
         before = set(by_part(server, "instance"))
         await client.merge(API_VERSION, "BatonCluster", NS, "chat", {"spec": {"kubernetes": {"image": "e:2"}}})
         while set(by_part(server, "instance")) == before:
@@ -158,6 +235,7 @@ async def test_no_request_fails_in_resize_rollout_revert_and_node_loss(
         assert load.seen.keys() == {"ok"}, load.seen
         assert load.seen["ok"] >= 30
         assert {code for _, code in processes.ended} == {0}, processes.ended
+        await nothing_is_held(server, processes, load)
         name = next(each["metadata"]["name"] for each in server.all("pods") if "-decode-" in each["metadata"]["name"])
         await processes.lose(name)
         await asyncio.sleep(1.0)
