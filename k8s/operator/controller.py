@@ -19,11 +19,12 @@ from k8s.crd.names import (
     LABEL_PART,
     label_value,
 )
+from k8s.crd.resource import secret_key
 from k8s.operator.client import ApiAway, ApiFailed, Client
 from k8s.operator.fleet import Fleet, Told
 from k8s.operator.hands import Counters, Hands
-from k8s.operator.scaling import Board, Seen
-from k8s.operator.secrets import Access, access
+from k8s.operator.scaling import Board, RegistryPlace, Seen
+from k8s.operator.secrets import Access, access, text_in
 from k8s.operator.teller import Teller
 from k8s.operator.watch import Kept
 from k8s.plan import (
@@ -36,7 +37,7 @@ from k8s.plan import (
     plan,
 )
 from k8s.plan.observe import pods_by_instance
-from k8s.plan.pods import fleet_secret, internal_secret
+from k8s.plan.pods import fleet_secret, internal_secret, registry_url
 
 logger = logging.getLogger("baton.operator")
 
@@ -85,6 +86,8 @@ class Operator:
         """`wall`: Unix time."""
         self.counters: Final = Counters()
         self.may_act: Callable[[], bool] = lambda: True
+        self.knows_all = False
+        """Whether everything there is has been listed once."""
         self._client: Final = client
         self._fleet: Final = fleet
         self._settings: Final = settings
@@ -143,6 +146,7 @@ class Operator:
                 group.create_task(each.run(), name=f"watch {each.kind}")
             for each in kept:  # a plan without the whole picture would make what is there already
                 await each.listed.wait()
+            self.knows_all = True
             group.create_task(self._follow(), name="plan")
 
     async def _follow(self) -> None:
@@ -234,6 +238,7 @@ class Operator:
             pods=tuple(self._pods(resource, "instance")),
             external=external,
             advised=dict(wanted.sizes),
+            reasons=dict(wanted.reasons),
             advice=wanted.advice,
             scales=wanted.scales,
         )
@@ -264,7 +269,7 @@ class Operator:
     def seen(self, namespace: str, name: str) -> Seen | None:
         """One cluster; None where nothing may be done now."""
         thing = self._clusters.objects.get((namespace, name))
-        if thing is None or not self.may_act():
+        if thing is None or not self.knows_all or not self.may_act():
             return None
         resource = read_resource(thing)
         if resource.spec is None or resource.kubernetes.paused or resource.deleting:
@@ -301,6 +306,29 @@ class Operator:
             return await self._fleet.drain(pod, deadline_s, seen.access)
         return await self._fleet.flip(pod, role, seen.access)
 
+    async def registry(self, seen: Seen) -> RegistryPlace:
+        """Where a cluster's controller meets its fleet.
+
+        Raises:
+            ApiFailed: the Secret with the files may not be read.
+            ApiAway: the server cannot be reached.
+        """
+        resource = seen.resource
+        assert resource.spec is not None
+        said = resource.spec.registry
+        if said.url is None:
+            made = next((each for each in seen.observed.objects if _is_secret(each, internal_secret(resource))), None)
+            password = text_in(made, "baton-controller-password")
+            url = registry_url(resource, "baton-controller")
+            return RegistryPlace(url=url, cluster=said.cluster, password=password)
+        files = None
+        if said.password_file or said.ca_file:
+            files = await self._client.named("v1", "Secret", resource.namespace, resource.files_secret)
+        password, ca = (
+            None if path is None else text_in(files, secret_key(path)) for path in (said.password_file, said.ca_file)
+        )
+        return RegistryPlace(url=said.url, cluster=said.cluster, password=password, ca=ca)
+
     def _external(self, resource: Resource) -> dict[str, int]:
         return {
             each["spec"]["pool"]: int(each["spec"]["replicas"])
@@ -319,3 +347,7 @@ class Operator:
         for kept in (self._clusters, self._pools, *self._children):
             if kept.kind == thing.get("kind"):
                 kept.put(thing)
+
+
+def _is_secret(thing: Json, name: str) -> bool:
+    return bool(thing["kind"] == "Secret" and thing["metadata"]["name"] == name)

@@ -1,7 +1,8 @@
 """What a goodput controller sees and may do of one cluster: `goodput.actuate.kubernetes.World` by the operator.
 
-A shell. A controller's pools have the cluster's name before their own, so that the names that it gives are names of workloads.
-Sizes that it wants are kept here, and written down with the next plan as those that a pool had last (`LABEL_COUNT`).
+A shell. A controller's pools have the cluster's name before their own, so that the names that it gives are names of
+workloads. Sizes that it wants are kept here, and written down with the next plan as those that a pool had last
+(`LABEL_COUNT`).
 """
 
 from __future__ import annotations
@@ -26,11 +27,24 @@ from k8s.plan.pods import workload
 from k8s.plan.values import Instance, WantedPool
 
 Json = Mapping[str, Any]
-Key = tuple[str, str]
+Place = tuple[str, str]
 """Namespace and name of a cluster."""
 
 NAME_CHARS: Final = 17
 """What a controller puts after a pool's name: the time in hexadecimal milliseconds, a number, two hyphens."""
+
+
+REASON_CHARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryPlace:
+    """Where a cluster's fleet meets, and what the operator proves itself by there."""
+
+    url: str
+    cluster: str
+    password: str | None = field(default=None, repr=False)
+    ca: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +90,8 @@ class Wanted:
 
     sizes: dict[str, int] = field(default_factory=dict)
     """By stem."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """By stem: why the size is what it is."""
     scales: bool = False
     """Whether a controller runs."""
     advice: str = ""
@@ -86,13 +102,13 @@ class Board:
     """What all controllers want, for plans and status."""
 
     def __init__(self) -> None:
-        self._wanted: Final[dict[Key, Wanted]] = {}
+        self._wanted: Final[dict[Place, Wanted]] = {}
 
     def of(self, namespace: str, name: str) -> Wanted:
         """Of one cluster."""
         return self._wanted.setdefault((namespace, name), Wanted())
 
-    def keep(self, keys: frozenset[Key]) -> None:
+    def keep(self, keys: frozenset[Place]) -> None:
         """Forget all others."""
         for key in self._wanted.keys() - keys:
             del self._wanted[key]
@@ -169,12 +185,16 @@ class OperatorWorld:
         )
         if manifest["kind"] in seen.look.missing_kinds:
             return f"the API server does not know {manifest['kind']}"
+        self._wanted.reasons[wanted.stem] = because[:REASON_CHARS]
         await self._operator.act(Derive(str(name), because), seen)
         await self._operator.act(Apply(manifest, because), seen)
         return ""
 
     async def mark(self, name: InstanceId, because: str) -> str:
-        await self._operator.act(Drain(str(name), because), self._seen())
+        seen = self._seen()
+        stem = next((each.pool for each in seen.look.instances if each.name == name), "")
+        self._wanted.reasons[stem] = because[:REASON_CHARS]
+        await self._operator.act(Drain(str(name), because), seen)
         return ""
 
     async def unmark(self, name: InstanceId) -> str:

@@ -40,7 +40,7 @@ class Access:
 
 def access(internal_secret: Json | None, fleet: Json | None) -> Access:
     """From the two Secrets, as far as they are there."""
-    return Access(_text(internal_secret, "operator-key"), () if fleet is None else keys_in(fleet))
+    return Access(text_in(internal_secret, "operator-key"), () if fleet is None else keys_in(fleet))
 
 
 def internal(resource: Resource, name: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def of_instance(resource: Resource, live: Json, name: str) -> dict[str, Any]:
 def keys_in(live: Json) -> tuple[Key, ...]:
     """The fleet's keys; none where what stands there is no key file, which the message would not show either."""
     try:
-        return read_fleet(_text(live, KEYS_FILE))
+        return read_fleet(text_in(live, KEYS_FILE))
     except ValueError:
         return ()
 
@@ -117,7 +117,8 @@ def _encoded(data: Mapping[str, str]) -> dict[str, str]:
     return {each: b64encode(text.encode()).decode() for each, text in data.items()}
 
 
-def _text(secret: Json | None, key: str) -> str:
+def text_in(secret: Json | None, key: str) -> str:
+    """What stands under a key; empty where nothing does, or what is no text."""
     try:
         return b64decode(((secret or {}).get("data") or {}).get(key, "")).decode()
     except ValueError:

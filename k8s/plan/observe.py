@@ -50,6 +50,8 @@ class Observed:
     """Replicas by pool, of BatonPools."""
     advised: Mapping[str, int] = field(default_factory=dict)
     """Replicas by pool, of the goodput controller."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """By pool, why the controller wants so many."""
     scales: bool = False
     """Whether a goodput controller runs for this cluster."""
     advice: str = ""

@@ -134,7 +134,8 @@ def _count(cluster: str, stem: str, pool: Pool, observed: Observed) -> tuple[int
         return count, f"the BatonPool says {said}" + ("" if count == said else f", within {pool.min} to {pool.at_most}")
     if stem in observed.advised:
         count = min(max(observed.advised[stem], pool.min), pool.at_most)
-        return count, f"the goodput controller says {observed.advised[stem]}"
+        reason = observed.reasons.get(stem, "")
+        return count, f"the goodput controller says {observed.advised[stem]}" + (f": {reason}" if reason else "")
     if pool.max is None:  # nothing may resize it
         return pool.at_start, f"the resource says {pool.at_start}"
     noted = _noted(cluster, stem, observed)

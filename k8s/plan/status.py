@@ -151,6 +151,8 @@ def _scaling(seen: Look, observed: Observed) -> Fact:
         return Fact("Scaling", False, "ScalingExternal", message)
     if seen.scaled or observed.scales:
         return Fact("Scaling", True, "Controller", "Baton's controller decides within min and max")
+    if observed.advice:
+        return Fact("Scaling", False, "NotSized", observed.advice)
     return Fact("Scaling", False, "Fixed", "nothing resizes the pools")
 
 
