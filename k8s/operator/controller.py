@@ -34,6 +34,7 @@ from k8s.plan import (
     Observed,
     limits_of,
     look,
+    misnamed,
     plan,
 )
 from k8s.plan.observe import pods_by_instance
@@ -187,6 +188,7 @@ class Operator:
         """Plan one cluster and carry it out; whether nothing was to be done and nothing is waited for."""
         thing = self._clusters.objects.get((namespace, name))
         if thing is None:
+            await self._tell_strays(namespace, name)
             return True
         self.counters.reconciles += 1
         resource = read_resource(thing)
@@ -201,6 +203,12 @@ class Operator:
             await self._hands.do(action, resource, observed, key)
         await self._teller.tell(thing, self._pools_of(resource), desired, observed, actions)
         return not actions and all(each.get("status") != "True" for each in self._unsettled(thing))
+
+    async def _tell_strays(self, namespace: str, name: str) -> None:
+        """BatonPools of a cluster that is not there."""
+        for (place, _), pool in tuple(self._pools.objects.items()):
+            if place == namespace and pool.get("spec", {}).get("cluster") == name:
+                await self._teller.stray(pool, misnamed(None, name, pool["spec"].get("pool", "")))
 
     def _unsettled(self, thing: Json) -> list[Json]:
         live = self._clusters.objects.get((thing["metadata"]["namespace"], thing["metadata"]["name"]), thing)
@@ -324,10 +332,11 @@ class Operator:
         files = None
         if said.password_file or said.ca_file:
             files = await self._client.named("v1", "Secret", resource.namespace, resource.files_secret)
-        password, ca = (
-            None if path is None else text_in(files, secret_key(path)) for path in (said.password_file, said.ca_file)
-        )
-        return RegistryPlace(url=said.url, cluster=said.cluster, password=password, ca=ca)
+        named = {
+            name: None if path is None else text_in(files, secret_key(path))
+            for name, path in (("password", said.password_file), ("ca", said.ca_file))
+        }
+        return RegistryPlace(url=said.url, cluster=said.cluster, **named)
 
     def _external(self, resource: Resource) -> dict[str, int]:
         return {

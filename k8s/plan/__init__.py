@@ -4,7 +4,7 @@ from k8s.plan.observe import Observed
 from k8s.plan.plan import Desired, limits_of, look, plan
 from k8s.plan.pods import Images
 from k8s.plan.readiness import Known
-from k8s.plan.status import pool_status, status
+from k8s.plan.status import misnamed, pool_status, status, stray_status
 from k8s.plan.values import (
     Action,
     Admit,
@@ -41,7 +41,9 @@ __all__ = [
     "Unpark",
     "limits_of",
     "look",
+    "misnamed",
     "plan",
     "pool_status",
     "status",
+    "stray_status",
 ]

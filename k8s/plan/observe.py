@@ -6,7 +6,7 @@ Everything is told by labels of children and by what the API server says of pods
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ from k8s.plan.readiness import Known
 from k8s.plan.values import Instance
 
 INSTANCE: Final = "serving.baton.dev/instance"
+DISRUPTION: Final = "DisruptionTarget"
+"""The condition that Kubernetes sets on a pod before it takes it (kubernetes.io, "Pod disruption conditions")."""
 WORKLOADS: Final = ("Deployment", "LeaderWorkerSet")
 
 Json = Mapping[str, Any]
@@ -107,10 +109,12 @@ def _rank(pod: Json) -> tuple[bool, bool, str]:
 def instances(observed: Observed, uid: str) -> Iterator[Instance]:
     """Every instance there is a workload of."""
     pods = pods_by_instance(observed.pods)
+    taken = {pod["metadata"].get("labels", {}).get(INSTANCE) for pod in observed.pods if is_true(pod, DISRUPTION)}
     for thing in observed.objects:
         labels = thing["metadata"].get("labels", {})
         if thing["kind"] in WORKLOADS and labels.get(LABEL_PART) == "instance" and is_ours(thing, uid):
-            yield _instance(thing, labels, pods.get(thing["metadata"]["name"]), observed)
+            found = _instance(thing, labels, pods.get(thing["metadata"]["name"]), observed)
+            yield replace(found, disrupted=True) if found.name in taken else found
 
 
 def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed: Observed) -> Instance:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from cluster.instance import Role
+from cluster.spec.plan import stems
+from cluster.spec.problems import nearest, quoted
 from k8s.plan.children import selector
 from k8s.plan.fleet import counting
 from k8s.plan.observe import Observed, condition
@@ -182,6 +184,25 @@ def _dated(facts: Iterable[Fact], last: Json, generation: int, now: float) -> li
             }
         )
     return dated
+
+
+def misnamed(desired: Desired | None, cluster: str, stem: str) -> str:
+    """What is wrong with the names in a `BatonPool`; empty: nothing. `desired`: None where there is no such cluster."""
+    if desired is None:
+        return f"there is no BatonCluster {cluster!r} in this namespace"
+    assert desired.resource.spec is not None
+    known = stems(desired.resource.spec)
+    if stem in known:
+        return ""
+    near = nearest(stem, known)
+    fix = f"did you mean {near!r}?" if near else f"write one of {quoted(known)}"
+    return f"spec.pool: {stem!r} is no pool of {cluster}; {fix}; make another BatonPool, because names cannot change"
+
+
+def stray_status(because: str, now: float, last: Json, generation: int) -> dict[str, Any]:
+    """The status of a `BatonPool` that names nothing there is."""
+    facts = [Fact("Degraded", True, "NotFound", because)]
+    return {"observedGeneration": generation, "conditions": _dated(facts, last, generation, now)}
 
 
 def pool_status(desired: Desired, observed: Observed, stem: str, generation: int) -> dict[str, Any]:

@@ -71,11 +71,13 @@ class Instance:
     """Its agent has no stream and no hold left."""
     deleting: bool = False
     """Its workload is being deleted."""
+    disrupted: bool = False
+    """Its pod is about to be taken: an eviction, a node that is drained or given notice, a preemption."""
 
     @property
     def serving(self) -> bool:
         """Whether it takes requests, and goes on taking them."""
-        return self.ready and not self.leaving
+        return self.ready and not self.leaving and not self.disrupted
 
     @property
     def leaving(self) -> bool:
