@@ -31,6 +31,9 @@ class World(Protocol):
             Unobservable: the operator does not act on this cluster now.
         """
 
+    async def may_resize(self, pool: str, by: int) -> str:
+        """Why `resize` would refuse; empty: it would not."""
+
     async def resize(self, pool: str, by: int) -> str:
         """Have so many instances more, or fewer, of a pool."""
 
@@ -85,7 +88,7 @@ class KubernetesActuator:
             return ""
         if not action.leave:
             return await self._world.quiet(action.instance, action.deadline_s)
-        because = await self._world.resize(there.pool, 0)  # asked before the mark, so that a refusal changes nothing
+        because = await self._world.may_resize(there.pool, -1)  # asked before the mark: a refusal changes nothing
         because = because or await self._world.mark(action.instance, action.because)
         return because or await self._world.resize(there.pool, -1)
 

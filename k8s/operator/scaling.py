@@ -150,20 +150,28 @@ class OperatorWorld:
         free = seen.limits.free_gpus
         return Exists(now_s=now, instances=tuple(found), free=free or None)
 
+    async def may_resize(self, pool: str, by: int) -> str:
+        return self._refusal(self._seen(), pool, by)
+
     async def resize(self, pool: str, by: int) -> str:
         seen = self._seen()
+        because = self._refusal(seen, pool, by)
+        wanted = self._pool(seen, pool)
+        if not because and wanted is not None:
+            self._wanted.sizes[wanted.stem] = wanted.count + by
+        return because
+
+    def _refusal(self, seen: Seen, pool: str, by: int) -> str:
         wanted = self._pool(seen, pool)
         if wanted is None:
             return f"{pool} is no pool of this cluster any more"
         if seen.look.scaled.get(wanted.stem) == "BatonPool":
             return f"a BatonPool decides on {wanted.stem}"
-        if by <= 0 and seen.rolls_out:
+        if by < 0 and seen.rolls_out:
             return "a revision rolls out: instances come and go by themselves"
         count, settings = wanted.count + by, seen.look.pools[wanted.stem][2]
         if not settings.min <= count <= settings.at_most:
             return f"{wanted.stem} has {settings.min} to {settings.at_most} instances"
-        if by:
-            self._wanted.sizes[wanted.stem] = count
         return ""
 
     async def make(self, name: InstanceId, pool: str, because: str) -> str:
