@@ -15,7 +15,6 @@ from k8s.operator.fleet import Fleet
 from k8s.operator.secrets import Access, fleet, internal, keys_in, of_instance, replaced
 from k8s.plan import Action, Admit, Apply, Delete, Derive, Drain, Generate, Observed, Park, Rekey, Resume, Unpark
 from k8s.plan.observe import pods_by_instance
-from k8s.plan.plan import NOT_THERE
 from k8s.plan.pods import fleet_secret
 
 logger = logging.getLogger("baton.operator")
@@ -65,8 +64,8 @@ class Hands:
         self._counters.actions += 1
         logger.info("%s/%s: %s: %s", resource.namespace, resource.name, shown(action), action.because)
         match action:
-            case Apply(manifest, because):
-                await self._apply(manifest, resource, is_new=because == NOT_THERE)
+            case Apply(manifest):
+                await self._apply(manifest, resource, observed)
             case Delete(api_version, kind, name, uid):
                 await self._client.delete(api_version, kind, resource.namespace, name, uid)
             case Generate(name):
@@ -110,11 +109,11 @@ class Hands:
                 return each
         return self._fresh.get((resource.namespace, name))
 
-    async def _apply(self, manifest: Json, resource: Resource, *, is_new: bool) -> None:
+    async def _apply(self, manifest: Json, resource: Resource, observed: Observed) -> None:
         """Apply; what is there already and is not ours is left alone, and remembered for the condition."""
         api_version, kind, name = manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
         place = (resource.namespace, kind, name)
-        if is_new:
+        if not any(each["kind"] == kind and each["metadata"]["name"] == name for each in observed.objects):
             live = await self._client.get(api_version, kind, resource.namespace, name)
             if live is not None and live["metadata"].get("labels", {}).get(LABEL_MANAGED) != FIELD_MANAGER:
                 self.foreign[place] = {"apiVersion": api_version, "kind": kind, **live}

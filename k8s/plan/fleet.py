@@ -31,7 +31,12 @@ SURGE_SHARE: Final = 0.25
 
 
 def moves(
-    cluster: str, model: WantedModel, present: Collection[Instance], limits: Limits, now: float
+    cluster: str,
+    model: WantedModel,
+    present: Collection[Instance],
+    limits: Limits,
+    now: float,
+    taken: Collection[str] = (),
 ) -> tuple[Move, ...]:
     """What to do now for one model.
 
@@ -41,14 +46,15 @@ def moves(
         present: its instances, those of pools that are no longer wanted among them.
         limits: free GPUs and times.
         now: Unix time, s.
+        taken: names of workloads of others, which no instance may have.
     """
     found = sorted(present, key=lambda each: each.name)
-    taken = {each.name for each in found}
+    used = {each.name for each in found} | set(taken)
     return (
         *_removed(found, limits, now),
         *_parked(model, found, limits, now),
         *_resumed(model, found),
-        *_started(cluster, model, found, limits, taken),
+        *_started(cluster, model, found, limits, used),
         *_drained(model, found, limits),
     )
 

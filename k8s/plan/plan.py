@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from cluster.instance import Role
 from cluster.spec.plan import stems
@@ -15,7 +15,7 @@ from k8s.plan.children import budget_name, children
 from k8s.plan.fleet import moves
 from k8s.plan.keys import KeySecrets, are_lost, key_actions, key_secrets, may_start
 from k8s.plan.merge import contains
-from k8s.plan.observe import Observed, gate_of, instances, is_ours, pods_by_instance
+from k8s.plan.observe import WORKLOADS, Observed, gate_of, instances, is_ours, pods_by_instance
 from k8s.plan.pods import Images, family_of, internal_secret, nodes_of, revision_of, template, workload
 from k8s.plan.readiness import gate
 from k8s.plan.values import (
@@ -37,9 +37,6 @@ from k8s.plan.values import (
 Json = Mapping[str, Any]
 Key = tuple[str, str]
 """Kind and name."""
-
-NOT_THERE: Final = "it is not there"
-"""Of an object that is to be made: one of its name that is not ours is left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +228,7 @@ def _leaving(thing: Json) -> bool:
 def _repaired(manifest: Json, live: Json | None) -> Iterator[Action]:
     """Applied where it is missing, where something else is wanted now, or where a hand has changed it."""
     if live is None:
-        yield Apply(manifest, NOT_THERE)
+        yield Apply(manifest, "it is not there")
     elif _leaving(live):
         return
     elif live["metadata"].get("annotations", {}).get(APPLIED) != manifest["metadata"]["annotations"][APPLIED]:
@@ -246,9 +243,10 @@ def _deleted(thing: Json, because: str) -> Delete:
 
 
 def _models(desired: Desired, seen: Look, limits: Limits, now: float) -> Iterator[Action]:
+    taken = frozenset(name for kind, name in seen.live if kind in WORKLOADS)
     for model in seen.models:
         present = [each for each in seen.instances if each.model == model.key]
-        for move in moves(desired.resource.name, model, present, limits, now):
+        for move in moves(desired.resource.name, model, present, limits, now, taken):
             yield from _carried(desired, seen, move)
         yield from _current(desired, seen, model, present)
 

@@ -20,13 +20,12 @@ from support.k8s_stage import MODE, NS, Stage, image, quicken, spec, staged
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
-from k8s.crd.names import API_VERSION, GROUP, LABEL_REVISION
+from k8s.crd.names import API_VERSION, LABEL_REVISION
 from k8s.operator import controller
 from k8s.operator.client import ApiFailed
 from k8s.operator.election import Candidate, Election
 from k8s.operator.secrets import keys_in
 from k8s.plan import limits_of
-from k8s.plan.rights import RIGHTS
 
 
 @pytest.fixture(autouse=True)
@@ -350,33 +349,6 @@ async def test_the_suite_runs_over_the_wire_alone(scenario: Callable[[], Any], m
     monkeypatch.setattr(MODE, "wire_alone", True)
     await scenario()
     assert MODE.wire_alone
-
-
-async def test_the_role_is_what_the_operator_uses() -> None:
-    """A verb that nothing uses, and one that is missing, both fail: every scenario's requests are compared."""
-    async with staged() as stage:
-        stage.double.verbs.clear()
-        stage.operate()
-        await stage.make(spec(1, 2))
-        election = Election(stage.client, NS, "baton", "me", time.monotonic, time.time)
-        await election._once()
-        await election._once()
-        metadata = {"name": "chat-decode", "namespace": NS}
-        pool = {"cluster": "chat", "pool": "decode", "replicas": 1}
-        await stage.client.create({"apiVersion": API_VERSION, "kind": "BatonPool", "metadata": metadata, "spec": pool})
-        await stage.until(stage.settled)
-        await stage.change({"kubernetes": {"ticket_keys": "2"}})
-        await stage.until(stage.settled)
-        used = set(stage.double.verbs) - {
-            (GROUP, "batonclusters", "create"),  # the test's own
-            (GROUP, "batonclusters", "patch"),
-            (GROUP, "batonpools", "create"),
-        }
-        granted = {(group, resource, verb) for (group, resource), verbs in RIGHTS.items() for verb in verbs}
-        assert used <= granted, used - granted
-        optional = {each.partition("/")[0] for each in controller.OPTIONAL.values()}
-        unused = {each for each in granted - used if each[0] not in optional and each[2] != "delete"}
-        assert unused == set(), unused
 
 
 async def test_one_object_of_an_old_shape_stops_no_other() -> None:

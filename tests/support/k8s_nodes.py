@@ -76,6 +76,7 @@ class Nodes:
     fleet: FakeFleet
     gpus: int | None = None
     start_steps: int = 3
+    stop_steps: int = 2
     controls_only: bool = False
     """Pods are left to another one (`support.k8s_real.Kubelet`)."""
     broken: set[str] = field(default_factory=set)
@@ -172,7 +173,7 @@ class Nodes:
         name = pod["metadata"]["labels"].get(INSTANCE, "")
         if pod["metadata"].get("deletionTimestamp"):
             self.ages[uid] = min(0, self.ages.get(uid, 0)) - 1
-            if self.ages[uid] <= -2:
+            if self.ages[uid] <= -self.stop_steps:
                 self.fleet.draining.discard(name)
                 self.server.remove("pods", pod)
             return
