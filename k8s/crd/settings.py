@@ -183,6 +183,15 @@ class Kubernetes:
         default=False,
         metadata=about(text="Whether to make a PodMonitor.", why="works without Prometheus' operator"),
     )
+    prometheus_namespace: str | None = field(
+        default=None,
+        metadata=about(
+            text="Namespace that Prometheus runs in: network policies let it reach the ports with metrics. Left out: "
+            "nothing but routers and the operator reaches them.",
+            why="who scrapes is not known",
+            form=DNS_NAME,
+        ),
+    )
     http_route: HttpRoute | None = field(
         default=None,
         metadata=about(text="A route from a Gateway to the routers. Left out: none.", why="the Service is enough"),

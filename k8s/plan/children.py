@@ -286,6 +286,11 @@ def _policies(resource: Resource) -> Iterator[dict[str, Any]]:
             {"from": [*_from(resource, "router"), _OPERATOR], "ports": _tcp(ADMIN_PORT)},
         ],
     }
+    prometheus = resource.kubernetes.prometheus_namespace
+    if prometheus:
+        scraper = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": prometheus}}}]
+        rules["instance"].append({"from": scraper, "ports": _tcp(AGENT_PORT)})
+        rules["router"].append({"from": scraper, "ports": _tcp(ADMIN_PORT)})
     if resource.spec.registry.url is None:
         rules["registry"] = [{"from": [*inside, _OPERATOR], "ports": _tcp(REDIS_PORT)}]
     for part, ingress in rules.items():
@@ -302,7 +307,10 @@ def _optional(resource: Resource) -> Iterator[dict[str, Any]]:
     settings = resource.kubernetes
     if settings.pod_monitor:
         wanted = {"matchLabels": {LABEL_CLUSTER: label_value(resource.name)}}
-        points = [{"port": "admin", "path": "/metrics"}, {"port": "agent", "path": "/metrics"}]
+        key = {"type": "Bearer", "credentials": {"name": internal_secret(resource), "key": "operator-key"}}
+        points = [
+            {"port": port, "path": "/metrics", "honorLabels": True, "authorization": key} for port in ("admin", "agent")
+        ]
         body: dict[str, Any] = {"selector": wanted, "podMetricsEndpoints": points}
         yield owned(resource, "monitoring.coreos.com/v1", "PodMonitor", short(resource.name), "monitor", spec=body)
     if settings.http_route:

@@ -93,6 +93,19 @@ def test_only_routers_and_the_operator_reach_an_agent() -> None:
     assert all(rule["from"] for rule in rules), "a rule without `from` is for everybody"
 
 
+def test_prometheus_reaches_metrics_where_its_namespace_is_named_and_proves_itself() -> None:
+    made = manifests({**SMALL, "kubernetes": {"pod_monitor": True, "prometheus_namespace": "monitoring"}})
+    for part, port in (("instance", 8200), ("router", 8001)):
+        (rule,) = [
+            rule
+            for rule in made["NetworkPolicy", f"chat-{part}"]["spec"]["ingress"]
+            if "monitoring" in str(rule.get("from"))
+        ]
+        assert rule["ports"] == [{"protocol": "TCP", "port": port}]
+    for point in made["PodMonitor", "chat"]["spec"]["podMetricsEndpoints"]:
+        assert point["authorization"]["credentials"] == {"name": "chat-internal", "key": "operator-key"}
+
+
 def test_a_hand_in_an_instances_keys_is_undone() -> None:
     wanted = desired()
     there = settled(wanted)
