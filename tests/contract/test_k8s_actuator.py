@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from support.k8s_stage import NS, Stage, image, quicken, spec, staged
+from support.k8s_stage import MODE, NS, Stage, image, quicken, spec, staged
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -26,6 +26,11 @@ from k8s.operator.scaling import OperatorWorld
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     quicken(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def mode(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODE, "kubeconfig", pytestconfig.getoption("kubeconfig", ""))
 
 
 class Memory:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.k8s_api import Kind, Refused
-from support.k8s_stage import NS, Stage, image, quicken, spec, staged
+from support.k8s_stage import MODE, NS, Stage, image, quicken, spec, staged
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
@@ -24,6 +24,11 @@ from k8s.plan.rights import RIGHTS
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     quicken(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def mode(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODE, "kubeconfig", pytestconfig.getoption("kubeconfig", ""))
 
 
 async def pool(stage: Stage, name: str, replicas: int, cluster: str = "chat") -> None:

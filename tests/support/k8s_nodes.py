@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.k8s_api import ApiServer, Json
+from support.k8s_json import copied
 
 from cluster.instance import Role
 from k8s.operator.fleet import Told
@@ -138,7 +138,7 @@ class Nodes:
 
     def _make(self, deployment: Json, mark: str, count: int) -> None:
         kind = self.server.kinds["pods"]
-        template = copy.deepcopy(deployment["spec"]["template"])
+        template = copied(deployment["spec"]["template"])
         for _ in range(count):
             metadata = deployment["metadata"]
             owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": metadata["name"], "uid": metadata["uid"]}
@@ -192,7 +192,7 @@ class Nodes:
         self._say(pod, started=up, PodScheduled=(True, ""), ContainersReady=(takes_work, ""), Ready=(ready, ""))
 
     def _say(self, pod: Json, *, started: bool = False, **conditions: tuple[bool, str]) -> None:
-        status = copy.deepcopy(pod.get("status", {}))
+        status = copied(pod.get("status", {}))
         there = {each["type"]: each for each in status.get("conditions", ())}
         for kind, (holds, reason) in conditions.items():
             if there.get(kind, {}).get("status") != str(holds):
