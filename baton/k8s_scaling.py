@@ -82,8 +82,10 @@ class Controllers:
                 continue
             if wants_scaling(seen.resource.spec):
                 await self._keep(key, seen, seen.resource.spec)
-            elif key in self._running:
-                await self._end(key)
+            else:
+                self._board.of(*key).advice = ""
+                if key in self._running:
+                    await self._end(key)
 
     async def _keep(self, key: Place, seen: Seen, spec: Spec) -> None:
         mark = _mark(seen)
@@ -92,8 +94,12 @@ class Controllers:
             await self._end(key)
             known = None
         if known is None:
+            plan = _plan(seen, spec)
+            self._board.of(*key).advice = "; ".join(f"{model}: {why}" for model, why in plan.off.items())[:300]
+            if not plan.pools:
+                return
             try:
-                self._running[key] = await self._begun(key, seen, spec, mark)
+                self._running[key] = await self._begun(key, seen, plan, mark)
             except BatonError as error:
                 logger.warning("%s/%s is not sized: %s", *key, error)
                 self._board.of(*key).advice = str(error)[:300]
@@ -101,13 +107,11 @@ class Controllers:
         known.shell.plan.promises.update(_plan(seen, spec).promises)
         self._advise(key, known)
 
-    async def _begun(self, key: Place, seen: Seen, spec: Spec, mark: str) -> _Running:
+    async def _begun(self, key: Place, seen: Seen, plan: Plan, mark: str) -> _Running:
         from k8s.operator.scaling import OperatorWorld
 
-        plan, wanted = _plan(seen, spec), self._board.of(*key)
-        wanted.scales = bool(plan.pools)
-        wanted.advice = "; ".join(f"{model}: {because}" for model, because in plan.off.items())[:300]
-        opened = await self._registry(key, seen)
+        opened, wanted = await self._registry(key, seen), self._board.of(*key)
+        wanted.scales = True
         world = OperatorWorld(self._operator, *key, wanted)
         shell = ScalingShell("-".join(key), plan, opened, say=logger.info)
         task = asyncio.get_running_loop().create_task(shell.run(KubernetesActuator(world)), name=f"size {key[1]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -256,6 +257,27 @@ async def test_nothing_leaves_by_the_controller_while_a_revision_rolls_out() -> 
         stage.nodes.broken = set()
         await stage.until(lambda: stage.settled(1, 2))
         assert len({each["metadata"]["labels"][LABEL_REVISION] for each in stage.instances().values()}) == 2
+
+
+async def test_a_model_that_cannot_be_sized_says_so_and_a_pool_that_cannot_move_has_no_controller() -> None:
+    from baton.k8s_scaling import Controllers
+
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        operator = stage.operators[-1]
+        controllers = Controllers(operator, operator._settings.board, time.monotonic)
+        await controllers.look()
+        assert controllers._running == {}
+        await stage.change({"kubernetes": {"paused": None}, "slo": {"fast": {"ttft_ms": 900}}})
+        await stage.until(lambda: stage.condition("Scaling").get("reason") == "NotSized")
+        assert stage.condition("Scaling")["message"].startswith("m: no ")
+        fixed = {role: {"min": 1} for role in ("prefill", "decode")}
+        await stage.change({"models": [{"name": "m", "pools": fixed}]})
+        await stage.until(lambda: stage.condition("Scaling").get("observedGeneration") == 3)
+        await controllers.look()
+        await stage.until(lambda: stage.condition("Scaling").get("reason") == "Fixed")
 
 
 async def test_bounds_hold_and_another_leader_stops_it() -> None:

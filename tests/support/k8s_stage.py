@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,12 +28,22 @@ IMAGES = Images(engine="engine:1", router="router:1", redis="redis:8")
 LIMIT_S = 20.0
 
 
+_open_context = ssl.create_default_context
+
+
+@functools.cache
+def _trusting(**words: Any) -> ssl.SSLContext:
+    """Each client of the double would read the system's certificates anew, a tenth of a second of a core."""
+    return _open_context(**words)
+
+
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and retries that take minutes in a cluster take a moment."""
     monkeypatch.setattr(controller, "BUSY_S", 0.05)
     monkeypatch.setattr(controller, "IDLE_S", 0.5)
     monkeypatch.setattr(controller, "SETTLE_S", 0.01)
     monkeypatch.setattr(watch, "WAIT_S", (0.02, 0.05))
+    monkeypatch.setattr(ssl, "create_default_context", _trusting)
 
 
 def spec(prefill: int = 1, decode: int = 1, **more: Any) -> Json:
