@@ -294,6 +294,51 @@ async def test_the_api_server_away_for_a_minute_changes_nothing(monkeypatch: pyt
         assert uids(stage) > pods
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_an_operator_killed_at_each_write_of_a_life_recovers() -> None:
+    """Each write in turn is its last: of the cluster's making, of a resize and of a rollout on top of it."""
+    number, killed = 0, True
+    while killed:
+        number += 1
+        killed = await life_with_a_death_at(number)
+    assert number > 40, "there were no fewer writes than objects"
+
+
+async def life_with_a_death_at(number: int) -> bool:
+    """Whether there were so many writes that it died."""
+    async with staged() as stage:
+        left = number
+
+        def refuse(_method: str, path: str) -> None:
+            nonlocal left
+            if "/batonclusters/chat" in path and not path.endswith("/status"):
+                return  # the test's own
+            left -= 1
+            if left <= 0:
+                raise Refused(500, "InternalError", "killed")
+
+        stage.operate()
+        stage.double.refuse = refuse
+        await stage.make(spec(1, 2))
+        await stage.until(lambda: left <= 0 or stage.settled(1, 2))
+        await stage.change({"models": [{**spec(1, 1)["models"][0]}], "kubernetes": {"image": "engine:2"}})
+        await stage.until(lambda: left <= 0 or (stage.settled(1, 2) and len(stage.instances()) == 3))
+        died = left <= 0
+        if died:
+            await stop_operator(stage)
+            stage.double.refuse = None
+            stage.operate()
+            sizes = [len(stage.instances())]
+            await stage.until(lambda: stage.settled(1, 2) or stage.settled(1, 1))
+            sizes.append(len(stage.instances()))
+            images = {each["spec"]["template"]["spec"]["containers"][0]["image"] for each in stage.instances().values()}
+            assert images == {"engine:2"}, (number, sizes)
+            keys = {each["metadata"]["name"] for each in stage.server.all("secrets")}
+            assert keys == {"chat-internal", "chat-ticket-keys", *(f"{name}-keys" for name in stage.instances())}
+        return died
+
+
 OPTIONAL_KINDS = {
     "leaderworkersets": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
     "podmonitors": ("monitoring.coreos.com/v1", "PodMonitor"),

@@ -115,7 +115,13 @@ async def test_a_controllers_action_and_what_the_agent_did_of_it_are_one_trace(
     registry = MemoryRegistry(time.monotonic)
     runner, url = await listen(agent_app(Told(), Gate("decode-0"), traced), "127.0.0.1", 0)
     beat = Heartbeat(
-        id=InstanceId("decode-0"), agent="a", seq=1, role=Role.DECODE, url="http://h:2", state=State.READY, agent_url=url
+        id=InstanceId("decode-0"),
+        agent="a",
+        seq=1,
+        role=Role.DECODE,
+        url="http://h:2",
+        state=State.READY,
+        agent_url=url,
     )
     agents = Agents(None)
 
