@@ -51,8 +51,9 @@ class Teller:
             if wrong:
                 await self.stray(pool, wrong)
                 continue
-            wanted = pool_status(desired, observed, pool["spec"]["pool"], pool["metadata"].get("generation", 0))
-            if not contains(pool.get("status", {}), wanted):
+            last, generation = pool.get("status") or {}, pool["metadata"].get("generation", 0)
+            wanted = pool_status(desired, observed, pool["spec"]["pool"], generation, self._wall(), last)
+            if not contains(last, wanted):
                 await self._status("BatonPool", pool, wanted)
 
     async def stray(self, pool: Json, because: str) -> None:

@@ -205,8 +205,10 @@ def stray_status(because: str, now: float, last: Json, generation: int) -> dict[
     return {"observedGeneration": generation, "conditions": _dated(facts, last, generation, now)}
 
 
-def pool_status(desired: Desired, observed: Observed, stem: str, generation: int) -> dict[str, Any]:
-    """The status of a `BatonPool`: what its scale subresource shows."""
+def pool_status(
+    desired: Desired, observed: Observed, stem: str, generation: int, now: float = 0.0, last: Json | None = None
+) -> dict[str, Any]:
+    """The status of a `BatonPool`: what its scale subresource shows. `now`, `last`: as `status` has them."""
     seen = look(desired, observed)
     ours = [each for each in seen.instances if each.pool == stem]
     labels = {**selector(desired.resource, "instance"), "serving.baton.dev/pool": stem}
@@ -215,4 +217,5 @@ def pool_status(desired: Desired, observed: Observed, stem: str, generation: int
         "replicas": sum(not each.leaving for each in ours),
         "readyReplicas": sum(each.serving for each in ours),
         "selector": ",".join(f"{key}={value}" for key, value in sorted(labels.items())),
+        "conditions": _dated([Fact("Degraded", False, "Found", f"it sizes {stem}")], last or {}, generation, now),
     }

@@ -273,6 +273,10 @@ async def test_a_batonpool_that_names_nothing_says_so(cluster: str, name: str, s
         event = next(each for each in stage.server.all("events") if said in each["message"])
         assert event["involvedObject"]["kind"] == "BatonPool"
         assert uids(stage) == pods
+        if cluster != "chat":
+            await stage.make(spec(), cluster)
+            await stage.until(lambda: "it sizes decode" in told())
+            await stage.until(lambda: stage.server.all("batonpools")[0]["status"].get("readyReplicas") == 3)
 
 
 async def test_the_api_server_away_for_a_minute_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,8 @@ class Processes:
         pod = next(each for each in self.server.all("pods") if each["metadata"]["name"] == name)
         each = self.running.pop(pod["metadata"]["uid"])
         each.process.kill()
+        self.server.remove("pods", pod)  # before anything is waited for: it would be started again
         await each.process.wait()
-        self.server.remove("pods", pod)
 
     async def _look(self, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
