@@ -38,7 +38,7 @@ test-compiled: compile ## the tests of what is compiled, compiled (10 minutes); 
 	@BATON_COMPILED=1 $(BIN)/python -m pytest tests/unit tests/property tests/playbook tests/sim tests/contract tests/fuzz tests/chaos -m "not long" $(ARGS)
 
 test-k8s: setup ## the operator's tests; with KUBECONFIG=FILE against that API server (a controller-manager, no kubelet)
-	@$(BIN)/python -m pytest tests/contract/test_k8s_operator.py tests/contract/test_k8s_api.py $(if $(KUBECONFIG),--kubeconfig $(KUBECONFIG)) $(ARGS)
+	@$(BIN)/python -m pytest tests/contract/test_k8s_operator.py tests/contract/test_k8s_scenarios.py tests/contract/test_k8s_actuator.py tests/contract/test_k8s_api.py $(if $(KUBECONFIG),--kubeconfig $(KUBECONFIG)) $(ARGS)
 
 check: setup ## format, lint, types, import direction
 	@$(BIN)/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }

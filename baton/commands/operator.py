@@ -133,22 +133,25 @@ def namespace_of(args: argparse.Namespace) -> str:
 async def _follow(args: argparse.Namespace) -> int:
     import aiohttp
 
+    from baton.k8s_scaling import Controllers
     from baton.signals import stopping_signals
     from cluster.telemetry import configure_logging
     from k8s.operator.client import Client
     from k8s.operator.controller import Operator, Settings
     from k8s.operator.election import Election
     from k8s.operator.fleet import HttpFleet
+    from k8s.operator.scaling import Board
 
     configure_logging(args.log_level)
     stop = asyncio.Event()
     namespace = namespace_of(args)
     client = await Client.open(args.kubeconfig)
     async with aiohttp.ClientSession() as session:
+        board = Board()
         operator = Operator(
             client,
             HttpFleet(session),
-            Settings(namespace=namespace, images=images(args)),
+            Settings(namespace=namespace, images=images(args), board=board),
             time.time,  # noqa: TID251 - what children's labels and conditions are written in
         )
         me = f"{socket.gethostname()}_{os.getpid()}"
@@ -158,7 +161,7 @@ async def _follow(args: argparse.Namespace) -> int:
         server = await _serve_metrics(args, operator, election)
         try:
             with stopping_signals(stop.set):
-                await _until(stop, operator.run(), election.run())
+                await _until(stop, operator.run(), election.run(), Controllers(operator, board, time.monotonic).run())
         finally:
             await server.cleanup()
             await client.close()

@@ -13,6 +13,9 @@ from cluster.spec.about import about
 DNS_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """An RFC 1123 label."""
 
+KEYS_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+"""A label's value (RFC 1123, and capital letters)."""
+
 ROUTERS_MAX: Final = 64
 WHOLE_NODE_GPUS: Final = 8
 
@@ -108,6 +111,16 @@ class Kubernetes:
             form=DNS_NAME,
         ),
     )
+    ticket_keys: str = field(
+        default="1",
+        metadata=about(
+            text="A name for the fleet's keys, by which instances and routers prove themselves. Another name makes the "
+            "operator replace the key: it adds one, lets it sign, rolls the instances, and takes the old one away.",
+            why="a key is replaced when its owner says so, and never otherwise",
+            form=KEYS_NAME,
+            aka=("keys", "key_rotation"),
+        ),
+    )
     paused: bool = field(
         default=False,
         metadata=about(text="Whether the operator changes nothing.", why="following the resource is the purpose"),
@@ -169,6 +182,15 @@ class Kubernetes:
     pod_monitor: bool = field(
         default=False,
         metadata=about(text="Whether to make a PodMonitor.", why="works without Prometheus' operator"),
+    )
+    prometheus_namespace: str | None = field(
+        default=None,
+        metadata=about(
+            text="Namespace that Prometheus runs in: network policies let it reach the ports with metrics. Left out: "
+            "nothing but routers and the operator reaches them.",
+            why="who scrapes is not known",
+            form=DNS_NAME,
+        ),
     )
     http_route: HttpRoute | None = field(
         default=None,

@@ -145,6 +145,12 @@ class Client:
         query = {"labelSelector": selector} if selector else {}
         return await self.request("GET", path_of(api_version, kind, namespace), query=query)
 
+    async def named(self, api_version: str, kind: str, namespace: str, name: str) -> Json | None:
+        """One object by a list of that one, for kinds that the Role lets be listed and not read."""
+        query = {"fieldSelector": f"metadata.name={name}"}
+        said = await self.request("GET", path_of(api_version, kind, namespace), query=query)
+        return next((each for each in said.get("items") or () if each["metadata"]["name"] == name), None)
+
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Json | None:
         """One object; None where there is none."""
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from base64 import b64decode
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from cluster.instance import Role
+from goodput.actuate.protocol import Unobservable
 from k8s.crd import Resource, read_resource
 from k8s.crd.names import (
     API_VERSION,
@@ -18,20 +19,26 @@ from k8s.crd.names import (
     LABEL_PART,
     label_value,
 )
+from k8s.crd.resource import secret_key
 from k8s.operator.client import ApiAway, ApiFailed, Client
-from k8s.operator.fleet import Fleet
+from k8s.operator.fleet import Fleet, Told
 from k8s.operator.hands import Counters, Hands
+from k8s.operator.scaling import Board, RegistryPlace, Seen
+from k8s.operator.secrets import Access, access, text_in
 from k8s.operator.teller import Teller
 from k8s.operator.watch import Kept
 from k8s.plan import (
+    Action,
     Desired,
     Images,
-    Known,
     Observed,
     limits_of,
+    look,
+    misnamed,
     plan,
 )
-from k8s.plan.pods import internal_secret
+from k8s.plan.observe import pods_by_instance
+from k8s.plan.pods import fleet_secret, internal_secret, registry_url
 
 logger = logging.getLogger("baton.operator")
 
@@ -58,6 +65,8 @@ SETTLE_S: Final = 0.05
 BUSY_S: Final = 2.0
 """A cluster that is not as it should be is looked at again after this: agents and routers send no events."""
 IDLE_S: Final = 60.0
+ATTAINMENT_S: Final = 30.0
+"""Between two changes of the share of requests in a status."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,8 +76,8 @@ class Settings:
     namespace: str
     """Where it acts; empty: everywhere."""
     images: Images
-    advised: Callable[[str, str], Mapping[str, int]] = field(default=lambda _namespace, _name: {})
-    """Replicas by pool that the goodput controller wants, of one cluster."""
+    board: Board = field(default_factory=Board)
+    """What goodput controllers want."""
 
 
 class Operator:
@@ -78,6 +87,8 @@ class Operator:
         """`wall`: Unix time."""
         self.counters: Final = Counters()
         self.may_act: Callable[[], bool] = lambda: True
+        self.knows_all = False
+        """Whether everything there is has been listed once."""
         self._client: Final = client
         self._fleet: Final = fleet
         self._settings: Final = settings
@@ -86,6 +97,7 @@ class Operator:
         self._wake: Final = asyncio.Event()
         self._hands: Final = Hands(client, fleet, wall, self._put, self.counters)
         self._teller: Final = Teller(client, wall, self._put, self.counters)
+        self._attained: Final[dict[tuple[str, str], tuple[float, float | None]]] = {}
         self._kinds: frozenset[str] = frozenset()
         self._clusters = self._keep(API_VERSION, "BatonCluster", "", self._cluster_changed)
         self._pools = self._keep(API_VERSION, "BatonPool", "", self._pool_changed)
@@ -135,6 +147,7 @@ class Operator:
                 group.create_task(each.run(), name=f"watch {each.kind}")
             for each in kept:  # a plan without the whole picture would make what is there already
                 await each.listed.wait()
+            self.knows_all = True
             group.create_task(self._follow(), name="plan")
 
     async def _follow(self) -> None:
@@ -175,19 +188,27 @@ class Operator:
         """Plan one cluster and carry it out; whether nothing was to be done and nothing is waited for."""
         thing = self._clusters.objects.get((namespace, name))
         if thing is None:
+            await self._tell_strays(namespace, name)
             return True
         self.counters.reconciles += 1
         resource = read_resource(thing)
         desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds)
-        key = self._key(resource)
-        observed = await self._observe(resource, key)
+        key = self._access(resource)
+        observed = await self._asked(resource, self._observed(resource), key)
         actions = plan(desired, observed, limits_of(desired, observed), self._wall())
         for action in actions:
-            if not self.may_act():
+            live = self._clusters.objects.get((namespace, name))
+            if not self.may_act() or live is None or live["metadata"]["uid"] != resource.uid:
                 return False
             await self._hands.do(action, resource, observed, key)
         await self._teller.tell(thing, self._pools_of(resource), desired, observed, actions)
         return not actions and all(each.get("status") != "True" for each in self._unsettled(thing))
+
+    async def _tell_strays(self, namespace: str, name: str) -> None:
+        """BatonPools of a cluster that is not there."""
+        for (place, _), pool in tuple(self._pools.objects.items()):
+            if place == namespace and pool.get("spec", {}).get("cluster") == name:
+                await self._teller.stray(pool, misnamed(None, name, pool["spec"].get("pool", "")))
 
     def _unsettled(self, thing: Json) -> list[Json]:
         live = self._clusters.objects.get((thing["metadata"]["namespace"], thing["metadata"]["name"]), thing)
@@ -203,36 +224,119 @@ class Operator:
             if namespace == resource.namespace and each["metadata"].get("labels", {}).get(LABEL_CLUSTER) == named
         ]
 
-    def _key(self, resource: Resource) -> str:
-        """The operator's key for agents and routers of a cluster."""
-        name = internal_secret(resource)
-        for kept in self._children:
-            secret = kept.objects.get((resource.namespace, name)) if kept.kind == "Secret" else None
-            if secret is not None:
-                return b64decode(secret.get("data", {}).get("operator-key", "")).decode()
-        return ""
+    def _access(self, resource: Resource) -> Access:
+        """What the operator proves itself by to a cluster's agents and routers."""
+        kept = next(each.objects for each in self._children if each.kind == "Secret")
+        names = (internal_secret(resource), fleet_secret(resource))
+        return access(*(kept.get((resource.namespace, name)) for name in names))
 
-    async def _observe(self, resource: Resource, key: str) -> Observed:
-        pods: list[Json] = []
-        objects: list[Json] = []
-        for kept in self._children:
-            (pods if kept.kind == "Pod" else objects).extend(self._of(resource, kept))
+    def _pods(self, resource: Resource, part: str) -> list[Json]:
+        pods = next(each for each in self._children if each.kind == "Pod")
+        return [each for each in self._of(resource, pods) if each["metadata"]["labels"].get(LABEL_PART) == part]
+
+    def _observed(self, resource: Resource) -> Observed:
+        """As the watches have it."""
+        objects = [thing for kept in self._children if kept.kind != "Pod" for thing in self._of(resource, kept)]
         objects += [each for (namespace, _, _), each in self._hands.foreign.items() if namespace == resource.namespace]
-        parts = {
-            part: [p for p in pods if p["metadata"]["labels"].get(LABEL_PART) == part]
-            for part in ("instance", "router")
-        }
-        drained, known = frozenset[str](), Known()
-        if parts["instance"] and resource.spec is not None:
-            drained, known = await self._fleet.look(parts["instance"], parts["router"], key)
+        wanted, external = self._settings.board.of(resource.namespace, resource.name), self._external(resource)
+        for stem in external.keys() & wanted.sizes.keys():
+            del wanted.sizes[stem]  # whoever decides after the BatonPool begins with its last word
         return Observed(
             objects=tuple(objects),
-            pods=tuple(parts["instance"]),
-            drained=drained,
-            known=known,
-            external=self._external(resource),
-            advised=self._settings.advised(resource.namespace, resource.name),
+            pods=tuple(self._pods(resource, "instance")),
+            external=external,
+            advised=dict(wanted.sizes),
+            reasons=dict(wanted.reasons),
+            advice=wanted.advice,
+            scales=wanted.scales,
         )
+
+    async def _asked(self, resource: Resource, observed: Observed, key: Access) -> Observed:
+        """And as agents and routers say themselves."""
+        if not observed.pods or resource.spec is None:
+            return observed
+        told = await self._fleet.look(observed.pods, self._pods(resource, "router"), key)
+        return replace(
+            observed, drained=told.drained, roles=told.roles, known=told.known, attainment=self._steady(resource, told)
+        )
+
+    def _steady(self, resource: Resource, told: Told) -> float | None:
+        """A share of requests that changes every second is written down twice a minute."""
+        now, key = asyncio.get_running_loop().time(), (resource.namespace, resource.name)
+        kept = self._attained.get(key)
+        if kept is None or now - kept[0] >= ATTAINMENT_S:
+            kept = self._attained[key] = (now, told.attainment)
+        return kept[1]
+
+    # -- what controllers do (`k8s.operator.scaling.Acting`) --
+
+    def clusters(self) -> frozenset[tuple[str, str]]:
+        """All there are, by namespace and name."""
+        return frozenset(self._clusters.objects)
+
+    def seen(self, namespace: str, name: str) -> Seen | None:
+        """One cluster; None where nothing may be done now."""
+        thing = self._clusters.objects.get((namespace, name))
+        if thing is None or not self.knows_all or not self.may_act():
+            return None
+        resource = read_resource(thing)
+        if resource.spec is None or resource.kubernetes.paused or resource.deleting:
+            return None
+        desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds)
+        observed = self._observed(resource)
+        return Seen(
+            resource=resource,
+            desired=desired,
+            observed=observed,
+            look=look(desired, observed),
+            access=self._access(resource),
+        )
+
+    async def act(self, action: Action, seen: Seen) -> None:
+        """One action now; the plan follows.
+
+        Raises:
+            Unobservable: the server refuses it, or is away.
+        """
+        try:
+            await self._hands.do(action, seen.resource, seen.observed, seen.access)
+        except (ApiFailed, ApiAway) as error:
+            raise Unobservable(str(error)) from error
+        finally:
+            self._plan_soon(seen.resource.namespace, seen.resource.name)
+
+    async def tell(self, seen: Seen, instance: str, role: Role | None, deadline_s: float) -> bool:
+        """Tell an agent; whether it has heard."""
+        pod = pods_by_instance(seen.observed.pods).get(instance)
+        if pod is None:
+            return False
+        if role is None:
+            return await self._fleet.drain(pod, deadline_s, seen.access)
+        return await self._fleet.flip(pod, role, seen.access)
+
+    async def registry(self, seen: Seen) -> RegistryPlace:
+        """Where a cluster's controller meets its fleet.
+
+        Raises:
+            ApiFailed: the Secret with the files may not be read.
+            ApiAway: the server cannot be reached.
+        """
+        resource = seen.resource
+        assert resource.spec is not None
+        said = resource.spec.registry
+        if said.url is None:
+            made = next((each for each in seen.observed.objects if _is_secret(each, internal_secret(resource))), None)
+            password = text_in(made, "baton-controller-password")
+            url = registry_url(resource, "baton-controller")
+            return RegistryPlace(url=url, cluster=said.cluster, password=password)
+        files = None
+        if said.password_file or said.ca_file:
+            files = await self._client.named("v1", "Secret", resource.namespace, resource.files_secret)
+        named = {
+            name: None if path is None else text_in(files, secret_key(path))
+            for name, path in (("password", said.password_file), ("ca", said.ca_file))
+        }
+        return RegistryPlace(url=said.url, cluster=said.cluster, **named)
 
     def _external(self, resource: Resource) -> dict[str, int]:
         return {
@@ -252,3 +356,7 @@ class Operator:
         for kept in (self._clusters, self._pools, *self._children):
             if kept.kind == thing.get("kind"):
                 kept.put(thing)
+
+
+def _is_secret(thing: Json, name: str) -> bool:
+    return bool(thing["kind"] == "Secret" and thing["metadata"]["name"] == name)

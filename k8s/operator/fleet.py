@@ -1,38 +1,69 @@
-"""What agents and routers say of a fleet, and what they are told: HTTP with the operator's key. A shell."""
+"""What agents and routers say of a fleet, and what they are told: HTTP. A shell.
+
+Requests to agents are signed with the fleet's ticket keys, each for one instance and good once; routers' admin side is
+asked with the operator's key. Without keys nothing is asked.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import secrets
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 import aiohttp
 
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from k8s.operator.secrets import Access
 from k8s.plan.children import ADMIN_PORT
-from k8s.plan.observe import is_true, pods_by_instance
+from k8s.plan.observe import INSTANCE, is_true, pods_by_instance
 from k8s.plan.pods import AGENT_PORT
 from k8s.plan.readiness import Known
+from kvtransfer.keys import instance_key
+from kvtransfer.signed import NONCE_BYTES, Ask, signed_headers
 
 logger = logging.getLogger("baton.operator")
 
 ASK_S = 3.0
 ASKED_AT_ONCE = 32
+ME: Final = "baton-operator"
+_UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
 
 Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a fleet says of itself."""
+
+    drained: frozenset[str] = frozenset()
+    """Instances whose agents have no stream and no hold left."""
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    """By instance, the role that its agent has now."""
+    known: Known = field(default_factory=Known)
+    attainment: float | None = None
+    """Share of the last minutes' requests that met their targets; None where there were none with any."""
 
 
 class Fleet(Protocol):
     """How the operator talks with the programs of one cluster."""
 
-    async def look(self, pods: Sequence[Json], routers: Sequence[Json], key: str) -> tuple[frozenset[str], Known]:
-        """Instances that are drained, and what routers know."""
+    async def look(self, pods: Sequence[Json], routers: Sequence[Json], access: Access) -> Told:
+        """What agents say of themselves, and what routers know."""
 
-    async def drain(self, pod: Json, deadline_s: float, key: str) -> bool:
+    async def drain(self, pod: Json, deadline_s: float, access: Access) -> bool:
         """Tell an agent to drain; whether it has heard."""
 
-    async def resume(self, pod: Json, key: str) -> bool:
+    async def resume(self, pod: Json, access: Access) -> bool:
         """Tell an agent to take work again; whether it has heard."""
+
+    async def flip(self, pod: Json, role: Role, access: Access) -> bool:
+        """Tell an agent to take another role; whether it has heard and may."""
 
 
 class HttpFleet:
@@ -42,43 +73,74 @@ class HttpFleet:
         self._session = session
         self._at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
-    async def look(self, pods: Sequence[Json], routers: Sequence[Json], key: str) -> tuple[frozenset[str], Known]:
-        """Ask all agents that may be draining and all Ready routers. What does not answer is not known."""
+    async def look(self, pods: Sequence[Json], routers: Sequence[Json], access: Access) -> Told:
+        """Ask all agents and all Ready routers. What does not answer is not known."""
         ready = [each for each in routers if is_true(each, "Ready") and not each["metadata"].get("deletionTimestamp")]
-        asked = list(pods_by_instance(tuple(pods)).items())
+        asked = pods_by_instance(tuple(pods))
         answers: dict[str, Json | None] = {}
+        words: dict[str, Json | None] = {}
 
-        async def ask(name: str, url: str | None) -> None:
-            answers[name] = await self._ask("GET", url, key)
+        async def ask(name: str, pod: Json) -> None:
+            answers[name] = await self._agent("GET", pod, "/state", access)
+
+        async def ask_router(pod: Json) -> None:
+            words[_name(pod)] = await self._router(pod, access)
 
         async with asyncio.TaskGroup() as group:
-            for name, pod in asked:
-                group.create_task(ask(f"agent {name}", _url(pod, AGENT_PORT, "/state")))
+            for name, pod in asked.items():
+                group.create_task(ask(name, pod))
             for pod in ready:
-                group.create_task(ask(f"router {_name(pod)}", _url(pod, ADMIN_PORT, "/ui/data")))
-        drained = frozenset(name for name, _ in asked if (answers.get(f"agent {name}") or {}).get("drained"))
-        words = {_name(pod): answers.get(f"router {_name(pod)}") for pod in ready}
-        return drained, known_by({name: word for name, word in words.items() if word is not None}, frozenset(words))
+                group.create_task(ask_router(pod))
+        said = {name: answer for name, answer in answers.items() if answer is not None}
+        heard = {name: word for name, word in words.items() if word is not None}
+        return Told(
+            drained=frozenset(name for name, answer in said.items() if answer.get("drained")),
+            roles={name: Role(answer["role"]) for name, answer in said.items() if answer.get("role") in set(Role)},
+            known=known_by(heard, frozenset(words)),
+            attainment=attainment_in(next(iter(heard.values()), {})),
+        )
 
-    async def drain(self, pod: Json, deadline_s: float, key: str) -> bool:
+    async def drain(self, pod: Json, deadline_s: float, access: Access) -> bool:
         """``POST /drain``."""
-        return await self._ask("POST", _url(pod, AGENT_PORT, "/drain"), key, {"deadline_s": deadline_s}) is not None
+        return await self._agent("POST", pod, "/drain", access, {"deadline_s": deadline_s}) is not None
 
-    async def resume(self, pod: Json, key: str) -> bool:
+    async def resume(self, pod: Json, access: Access) -> bool:
         """``POST /resume``."""
-        return await self._ask("POST", _url(pod, AGENT_PORT, "/resume"), key, {}) is not None
+        return await self._agent("POST", pod, "/resume", access, {}) is not None
 
-    async def _ask(self, method: str, url: str | None, key: str, body: Json | None = None) -> Json | None:
+    async def flip(self, pod: Json, role: Role, access: Access) -> bool:
+        """``POST /role``."""
+        return await self._agent("POST", pod, "/role", access, {"role": role.value}) is not None
+
+    async def _agent(self, method: str, pod: Json, path: str, access: Access, said: Json | None = None) -> Json | None:
+        """One signed request to an instance's agent; None where it does not answer, or refuses."""
+        name = str(pod["metadata"].get("labels", {}).get(INSTANCE, ""))
+        if not access.fleet or not name:
+            return None
+        body = b"" if said is None else json.dumps(said).encode()
+        key = instance_key(access.fleet[0], InstanceId(name))
+        ask = Ask(method=method, path=path, body=body, by=ME, to=name)
+        headers = signed_headers(ask, key, now=_UNIX_TIME(), nonce=secrets.token_bytes(NONCE_BYTES))
+        return await self._ask(method, _url(pod, AGENT_PORT, path), headers, body)
+
+    async def _router(self, pod: Json, access: Access) -> Json | None:
+        headers = {"Authorization": f"Bearer {access.admin}"}
+        return await self._ask("GET", _url(pod, ADMIN_PORT, "/ui/data"), headers, b"")
+
+    async def _ask(self, method: str, url: str | None, headers: Mapping[str, str], body: bytes) -> Json | None:
         if url is None:
             return None
+        more = {"Content-Type": "application/json"} if body else {}
         try:
-            async with self._at_once, asyncio.timeout(ASK_S):
-                headers = {"Authorization": f"Bearer {key}"}
-                async with self._session.request(method, url, json=body, headers=headers) as answer:
-                    said = await answer.json()
-                    return said if answer.status < 300 and isinstance(said, dict) else None
+            async with (
+                self._at_once,
+                asyncio.timeout(ASK_S),
+                self._session.request(method, url, data=body or None, headers={**headers, **more}) as answer,
+            ):
+                said = await answer.json()
+                return said if answer.status < 300 and isinstance(said, dict) else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            logger.debug("%s does not answer: %s", url, error)
+            logger.debug("%s does not answer: %s", url, type(error).__name__)
             return None
 
 
@@ -90,6 +152,14 @@ def _url(pod: Json, port: int, path: str) -> str | None:
     address = pod.get("status", {}).get("podIP")
     host = f"[{address}]" if address and ":" in address else address
     return f"http://{host}:{port}{path}" if address else None
+
+
+def attainment_in(word: Json) -> float | None:
+    """One router's word on all routers' last five minutes, over all classes."""
+    windows = [each.get("five_minutes") or {} for each in word.get("classes") or () if isinstance(each, Mapping)]
+    counted = sum(int(each.get("counted") or 0) for each in windows)
+    met = sum(float(each.get("attainment") or 0.0) * int(each.get("counted") or 0) for each in windows)
+    return met / counted if counted else None
 
 
 def known_by(words: Mapping[str, Json], routers: frozenset[str]) -> Known:

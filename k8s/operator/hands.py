@@ -12,9 +12,10 @@ from k8s.crd import Resource
 from k8s.crd.names import FIELD_MANAGER, LABEL_DRAINING, LABEL_MANAGED, LABEL_PARKED, READY_GATE
 from k8s.operator.client import Client
 from k8s.operator.fleet import Fleet
-from k8s.operator.secrets import internal
-from k8s.plan import Action, Admit, Apply, Delete, Drain, Generate, Observed, Park, Resume, Unpark
+from k8s.operator.secrets import Access, fleet, internal, keys_in, of_instance, replaced
+from k8s.plan import Action, Admit, Apply, Delete, Derive, Drain, Generate, Observed, Park, Rekey, Resume, Unpark
 from k8s.plan.observe import pods_by_instance
+from k8s.plan.pods import fleet_secret
 
 logger = logging.getLogger("baton.operator")
 
@@ -45,13 +46,15 @@ class Hands:
         """`put` takes objects as the server has answered them."""
         self.foreign: Final[dict[tuple[str, str, str], Json]] = {}
         """Objects of wanted names that are not ours, by namespace, kind and name."""
+        self._fresh: Final[dict[tuple[str, str], Json]] = {}
+        """Secrets that were made and that the watch has not told yet."""
         self._client: Final = client
         self._fleet: Final = fleet
         self._wall: Final = wall
         self._put: Final = put
         self._counters: Final = counters
 
-    async def do(self, action: Action, resource: Resource, observed: Observed, key: str) -> None:
+    async def do(self, action: Action, resource: Resource, observed: Observed, access: Access) -> None:
         """One action.
 
         Raises:
@@ -61,26 +64,56 @@ class Hands:
         self._counters.actions += 1
         logger.info("%s/%s: %s: %s", resource.namespace, resource.name, shown(action), action.because)
         match action:
-            case Apply(manifest, because):
-                await self._apply(manifest, because, resource)
+            case Apply(manifest):
+                await self._apply(manifest, resource, observed)
             case Delete(api_version, kind, name, uid):
                 await self._client.delete(api_version, kind, resource.namespace, name, uid)
             case Generate(name):
-                await self._client.create(internal(resource, name))
+                await self._generate(name, resource)
+            case Rekey(name, stage):
+                live = self._secret(resource, name, observed)
+                if live is not None and keys_in(live):
+                    self._put(await self._client.replace(replaced(resource, live, stage, self._wall())))
+            case Derive(name):
+                await self._derive(name, resource, observed)
             case Admit(pod, ready, because):
                 await self._gate(resource, pod, ready, because)
             case Drain(name) | Resume(name):
-                await self._drain_or_resume(action, name, resource, observed, key)
+                await self._drain_or_resume(action, name, resource, observed, access)
             case Park(name) | Unpark(name):
                 mark = {LABEL_PARKED: "true" if isinstance(action, Park) else None}
                 replicas = 0 if isinstance(action, Park) else 1
                 await self._patch_workload(resource, observed, name, mark, {"spec": {"replicas": replicas}})
 
-    async def _apply(self, manifest: Json, because: str, resource: Resource) -> None:
+    async def _generate(self, name: str, resource: Resource) -> None:
+        made = fleet(resource) if name == fleet_secret(resource) else internal(resource, name)
+        self._fresh[resource.namespace, name] = await self._client.create(made)
+
+    async def _derive(self, name: str, resource: Resource, observed: Observed) -> None:
+        """One instance's keys, from the fleet's. A Secret of that name that is not ours is refused with 409."""
+        live = self._secret(resource, fleet_secret(resource), observed)
+        if live is None or not keys_in(live):
+            logger.warning("%s holds no keys: those of %s cannot be made", fleet_secret(resource), name)
+            return
+        made = of_instance(resource, live, name)
+        if self._secret(resource, made["metadata"]["name"], observed) is None:
+            await self._client.create(made)
+        else:
+            self._put(await self._client.apply(made))
+
+    def _secret(self, resource: Resource, name: str, observed: Observed) -> Json | None:
+        """A Secret as the watch has it, or as it was made a moment ago: its Role does not let the operator read one."""
+        for each in observed.objects:
+            if each["kind"] == "Secret" and each["metadata"]["name"] == name:
+                self._fresh.pop((resource.namespace, name), None)
+                return each
+        return self._fresh.get((resource.namespace, name))
+
+    async def _apply(self, manifest: Json, resource: Resource, observed: Observed) -> None:
         """Apply; what is there already and is not ours is left alone, and remembered for the condition."""
         api_version, kind, name = manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
         place = (resource.namespace, kind, name)
-        if because == "it is not there":
+        if not any(each["kind"] == kind and each["metadata"]["name"] == name for each in observed.objects):
             live = await self._client.get(api_version, kind, resource.namespace, name)
             if live is not None and live["metadata"].get("labels", {}).get(LABEL_MANAGED) != FIELD_MANAGER:
                 self.foreign[place] = {"apiVersion": api_version, "kind": kind, **live}
@@ -105,7 +138,7 @@ class Hands:
         await self._client.apply(manifest, sub="status")
 
     async def _drain_or_resume(
-        self, action: Drain | Resume, name: str, resource: Resource, observed: Observed, key: str
+        self, action: Drain | Resume, name: str, resource: Resource, observed: Observed, access: Access
     ) -> None:
         """A drain is marked first and asked for then, a resume asked for first: after a crash both are done again."""
         pod = pods_by_instance(observed.pods).get(name)
@@ -113,8 +146,8 @@ class Hands:
             mark = {LABEL_DRAINING: str(int(self._wall()))}
             await self._patch_workload(resource, observed, name, mark, {})
             if pod is not None:
-                await self._fleet.drain(pod, resource.kubernetes.drain_s, key)
-        elif pod is not None and await self._fleet.resume(pod, key):
+                await self._fleet.drain(pod, resource.kubernetes.drain_s, access)
+        elif pod is not None and await self._fleet.resume(pod, access):
             await self._patch_workload(resource, observed, name, {LABEL_DRAINING: None}, {})
 
     async def _patch_workload(
@@ -138,5 +171,9 @@ def shown(action: Action) -> str:
             return f"admit Pod {pod}"
         case Generate(name):
             return f"make Secret {name}"
+        case Rekey(name, stage):
+            return f"replace a key of Secret {name}, step `{stage.value or 'done'}`"
+        case Derive(name):
+            return f"make the keys of {name}"
         case _:
             return f"{type(action).__name__.lower()} {action.name}"

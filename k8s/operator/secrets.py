@@ -1,21 +1,50 @@
-"""What chance makes: the registry's passwords and the operator's own key. A shell."""
+"""What chance makes, and what follows from it: passwords, the operator's key, ticket keys. A shell.
+
+Keys are read and written here and nowhere else in the operator; no text of this module goes into a log or an action.
+"""
 
 from __future__ import annotations
 
 import secrets
-from base64 import b64encode
-from typing import Any
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+from cluster.ids import InstanceId
 from cluster.keys import KEY_BYTES, key_line, make_key
 from cluster.registry.layout import USERS, users
+from k8s.crd.names import CONTENT, LABEL_KEYS, LABEL_STAGE, LABEL_STAGE_SINCE, MADE_FROM
 from k8s.crd.resource import Resource
-from k8s.plan.pods import owned
+from k8s.plan import KeyStage
+from k8s.plan.keys import FLEET_PART, INSTANCE_PART, content_of
+from k8s.plan.pods import KEYS_FILE, fleet_secret, instance_secret, owned
+from kvtransfer.keys import SECRET_BYTES, fleet_text, instance_text, read_fleet
+from kvtransfer.seal import identity_text
+from kvtransfer.ticket import Key
 
-PASSWORD_BYTES = 24
+PASSWORD_BYTES: Final = 24
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the operator itself proves itself by to one cluster."""
+
+    admin: str = field(default="", repr=False)
+    """Its key for routers' admin side."""
+    fleet: tuple[Key, ...] = field(default=(), repr=False)
+    """Ticket keys, with which it signs what it asks of agents. None: nothing is asked."""
+
+
+def access(internal_secret: Json | None, fleet: Json | None) -> Access:
+    """From the two Secrets, as far as they are there."""
+    return Access(text_in(internal_secret, "operator-key"), () if fleet is None else keys_in(fleet))
 
 
 def internal(resource: Resource, name: str) -> dict[str, Any]:
-    """The Secret that programs of one cluster share. Made once; its keys never appear in a log."""
+    """The Secret with registry passwords and the operator's key. Made once; each pod mounts only what is its own."""
     assert resource.spec is not None
     acl = users(resource.spec.registry.cluster)
     data: dict[str, str] = {}
@@ -25,5 +54,72 @@ def internal(resource: Resource, name: str) -> dict[str, Any]:
         acl = acl.replace(f"{user}-PASSWORD", password)
     key = make_key(secrets.token_bytes(KEY_BYTES))
     data |= {"users.acl": acl, "operator-key": key, "operator-key-digest": key_line(key, "operator")}
-    encoded = {each: b64encode(text.encode()).decode() for each, text in data.items()}
-    return owned(resource, "v1", "Secret", name, "internal", type="Opaque", data=encoded)
+    return owned(resource, "v1", "Secret", name, "internal", type="Opaque", data=_encoded(data))
+
+
+def fleet(resource: Resource) -> dict[str, Any]:
+    """The Secret with the fleet's ticket keys: a first one."""
+    return _fleet(resource, (_new_key(()),), resource.kubernetes.ticket_keys, KeyStage.NONE, 0)
+
+
+def replaced(resource: Resource, live: Json, stage: KeyStage, now: float) -> dict[str, Any]:
+    """The fleet's Secret one step on; it carries the version that was read, so that no step is made twice."""
+    keys = keys_in(live)
+    labels = live["metadata"].get("labels", {})
+    since, made_for = int(labels.get(LABEL_STAGE_SINCE) or 0), labels.get(LABEL_KEYS, "")
+    match stage:
+        case KeyStage.ADDED:
+            keys, since, made_for = (*keys, _new_key(keys)), int(now) + 1, resource.kubernetes.ticket_keys
+        case KeyStage.SIGNS:
+            keys = (keys[-1], *keys[:-1])
+        case KeyStage.NONE:
+            keys, since = keys[:1], 0
+    made = _fleet(resource, keys, made_for, stage, since)
+    made["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
+    return made
+
+
+def of_instance(resource: Resource, live: Json, name: str) -> dict[str, Any]:
+    """One instance's key Secret, by the fleet's as it is."""
+    keys, instance = keys_in(live), InstanceId(name)
+    data = {
+        KEYS_FILE: instance_text(keys, instance),
+        f"{KEYS_FILE}.identity": identity_text(keys, instance),
+    }
+    made = owned(resource, "v1", "Secret", instance_secret(name), INSTANCE_PART, type="Opaque", data=_encoded(data))
+    made["metadata"]["labels"][LABEL_KEYS] = resource.kubernetes.ticket_keys
+    made["metadata"]["annotations"] = {MADE_FROM: content_of(live), CONTENT: content_of(made)}
+    return made
+
+
+def keys_in(live: Json) -> tuple[Key, ...]:
+    """The fleet's keys; none where what stands there is no key file, which the message would not show either."""
+    try:
+        return read_fleet(text_in(live, KEYS_FILE))
+    except ValueError:
+        return ()
+
+
+def _fleet(resource: Resource, keys: tuple[Key, ...], made_for: str, stage: KeyStage, since: int) -> dict[str, Any]:
+    data = _encoded({KEYS_FILE: fleet_text(keys)})
+    made = owned(resource, "v1", "Secret", fleet_secret(resource), FLEET_PART, type="Opaque", data=data)
+    made["metadata"]["labels"] |= {LABEL_KEYS: made_for, LABEL_STAGE: stage.value, LABEL_STAGE_SINCE: str(since)}
+    return made
+
+
+def _new_key(known: tuple[Key, ...]) -> Key:
+    taken = {key.id for key in known}
+    name = next(name for number in range(1, len(taken) + 2) if (name := f"k{number}") not in taken)
+    return Key(name, secrets.token_bytes(SECRET_BYTES))
+
+
+def _encoded(data: Mapping[str, str]) -> dict[str, str]:
+    return {each: b64encode(text.encode()).decode() for each, text in data.items()}
+
+
+def text_in(secret: Json | None, key: str) -> str:
+    """What stands under a key; empty where nothing does, or what is no text."""
+    try:
+        return b64decode(((secret or {}).get("data") or {}).get(key, "")).decode()
+    except ValueError:
+        return ""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from k8s.crd.names import API_VERSION, FIELD_MANAGER
 from k8s.operator.client import ApiFailed, Client
 from k8s.operator.hands import Counters, shown
-from k8s.plan import Action, Desired, Observed, pool_status, status
+from k8s.plan import Action, Desired, Observed, misnamed, pool_status, status, stray_status
 from k8s.plan.events import EventBudget
 from k8s.plan.merge import contains
 
@@ -37,7 +37,7 @@ class Teller:
     ) -> None:
         resource = desired.resource
         last = thing.get("status") or {}
-        said = status(desired, observed, actions, self._wall(), last)
+        said = status(desired, observed, actions, self._wall(), last, attainment=observed.attainment)
         if _sorted(said) != _sorted(last):
             await self._status("BatonCluster", thing, said)
         for problem in resource.problems:
@@ -47,9 +47,22 @@ class Teller:
         if resource.spec is None:
             return
         for pool in pools:
-            wanted = pool_status(desired, observed, pool["spec"]["pool"], pool["metadata"].get("generation", 0))
-            if not contains(pool.get("status", {}), wanted):
+            wrong = misnamed(desired, resource.name, pool["spec"]["pool"])
+            if wrong:
+                await self.stray(pool, wrong)
+                continue
+            last, generation = pool.get("status") or {}, pool["metadata"].get("generation", 0)
+            wanted = pool_status(desired, observed, pool["spec"]["pool"], generation, self._wall(), last)
+            if not contains(last, wanted):
                 await self._status("BatonPool", pool, wanted)
+
+    async def stray(self, pool: Json, because: str) -> None:
+        """Tell of a `BatonPool` that names nothing there is."""
+        last = pool.get("status") or {}
+        wanted = stray_status(because, self._wall(), last, pool["metadata"].get("generation", 0))
+        if not contains(last, wanted):
+            await self._status("BatonPool", pool, wanted)
+        await self._event(pool, "Warning", "NotFound", because)
 
     async def _status(self, kind: str, thing: Json, said: Json) -> None:
         metadata = {"name": thing["metadata"]["name"], "namespace": thing["metadata"]["namespace"]}
@@ -72,7 +85,7 @@ class Teller:
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"generateName": f"{metadata['name'][:40]}.", "namespace": metadata["namespace"]},
-            "involvedObject": {"apiVersion": API_VERSION, "kind": "BatonCluster", **about},
+            "involvedObject": {"apiVersion": API_VERSION, "kind": thing.get("kind", "BatonCluster"), **about},
             "type": kind,
             "reason": reason,
             "message": message[:1024],

@@ -92,9 +92,13 @@ class Kept:
                     self._changed(thing)
 
     def put(self, thing: Json) -> None:
-        """An object as the server has answered it, before the watch tells it. An older one changes nothing."""
+        """An object as the server has answered it, before the watch tells it. An older one changes nothing.
+
+        One that is not known is taken where the watch has not come so far yet: what became of it since, it will tell.
+        """
         key = _key(thing)
-        if _newer(thing, self.objects.get(key)):
+        known = self.objects.get(key)
+        if _later(thing, self._version if known is None else str(known["metadata"]["resourceVersion"])):
             self.objects[key] = thing
 
 
@@ -102,9 +106,7 @@ def _key(thing: Json) -> tuple[str, str]:
     return str(thing["metadata"].get("namespace", "")), str(thing["metadata"]["name"])
 
 
-def _newer(thing: Json, known: Json | None) -> bool:
-    """Whether to take the server's answer: resource versions are compared as numbers, as Kubernetes 1.35 allows."""
-    if known is None:
-        return False  # gone meanwhile, or not yet told: the watch has the word
-    new, old = str(thing["metadata"]["resourceVersion"]), str(known["metadata"]["resourceVersion"])
-    return new.isdecimal() and old.isdecimal() and int(new) > int(old)
+def _later(thing: Json, version: str) -> bool:
+    """Whether an object is of a later version: they are compared as numbers, as Kubernetes 1.35 allows."""
+    new = str(thing["metadata"]["resourceVersion"])
+    return new.isdecimal() and version.isdecimal() and int(new) > int(version)

@@ -4,27 +4,46 @@ from k8s.plan.observe import Observed
 from k8s.plan.plan import Desired, limits_of, look, plan
 from k8s.plan.pods import Images
 from k8s.plan.readiness import Known
-from k8s.plan.status import pool_status, status
-from k8s.plan.values import Action, Admit, Apply, Delete, Drain, Generate, Limits, Park, Resume, Unpark
+from k8s.plan.status import misnamed, pool_status, status, stray_status
+from k8s.plan.values import (
+    Action,
+    Admit,
+    Apply,
+    Delete,
+    Derive,
+    Drain,
+    Generate,
+    KeyStage,
+    Limits,
+    Park,
+    Rekey,
+    Resume,
+    Unpark,
+)
 
 __all__ = [
     "Action",
     "Admit",
     "Apply",
     "Delete",
+    "Derive",
     "Desired",
     "Drain",
     "Generate",
     "Images",
+    "KeyStage",
     "Known",
     "Limits",
     "Observed",
     "Park",
+    "Rekey",
     "Resume",
     "Unpark",
     "limits_of",
     "look",
+    "misnamed",
     "plan",
     "pool_status",
     "status",
+    "stray_status",
 ]

@@ -17,10 +17,14 @@ from k8s.plan.pods import (
     FILES,
     GRACE_S,
     INTERNAL,
+    KEYS,
+    KEYS_FILE,
     Images,
     container_security,
     field_env,
+    fleet_secret,
     internal_secret,
+    keys_volume,
     labels,
     owned,
     pod_security,
@@ -102,7 +106,9 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
     if resource.spec.router.admin_key_file is None:
         words += ["--admin-key-file", f"{INTERNAL}/operator-key-digest"]
     words += registry_words(resource, "baton-router")
-    _, mounts = volumes(resource)
+    words += ["--ticket-keys-file", f"{KEYS}/{KEYS_FILE}"]
+    _, mounts = volumes(resource, "baton-router")
+    _, keys_mount = keys_volume(fleet_secret(resource))
     ready = {"httpGet": {"path": "/health", "port": ROUTER_PORT}, "periodSeconds": 2, "timeoutSeconds": 2}
     return {
         "name": "router",
@@ -117,7 +123,7 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
             {"name": "http", "containerPort": ROUTER_PORT},
             {"name": "admin", "containerPort": ADMIN_PORT},
         ],
-        "volumeMounts": mounts,
+        "volumeMounts": [*mounts, keys_mount],
         "securityContext": container_security(),
         "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         "readinessProbe": ready,
@@ -138,7 +144,8 @@ def _router_started(start_s: float) -> dict[str, Any]:
 def _router(resource: Resource, images: Images) -> dict[str, Any]:
     assert resource.spec is not None
     chosen = selector(resource, "router")
-    given, _ = volumes(resource)
+    given, _ = volumes(resource, "baton-router")
+    keys, _ = keys_volume(fleet_secret(resource))
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -158,7 +165,7 @@ def _router(resource: Resource, images: Images) -> dict[str, Any]:
             "securityContext": pod_security(),
             "topologySpreadConstraints": [spread],
             "containers": [_router_container(resource, images)],
-            "volumes": given,
+            "volumes": [*given, keys],
         },
     }
     body = {
@@ -254,20 +261,36 @@ def _tcp(*ports: int) -> list[dict[str, Any]]:
     return [{"protocol": "TCP", "port": port} for port in ports]
 
 
+_ALL_BUT_THE_AGENTS: Final = [
+    {"protocol": "TCP", "port": 1, "endPort": AGENT_PORT - 1},
+    {"protocol": "TCP", "port": AGENT_PORT + 1, "endPort": 65535},
+    {"protocol": "UDP"},
+]
+
+
 def _policies(resource: Resource) -> Iterator[dict[str, Any]]:
-    """Who may reach whom: the registry and engines only programs of the cluster, and the operator."""
+    """Who may reach whom: the registry and engines only programs of the cluster; agents only routers and the operator.
+
+    Instances reach each other at every port but the agent's: connectors choose theirs as they like.
+    """
     assert resource.spec is not None
     inside = _from(resource, "router", "instance")
     rules: dict[str, list[dict[str, Any]]] = {
         "instance": [
-            {"from": inside},
-            {"from": [_OPERATOR], "ports": _tcp(AGENT_PORT, ENGINE_PORT)},
+            {"from": _from(resource, "instance"), "ports": _ALL_BUT_THE_AGENTS},
+            {"from": _from(resource, "router"), "ports": _tcp(ENGINE_PORT, AGENT_PORT)},
+            {"from": [_OPERATOR], "ports": _tcp(AGENT_PORT)},
         ],
         "router": [
             {"ports": _tcp(ROUTER_PORT)},
             {"from": [*_from(resource, "router"), _OPERATOR], "ports": _tcp(ADMIN_PORT)},
         ],
     }
+    prometheus = resource.kubernetes.prometheus_namespace
+    if prometheus:
+        scraper = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": prometheus}}}]
+        rules["instance"].append({"from": scraper, "ports": _tcp(AGENT_PORT)})
+        rules["router"].append({"from": scraper, "ports": _tcp(ADMIN_PORT)})
     if resource.spec.registry.url is None:
         rules["registry"] = [{"from": [*inside, _OPERATOR], "ports": _tcp(REDIS_PORT)}]
     for part, ingress in rules.items():
@@ -284,7 +307,10 @@ def _optional(resource: Resource) -> Iterator[dict[str, Any]]:
     settings = resource.kubernetes
     if settings.pod_monitor:
         wanted = {"matchLabels": {LABEL_CLUSTER: label_value(resource.name)}}
-        points = [{"port": "admin", "path": "/metrics"}, {"port": "agent", "path": "/metrics"}]
+        key = {"type": "Bearer", "credentials": {"name": internal_secret(resource), "key": "operator-key"}}
+        points = [
+            {"port": port, "path": "/metrics", "honorLabels": True, "authorization": key} for port in ("admin", "agent")
+        ]
         body: dict[str, Any] = {"selector": wanted, "podMetricsEndpoints": points}
         yield owned(resource, "monitoring.coreos.com/v1", "PodMonitor", short(resource.name), "monitor", spec=body)
     if settings.http_route:

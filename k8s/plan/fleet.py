@@ -11,6 +11,8 @@ killed after any of them goes on where it was. One model is planned at a time, b
   which runs whole requests meanwhile. Never two pools at once.
 - Nothing is deleted before it is drained, or was never in service, or its time is over.
 - An instance that drains and is wanted again (a revert) resumes.
+- An instance whose pod Kubernetes takes (an eviction, a node on notice) is replaced by one of another name at once: its
+  workload's next pod would want the name that the draining agent still has.
 - Before anything serves, prefill and decode get GPUs together or give them back after `gang_s`.
 """
 
@@ -29,7 +31,12 @@ SURGE_SHARE: Final = 0.25
 
 
 def moves(
-    cluster: str, model: WantedModel, present: Collection[Instance], limits: Limits, now: float
+    cluster: str,
+    model: WantedModel,
+    present: Collection[Instance],
+    limits: Limits,
+    now: float,
+    taken: Collection[str] = (),
 ) -> tuple[Move, ...]:
     """What to do now for one model.
 
@@ -39,14 +46,15 @@ def moves(
         present: its instances, those of pools that are no longer wanted among them.
         limits: free GPUs and times.
         now: Unix time, s.
+        taken: names of workloads of others, which no instance may have.
     """
     found = sorted(present, key=lambda each: each.name)
-    taken = {each.name for each in found}
+    used = {each.name for each in found} | set(taken)
     return (
         *_removed(found, limits, now),
         *_parked(model, found, limits, now),
         *_resumed(model, found),
-        *_started(cluster, model, found, limits, taken),
+        *_started(cluster, model, found, limits, used),
         *_drained(model, found, limits),
     )
 
@@ -108,7 +116,11 @@ def _gang_missing(model: WantedModel, current: Sequence[Instance]) -> bool:
 
 def _wanted_ones(pool: WantedPool, found: Iterable[Instance]) -> list[Instance]:
     """Those of the wanted revision that stay."""
-    return [each for each in found if each.pool == pool.stem and each.revision == pool.revision and not each.leaving]
+    return [
+        each
+        for each in found
+        if each.pool == pool.stem and each.revision == pool.revision and not each.leaving and not each.disrupted
+    ]
 
 
 def _resumed(model: WantedModel, found: Sequence[Instance]) -> Iterator[Move]:
@@ -123,7 +135,9 @@ def _resumed(model: WantedModel, found: Sequence[Instance]) -> Iterator[Move]:
 
 
 def _may_resume(instance: Instance) -> bool:
-    return instance.draining_since is not None and not instance.deleting and instance.started and not instance.drained
+    if instance.deleting or instance.disrupted:
+        return False
+    return instance.draining_since is not None and instance.started and not instance.drained
 
 
 def _started(
@@ -188,6 +202,8 @@ def _drained(model: WantedModel, found: Sequence[Instance], limits: Limits) -> I
 def _why(instance: Instance, pool: WantedPool | None) -> str:
     if pool is None:
         return "its pool is gone from the resource"
+    if instance.disrupted:
+        return "its pod is being taken: another instance comes under another name, while this one ends its streams"
     if instance.revision != pool.revision:
         return f"revision {instance.revision} gives way to {pool.revision}"
     return pool.because or f"{pool.count} are wanted"

@@ -6,7 +6,7 @@ Everything is told by labels of children and by what the API server says of pods
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ from k8s.plan.readiness import Known
 from k8s.plan.values import Instance
 
 INSTANCE: Final = "serving.baton.dev/instance"
+DISRUPTION: Final = "DisruptionTarget"
+"""The condition that Kubernetes sets on a pod before it takes it (kubernetes.io, "Pod disruption conditions")."""
 WORKLOADS: Final = ("Deployment", "LeaderWorkerSet")
 
 Json = Mapping[str, Any]
@@ -43,11 +45,21 @@ class Observed:
     pods: tuple[Json, ...] = ()
     drained: frozenset[str] = frozenset()
     """Instances whose agents have no stream and no hold left."""
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    """By instance, the role that its agent says it has; one that is not named has that of its workload."""
     known: Known = field(default_factory=Known)
     external: Mapping[str, int] = field(default_factory=dict)
     """Replicas by pool, of BatonPools."""
     advised: Mapping[str, int] = field(default_factory=dict)
     """Replicas by pool, of the goodput controller."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """By pool, why the controller wants so many."""
+    scales: bool = False
+    """Whether a goodput controller runs for this cluster."""
+    advice: str = ""
+    """What it would do, where others decide."""
+    attainment: float | None = None
+    """Share of the last minutes' requests that met their targets, by the routers."""
 
 
 def is_ours(thing: Json, uid: str) -> bool:
@@ -97,10 +109,12 @@ def _rank(pod: Json) -> tuple[bool, bool, str]:
 def instances(observed: Observed, uid: str) -> Iterator[Instance]:
     """Every instance there is a workload of."""
     pods = pods_by_instance(observed.pods)
+    taken = {pod["metadata"].get("labels", {}).get(INSTANCE) for pod in observed.pods if is_true(pod, DISRUPTION)}
     for thing in observed.objects:
         labels = thing["metadata"].get("labels", {})
         if thing["kind"] in WORKLOADS and labels.get(LABEL_PART) == "instance" and is_ours(thing, uid):
-            yield _instance(thing, labels, pods.get(thing["metadata"]["name"]), observed)
+            found = _instance(thing, labels, pods.get(thing["metadata"]["name"]), observed)
+            yield replace(found, disrupted=True) if found.name in taken else found
 
 
 def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed: Observed) -> Instance:
@@ -115,7 +129,7 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
         name=name,
         model=labels.get(LABEL_MODEL, ""),
         pool=labels.get(LABEL_POOL, ""),
-        role=Role(labels.get(LABEL_ROLE, "both")),
+        role=observed.roles.get(name) or Role(labels.get(LABEL_ROLE, "both")),
         revision=labels.get(LABEL_REVISION, ""),
         family=labels.get(LABEL_FAMILY, ""),
         gpu="" if gpu == "any" else gpu,

@@ -13,8 +13,9 @@ from k8s.crd.names import APPLIED, LABEL_COUNT, LABEL_PART, digest
 from k8s.crd.resource import Resource
 from k8s.plan.children import budget_name, children
 from k8s.plan.fleet import moves
+from k8s.plan.keys import KeySecrets, are_lost, key_actions, key_secrets, may_start
 from k8s.plan.merge import contains
-from k8s.plan.observe import Observed, gate_of, instances, is_ours, pods_by_instance
+from k8s.plan.observe import WORKLOADS, Observed, gate_of, instances, is_ours, pods_by_instance
 from k8s.plan.pods import Images, family_of, internal_secret, nodes_of, revision_of, template, workload
 from k8s.plan.readiness import gate
 from k8s.plan.values import (
@@ -59,6 +60,9 @@ class Look:
     foreign: tuple[Key, ...] = ()
     """Objects of names that are wanted, and that are not ours."""
     missing_kinds: tuple[str, ...] = ()
+    keys: KeySecrets = field(default_factory=lambda: KeySecrets(fleet=None, of_instances={}))
+    keys_lost: bool = False
+    """The fleet's ticket keys are gone: no instance can be started until they are back, or others are asked for."""
     scaled: Mapping[str, str] = field(default_factory=dict)
     """Who decides a pool's size, by pool: ``BatonPool``, ``controller``, or nothing."""
 
@@ -78,6 +82,7 @@ def look(desired: Desired, observed: Observed) -> Look:
     sizes = sizes_of(models)
     scaled = dict.fromkeys(observed.advised, "controller") | dict.fromkeys(observed.external, "BatonPool")
     names = [_key(each) for each in children(resource, desired.images, sizes)]
+    keys = key_secrets(resource, observed)
     return Look(
         models=models,
         instances=there,
@@ -85,6 +90,8 @@ def look(desired: Desired, observed: Observed) -> Look:
         live=live,
         foreign=tuple(key for key in names if key in live and not is_ours(live[key], resource.uid)),
         missing_kinds=tuple(sorted(_missing(desired, pools))),
+        keys=keys,
+        keys_lost=are_lost(resource, keys),
         scaled={stem: who for stem, who in scaled.items() if stem in pools},
     )
 
@@ -124,7 +131,8 @@ def _count(cluster: str, stem: str, pool: Pool, observed: Observed) -> tuple[int
         return count, f"the BatonPool says {said}" + ("" if count == said else f", within {pool.min} to {pool.at_most}")
     if stem in observed.advised:
         count = min(max(observed.advised[stem], pool.min), pool.at_most)
-        return count, f"the goodput controller says {observed.advised[stem]}"
+        reason = observed.reasons.get(stem, "")
+        return count, f"the goodput controller says {observed.advised[stem]}" + (f": {reason}" if reason else "")
     if pool.max is None:  # nothing may resize it
         return pool.at_start, f"the resource says {pool.at_start}"
     noted = _noted(cluster, stem, observed)
@@ -180,11 +188,17 @@ def plan(desired: Desired, observed: Observed, limits: Limits, now: float) -> tu
     if resource.spec is None or resource.kubernetes.paused or resource.deleting:
         return ()
     seen = look(desired, observed)
+    done = {each.name for each in seen.instances if each.deleting}
+    todo: tuple[Action, ...] = (*_models(desired, seen, limits, now), *_gone_models(seen, limits, now))
+    if not may_start(resource, seen.keys, now):
+        todo = tuple(each for each in todo if not isinstance(each, Apply) or _key(each.manifest) in seen.live)
+    starting = {each.manifest["metadata"]["name"] for each in todo if isinstance(each, Apply)}
+    named = starting | ({each.name for each in seen.instances} - done)
     return (
         *_secrets(desired, seen),
+        *key_actions(resource, observed, seen.keys, named, limits, now),
         *_children(desired, seen),
-        *_models(desired, seen, limits, now),
-        *_gone_models(seen, limits, now),
+        *todo,
         *_gates(observed, seen),
     )
 
@@ -200,7 +214,7 @@ def _children(desired: Desired, seen: Look) -> Iterator[Action]:
     for key, manifest in wanted.items():
         if manifest["kind"] not in seen.missing_kinds and key not in seen.foreign:
             yield from _repaired(manifest, seen.live.get(key))
-    keep = {*wanted, ("Secret", internal_secret(desired.resource))}
+    keep = {*wanted, ("Secret", internal_secret(desired.resource)), *(("Secret", name) for name in seen.keys.names)}
     for key, thing in sorted(seen.live.items()):
         part = thing["metadata"].get("labels", {}).get(LABEL_PART)
         if key not in keep and part != "instance" and is_ours(thing, desired.resource.uid) and not _leaving(thing):
@@ -229,9 +243,10 @@ def _deleted(thing: Json, because: str) -> Delete:
 
 
 def _models(desired: Desired, seen: Look, limits: Limits, now: float) -> Iterator[Action]:
+    taken = frozenset(name for kind, name in seen.live if kind in WORKLOADS)
     for model in seen.models:
         present = [each for each in seen.instances if each.model == model.key]
-        for move in moves(desired.resource.name, model, present, limits, now):
+        for move in moves(desired.resource.name, model, present, limits, now, taken):
             yield from _carried(desired, seen, move)
         yield from _current(desired, seen, model, present)
 

@@ -22,6 +22,7 @@ from k8s.crd.names import (
     LABEL_CLUSTER,
     LABEL_FAMILY,
     LABEL_GPU,
+    LABEL_KEYS,
     LABEL_MANAGED,
     LABEL_MODEL,
     LABEL_PART,
@@ -41,6 +42,8 @@ AGENT_PORT: Final = 8200
 SIDE_CHANNEL_PORT: Final = 5600
 FILES: Final = "/etc/baton"
 INTERNAL: Final = "/run/baton"
+KEYS: Final = "/run/baton-keys"
+KEYS_FILE: Final = "tickets"
 GRACE_S: Final = 60
 """Beyond the drain: what an engine needs to end after its last stream."""
 PROBE_S: Final = 10
@@ -113,6 +116,22 @@ def internal_secret(resource: Resource) -> str:
     return short(f"{resource.name}-internal")
 
 
+def fleet_secret(resource: Resource) -> str:
+    """The Secret with the fleet's ticket keys, which routers alone mount."""
+    return short(f"{resource.name}-ticket-keys")
+
+
+def instance_secret(instance: str) -> str:
+    """The Secret with what one instance proves itself by, which its pods alone mount."""
+    return f"{instance}-keys"
+
+
+def keys_volume(secret: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The volume of a key Secret and its mount, read-only."""
+    volume = {"name": "keys", "secret": {"secretName": secret, "defaultMode": 0o440}}
+    return volume, {"name": "keys", "mountPath": KEYS, "readOnly": True}
+
+
 def registry_url(resource: Resource, user: str) -> str:
     """Where the fleet meets."""
     assert resource.spec is not None
@@ -136,15 +155,25 @@ def registry_words(resource: Resource, user: str) -> list[str]:
     return words
 
 
-def volumes(resource: Resource) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes of routers and engines, and where they are mounted: the file, the files it names, what we made."""
+def volumes(resource: Resource, user: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes of routers and engines, and where they are mounted: the file, the files it names, what we made.
+
+    `user`: of the registry; of what the operator made a pod gets that user's password, and no other's.
+    """
+    assert resource.spec is not None
+    own = ["operator-key-digest", *((f"{user}-password",) if resource.spec.registry.url is None else ())]
+    internal = {
+        "secretName": internal_secret(resource),
+        "items": [{"key": key, "path": key} for key in own],
+        "defaultMode": 0o440,
+    }
     items = [{"key": key, "path": path.removeprefix("./")} for key, path in sorted(resource.files.items())]
     sources: list[dict[str, Any]] = [{"configMap": {"name": short(f"{resource.name}-file")}}]
     if items:
         sources.append({"secret": {"name": resource.files_secret, "items": items}})
     given: list[dict[str, Any]] = [
         {"name": "files", "projected": {"sources": sources, "defaultMode": 0o440}},
-        {"name": "internal", "secret": {"secretName": internal_secret(resource), "defaultMode": 0o440}},
+        {"name": "internal", "secret": internal},
         {"name": "state", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
     ]
@@ -172,6 +201,7 @@ def _words(resource: Resource, model: Model, role: Role, pool: Pool, family: str
     words += ["--host", "$(POD_IP)", "--port", str(ENGINE_PORT)]
     words += ["--side-channel-port", str(SIDE_CHANNEL_PORT), "--agent-host", "$(POD_IP)"]
     words += ["--agent-port", str(AGENT_PORT), "--admin-key-file", f"{INTERNAL}/operator-key-digest"]
+    words += ["--ticket-keys-file", f"{KEYS}/{KEYS_FILE}"]
     words += ["--weights", family, "--node", "$(NODE_NAME)", "--drain-s", f"{settings.drain_s:g}"]
     words += ["--start-timeout", f"{settings.start_s:g}", "--transfer", transfer.connector.value, "--json"]
     words += ["--served-model-name", model.served_name] if model.served_name else []
@@ -230,7 +260,7 @@ def _near(resource: Resource, role: Role) -> dict[str, Any]:
 def template(resource: Resource, stem: str, model: Model, role: Role, pool: Pool, images: Images) -> dict[str, Any]:
     """The pod of one pool, without an instance's name: what its revision is the digest of."""
     settings = resource.kubernetes
-    given, mounts = volumes(resource)
+    given, mounts = volumes(resource, "baton-agent")
     given.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
     mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - an emptyDir in memory
     container: dict[str, Any] = {
@@ -263,7 +293,9 @@ def template(resource: Resource, stem: str, model: Model, role: Role, pool: Pool
         **_near(resource, role),
     }
     said = settings.pools.get(stem)
-    pod: dict[str, Any] = patched({"metadata": {"labels": {}}, "spec": spec}, said.pod_template if said else {})
+    pod: dict[str, Any] = patched(
+        {"metadata": {"labels": {LABEL_KEYS: settings.ticket_keys}}, "spec": spec}, said.pod_template if said else {}
+    )
     return pod
 
 
@@ -300,9 +332,12 @@ def workload(
     own = {"serving.baton.dev/instance": name}
     instance = {"name": "BATON_INSTANCE", "value": name}
     pod = patched(pod, {"metadata": {"labels": {**labels(resource, "instance"), **chosen, **own}}})
+    volume, mount = keys_volume(instance_secret(name))
+    pod["spec"]["volumes"] = [*pod["spec"]["volumes"], volume]
     for each in pod["spec"]["containers"]:
         if each["name"] == "engine":
             each["env"] = [instance, *each["env"]]
+            each["volumeMounts"] = [*each["volumeMounts"], mount]
     nodes = nodes_of(resource, pool)
     if nodes > 1:
         body: dict[str, Any] = {

@@ -7,18 +7,20 @@ from typing import Any, Final
 from k8s.crd.names import GROUP
 
 _CHILD: Final = ("create", "delete", "get", "list", "patch", "watch")
+_KEPT: Final = ("create", "get", "list", "patch", "watch")
+"""Of kinds whose objects are there as long as their cluster is, with which the garbage collector deletes them."""
 
 RIGHTS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     (GROUP, "batonclusters"): ("list", "watch"),
     (GROUP, "batonclusters/status"): ("patch",),
     (GROUP, "batonpools"): ("list", "watch"),
     (GROUP, "batonpools/status"): ("patch",),
-    ("", "configmaps"): _CHILD,
+    ("", "configmaps"): _KEPT,
     ("", "events"): ("create",),
     ("", "pods"): ("list", "watch"),
     ("", "pods/status"): ("patch",),
-    ("", "secrets"): ("create", "delete", "list", "watch"),
-    ("", "serviceaccounts"): _CHILD,
+    ("", "secrets"): ("create", "delete", "list", "patch", "update", "watch"),
+    ("", "serviceaccounts"): _KEPT,
     ("", "services"): _CHILD,
     ("apps", "deployments"): _CHILD,
     ("coordination.k8s.io", "leases"): ("create", "get", "update"),

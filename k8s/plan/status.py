@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from cluster.instance import Role
+from cluster.spec.plan import stems
+from cluster.spec.problems import nearest, quoted
 from k8s.plan.children import selector
 from k8s.plan.fleet import counting
 from k8s.plan.observe import Observed, condition
@@ -51,7 +53,7 @@ def status(
         return {**kept, "observedGeneration": resource.generation, "conditions": conditions, "because": told[0]}
     seen = look(desired, observed)
     todo = tuple(actions)
-    facts = [_available(seen), _progressing(seen, todo), _degraded(seen, desired), _scaling(seen)]
+    facts = [_available(seen), _progressing(seen, todo), _degraded(seen, desired), _scaling(seen, observed)]
     facts.append(Fact("Paused", resource.kubernetes.paused, "Spec", "by kubernetes.paused"))
     updated = [
         each
@@ -122,6 +124,12 @@ def _progressing(seen: Look, todo: tuple[Action, ...]) -> Fact:
 
 
 def _degraded(seen: Look, desired: Desired) -> Fact:
+    if seen.keys_lost:
+        message = (
+            "the Secret with the fleet's ticket keys is gone; what runs goes on, nothing can start: put it back, or "
+            "set kubernetes.ticket_keys to another name, which restarts every instance"
+        )
+        return Fact("Degraded", True, "KeysLost", message)
     if seen.missing_kinds:
         kinds = ", ".join(seen.missing_kinds)
         return Fact("Degraded", True, "KindMissing", f"the API server does not know {kinds}: install or leave out")
@@ -137,13 +145,16 @@ def _degraded(seen: Look, desired: Desired) -> Fact:
     return Fact("Degraded", False, "Healthy", told)
 
 
-def _scaling(seen: Look) -> Fact:
+def _scaling(seen: Look, observed: Observed) -> Fact:
     external = sorted(stem for stem, who in seen.scaled.items() if who == "BatonPool")
     if external:
-        message = f"BatonPools decide on {', '.join(external)}; Baton's controller only advises"
+        advice = f": {observed.advice}" if observed.advice else ""
+        message = f"BatonPools decide on {', '.join(external)}; Baton's controller only advises{advice}"
         return Fact("Scaling", False, "ScalingExternal", message)
-    if seen.scaled:
+    if seen.scaled or observed.scales:
         return Fact("Scaling", True, "Controller", "Baton's controller decides within min and max")
+    if observed.advice:
+        return Fact("Scaling", False, "NotSized", observed.advice)
     return Fact("Scaling", False, "Fixed", "nothing resizes the pools")
 
 
@@ -175,8 +186,29 @@ def _dated(facts: Iterable[Fact], last: Json, generation: int, now: float) -> li
     return dated
 
 
-def pool_status(desired: Desired, observed: Observed, stem: str, generation: int) -> dict[str, Any]:
-    """The status of a `BatonPool`: what its scale subresource shows."""
+def misnamed(desired: Desired | None, cluster: str, stem: str) -> str:
+    """What is wrong with the names in a `BatonPool`; empty: nothing. `desired`: None where there is no such cluster."""
+    if desired is None:
+        return f"there is no BatonCluster {cluster!r} in this namespace"
+    assert desired.resource.spec is not None
+    known = stems(desired.resource.spec)
+    if stem in known:
+        return ""
+    near = nearest(stem, known)
+    fix = f"did you mean {near!r}?" if near else f"write one of {quoted(known)}"
+    return f"spec.pool: {stem!r} is no pool of {cluster}; {fix}; make another BatonPool, because names cannot change"
+
+
+def stray_status(because: str, now: float, last: Json, generation: int) -> dict[str, Any]:
+    """The status of a `BatonPool` that names nothing there is."""
+    facts = [Fact("Degraded", True, "NotFound", because)]
+    return {"observedGeneration": generation, "conditions": _dated(facts, last, generation, now)}
+
+
+def pool_status(
+    desired: Desired, observed: Observed, stem: str, generation: int, now: float = 0.0, last: Json | None = None
+) -> dict[str, Any]:
+    """The status of a `BatonPool`: what its scale subresource shows. `now`, `last`: as `status` has them."""
     seen = look(desired, observed)
     ours = [each for each in seen.instances if each.pool == stem]
     labels = {**selector(desired.resource, "instance"), "serving.baton.dev/pool": stem}
@@ -185,4 +217,5 @@ def pool_status(desired: Desired, observed: Observed, stem: str, generation: int
         "replicas": sum(not each.leaving for each in ours),
         "readyReplicas": sum(each.serving for each in ours),
         "selector": ",".join(f"{key}={value}" for key, value in sorted(labels.items())),
+        "conditions": _dated([Fact("Degraded", False, "Found", f"it sizes {stem}")], last or {}, generation, now),
     }

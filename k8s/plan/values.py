@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from cluster.instance import Role
@@ -70,11 +71,13 @@ class Instance:
     """Its agent has no stream and no hold left."""
     deleting: bool = False
     """Its workload is being deleted."""
+    disrupted: bool = False
+    """Its pod is about to be taken: an eviction, a node that is drained or given notice, a preemption."""
 
     @property
     def serving(self) -> bool:
         """Whether it takes requests, and goes on taking them."""
-        return self.ready and not self.leaving
+        return self.ready and not self.leaving and not self.disrupted
 
     @property
     def leaving(self) -> bool:
@@ -95,6 +98,9 @@ class Limits:
     """A drain that takes longer ends in a deletion all the same; the pod's own grace follows."""
     gang_s: float = 120.0
     """How long a part of the smallest fleet keeps GPUs while the rest finds none."""
+    keys_s: float = 180.0
+    """How long a Secret's new content takes to reach every pod that has mounted it: a kubelet looks once a minute and
+    its cache may be a minute old (kubernetes.io, "Secrets"), and a minute more."""
     free_gpus: Mapping[str, int] = field(default_factory=dict)
     """GPUs that are free, by type. A type that is not named: not known, and tried."""
 
@@ -175,6 +181,36 @@ class Generate:
     because: str
 
 
+class KeyStage(StrEnum):
+    """How far the replacement of a fleet's key is."""
+
+    NONE = ""
+    """One key: it signs."""
+    ADDED = "added"
+    """The old key signs; all programs are given the new one, too."""
+    SIGNS = "signs"
+    """The new key signs; what the old one signed still counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rekey:
+    """Take the replacement of a fleet's key one step on. Only the operator's hands read the keys themselves."""
+
+    name: str
+    """Of the fleet's key Secret."""
+    stage: KeyStage
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Derive:
+    """Write one instance's key Secret, which follows from the fleet's."""
+
+    name: str
+    """Of the instance."""
+    because: str
+
+
 @dataclass(frozen=True, slots=True)
 class Admit:
     """Set a pod's readiness gate."""
@@ -185,4 +221,4 @@ class Admit:
 
 
 Move = Start | Drain | Resume | Remove | Park | Unpark
-Action = Move | Apply | Delete | Generate | Admit
+Action = Move | Apply | Delete | Generate | Rekey | Derive | Admit

@@ -4,207 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
+import json
+import re
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from base64 import b64decode
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.k8s_api import ApiServer, Json, Refused, Wire, serving
+from support.k8s_api import Refused
 from support.k8s_apply import Owners
-from support.k8s_nodes import FakeFleet, Nodes, by_part
-from support.k8s_real import Kubelet, Remote
+from support.k8s_nodes import by_part
+from support.k8s_stage import MODE, NS, Stage, image, quicken, spec, staged
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
-from k8s.crd import crds
-from k8s.crd.names import API_VERSION, GROUP, LABEL_REVISION
-from k8s.operator import controller, watch
-from k8s.operator.client import ApiFailed, Client
-from k8s.operator.controller import Operator, Settings
+from k8s.crd.names import API_VERSION, LABEL_REVISION
+from k8s.operator import controller
+from k8s.operator.client import ApiFailed
 from k8s.operator.election import Candidate, Election
-from k8s.plan import Images
-from k8s.plan.rights import RIGHTS
-
-NS = "llm"
-IMAGES = Images(engine="engine:1", router="router:1", redis="redis:8")
-LIMIT_S = 20.0
+from k8s.operator.secrets import keys_in
+from k8s.plan import limits_of
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "BUSY_S", 0.05)
-    monkeypatch.setattr(controller, "IDLE_S", 0.5)
-    monkeypatch.setattr(controller, "SETTLE_S", 0.01)
-    monkeypatch.setattr(watch, "WAIT_S", (0.02, 0.05))
-
-
-def spec(prefill: int = 1, decode: int = 1, **more: Any) -> Json:
-    pools = {"prefill": {"min": 1, "max": 8, "start": prefill}, "decode": {"min": 1, "max": 8, "start": decode}}
-    return {"models": [{"name": "m", "pools": pools}], **more}
-
-
-def image(name: str) -> Json:
-    return {"kubernetes": {"image": name}}
-
-
-@dataclass
-class Mode:
-    """Where the scenarios run: on the double from inside, on the double by its wire alone, on a real API server."""
-
-    kubeconfig: str = ""
-    wire_alone: bool = False
-
-
-MODE = Mode()
+    quicken(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
 def mode(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODE, "kubeconfig", pytestconfig.getoption("kubeconfig", ""))
-
-
-@dataclass
-class Stage:
-    client: Client
-    fleet: FakeFleet
-    server: ApiServer | Remote
-    nodes: Nodes | Kubelet
-    inside: ApiServer | None = None
-    wire: Wire | None = None
-    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
-    operators: list[Operator] = field(default_factory=list)
-
-    def operate(self, may_act: Callable[[], bool] = lambda: True) -> asyncio.Task[Any]:
-        operator = Operator(self.client, self.fleet, Settings(namespace=NS, images=IMAGES), time.time)
-        operator.may_act = may_act
-        self.operators.append(operator)
-        task = asyncio.get_running_loop().create_task(operator.run())
-        self.tasks.append(task)
-        return task
-
-    async def make(self, wanted: Json, name: str = "chat") -> None:
-        metadata = {"name": name, "namespace": NS}
-        thing = {"apiVersion": API_VERSION, "kind": "BatonCluster", "metadata": metadata, "spec": wanted}
-        await self._seen(await self.client.create(thing))
-
-    async def change(self, wanted: Json) -> None:
-        await self._seen(await self.client.merge(API_VERSION, "BatonCluster", NS, "chat", {"spec": wanted}))
-
-    async def _seen(self, thing: Json) -> None:
-        """Wait until a test that reads sees what was written."""
-        name, version = thing["metadata"]["name"], int(thing["metadata"]["resourceVersion"])
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                found = self.server.get("batonclusters", name, NS)
-                if found is not None and int(found["metadata"]["resourceVersion"]) >= version:
-                    return
-                await asyncio.sleep(0.01)
-
-    @property
-    def double(self) -> ApiServer:
-        """The double itself, where a scenario is about its misbehaviour or about what was asked of it."""
-        if self.inside is None or not isinstance(self.server, ApiServer):
-            pytest.skip("needs the API double")
-        return self.inside
-
-    def cluster(self, name: str = "chat") -> Json:
-        found = self.server.get("batonclusters", name)
-        assert found is not None
-        return found
-
-    def condition(self, kind: str) -> Json:
-        said = self.cluster().get("status", {}).get("conditions", ())
-        return next((each for each in said if each["type"] == kind), {})
-
-    def instances(self) -> dict[str, Json]:
-        return dict(by_part(self.server, "instance"))
-
-    def settled(self, prefill: int = 1, decode: int = 1) -> bool:
-        status = self.cluster().get("status", {})
-        whole = (status.get("prefill"), status.get("decode")) == (f"{prefill}/{prefill}", f"{decode}/{decode}")
-        fresh = status.get("observedGeneration") == self.cluster()["metadata"]["generation"]
-        return whole and fresh and self.condition("Progressing").get("status") == "False"
-
-    async def until(self, holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-        try:
-            async with asyncio.timeout(limit_s):
-                while not holds():
-                    await asyncio.sleep(0.02)
-                    for task in self.tasks:
-                        if task.done() and not task.cancelled():
-                            task.result()
-        except TimeoutError:
-            status = self.cluster().get("status")
-            raise AssertionError(f"not within {limit_s} s: {status} {sorted(self.instances())}") from None
-
-
-@asynccontextmanager
-async def staged(gpus: int | None = None) -> AsyncIterator[Stage]:
-    async with AsyncExitStack() as stack:
-        fleet = FakeFleet()
-        if MODE.kubeconfig:
-            client = await Client.open(MODE.kubeconfig)
-            stage = await remote_stage(client, fleet, gpus)
-        else:
-            server, wire, url = await stack.enter_async_context(serving(time.time))
-            client = await Client.open(host=url)
-            nodes = Nodes(server, fleet, gpus=gpus, controls_only=MODE.wire_alone)
-            controllers = asyncio.get_running_loop().create_task(nodes.run())
-            stage = Stage(client, fleet, server, nodes, server, wire)
-            await prepared(client)
-            if MODE.wire_alone:
-                stage = await remote_stage(client, fleet, gpus)
-            stage.tasks.append(controllers)
-        try:
-            yield stage
-            if isinstance(stage.server, Remote):
-                await emptied(stage)
-        finally:
-            for task in stage.tasks:
-                task.cancel()
-            await asyncio.wait(stage.tasks)
-            await client.close()
-
-
-async def prepared(client: Client) -> None:
-    """The definitions and the namespace, on a server that may have them."""
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NS}}
-    made = [("/api/v1/namespaces", namespace)]
-    made += [("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd) for crd in crds()]
-    for path, thing in made:
-        try:
-            await client.request("POST", path, body=thing)
-        except ApiFailed as refusal:
-            if refusal.status != 409:  # it is there
-                raise
-    async with asyncio.timeout(LIMIT_S):
-        while "BatonPool" not in await client.kinds([API_VERSION]):
-            await asyncio.sleep(0.1)
-
-
-async def remote_stage(client: Client, fleet: FakeFleet, gpus: int | None) -> Stage:
-    await prepared(client)
-    remote = Remote(client, NS)
-    kubelet = Kubelet(remote, fleet, gpus)
-    stage = Stage(client, fleet, remote, kubelet)
-    stage.tasks.append(asyncio.get_running_loop().create_task(remote.run()))
-    await remote.listed()
-    stage.tasks.append(asyncio.get_running_loop().create_task(kubelet.run()))
-    return stage
-
-
-async def emptied(stage: Stage) -> None:
-    """Nothing is left for the next scenario on the same server."""
-    for kind, plural in (("BatonPool", "batonpools"), ("BatonCluster", "batonclusters")):
-        for each in stage.server.all(plural):
-            await stage.client.delete(API_VERSION, kind, NS, each["metadata"]["name"])
-    for each in stage.server.all("services"):
-        await stage.client.delete("v1", "Service", NS, each["metadata"]["name"])
-    async with asyncio.timeout(60):
-        while any(stage.server.all(plural) for plural in ("pods", "deployments", "batonclusters")):
-            await asyncio.sleep(0.05)
 
 
 async def test_a_resource_becomes_a_cluster_and_then_nothing_is_written() -> None:
@@ -213,7 +44,11 @@ async def test_a_resource_becomes_a_cluster_and_then_nothing_is_written() -> Non
         await stage.make(spec(2, 1))
         await stage.until(lambda: stage.settled(2, 1))
         assert stage.condition("Available")["status"] == "True"
-        assert {each["metadata"]["name"] for each in stage.server.all("secrets")} == {"chat-internal"}
+        assert {each["metadata"]["name"] for each in stage.server.all("secrets")} == {
+            "chat-internal",
+            "chat-ticket-keys",
+            *(f"chat-{name}-keys" for name in ("prefill-0", "prefill-1", "decode-0")),
+        }
         assert not any("annotations" in each["metadata"] for each in stage.server.all("batonclusters"))
         before = stage.double.writes()
         await asyncio.sleep(1.2)  # two idle rounds
@@ -516,30 +351,6 @@ async def test_the_suite_runs_over_the_wire_alone(scenario: Callable[[], Any], m
     assert MODE.wire_alone
 
 
-async def test_the_role_is_what_the_operator_uses() -> None:
-    """A verb that nothing uses, and one that is missing, both fail: every scenario's requests are compared."""
-    async with staged() as stage:
-        stage.double.verbs.clear()
-        stage.operate()
-        await stage.make(spec(1, 2))
-        election = Election(stage.client, NS, "baton", "me", time.monotonic, time.time)
-        await election._once()
-        await election._once()
-        metadata = {"name": "chat-decode", "namespace": NS}
-        pool = {"cluster": "chat", "pool": "decode", "replicas": 1}
-        await stage.client.create({"apiVersion": API_VERSION, "kind": "BatonPool", "metadata": metadata, "spec": pool})
-        await stage.until(stage.settled)
-        used = set(stage.double.verbs) - {
-            (GROUP, "batonclusters", "create"),  # the test's own
-            (GROUP, "batonpools", "create"),
-        }
-        granted = {(group, resource, verb) for (group, resource), verbs in RIGHTS.items() for verb in verbs}
-        assert used <= granted, used - granted
-        optional = {each.partition("/")[0] for each in controller.OPTIONAL.values()}
-        unused = {each for each in granted - used if each[0] not in optional and each[2] != "delete"}
-        assert unused == set(), unused
-
-
 async def test_one_object_of_an_old_shape_stops_no_other() -> None:
     async with staged() as stage:
         bad = {"name": "bad", "namespace": NS, "uid": "u-bad", "resourceVersion": "1", "generation": 1}
@@ -565,6 +376,46 @@ async def test_deleting_the_definition_ends_everything() -> None:
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.3)
         assert stage.double.all("deployments") == [], "the operator does not make them again"
+
+
+async def test_a_replaced_key_reaches_every_program_and_stands_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    monkeypatch.setattr(controller, "limits_of", lambda *given: dataclasses.replace(limits_of(*given), keys_s=1.0))
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        secret: set[str] = set()
+
+        def keys() -> tuple[str, ...]:
+            fleet = stage.server.get("secrets", "chat-ticket-keys")
+            assert fleet is not None
+            secret.update(secrets_in(stage))
+            return tuple(key.secret.hex() for key in keys_in(fleet))
+
+        (old,) = keys()
+        await stage.change({"kubernetes": {"ticket_keys": "2"}})
+        await stage.until(lambda: len(keys()) == 2)
+        await stage.until(lambda: len(keys()) == 1 and stage.settled())
+        assert keys() != (old,)
+        assert len(secret) >= 10
+        plurals = ("pods", "deployments", "events", "configmaps", "batonclusters", "services", "networkpolicies")
+        told = json.dumps([stage.server.all(plural) for plural in plurals]) + caplog.text
+        assert [each for each in secret if each in told] == []
+
+
+def secrets_in(stage: Stage) -> set[str]:
+    """Every word of every Secret that is long enough to be a key or a password, but for names."""
+    found = set()
+    for each in stage.server.all("secrets"):
+        for name, value in each["data"].items():
+            text = b64decode(value).decode()
+            words = [word for line in text.splitlines() for word in line.replace(">", " ").split()]
+            if not name.endswith("-digest"):
+                found |= {word for word in words if re.fullmatch(r"[0-9a-f]{64,}|sk-baton-\S+|[\w-]{32}", word)}
+    return found
 
 
 async def test_an_instance_with_streams_is_waited_for() -> None:

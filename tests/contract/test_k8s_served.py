@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from base64 import b64encode
 from collections import Counter
@@ -20,13 +22,19 @@ from support.redis_server import RedisServer
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
+from baton.k8s_scaling import Controllers
+from cluster.ids import InstanceId
 from k8s.crd import crds
 from k8s.crd.names import API_VERSION
 from k8s.operator import controller
 from k8s.operator.client import Client
 from k8s.operator.controller import Operator, Settings
 from k8s.operator.fleet import HttpFleet
+from k8s.operator.scaling import Board
+from k8s.operator.secrets import access, keys_in
 from k8s.plan import Images
+from k8s.plan.observe import INSTANCE
+from kvtransfer.keys import instance_text
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -41,18 +49,22 @@ class Load:
         self.session = session
         self.routers = routers
         self.seen: Counter[str] = Counter()
+        self.paused = False
+        self.open = 0
 
     async def run(self, number: int) -> None:
         count = 0
         while True:
             count += 1
             addresses = self.routers()
-            if addresses:
-                self.seen[await self._one(addresses[0], f"{number} {count}")] += 1
+            if addresses and not self.paused:
+                self.open += 1
+                self.seen[await self._one(addresses[count % len(addresses)], f"{number} {count}")] += 1
+                self.open -= 1
             await asyncio.sleep(0.1)
 
-    async def _one(self, address: str, words: str) -> str:
-        body = {"model": "mock", "prompt": f"count {words} " * 30, "max_tokens": 40, "stream": True}
+    async def _one(self, address: str, words: str, tokens: int = 40) -> str:
+        body = {"model": "mock", "prompt": f"count {words} " * 30, "max_tokens": tokens, "stream": True}
         try:
             async with (
                 asyncio.timeout(60),
@@ -80,16 +92,24 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[ApiServer, Client, Proces
         processes = Processes(server, folder / "pods", session)
         controllers = Nodes(server, FakeFleet(), controls_only=True)
         images = Images(engine="e:1", router="r:1", redis="d")
-        operator = Operator(client, HttpFleet(session), Settings(namespace=NS, images=images), time.time)
+        board = Board()
+        operator = Operator(client, HttpFleet(session), Settings(namespace=NS, images=images, board=board), time.time)
+        controllers_of = Controllers(operator, board, time.monotonic)
         load = Load(session, lambda: processes.address_of("router"))
         loop = asyncio.get_running_loop()
-        work = (processes.run(), controllers.run(), operator.run(), *(load.run(number) for number in range(3)))
+        work = (
+            processes.run(),
+            controllers.run(),
+            operator.run(),
+            controllers_of.run(),
+            *(load.run(number) for number in range(3)),
+        )
         tasks = [loop.create_task(each) for each in work]
-        pools = {role: {"min": 1, "max": 4} for role in ("prefill", "decode")}
+        pools = {role: {"min": 1, "max": 6} for role in ("prefill", "decode")}
         spec = {
             "models": [{"name": "meta-llama/Llama-3.1-8B", "served_name": "mock", "pools": pools}],
             "registry": {"url": registry.url, "password_file": "keys/registry"},
-            "kubernetes": {"engine": "mock", "routers": 1, "drain_s": 30},
+            "kubernetes": {"engine": "mock", "routers": 2, "drain_s": 30},
         }
         metadata = {"name": "chat", "namespace": NS}
         made = {"apiVersion": API_VERSION, "kind": "BatonCluster", "metadata": metadata, "spec": spec}
@@ -121,21 +141,124 @@ async def settled(server: ApiServer, prefill: int, decode: int) -> None:
         raise AssertionError(f"not settled: {server.all('batonclusters')[0].get('status')}") from None
 
 
+def reason(server: ApiServer, kind: str) -> str:
+    """Of a condition of the resource."""
+    (thing,) = server.all("batonclusters")
+    return next(str(each["reason"]) for each in thing["status"]["conditions"] if each["type"] == kind)
+
+
+async def states(server: ApiServer, processes: Processes) -> dict[str, Any]:
+    """What the agents of all instances say, asked as the operator asks."""
+    named = {name: server.get("secrets", name) for name in ("chat-internal", "chat-ticket-keys")}
+    given = access(named["chat-internal"], named["chat-ticket-keys"])
+    fleet = HttpFleet(processes.session)
+    pods = [each for each in server.all("pods") if INSTANCE in each["metadata"]["labels"]]
+    return {each["metadata"]["name"]: await fleet._agent("GET", each, "/state", given) for each in pods}
+
+
+async def nothing_is_held(server: ApiServer, processes: Processes, load: Load) -> None:
+    """With no request open, no block of any instance is taken: well before a hold's lease would end by itself."""
+    async with asyncio.timeout(30):  # it would be told if there were some
+        while not any(
+            each is not None and any(each["load"].values()) for each in (await states(server, processes)).values()
+        ):
+            await asyncio.sleep(0.05)
+    load.paused = True
+    async with asyncio.timeout(60):
+        while load.open:
+            await asyncio.sleep(0.05)
+    try:
+        async with asyncio.timeout(10):
+            while True:
+                said = await states(server, processes)
+                assert said
+                if all(each is not None and not any(each["load"].values()) for each in said.values()):
+                    break
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        raise AssertionError({name: each and each["load"] for name, each in said.items()}) from None
+    load.paused = False
+
+
+async def heard_by_routers(server: ApiServer, processes: Processes) -> list[dict[str, Any]]:
+    """The pages' data of every router."""
+    key = access(server.get("secrets", "chat-internal"), None).admin
+    found = []
+    for router in processes.address_of("router"):
+        headers = {"Authorization": f"Bearer {key}"}
+        async with processes.session.get(f"http://{router}:8001/ui/data", headers=headers) as answer:
+            found.append(await answer.json())
+    return found
+
+
+async def stranger(
+    server: ApiServer, processes: Processes, load: Load, folder: Path, name: str, keys: str | None
+) -> bool:
+    """Start an instance that meets the fleet in the registry with the password of all; whether routers take it for one.
+
+    `keys`: its ticket key file; None: it has none.
+    """
+    pod = next(each for each in server.all("pods") if "-decode-" in each["metadata"]["name"])
+    home = folder / "pods" / pod["metadata"]["name"]
+    words = [*pod["spec"]["containers"][0]["command"][1:]]
+    at = words.index("--ticket-keys-file")
+    words[at : at + 2] = []
+    variables = {"$(POD_IP)": f"127.0.8.{len(name)}", "$(NODE_NAME)": "elsewhere", "$(BATON_INSTANCE)": name}
+    words = [
+        variables.get(word, word.replace("/etc/", f"{home}/etc/").replace("/run/", f"{home}/run/")) for word in words
+    ]
+    if keys is not None:
+        (folder / name).write_text(keys)
+        words += ["--ticket-keys-file", str(folder / name)]
+    log = folder / f"{name}.log"
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "baton", *words, stdout=file, stderr=file, env={**os.environ}
+        )
+    try:
+        async with asyncio.timeout(60):
+            while b'"ready"' not in log.read_bytes():
+                await asyncio.sleep(0.2)
+                assert process.returncode is None, log.read_text()
+        before = load.seen["ok"]
+        async with asyncio.timeout(60):
+            while load.seen["ok"] < before + 20:
+                await asyncio.sleep(0.1)
+        heard = [{str(each["id"]) for each in word["instances"]} for word in await heard_by_routers(server, processes)]
+        assert heard
+        assert all(heard), "routers tell whom they know"
+        return all(name in each for each in heard)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
 async def test_no_request_fails_in_resize_rollout_revert_and_node_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "BUSY_S", 0.5)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     async with cluster(tmp_path) as (server, client, processes, load):
         await settled(server, 1, 1)
         load.seen.clear()  # while nothing had come up, 503 was right
-        spec: dict[str, Any] = {"cluster": "chat", "pool": "decode", "replicas": 3}
+        async with asyncio.timeout(30):
+            while not all(word["scaling"] for word in await heard_by_routers(server, processes)):
+                await asyncio.sleep(0.2)
+        assert reason(server, "Scaling") == "Controller"
+        spec: dict[str, Any] = {"cluster": "chat", "pool": "decode", "replicas": 2}
         metadata = {"name": "chat-decode", "namespace": NS}
         await client.create({"apiVersion": API_VERSION, "kind": "BatonPool", "metadata": metadata, "spec": spec})
-        await settled(server, 1, 3)
-        assert load.seen.keys() == {"ok"}, load.seen
-        await client.merge(API_VERSION, "BatonPool", NS, "chat-decode", {"spec": {"replicas": 1}})
-        await settled(server, 1, 1)
-        assert load.seen.keys() == {"ok"}, load.seen
+        await settled(server, 1, 2)
+        for replicas in (6, 1):
+            await client.merge(API_VERSION, "BatonPool", NS, "chat-decode", {"spec": {"replicas": replicas}})
+            await settled(server, 1, replicas)
+            assert load.seen.keys() == {"ok"}, load.seen
+        assert reason(server, "Scaling") == "ScalingExternal"
+        await nothing_is_held(server, processes, load)
+        assert not await stranger(server, processes, load, tmp_path, "chat-decode-77", None)
+        fleet = keys_in(server.get("secrets", "chat-ticket-keys") or {})
+        own = instance_text(fleet, InstanceId("chat-decode-778"))
+        assert await stranger(server, processes, load, tmp_path, "chat-decode-778", own), "it is the key that decides"
         before = set(by_part(server, "instance"))
         await client.merge(API_VERSION, "BatonCluster", NS, "chat", {"spec": {"kubernetes": {"image": "e:2"}}})
         while set(by_part(server, "instance")) == before:
@@ -158,9 +281,34 @@ async def test_no_request_fails_in_resize_rollout_revert_and_node_loss(
         assert load.seen.keys() == {"ok"}, load.seen
         assert load.seen["ok"] >= 30
         assert {code for _, code in processes.ended} == {0}, processes.ended
+        await nothing_is_held(server, processes, load)
         name = next(each["metadata"]["name"] for each in server.all("pods") if "-decode-" in each["metadata"]["name"])
         await processes.lose(name)
         await asyncio.sleep(1.0)
         await settled(server, 1, 1)
         lost = sum(count for what, count in load.seen.items() if what != "ok")
         assert lost <= 3, f"only streams that ran on the lost node may end: {load.seen}"
+        await last_streams_end(server, client, processes, load)
+
+
+async def last_streams_end(server: ApiServer, client: Client, processes: Processes, load: Load) -> None:
+    """Deleted with streams running, with no operator's help: what runs ends well, and every pod ends by itself."""
+    load.paused = True
+    async with asyncio.timeout(60):
+        while load.open:
+            await asyncio.sleep(0.05)
+    processes.ended.clear()
+    loop = asyncio.get_running_loop()
+    address = processes.address_of("router")[0]
+    streams = [loop.create_task(load._one(address, f"last {number}", tokens=300)) for number in range(3)]
+    async with asyncio.timeout(30):
+        while not any(
+            each is not None and each["load"]["running"] for each in (await states(server, processes)).values()
+        ):
+            await asyncio.sleep(0.05)
+    await client.delete(API_VERSION, "BatonCluster", NS, "chat")
+    assert await asyncio.gather(*streams) == ["ok"] * 3
+    async with asyncio.timeout(60):
+        while server.all("pods"):
+            await asyncio.sleep(0.1)
+    assert {code for _, code in processes.ended} == {0}, processes.ended

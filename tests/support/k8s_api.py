@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import uuid
 from collections import deque
@@ -15,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 from support.k8s_apply import Conflict, Owners, apply, updated
+from support.k8s_json import copied
 from support.k8s_schema import defaulted, faults, pruned
 
 Json = dict[str, Any]
@@ -109,7 +109,7 @@ class ApiServer:
             self.store[plural].pop(key, None)
         else:
             self.store.setdefault(plural, {})[key] = thing
-        self.history.append((self.version, how, plural, copy.deepcopy(thing), before))
+        self.history.append((self.version, how, plural, copied(thing), before))
         if plural == "customresourcedefinitions":
             self._define(thing)
         return thing
@@ -144,7 +144,7 @@ class ApiServer:
         return thing
 
     def create(self, kind: Kind, namespace: str, thing: Json, manager: str = "test") -> Json:
-        thing = copy.deepcopy(thing)
+        thing = copied(thing)
         metadata = thing.setdefault("metadata", {})
         if "name" not in metadata:
             metadata["name"] = metadata["generateName"] + uuid.uuid4().hex[:5]
@@ -164,17 +164,17 @@ class ApiServer:
 
     def change(self, kind: Kind, before: Json, after: Json, sub: str, manager: str, *, applied: bool = False) -> Json:
         """One write of an object that is there: what it may not change is put back, a change of nothing is none."""
-        after = copy.deepcopy(after)
+        after = copied(after)
         for name in ("uid", "creationTimestamp", "generation", "namespace", "name", "deletionTimestamp"):
             if name in before["metadata"]:
                 after["metadata"][name] = before["metadata"][name]
             else:
                 after["metadata"].pop(name, None)
         if sub == "status":
-            after = {**copy.deepcopy(before), "status": after.get("status", {})}
+            after = {**copied(before), "status": after.get("status", {})}
         elif kind.has_status:
             after.pop("status", None)
-            after |= {"status": copy.deepcopy(before["status"])} if "status" in before else {}
+            after |= {"status": copied(before["status"])} if "status" in before else {}
         after = self._checked(kind, after, before)
         owners = self.owners[before["metadata"]["uid"]]
         if not applied:
@@ -187,7 +187,7 @@ class ApiServer:
         after["metadata"]["managedFields"] = managed
         if after.get("spec") != before.get("spec"):
             after["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
-        after = self._put(kind.plural, after, "MODIFIED", copy.deepcopy(before))
+        after = self._put(kind.plural, after, "MODIFIED", copied(before))
         if (
             after["metadata"].get("deletionTimestamp")
             and not after["metadata"].get("finalizers")
@@ -209,7 +209,7 @@ class ApiServer:
         live = {key: value for key, value in before.items() if sub != "status" or key != "spec"}
         try:
             who = f"{manager}/{sub}" if sub else manager
-            after = apply(copy.deepcopy(live), given, who, self.owners[before["metadata"]["uid"]], force=force)
+            after = apply(copied(live), given, who, self.owners[before["metadata"]["uid"]], force=force)
         except Conflict as clash:
             raise Refused(409, "Conflict", f"Apply failed with 1 conflict: {clash}") from clash
         return self.change(kind, before, {**before, **after}, sub, manager, applied=True)
@@ -221,26 +221,35 @@ class ApiServer:
         if kind.plural == "pods" and thing.get("spec", {}).get("nodeName"):
             grace: int = body.get("gracePeriodSeconds", thing["spec"].get("terminationGracePeriodSeconds", 30))
             if grace and not thing["metadata"].get("deletionTimestamp"):
-                marked = copy.deepcopy(thing)
+                marked = copied(thing)
                 marked["metadata"] |= {"deletionTimestamp": self.stamp(), "deletionGracePeriodSeconds": grace}
                 return self._put("pods", marked, "MODIFIED", thing)
             if grace:
                 return thing
         if thing["metadata"].get("finalizers"):
-            marked = copy.deepcopy(thing)
+            marked = copied(thing)
             marked["metadata"].setdefault("deletionTimestamp", self.stamp())
             return self._put(kind.plural, marked, "MODIFIED", thing)
         return self.remove(kind.plural, thing)
 
     def remove(self, plural: str, thing: Json) -> Json:
         """Gone; the garbage collector follows."""
-        self._put(plural, copy.deepcopy(thing), "DELETED", copy.deepcopy(thing))
+        self._put(plural, copied(thing), "DELETED", copied(thing))
         uid = thing["metadata"]["uid"]
         for other, objects in list(self.store.items()):
             for each in list(objects.values()):
                 if any(owner["uid"] == uid for owner in each["metadata"].get("ownerReferences", ())):
                     self.delete(self.kinds[other], each, {})
         return thing
+
+    def collect(self) -> None:
+        """The garbage collector's other half: what was made for an owner that is gone already goes, too."""
+        live = {each["metadata"]["uid"] for objects in self.store.values() for each in objects.values()}
+        for plural, objects in list(self.store.items()):
+            for each in list(objects.values()):
+                owners = each["metadata"].get("ownerReferences", ())
+                if owners and not any(owner["uid"] in live for owner in owners):
+                    self.delete(self.kinds[plural], each, {})
 
 
 def labels_fit(thing: Json | None, selector: str) -> bool:
@@ -396,7 +405,7 @@ class Wire:
             return server.change(
                 kind, before, {"apiVersion": kind.api_version, "kind": kind.kind, **body}, sub, manager
             )
-        return server.change(kind, before, merge_patched(copy.deepcopy(before), body), sub, manager)
+        return server.change(kind, before, merge_patched(copied(before), body), sub, manager)
 
     async def _watch(self, request: web.Request, kind: Kind, namespace: str) -> web.StreamResponse:
         server = self.server

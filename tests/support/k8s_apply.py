@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from support.k8s_json import copied
 
 Path = tuple[Any, ...]
 LIST_KEYS = ("name", "type", "uid", "mountPath", "containerPort", "topologyKey", "ip")
@@ -87,7 +88,7 @@ def merged(base: Any, given: Any) -> Any:
         for each in given:
             by_key[each[key]] = merged(by_key.get(each[key]), each)
         return list(by_key.values())
-    return copy.deepcopy(given)
+    return copied(given)
 
 
 def removed(thing: Any, path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.k8s_api import ApiServer, Json
+from support.k8s_json import copied
 
+from cluster.instance import Role
+from k8s.operator.fleet import Told
+from k8s.operator.secrets import Access
 from k8s.plan.observe import INSTANCE, is_true, pods_by_instance
 from k8s.plan.readiness import Known
 
@@ -27,11 +30,13 @@ class FakeFleet:
     streams: dict[str, int] = field(default_factory=dict)
     """Looks that an instance's streams go on for after a drain began."""
     told: list[tuple[str, str]] = field(default_factory=list)
+    roles: dict[str, Role] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
     """Instances that no router knows yet."""
 
-    async def look(self, pods: Sequence[Any], routers: Sequence[Any], key: str) -> tuple[frozenset[str], Known]:
-        assert key.startswith("sk-baton-")
+    async def look(self, pods: Sequence[Any], routers: Sequence[Any], access: Access) -> Told:
+        assert access.admin.startswith("sk-baton-")
+        assert access.fleet
         ready = frozenset(each["metadata"]["name"] for each in routers if is_true(each, "Ready"))
         healthy = [name for name, pod in pods_by_instance(tuple(pods)).items() if is_true(pod, "ContainersReady")]
         for name in self.draining:
@@ -41,18 +46,25 @@ class FakeFleet:
             known_to={name: ready for name in healthy if name not in self.unknown},
             proven=frozenset(frozenset({one, other}) for one in healthy for other in healthy if one != other),
         )
-        return frozenset(name for name in self.draining if not self.streams.get(name)), known
+        drained = frozenset(name for name in self.draining if not self.streams.get(name))
+        return Told(drained=drained, roles=self.roles, known=known)
 
-    async def drain(self, pod: Any, deadline_s: float, key: str) -> bool:
+    async def drain(self, pod: Any, deadline_s: float, access: Access) -> bool:
         name = pod["metadata"]["labels"][INSTANCE]
         self.told.append(("drain", name))
         self.draining.add(name)
         return True
 
-    async def resume(self, pod: Any, key: str) -> bool:
+    async def resume(self, pod: Any, access: Access) -> bool:
         name = pod["metadata"]["labels"][INSTANCE]
         self.told.append(("resume", name))
         self.draining.discard(name)
+        return True
+
+    async def flip(self, pod: Any, role: Role, access: Access) -> bool:
+        name = pod["metadata"]["labels"][INSTANCE]
+        self.told.append((role.value, name))
+        self.roles[name] = role
         return True
 
 
@@ -64,6 +76,7 @@ class Nodes:
     fleet: FakeFleet
     gpus: int | None = None
     start_steps: int = 3
+    stop_steps: int = 2
     controls_only: bool = False
     """Pods are left to another one (`support.k8s_real.Kubelet`)."""
     broken: set[str] = field(default_factory=set)
@@ -82,6 +95,7 @@ class Nodes:
             await asyncio.sleep(STEP_S)
 
     def step(self) -> None:
+        self.server.collect()
         for deployment in self.server.all("deployments"):
             self._control(deployment)
         for pod in [] if self.controls_only else self.server.all("pods"):
@@ -124,7 +138,7 @@ class Nodes:
 
     def _make(self, deployment: Json, mark: str, count: int) -> None:
         kind = self.server.kinds["pods"]
-        template = copy.deepcopy(deployment["spec"]["template"])
+        template = copied(deployment["spec"]["template"])
         for _ in range(count):
             metadata = deployment["metadata"]
             owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": metadata["name"], "uid": metadata["uid"]}
@@ -159,7 +173,7 @@ class Nodes:
         name = pod["metadata"]["labels"].get(INSTANCE, "")
         if pod["metadata"].get("deletionTimestamp"):
             self.ages[uid] = min(0, self.ages.get(uid, 0)) - 1
-            if self.ages[uid] <= -2:
+            if self.ages[uid] <= -self.stop_steps:
                 self.fleet.draining.discard(name)
                 self.server.remove("pods", pod)
             return
@@ -178,7 +192,7 @@ class Nodes:
         self._say(pod, started=up, PodScheduled=(True, ""), ContainersReady=(takes_work, ""), Ready=(ready, ""))
 
     def _say(self, pod: Json, *, started: bool = False, **conditions: tuple[bool, str]) -> None:
-        status = copy.deepcopy(pod.get("status", {}))
+        status = copied(pod.get("status", {}))
         there = {each["type"]: each for each in status.get("conditions", ())}
         for kind, (holds, reason) in conditions.items():
             if there.get(kind, {}).get("status") != str(holds):

@@ -71,15 +71,18 @@ class Processes:
         pod = next(each for each in self.server.all("pods") if each["metadata"]["name"] == name)
         each = self.running.pop(pod["metadata"]["uid"])
         each.process.kill()
+        self.server.remove("pods", pod)  # before anything is waited for: it would be started again
         await each.process.wait()
-        self.server.remove("pods", pod)
 
     async def _look(self, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
         each = self.running.get(uid)
         if each is None:
             if not pod["metadata"].get("deletionTimestamp"):
-                self.running[uid] = await self._start(pod)
+                home = self.folder / pod["metadata"]["name"]
+                if not self._mount(pod, home):
+                    return
+                self.running[uid] = await self._start(pod, home)
                 placed = {**pod, "spec": {**pod["spec"], "nodeName": "here"}}
                 self.server.change(self.server.kinds["pods"], pod, placed, "", "scheduler")
             return
@@ -99,13 +102,11 @@ class Processes:
                 del self.running[uid]
                 self.server.remove("pods", pod)
             return
+        self._mount(pod, self.folder / pod["metadata"]["name"])
         await self._probe(pod, each)
 
-    async def _start(self, pod: Json) -> Running:
+    async def _start(self, pod: Json, home: Path) -> Running:
         address = f"127.0.7.{next(_numbers)}"
-        home = self.folder / pod["metadata"]["name"]
-        home.mkdir(parents=True)
-        self._mount(pod, home)
         container = pod["spec"]["containers"][0]
         variables = {"POD_IP": address, "NODE_NAME": "here"}
         variables |= {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}
@@ -123,25 +124,41 @@ class Processes:
             )  # fmt: skip
         return Running(process, address)
 
-    def _mount(self, pod: Json, home: Path) -> None:
+    def _mount(self, pod: Json, home: Path) -> bool:
+        """Write a pod's files, those that changed anew; False where something is not there yet, as a kubelet waits."""
+        places = {each["name"]: each["mountPath"] for each in pod["spec"]["containers"][0]["volumeMounts"]}
+        files: dict[Path, str] = {}
         for volume in pod["spec"]["volumes"]:
-            if "projected" in volume:
-                for source in volume["projected"]["sources"]:
-                    self._write(source, home / "etc" / "baton")
-            elif "secret" in volume:
-                self._write({"secret": {"name": volume["secret"]["secretName"]}}, home / "run" / "baton")
+            folder = home / places[volume["name"]].lstrip("/")
+            sources = volume.get("projected", {}).get("sources", ())
+            if "secret" in volume:
+                said = volume["secret"]
+                sources = ({"secret": {"name": said["secretName"], "items": said.get("items")}},)
+            for source in sources:
+                found = self._files(source, folder)
+                if found is None:
+                    return False
+                files |= found
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists() or path.read_text() != text:
+                draft = path.with_name(f".{path.name}")
+                draft.write_text(text)
+                draft.replace(path)
+        return True
 
-    def _write(self, source: Any, folder: Path) -> None:
+    def _files(self, source: Any, folder: Path) -> dict[Path, str] | None:
         plural = "secrets" if "secret" in source else "configmaps"
         said = source.get("secret") or source["configMap"]
         thing = self.server.get(plural, said["name"])
-        assert thing is not None, f"a pod waits for {plural} {said['name']}"
-        data = thing.get("data", {})
-        for item in said.get("items") or [{"key": key, "path": key} for key in data]:
-            path = folder / item["path"]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            text = data[item["key"]]
-            path.write_text(b64decode(text).decode() if plural == "secrets" else text)
+        data = {} if thing is None else thing.get("data", {})
+        items = said.get("items") or [{"key": key, "path": key} for key in data]
+        if thing is None or any(item["key"] not in data for item in items):
+            return None
+        return {
+            folder / item["path"]: b64decode(data[item["key"]]).decode() if plural == "secrets" else data[item["key"]]
+            for item in items
+        }
 
     async def _probe(self, pod: Json, each: Running) -> None:
         was_up = any(one.get("started") for one in pod.get("status", {}).get("containerStatuses", ()))

@@ -6,13 +6,13 @@ like, the cost of rules, Kubernetes' own CEL functions; docs/decisions/0010-kube
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from support.k8s_json import copied
 
 TYPES = {"string": str, "boolean": bool, "object": dict, "array": list}
 
@@ -22,11 +22,11 @@ def pruned(value: Any, schema: Mapping[str, Any], *, root: bool = True) -> Any:
     if isinstance(value, dict):
         known, rest = schema.get("properties", {}), schema.get("additionalProperties")
         if schema.get("x-kubernetes-preserve-unknown-fields"):
-            return copy.deepcopy(value)
+            return copied(value)
         kept = {}
         for name, inner in value.items():
             if root and name in {"apiVersion", "kind", "metadata"}:
-                kept[name] = copy.deepcopy(inner)
+                kept[name] = copied(inner)
             elif name in known:
                 kept[name] = pruned(inner, known[name], root=False)
             elif isinstance(rest, Mapping):
@@ -42,7 +42,7 @@ def defaulted(value: Any, schema: Mapping[str, Any]) -> Any:
     if isinstance(value, dict):
         for name, inner in schema.get("properties", {}).items():
             if name not in value and "default" in inner:
-                value[name] = copy.deepcopy(inner["default"])
+                value[name] = copied(inner["default"])
             if name in value:
                 value[name] = defaulted(value[name], inner)
         rest = schema.get("additionalProperties")

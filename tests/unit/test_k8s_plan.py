@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.k8s_objects import IMAGES, SMALL, applied, conditions, desired, manifests, resource, settled
 
 from cluster.spec.example import EXAMPLE
 from k8s.crd import read_resource
@@ -15,11 +17,9 @@ from k8s.crd.names import CONDITIONS, FIELD_MANAGER, LABEL_FAMILY, LABEL_MANAGED
 from k8s.plan import (
     Apply,
     Delete,
+    Derive,
     Desired,
     Drain,
-    Generate,
-    Images,
-    Known,
     Limits,
     Observed,
     limits_of,
@@ -29,55 +29,12 @@ from k8s.plan import (
 )
 from k8s.plan.merge import contains, patched
 
-IMAGES = Images(engine="engine:1", router="router:1", redis="redis:8")
-SMALL = {"models": [{"name": "m", "pools": {"prefill": {}, "decode": {"min": 1, "max": 4}}}]}
 
-
-def resource(spec: Mapping[str, Any] = SMALL, name: str = "chat") -> dict[str, Any]:
-    metadata = {"name": name, "namespace": "llm", "uid": "u-1", "generation": 1}
-    return {"kind": "BatonCluster", "metadata": metadata, "spec": copy.deepcopy(dict(spec))}
-
-
-def desired(spec: Mapping[str, Any] = SMALL, name: str = "chat", **more: Any) -> Desired:
-    return Desired(resource=read_resource(resource(spec, name)), images=IMAGES, **more)
-
-
-def applied(actions: Any, before: tuple[Any, ...] = ()) -> tuple[Any, ...]:
-    """Objects after the actions, as an API server would keep them."""
-    objects = {(each["kind"], each["metadata"]["name"]): each for each in before}
-    for action in actions:
-        if isinstance(action, Apply):
-            manifest = copy.deepcopy(dict(action.manifest))
-            objects[manifest["kind"], manifest["metadata"]["name"]] = manifest
-        elif isinstance(action, Generate):
-            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": action.name}}
-            objects["Secret", action.name] = secret
-        elif isinstance(action, Delete):
-            del objects[action.kind, action.name]
-    return tuple(objects.values())
-
-
-def pod_of(workload: Mapping[str, Any], *, ready: bool = True) -> dict[str, Any]:
-    template = workload["spec"]["template"]
-    true = "True" if ready else "False"
-    kinds = ("PodScheduled", "ContainersReady", "Ready", "serving.baton.dev/serving")
-    conditions = [{"type": kind, "status": true, "lastTransitionTime": "2026-01-01T00:00:00Z"} for kind in kinds]
-    return {
-        "metadata": {"name": f"{workload['metadata']['name']}-abc", "labels": template["metadata"]["labels"]},
-        "spec": {"nodeName": "n1"},
-        "status": {"conditions": conditions, "containerStatuses": [{"started": ready}]},
-    }
-
-
-def settled(wanted: Desired) -> Observed:
-    objects = applied(plan(wanted, Observed(), Limits(), 0.0))
-    pods = tuple(pod_of(each) for each in objects if each.get("metadata", {}).get("labels", {}).get(LABEL_REVISION))
-    return Observed(objects=objects, pods=pods, known=Known(routers=frozenset({"r"})))
-
-
-def manifests(spec: Mapping[str, Any] = SMALL, **more: Any) -> dict[tuple[str, str], Any]:
-    made = applied(plan(desired(spec, **more), Observed(), Limits(), 0.0))
-    return {(each["kind"], each["metadata"]["name"]): each for each in made}
+@pytest.fixture(autouse=True)
+def no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and passwords are the same each time, so that objects can be compared."""
+    monkeypatch.setattr(secrets, "token_bytes", lambda count: bytes(range(count)))
+    monkeypatch.setattr(secrets, "token_urlsafe", lambda count: "p" * count)
 
 
 def test_children_are_those_that_are_promised() -> None:
@@ -86,6 +43,9 @@ def test_children_are_those_that_are_promised() -> None:
         ("ServiceAccount", "chat-engines"),
         ("ConfigMap", "chat-file"),
         ("Secret", "chat-internal"),
+        ("Secret", "chat-ticket-keys"),
+        ("Secret", "chat-prefill-0-keys"),
+        ("Secret", "chat-decode-0-keys"),
         ("Deployment", "chat-registry"),
         ("Service", "chat-registry"),
         ("Deployment", "chat-router"),
@@ -102,11 +62,10 @@ def test_children_are_those_that_are_promised() -> None:
 
 
 def test_every_child_is_owned_and_labelled() -> None:
-    for (kind, _), each in manifests().items():
-        if kind != "Secret":
-            assert each["metadata"]["labels"][LABEL_MANAGED] == FIELD_MANAGER
-            assert each["metadata"]["ownerReferences"][0]["uid"] == "u-1"
-            assert each["metadata"]["namespace"] == "llm"
+    for each in manifests().values():
+        assert each["metadata"]["labels"][LABEL_MANAGED] == FIELD_MANAGER
+        assert each["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+        assert each["metadata"]["namespace"] == "llm"
 
 
 def test_what_was_planned_and_carried_out_leaves_nothing_to_do() -> None:
@@ -194,9 +153,9 @@ def test_a_batonpool_decides_within_the_bounds_and_touches_no_template() -> None
     names = [each.manifest["metadata"]["name"] for each in actions if isinstance(each, Apply)]
     assert names == ["chat-decode", "chat-decode-1", "chat-decode-2", "chat-decode-3"]
     revision = before["chat-decode-0"]["metadata"]["labels"][LABEL_REVISION]
+    assert {type(each) for each in actions} == {Apply, Derive}, "new instances, and their keys"
     for each in actions:
-        assert isinstance(each, Apply)
-        if each.manifest["kind"] == "Deployment":
+        if isinstance(each, Apply) and each.manifest["kind"] == "Deployment":
             assert each.manifest["metadata"]["labels"][LABEL_REVISION] == revision
 
 
@@ -355,10 +314,6 @@ def test_names_are_labels_for_any_cluster() -> None:
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name), (kind, name)
         if kind == "Deployment":
             assert len(name) <= 46
-
-
-def conditions(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {each["type"]: each for each in said["conditions"]}
 
 
 def test_status_is_made_anew_and_keeps_its_times() -> None:

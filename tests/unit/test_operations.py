@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,18 @@ import yaml
 
 from cluster.ids import InstanceId
 from engine.agent.meetings import Handoffs, Pulls, exposition
+from k8s.operator.hands import Counters
 from router.journey import OUTCOMES
 from router.meters import Meters
 from router.promises import COUNTED
 
 ROOT = Path(__file__).resolve().parents[2]
-RULES = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"][0]["rules"]
+RULE_FILES = ("alerts", "operator")
+RULES = [
+    rule
+    for name in RULE_FILES
+    for rule in yaml.safe_load((ROOT / f"deploy/prometheus/{name}.yml").read_text())["groups"][0]["rules"]
+]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/baton.json").read_text())
 PAGE = (ROOT / "docs/operations.md").read_text()
 NAME = re.compile(r"\bbaton_[a-z0-9_]+")
@@ -40,7 +47,9 @@ def existing() -> dict[str, set[str]]:
     one = Handoffs({"held": 1}, (Pulls("e", InstanceId("prefill-0"), "met", 1, 0, aside=False),))
     for name, labels in re.findall(r"^(baton_\w+)\{(.*)\}", exposition(InstanceId("decode-0"), one), re.MULTILINE):
         found[name] = set(re.findall(r"(\w+)=", labels))
-    return found | {name: {"instance", "role"} for name in re.findall(r'"(baton_agent_[a-z_]+)":', agent)}
+    operator = {f"baton_operator_{name}_total": set[str]() for name in asdict(Counters())}
+    operator["baton_operator_leading"] = set()
+    return found | operator | {name: {"instance", "role"} for name in re.findall(r'"(baton_agent_[a-z_]+)":', agent)}
 
 
 def expressions() -> list[str]:
@@ -83,14 +92,14 @@ def test_every_label_that_is_asked_for_exists() -> None:
 
 
 def test_every_alert_is_tested_where_it_comes() -> None:
-    tests = yaml.safe_load((ROOT / "deploy/prometheus/alerts_test.yml").read_text())["tests"]
-    cases = [case for test in tests for case in test["alert_rule_test"]]
+    files = [yaml.safe_load((ROOT / f"deploy/prometheus/{name}_test.yml").read_text()) for name in RULE_FILES]
+    cases = [case for file in files for test in file["tests"] for case in test["alert_rule_test"]]
     assert {case["alertname"] for case in cases if case["exp_alerts"]} == {rule["alert"] for rule in RULES}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="apt install prometheus")
 def test_alerts_come_when_they_should_and_not_else() -> None:
-    words = ["promtool", "test", "rules", "alerts_test.yml"]
+    words = ["promtool", "test", "rules", *(f"{name}_test.yml" for name in RULE_FILES)]
     done = subprocess.run(words, cwd=ROOT / "deploy/prometheus", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

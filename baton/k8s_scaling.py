@@ -1,0 +1,181 @@
+"""Goodput controllers beside the operator: one for each cluster some pool of which may have more or fewer instances.
+
+They run in the operator that leads, meet routers and agents in the cluster's registry, and act through the operator's
+world. Where a BatonPool decides on a pool they look on, and say what they would do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from baton.registry import UNIX_TIME
+from baton.scaling import Plan, ScalingShell, plan_of, wants_scaling
+from baton.state import state_folder
+from baton.ticket_keys import write_private
+from cluster.errors import BatonError
+from cluster.registry.registry import Registry
+from cluster.spec import Spec
+from goodput.actuate.kubernetes import KubernetesActuator
+from kvtransfer.proving import FleetProofs
+from kvtransfer.ticket import Key
+
+if TYPE_CHECKING:
+    from k8s.operator.controller import Operator
+    from k8s.operator.scaling import Board, Place, Seen
+
+logger = logging.getLogger("baton.controller")
+
+LOOK_S: Final = 2.0
+"""Between two looks at which clusters there are."""
+ADVICE_S: Final = 60.0
+"""Between two changes of what a condition says a controller would do: each is a write."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """The controller of one cluster."""
+
+    mark: str
+    """What it was made of; another one takes a new controller."""
+    shell: ScalingShell
+    task: asyncio.Task[None]
+    advised_at: float = -ADVICE_S
+
+
+class Controllers:
+    """All of them."""
+
+    def __init__(self, operator: Operator, board: Board, clock: Callable[[], float]) -> None:
+        """`clock` is monotonic, s."""
+        self._operator: Final = operator
+        self._board: Final = board
+        self._clock: Final = clock
+        self._running: Final[dict[Place, _Running]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            for key in tuple(self._running):
+                await self._end(key)
+
+    async def look(self) -> None:
+        """Begin, renew and end controllers as clusters come, change and go."""
+        there = self._operator.clusters()
+        self._board.keep(there)
+        for key in tuple(self._running):
+            if key not in there or self._operator.seen(*key) is None:
+                await self._end(key)
+        for key in sorted(there):
+            seen = self._operator.seen(*key)
+            if seen is None or seen.resource.spec is None or seen.access.fleet == ():
+                continue
+            if wants_scaling(seen.resource.spec):
+                await self._keep(key, seen, seen.resource.spec)
+            else:
+                self._board.of(*key).advice = ""
+                if key in self._running:
+                    await self._end(key)
+
+    async def _keep(self, key: Place, seen: Seen, spec: Spec) -> None:
+        mark = _mark(seen)
+        known = self._running.get(key)
+        if known is not None and (known.mark != mark or known.task.done()):
+            await self._end(key)
+            known = None
+        if known is None:
+            plan = _plan(seen, spec)
+            self._board.of(*key).advice = "; ".join(f"{model}: {why}" for model, why in plan.off.items())[:300]
+            if not plan.pools:
+                return
+            try:
+                self._running[key] = await self._begun(key, seen, plan, mark)
+            except BatonError as error:
+                logger.warning("%s/%s is not sized: %s", *key, error)
+                self._board.of(*key).advice = str(error)[:300]
+            return
+        known.shell.plan.promises.update(_plan(seen, spec).promises)
+        self._advise(key, known)
+
+    async def _begun(self, key: Place, seen: Seen, plan: Plan, mark: str) -> _Running:
+        from k8s.operator.scaling import OperatorWorld
+
+        opened, wanted = await self._registry(key, seen), self._board.of(*key)
+        wanted.scales = True
+        world = OperatorWorld(self._operator, *key, wanted)
+        shell = ScalingShell("-".join(key), plan, opened, say=logger.info)
+        task = asyncio.get_running_loop().create_task(shell.run(KubernetesActuator(world)), name=f"size {key[1]}")
+        return _Running(mark=mark, shell=shell, task=task)
+
+    async def _registry(self, key: Place, seen: Seen) -> Callable[[], Registry]:
+        """Opens the registry of a cluster, as often as is asked.
+
+        Raises:
+            UsageError: its files cannot be used.
+        """
+        from cluster.registry.redis import RedisRegistry
+
+        place = await self._operator.registry(seen)
+        folder = state_folder() / "k8s" / "-".join(key)
+        files: dict[str, Path | None] = {
+            name: None if text is None else write_private(folder / name, text)
+            for name, text in (("password", place.password), ("ca", place.ca))
+        }
+
+        def keys() -> tuple[Key, ...]:
+            now = self._operator.seen(*key)
+            return () if now is None else now.access.fleet
+
+        def opened() -> Registry:
+            return RedisRegistry.open(
+                place.url,
+                cluster=place.cluster,
+                password_file=files["password"],
+                ca_file=files["ca"],
+                proofs=FleetProofs(keys, UNIX_TIME),
+            )
+
+        return opened
+
+    def _advise(self, key: Place, known: _Running) -> None:
+        """What it would do, where it may not."""
+        now, scaler, wanted = self._clock(), known.shell.scaler, self._board.of(*key)
+        if scaler is None or not wanted.scales or now - known.advised_at < ADVICE_S:
+            return
+        known.advised_at = now
+        wanted.advice = "; ".join(each.because for each in scaler.last.values() if each.dry and each.actions)[:300]
+
+    async def _end(self, key: Place) -> None:
+        known = self._running.pop(key)
+        self._board.of(*key).scales = False
+        known.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await known.task
+
+
+def _mark(seen: Seen) -> str:
+    """Everything that a controller is made of but promises, which change without a new one."""
+    file = {name: value for name, value in seen.resource.file.items() if name != "slo"}
+    return json.dumps([file, seen.resource.kubernetes.engine.value, sorted(seen.observed.external)], sort_keys=True)
+
+
+def _plan(seen: Seen, spec: Spec) -> Plan:
+    """What is to be sized: its pools are named as workloads are, and those it cannot size stay with the operator."""
+    from k8s.operator.scaling import pool_name
+
+    made = plan_of(spec, seen.resource.kubernetes.engine.value, None, [], dry=bool(seen.observed.external))
+    pools = {
+        model: tuple(replace(each, name=pool_name(seen.resource.name, each.name)) for each in named)
+        for model, named in made.pools.items()
+    }
+    return replace(made, pools=pools, kept={})

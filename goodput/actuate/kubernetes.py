@@ -1,0 +1,124 @@
+"""Carries out actions on Kubernetes: through what an operator sees and may do of one cluster, its `World`. A shell.
+
+The operator makes pools as large as they are wanted, and rolls them; a controller says how large, and which instance
+leaves. So every action here is two facts of the world, written in an order that a crash between them undoes by itself:
+
+- `start`: the size first, then the workload of this very name. Without the workload the operator makes one of its own.
+- `drain` to leave: the mark on the workload first, then the size. Without the size the operator takes the mark back.
+
+Nothing is remembered here: sizes stand in a child of the cluster (k8s/plan), marks on workloads. The user's resource
+is never written. Where a `BatonPool` decides on a pool, and while a rollout makes instances come and go, the world
+refuses.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from goodput.actions import Drain, Flip, Resume, Start, Stop
+from goodput.actuate.existing import Existing, Life, Observed
+
+
+class World(Protocol):
+    """One cluster, as its operator has it. A refusal is a text, as `goodput.actuate.protocol` says."""
+
+    async def look(self) -> Observed:
+        """All instances there are workloads of.
+
+        Raises:
+            Unobservable: the operator does not act on this cluster now.
+        """
+
+    async def may_resize(self, pool: str, by: int) -> str:
+        """Why `resize` would refuse; empty: it would not."""
+
+    async def resize(self, pool: str, by: int) -> str:
+        """Have so many instances more, or fewer, of a pool."""
+
+    async def make(self, name: InstanceId, pool: str, because: str) -> str:
+        """Make the workload of an instance."""
+
+    async def mark(self, name: InstanceId, because: str) -> str:
+        """Mark an instance as leaving and tell its agent: the operator deletes it once it is drained."""
+
+    async def unmark(self, name: InstanceId) -> str:
+        """Take the mark back and tell its agent to take work again."""
+
+    async def quiet(self, name: InstanceId, deadline_s: float) -> str:
+        """Tell its agent to take nothing new; it stays."""
+
+    async def flip(self, name: InstanceId, role: Role) -> str:
+        """Tell its agent to take another role. The pod is not restarted."""
+
+    async def remove(self, name: InstanceId, because: str) -> str:
+        """Delete its workload now."""
+
+
+class KubernetesActuator:
+    """See `protocol.Actuator`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def observe(self) -> Observed:
+        return await self._world.look()
+
+    async def start(self, action: Start) -> str:
+        if await self._find(action.instance) is not None:
+            return ""
+        because = await self._world.resize(action.pool, +1)
+        if because:
+            return because
+        because = await self._world.make(action.instance, action.pool, action.because)
+        if because:
+            await self._world.resize(action.pool, -1)
+        return because
+
+    async def flip(self, action: Flip) -> str:
+        there = await self._find(action.instance)
+        if there is None:
+            return f"{action.instance} is not there"
+        return await self._world.flip(action.instance, action.role)
+
+    async def drain(self, action: Drain) -> str:
+        there = await self._find(action.instance)
+        if there is None or there.life is Life.LEAVING:
+            return ""
+        if not action.leave:
+            return await self._world.quiet(action.instance, action.deadline_s)
+        because = await self._world.may_resize(there.pool, -1)  # asked before the mark: a refusal changes nothing
+        because = because or await self._world.mark(action.instance, action.because)
+        return because or await self._world.resize(there.pool, -1)
+
+    async def resume(self, action: Resume) -> str:
+        there = await self._find(action.instance)
+        if there is None:
+            return f"{action.instance} is not there"
+        if there.life is not Life.LEAVING:
+            return await self._world.unmark(action.instance)
+        because = await self._world.resize(there.pool, +1)
+        return because or await self._world.unmark(action.instance)
+
+    async def stop(self, action: Stop) -> str:
+        there = await self._find(action.instance)
+        if there is None:
+            return ""
+        if there.life is not Life.LEAVING:
+            because = await self._world.resize(there.pool, -1)
+            if because:
+                return because
+        return await self._world.remove(action.instance, action.because)
+
+    async def cancel(self, action: Stop) -> str:
+        there = await self._find(action.instance)
+        if there is None:
+            return ""
+        if there.life is not Life.PENDING:
+            return f"{action.instance} is not pending any more: it is {there.life.value}"
+        return await self.stop(action)
+
+    async def _find(self, name: InstanceId) -> Existing | None:
+        found = await self._world.look()
+        return next((each for each in found.instances if each.instance == name), None)

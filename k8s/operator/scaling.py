@@ -1,0 +1,255 @@
+"""What a goodput controller sees and may do of one cluster: `goodput.actuate.kubernetes.World` by the operator.
+
+A shell. A controller's pools have the cluster's name before their own, so that the names that it gives are names of
+workloads. Sizes that it wants are kept here, and written down with the next plan as those that a pool had last
+(`LABEL_COUNT`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from goodput.actuate.existing import Existing, Life
+from goodput.actuate.existing import Observed as Exists
+from goodput.actuate.protocol import Unobservable
+from k8s.crd.names import WORKLOAD_CHARS_MAX, short
+from k8s.crd.resource import Resource
+from k8s.operator.secrets import Access
+from k8s.plan import Action, Apply, Delete, Derive, Desired, Drain, Limits, Observed, Resume, limits_of
+from k8s.plan.observe import unix
+from k8s.plan.plan import Look
+from k8s.plan.pods import workload
+from k8s.plan.values import Instance, WantedPool
+
+Json = Mapping[str, Any]
+Place = tuple[str, str]
+"""Namespace and name of a cluster."""
+
+NAME_CHARS: Final = 17
+"""What a controller puts after a pool's name: the time in hexadecimal milliseconds, a number, two hyphens."""
+
+
+REASON_CHARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryPlace:
+    """Where a cluster's fleet meets, and what the operator proves itself by there."""
+
+    url: str
+    cluster: str
+    password: str | None = field(default=None, repr=False)
+    ca: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One cluster as it is now."""
+
+    resource: Resource
+    desired: Desired
+    observed: Observed
+    look: Look
+    access: Access
+
+    @property
+    def limits(self) -> Limits:
+        """What a plan may not exceed."""
+        return limits_of(self.desired, self.observed)
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether instances of other revisions than the wanted ones are there."""
+        wanted = {pool.stem: pool.revision for model in self.look.models for pool in model.pools}
+        return any(each.revision != wanted.get(each.pool) for each in self.look.instances)
+
+
+class Acting(Protocol):
+    """The operator, as a world needs it."""
+
+    def seen(self, namespace: str, name: str) -> Seen | None:
+        """A cluster as the watches have it; None where nothing may be done: it is gone, wrong or paused, or another
+        operator acts.
+        """
+
+    async def act(self, action: Action, seen: Seen) -> None:
+        """Carry one action out now, and plan soon."""
+
+    async def tell(self, seen: Seen, instance: str, role: Role | None, deadline_s: float) -> bool:
+        """Tell an agent its role, or where there is none to drain; whether it has heard."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What the controller of one cluster wants."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    """By stem."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """By stem: why the size is what it is."""
+    scales: bool = False
+    """Whether a controller runs."""
+    advice: str = ""
+    """What it would do where others decide."""
+
+
+class Board:
+    """What all controllers want, for plans and status."""
+
+    def __init__(self) -> None:
+        self._wanted: Final[dict[Place, Wanted]] = {}
+
+    def of(self, namespace: str, name: str) -> Wanted:
+        """Of one cluster."""
+        return self._wanted.setdefault((namespace, name), Wanted())
+
+    def keep(self, keys: frozenset[Place]) -> None:
+        """Forget all others."""
+        for key in self._wanted.keys() - keys:
+            del self._wanted[key]
+
+
+def pool_name(cluster: str, stem: str) -> str:
+    """A controller's name for a pool."""
+    return short(f"{cluster}-{stem}", WORKLOAD_CHARS_MAX - NAME_CHARS)
+
+
+class OperatorWorld:
+    """See `goodput.actuate.kubernetes.World`."""
+
+    def __init__(self, operator: Acting, namespace: str, name: str, wanted: Wanted) -> None:
+        self._operator: Final = operator
+        self._key: Final = (namespace, name)
+        self._wanted: Final = wanted
+
+    async def look(self) -> Exists:
+        seen = self._seen()
+        now, unix_now = time.monotonic(), time.time()  # noqa: TID251 - ages of workloads are told in Unix time
+        created = {key[1]: unix(each["metadata"].get("creationTimestamp")) for key, each in seen.look.live.items()}
+        nodes = _nodes(seen.observed.pods)
+        found = []
+        for each in seen.look.instances:
+            since = created.get(each.name)
+            found.append(
+                Existing(
+                    instance=InstanceId(each.name),
+                    pool=pool_name(seen.resource.name, each.pool),
+                    life=_life(each),
+                    asked_s=None if since is None else now - max(0.0, unix_now - since),
+                    gpu=each.gpu,
+                    gpus=each.gpus,
+                    node=nodes.get(each.name, ""),
+                    because="" if each.scheduled else "no node has room for it" if each.unschedulable_since else "",
+                )
+            )
+        free = seen.limits.free_gpus
+        return Exists(now_s=now, instances=tuple(found), free=free or None)
+
+    async def may_resize(self, pool: str, by: int) -> str:
+        return self._refusal(self._seen(), pool, by)
+
+    async def resize(self, pool: str, by: int) -> str:
+        seen = self._seen()
+        because = self._refusal(seen, pool, by)
+        wanted = self._pool(seen, pool)
+        if not because and wanted is not None:
+            self._wanted.sizes[wanted.stem] = wanted.count + by
+        return because
+
+    def _refusal(self, seen: Seen, pool: str, by: int) -> str:
+        wanted = self._pool(seen, pool)
+        if wanted is None:
+            return f"{pool} is no pool of this cluster any more"
+        if seen.look.scaled.get(wanted.stem) == "BatonPool":
+            return f"a BatonPool decides on {wanted.stem}"
+        if by < 0 and seen.rolls_out:
+            return "a revision rolls out: instances come and go by themselves"
+        count, settings = wanted.count + by, seen.look.pools[wanted.stem][2]
+        if not settings.min <= count <= settings.at_most:
+            return f"{wanted.stem} has {settings.min} to {settings.at_most} instances"
+        return ""
+
+    async def make(self, name: InstanceId, pool: str, because: str) -> str:
+        seen = self._seen()
+        wanted = self._pool(seen, pool)
+        if wanted is None or len(name) > WORKLOAD_CHARS_MAX:
+            return f"{name} of {pool} cannot be a workload of this cluster"
+        if seen.look.keys_lost or seen.look.keys.fleet is None:
+            return "the fleet's ticket keys are not there"
+        model, role, settings = seen.look.pools[wanted.stem]
+        manifest = workload(
+            seen.resource,
+            stem=wanted.stem,
+            model=model,
+            role=role,
+            pool=settings,
+            name=str(name),
+            images=seen.desired.images,
+        )
+        if manifest["kind"] in seen.look.missing_kinds:
+            return f"the API server does not know {manifest['kind']}"
+        self._wanted.reasons[wanted.stem] = because[:REASON_CHARS]
+        await self._operator.act(Derive(str(name), because), seen)
+        await self._operator.act(Apply(manifest, because), seen)
+        return ""
+
+    async def mark(self, name: InstanceId, because: str) -> str:
+        seen = self._seen()
+        stem = next((each.pool for each in seen.look.instances if each.name == name), "")
+        self._wanted.reasons[stem] = because[:REASON_CHARS]
+        await self._operator.act(Drain(str(name), because), seen)
+        return ""
+
+    async def unmark(self, name: InstanceId) -> str:
+        await self._operator.act(Resume(str(name), "it is wanted again"), self._seen())
+        return ""
+
+    async def quiet(self, name: InstanceId, deadline_s: float) -> str:
+        return _heard(name, await self._operator.tell(self._seen(), str(name), None, deadline_s))
+
+    async def flip(self, name: InstanceId, role: Role) -> str:
+        return _heard(name, await self._operator.tell(self._seen(), str(name), role, 0.0))
+
+    async def remove(self, name: InstanceId, because: str) -> str:
+        seen = self._seen()
+        for (kind, found), thing in seen.look.live.items():
+            if found == name and kind in {"Deployment", "LeaderWorkerSet"}:
+                uid = thing["metadata"].get("uid", "")
+                await self._operator.act(Delete(thing["apiVersion"], kind, found, uid, because), seen)
+        return ""
+
+    def _seen(self) -> Seen:
+        seen = self._operator.seen(*self._key)
+        if seen is None:
+            raise Unobservable("this operator does not act on the cluster now")
+        return seen
+
+    @staticmethod
+    def _pool(seen: Seen, pool: str) -> WantedPool | None:
+        pools = (each for model in seen.look.models for each in model.pools)
+        return next((each for each in pools if pool_name(seen.resource.name, each.stem) == pool), None)
+
+
+def _heard(name: InstanceId, heard: bool) -> str:  # noqa: FBT001
+    return "" if heard else f"the agent of {name} does not answer, or refuses"
+
+
+def _life(instance: Instance) -> Life:
+    if instance.leaving:
+        return Life.LEAVING
+    return Life.RUNNING if instance.scheduled else Life.PENDING
+
+
+def _nodes(pods: tuple[Json, ...]) -> dict[str, str]:
+    """The node of each instance."""
+    found = {}
+    for pod in pods:
+        name = pod["metadata"].get("labels", {}).get("serving.baton.dev/instance")
+        if name and pod.get("spec", {}).get("nodeName"):
+            found[str(name)] = str(pod["spec"]["nodeName"])
+    return found

@@ -1,0 +1,398 @@
+"""More of what happens to a cluster on Kubernetes: sizes, promises, models, other leaders, uninstalls, evictions."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.k8s_api import Kind, Refused
+from support.k8s_stage import MODE, NS, Stage, image, quicken, spec, staged
+
+pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
+
+from k8s.crd.names import API_VERSION, GROUP, LABEL_REVISION
+from k8s.operator import controller
+from k8s.operator.election import Election
+from k8s.plan.observe import INSTANCE
+from k8s.plan.rights import RIGHTS
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    quicken(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def mode(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODE, "kubeconfig", pytestconfig.getoption("kubeconfig", ""))
+
+
+async def pool(stage: Stage, name: str, replicas: int, cluster: str = "chat") -> None:
+    wanted = {"cluster": cluster, "pool": name, "replicas": replicas}
+    metadata = {"name": f"chat-{name}", "namespace": NS}
+    thing = {"apiVersion": API_VERSION, "kind": "BatonPool", "metadata": metadata, "spec": wanted}
+    if stage.server.get("batonpools", f"chat-{name}") is None:
+        await stage.client.create(thing)
+    else:
+        await stage.client.merge(API_VERSION, "BatonPool", NS, f"chat-{name}", {"spec": {"replicas": replicas}})
+
+
+def uids(stage: Stage, part: str = "") -> set[str]:
+    return {each["metadata"]["uid"] for each in stage.server.all("pods") if part in each["metadata"]["name"]}
+
+
+async def test_each_pool_is_resized_by_itself() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        sizes = {"prefill": 1, "decode": 1}
+        for name, replicas in (("prefill", 3), ("decode", 2), ("prefill", 1), ("decode", 1)):
+            other = "decode" if name == "prefill" else "prefill"
+            kept = uids(stage, f"-{other}-")
+            sizes[name] = replicas
+            await pool(stage, name, replicas)
+            await stage.until(lambda: stage.settled(sizes["prefill"], sizes["decode"]))
+            assert uids(stage, f"-{other}-") == kept
+
+
+async def test_a_changed_promise_restarts_no_engine() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        engines, routers = uids(stage, "-decode-") | uids(stage, "-prefill-"), uids(stage, "-router-")
+        await stage.change({"slo": {"fast": {"ttft_ms": 500}}})
+        await stage.until(lambda: not uids(stage, "-router-") & routers and stage.settled())
+        assert uids(stage, "-decode-") | uids(stage, "-prefill-") == engines
+
+
+async def test_another_model_of_the_same_name_rolls_out_in_pairs() -> None:
+    async with staged() as stage:
+        stage.operate()
+        wanted = spec(2, 2)
+        wanted["models"][0]["served_name"] = "chat"
+        await stage.make(wanted)
+        await stage.until(lambda: stage.settled(2, 2))
+        stage.nodes.down.clear()
+        before = set(stage.instances())
+        other = copy.deepcopy(wanted["models"])
+        other[0]["name"] = "m2"
+        await stage.change({"models": other})
+        await stage.until(lambda: stage.settled(2, 2) and not set(stage.instances()) & before)
+        commands = [
+            str(each["spec"]["template"]["spec"]["containers"][0]["command"]) for each in stage.instances().values()
+        ]
+        assert all("'m2'" in each for each in commands)
+        assert min(stage.nodes.down) >= 4
+
+
+async def test_an_old_pod_stays_until_every_router_knows_the_new_one() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        before = set(stage.instances())
+        stage.fleet.unknown = {f"chat-{name}-{number}" for name in ("prefill", "decode") for number in range(1, 9)}
+        await stage.change(image("engine:2"))
+        await stage.until(lambda: len(stage.instances()) == 4)
+        await asyncio.sleep(0.5)
+        assert stage.fleet.told == [], "nothing is drained for one that routers do not know"
+        assert before <= set(stage.nodes.serving())
+        stage.fleet.unknown = set()
+        await stage.until(lambda: stage.settled() and not set(stage.instances()) & before)
+
+
+async def test_a_deleted_cluster_lets_streams_end() -> None:
+    """No operator is needed: pods are told to end, and have longer for it than their drain."""
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec(kubernetes={"drain_s": 120}))
+        await stage.until(stage.settled)
+        given = {}
+        double = stage.double
+        remove = double.remove
+
+        def watched(plural: str, thing: Any) -> Any:
+            if plural == "pods":
+                given[thing["metadata"]["name"]] = thing["metadata"].get("deletionGracePeriodSeconds")
+            return remove(plural, thing)
+
+        double.remove = watched  # type: ignore[method-assign]
+        await stage.client.delete(API_VERSION, "BatonCluster", NS, "chat")
+        async with asyncio.timeout(10):
+            while stage.server.all("pods"):
+                await asyncio.sleep(0.02)
+        engines = [grace for name, grace in given.items() if "-decode-" in name or "-prefill-" in name]
+        assert len(engines) == 2
+        assert all(grace is not None and grace >= 120 for grace in engines), given
+
+
+async def stop_operator(stage: Stage) -> None:
+    task = stage.tasks.pop()
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def delete_resource(stage: Stage) -> None:
+    await stage.client.delete(API_VERSION, "BatonCluster", NS, "chat")
+
+
+async def delete_definition(stage: Stage) -> None:
+    double = stage.double
+    for plural in ("batonclusters", "batonpools"):
+        for each in double.all(plural):
+            double.delete(double.kinds[plural], each, {})
+        double.kinds.pop(plural, None)
+
+
+async def delete_rights(stage: Stage) -> None:
+    def refuse(_method: str, _path: str) -> None:
+        raise Refused(403, "Forbidden", "the Role is gone")
+
+    stage.double.refuse = refuse
+
+
+async def give_rights_back(stage: Stage) -> None:
+    """The one who uninstalls has them."""
+    stage.double.refuse = None
+
+
+Step = Callable[[Stage], Awaitable[None]]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (stop_operator, delete_resource, delete_definition),
+        (stop_operator, delete_definition),
+        (delete_resource, stop_operator, delete_definition),
+        (delete_resource, delete_definition, stop_operator),
+        (delete_definition, stop_operator),
+        (delete_rights, give_rights_back, delete_resource, delete_definition, stop_operator),
+    ],
+    ids=lambda steps: "-".join(each.__name__.rpartition("_")[2] for each in steps),
+)
+async def test_every_order_of_uninstall_ends(steps: tuple[Step, ...]) -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        for step in steps:
+            await step(stage)
+            await asyncio.sleep(0.1)
+        stage.tasks[:] = [each for each in stage.tasks if not each.done()]
+        async with asyncio.timeout(15):
+            while any(
+                stage.double.all(plural) for plural in ("pods", "deployments", "secrets", "services", "configmaps")
+            ):
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+        assert stage.double.all("deployments") == [], "nothing comes back"
+
+
+async def test_another_operator_takes_over_in_the_middle_of_a_rollout() -> None:
+    async with staged() as stage:
+        leads = ["a"]
+        for name in "ab":
+            stage.operate(lambda name=name: leads[0] == name)  # type: ignore[misc]
+        await stage.make(spec(2, 2))
+        await stage.until(lambda: stage.settled(2, 2))
+        stage.nodes.down.clear()
+        await stage.change(image("engine:2"))
+        await stage.until(lambda: len(stage.instances()) > 4)
+        counts = [each.counters.actions for each in stage.operators]
+        leads[0] = "b"
+        await stage.until(lambda: stage.settled(2, 2))
+        assert stage.operators[0].counters.actions <= counts[0] + 1, "at most the action that was under way"
+        assert stage.operators[1].counters.actions > 0
+        assert counts[1] == 0, "only one acts"
+        assert min(stage.nodes.down) >= 4
+        images = [each["spec"]["template"]["spec"]["containers"][0]["image"] for each in stage.instances().values()]
+        assert set(images) == {"engine:2"}
+
+
+async def test_a_foreign_workload_of_an_instances_name_is_left_alone() -> None:
+    async with staged() as stage:
+        theirs = {"replicas": 0, "template": {"spec": {"containers": [{"name": "x", "image": "theirs"}]}}}
+        metadata = {"name": "chat-decode-0", "namespace": NS}
+        await stage.client.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": theirs})
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        kept = stage.server.get("deployments", "chat-decode-0")
+        assert kept is not None
+        assert kept["spec"] == theirs
+        assert sorted(stage.instances()) == ["chat-decode-1", "chat-prefill-0"]
+
+
+async def test_a_pod_that_is_evicted_is_replaced_under_another_name() -> None:
+    """As a node on notice or a drained node has it: the old agent still has its name while it ends its streams."""
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec(1, 2))
+        await stage.until(lambda: stage.settled(1, 2))
+        pod = next(
+            each for each in stage.double.all("pods") if each["metadata"]["labels"].get(INSTANCE) == "chat-decode-1"
+        )
+        stage.nodes.stop_steps = 50
+        said = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+        status = {**pod["status"], "conditions": [*pod["status"]["conditions"], said]}
+        pods = stage.double.kinds["pods"]
+        pod = stage.double.change(pods, pod, {**pod, "status": status}, "status", "eviction")
+        stage.double.delete(pods, pod, {})
+        async with stage.double.changed:
+            stage.double.changed.notify_all()
+        await stage.until(lambda: "chat-decode-1" not in stage.instances() and stage.settled(1, 2))
+        assert sorted(stage.instances()) == ["chat-decode-0", "chat-decode-2", "chat-prefill-0"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name", "said"),
+    [("chat", "decod", "did you mean 'decode'?"), ("chatt", "decode", "there is no BatonCluster 'chatt'")],
+)
+async def test_a_batonpool_that_names_nothing_says_so(cluster: str, name: str, said: str) -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        pods = uids(stage)
+        await pool(stage, name, 3, cluster)
+
+        def told() -> str:
+            (thing,) = stage.server.all("batonpools")
+            (condition,) = thing.get("status", {}).get("conditions") or [{"message": ""}]
+            return str(condition["message"])
+
+        await stage.until(lambda: said in told())
+        await stage.until(lambda: any(said in each["message"] for each in stage.server.all("events")))
+        event = next(each for each in stage.server.all("events") if said in each["message"])
+        assert event["involvedObject"]["kind"] == "BatonPool"
+        assert uids(stage) == pods
+        if cluster != "chat":
+            await stage.make(spec(), cluster)
+            await stage.until(lambda: "it sizes decode" in told())
+            await stage.until(lambda: stage.server.all("batonpools")[0]["status"].get("readyReplicas") == 3)
+
+
+async def test_the_api_server_away_for_a_minute_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute of waits between attempts, in quick time: nothing is restarted, and the next change is followed."""
+    monkeypatch.setattr(controller.asyncio, "sleep", asyncio.sleep)
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        pods, stage.double.away = uids(stage), True
+        assert stage.wire is not None
+        stage.wire.end_watches()
+        await asyncio.sleep(1.0)  # twenty of the waits that are ten seconds each in a cluster
+        stage.double.away = False
+        await asyncio.sleep(0.3)
+        assert uids(stage) == pods
+        await pool(stage, "decode", 2)
+        await stage.until(lambda: stage.settled(1, 2))
+        assert uids(stage) > pods
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_an_operator_killed_at_each_write_of_a_life_recovers() -> None:
+    """Each write in turn is its last: of the cluster's making, of a resize and of a rollout on top of it."""
+    number, killed = 0, True
+    while killed:
+        number += 1
+        killed = await life_with_a_death_at(number)
+    assert number > 40, "there were no fewer writes than objects"
+
+
+async def life_with_a_death_at(number: int) -> bool:
+    """Whether there were so many writes that it died."""
+    async with staged() as stage:
+        left = number
+
+        def refuse(_method: str, path: str) -> None:
+            nonlocal left
+            if "/batonclusters" in path and not path.endswith("/status"):
+                return  # the test's own
+            left -= 1
+            if left <= 0:
+                raise Refused(500, "InternalError", "killed")
+
+        stage.operate()
+        stage.double.refuse = refuse
+        await stage.make(spec(1, 2))
+        await stage.until(lambda: left <= 0 or stage.settled(1, 2))
+        await stage.change({"models": [{**spec(1, 1)["models"][0]}], "kubernetes": {"image": "engine:2"}})
+        await stage.until(lambda: left <= 0 or (stage.settled(1, 2) and len(stage.instances()) == 3))
+        died = left <= 0
+        if died:
+            await stop_operator(stage)
+            stage.double.refuse = None
+            stage.operate()
+            sizes = [len(stage.instances())]
+            await stage.until(lambda: stage.settled(1, 2) or stage.settled(1, 1))
+            sizes.append(len(stage.instances()))
+            images = {each["spec"]["template"]["spec"]["containers"][0]["image"] for each in stage.instances().values()}
+            assert images == {"engine:2"}, (number, sizes)
+            keys = {each["metadata"]["name"] for each in stage.server.all("secrets")}
+            assert keys == {"chat-internal", "chat-ticket-keys", *(f"{name}-keys" for name in stage.instances())}
+        return died
+
+
+OPTIONAL_KINDS = {
+    "leaderworkersets": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
+    "podmonitors": ("monitoring.coreos.com/v1", "PodMonitor"),
+    "httproutes": ("gateway.networking.k8s.io/v1", "HTTPRoute"),
+}
+
+
+async def test_the_role_is_what_the_operator_uses() -> None:
+    """A verb that nothing uses, and one that is missing, both fail: requests of a whole life are compared."""
+    async with staged() as stage:
+        double = stage.double
+        for plural, (group, kind) in OPTIONAL_KINDS.items():
+            double.kinds[plural] = Kind(group, kind, plural, has_status=False)
+        double.verbs.clear()
+        stage.operate()
+        await stage.make(spec(1, 2, kubernetes={"pod_monitor": True, "http_route": {"gateway": "edge"}}))
+        election = Election(stage.client, NS, "baton", "me", time.monotonic, time.time)
+        await election._once()
+        await election._once()
+        await pool(stage, "decode", 1)
+        await stage.until(stage.settled)
+        await stage.change({"kubernetes": {"ticket_keys": "2"}})
+        await stage.until(lambda: len(stage.instances()) == 2 and stage.settled())
+        wide = {"both": {"min": 1, "max": 1, "shape": {"tp": 8, "pp": 2}}}
+        fewer = {"pod_monitor": None, "http_route": None}
+        registry = {"url": "redis://redis.example:6379"}
+        await stage.change({"models": [{"name": "m", "pools": wide}], "kubernetes": fewer, "registry": registry})
+        await stage.until(lambda: bool(double.all("leaderworkersets")))
+        await stage.change({"models": [{"name": "m", "pools": {"both": {"min": 1, "max": 1}}}]})
+        await stage.until(
+            lambda: (
+                not double.all("leaderworkersets")
+                and not [each for each in stage.instances() if "decode" in each]
+                and {each["metadata"]["name"] for each in double.all("poddisruptionbudgets")}
+                == {"chat-both", "chat-router"}
+            )
+        )
+        own = {(GROUP, "batonclusters", "create"), (GROUP, "batonclusters", "patch"), (GROUP, "batonpools", "create")}
+        used = set(double.verbs) - own
+        granted = {(group, resource, verb) for (group, resource), verbs in RIGHTS.items() for verb in verbs}
+        assert used - granted == set(), "missing in the Role"
+        assert granted - used == set(), "nothing uses it"
+
+
+async def test_every_revision_is_told_by_its_label() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        said = stage.cluster()["status"]["pools"]
+        for name, each in stage.instances().items():
+            stem = name.split("-")[1]
+            assert each["metadata"]["labels"][LABEL_REVISION] == said[stem]["revision"]

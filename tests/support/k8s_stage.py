@@ -1,0 +1,208 @@
+"""An operator on a stage: the API double or a real API server, what runs pods there, and a resource that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from support.k8s_api import ApiServer, Json, Wire, serving
+from support.k8s_nodes import FakeFleet, Nodes, by_part
+from support.k8s_real import Kubelet, Remote
+
+from k8s.crd import crds
+from k8s.crd.names import API_VERSION
+from k8s.operator import controller, watch
+from k8s.operator.client import ApiFailed, Client
+from k8s.operator.controller import Operator, Settings
+from k8s.plan import Images
+
+NS = "llm"
+IMAGES = Images(engine="engine:1", router="router:1", redis="redis:8")
+LIMIT_S = 20.0
+
+
+_open_context = ssl.create_default_context
+
+
+@functools.cache
+def _trusting(**words: Any) -> ssl.SSLContext:
+    """Each client of the double would read the system's certificates anew, a tenth of a second of a core."""
+    return _open_context(**words)
+
+
+def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks and retries that take minutes in a cluster take a moment."""
+    monkeypatch.setattr(controller, "BUSY_S", 0.05)
+    monkeypatch.setattr(controller, "IDLE_S", 0.5)
+    monkeypatch.setattr(controller, "SETTLE_S", 0.01)
+    monkeypatch.setattr(watch, "WAIT_S", (0.02, 0.05))
+    monkeypatch.setattr(ssl, "create_default_context", _trusting)
+
+
+def spec(prefill: int = 1, decode: int = 1, **more: Any) -> Json:
+    pools = {"prefill": {"min": 1, "max": 8, "start": prefill}, "decode": {"min": 1, "max": 8, "start": decode}}
+    return {"models": [{"name": "m", "pools": pools}], **more}
+
+
+def image(name: str) -> Json:
+    return {"kubernetes": {"image": name}}
+
+
+@dataclass
+class Mode:
+    """Where the scenarios run: on the double from inside, on the double by its wire alone, on a real API server."""
+
+    kubeconfig: str = ""
+    wire_alone: bool = False
+
+
+MODE = Mode()
+
+
+@dataclass
+class Stage:
+    client: Client
+    fleet: FakeFleet
+    server: ApiServer | Remote
+    nodes: Nodes | Kubelet
+    inside: ApiServer | None = None
+    wire: Wire | None = None
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
+
+    def operate(self, may_act: Callable[[], bool] = lambda: True) -> asyncio.Task[Any]:
+        operator = Operator(self.client, self.fleet, Settings(namespace=NS, images=IMAGES), time.time)
+        operator.may_act = may_act
+        self.operators.append(operator)
+        task = asyncio.get_running_loop().create_task(operator.run())
+        self.tasks.append(task)
+        return task
+
+    async def make(self, wanted: Json, name: str = "chat") -> None:
+        metadata = {"name": name, "namespace": NS}
+        thing = {"apiVersion": API_VERSION, "kind": "BatonCluster", "metadata": metadata, "spec": wanted}
+        await self._seen(await self.client.create(thing))
+
+    async def change(self, wanted: Json) -> None:
+        await self._seen(await self.client.merge(API_VERSION, "BatonCluster", NS, "chat", {"spec": wanted}))
+
+    async def _seen(self, thing: Json) -> None:
+        """Wait until a test that reads sees what was written."""
+        name, version = thing["metadata"]["name"], int(thing["metadata"]["resourceVersion"])
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                found = self.server.get("batonclusters", name, NS)
+                if found is not None and int(found["metadata"]["resourceVersion"]) >= version:
+                    return
+                await asyncio.sleep(0.01)
+
+    @property
+    def double(self) -> ApiServer:
+        """The double itself, where a scenario is about its misbehaviour or about what was asked of it."""
+        if self.inside is None or not isinstance(self.server, ApiServer):
+            pytest.skip("needs the API double")
+        return self.inside
+
+    def cluster(self, name: str = "chat") -> Json:
+        found = self.server.get("batonclusters", name)
+        assert found is not None
+        return found
+
+    def condition(self, kind: str) -> Json:
+        said = self.cluster().get("status", {}).get("conditions", ())
+        return next((each for each in said if each["type"] == kind), {})
+
+    def instances(self) -> dict[str, Json]:
+        return dict(by_part(self.server, "instance"))
+
+    def settled(self, prefill: int = 1, decode: int = 1) -> bool:
+        status = self.cluster().get("status", {})
+        whole = (status.get("prefill"), status.get("decode")) == (f"{prefill}/{prefill}", f"{decode}/{decode}")
+        fresh = status.get("observedGeneration") == self.cluster()["metadata"]["generation"]
+        return whole and fresh and self.condition("Progressing").get("status") == "False"
+
+    async def until(self, holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                while not holds():
+                    await asyncio.sleep(0.02)
+                    for task in self.tasks:
+                        if task.done() and not task.cancelled():
+                            task.result()
+        except TimeoutError:
+            status = self.cluster().get("status")
+            raise AssertionError(f"not within {limit_s} s: {status} {sorted(self.instances())}") from None
+
+
+@asynccontextmanager
+async def staged(gpus: int | None = None) -> AsyncIterator[Stage]:
+    async with AsyncExitStack() as stack:
+        fleet = FakeFleet()
+        if MODE.kubeconfig:
+            client = await Client.open(MODE.kubeconfig)
+            stage = await remote_stage(client, fleet, gpus)
+        else:
+            server, wire, url = await stack.enter_async_context(serving(time.time))
+            client = await Client.open(host=url)
+            nodes = Nodes(server, fleet, gpus=gpus, controls_only=MODE.wire_alone)
+            controllers = asyncio.get_running_loop().create_task(nodes.run())
+            stage = Stage(client, fleet, server, nodes, server, wire)
+            await prepared(client)
+            if MODE.wire_alone:
+                stage = await remote_stage(client, fleet, gpus)
+            stage.tasks.append(controllers)
+        try:
+            yield stage
+            if isinstance(stage.server, Remote):
+                await emptied(stage)
+        finally:
+            for task in stage.tasks:
+                task.cancel()
+            await asyncio.wait(stage.tasks)
+            await client.close()
+
+
+async def prepared(client: Client) -> None:
+    """The definitions and the namespace, on a server that may have them."""
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NS}}
+    made = [("/api/v1/namespaces", namespace)]
+    made += [("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd) for crd in crds()]
+    for path, thing in made:
+        try:
+            await client.request("POST", path, body=thing)
+        except ApiFailed as refusal:
+            if refusal.status != 409:  # it is there
+                raise
+    async with asyncio.timeout(LIMIT_S):
+        while "BatonPool" not in await client.kinds([API_VERSION]):
+            await asyncio.sleep(0.1)
+
+
+async def remote_stage(client: Client, fleet: FakeFleet, gpus: int | None) -> Stage:
+    await prepared(client)
+    remote = Remote(client, NS)
+    kubelet = Kubelet(remote, fleet, gpus)
+    stage = Stage(client, fleet, remote, kubelet)
+    stage.tasks.append(asyncio.get_running_loop().create_task(remote.run()))
+    await remote.listed()
+    stage.tasks.append(asyncio.get_running_loop().create_task(kubelet.run()))
+    return stage
+
+
+async def emptied(stage: Stage) -> None:
+    """Nothing is left for the next scenario on the same server."""
+    for kind, plural in (("BatonPool", "batonpools"), ("BatonCluster", "batonclusters")):
+        for each in stage.server.all(plural):
+            await stage.client.delete(API_VERSION, kind, NS, each["metadata"]["name"])
+    for each in stage.server.all("services"):
+        await stage.client.delete("v1", "Service", NS, each["metadata"]["name"])
+    async with asyncio.timeout(60):
+        while any(stage.server.all(plural) for plural in ("pods", "deployments", "batonclusters")):
+            await asyncio.sleep(0.05)

@@ -1,0 +1,220 @@
+"""Ticket keys of a cluster on Kubernetes: who gets which, when they are made, and how one is replaced."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from base64 import b64decode
+from typing import Any
+
+from support.k8s_objects import SMALL, applied, conditions, desired, manifests, settled
+
+from cluster.ids import InstanceId
+from k8s.crd.names import LABEL_KEYS, LABEL_REVISION
+from k8s.operator.secrets import access, keys_in
+from k8s.plan import Apply, Delete, Derive, Desired, Generate, KeyStage, Limits, Observed, Rekey, plan, status
+from kvtransfer.keys import instance_key, read_instance
+from kvtransfer.seal import read_identity
+
+FLEET = ("Secret", "chat-ticket-keys")
+LIMITS = Limits(keys_s=100.0)
+
+
+def text(secret: Any, key: str = "tickets") -> str:
+    return b64decode(secret["data"][key]).decode()
+
+
+def mounted(manifest: Any) -> dict[str, set[str] | None]:
+    """Secrets that a workload's pods mount, by name, and which of their keys (None: all)."""
+    found: dict[str, set[str] | None] = {}
+    for volume in manifest["spec"]["template"]["spec"]["volumes"]:
+        sources = [volume, *volume.get("projected", {}).get("sources", ())]
+        for said in (each["secret"] for each in sources if "secret" in each):
+            items = said.get("items")
+            found[said.get("secretName") or said["name"]] = items and {each["key"] for each in items}
+    return found
+
+
+def test_each_program_mounts_its_own_keys_and_no_others() -> None:
+    made = manifests()
+    assert mounted(made["Deployment", "chat-router"]) == {
+        "chat-internal": {"operator-key-digest", "baton-router-password"},
+        "chat-ticket-keys": None,
+    }
+    for name in ("chat-prefill-0", "chat-decode-0"):
+        assert mounted(made["Deployment", name]) == {
+            "chat-internal": {"operator-key-digest", "baton-agent-password"},
+            f"{name}-keys": None,
+        }
+    assert mounted(made["Deployment", "chat-registry"]) == {"chat-internal": {"users.acl"}}
+    for name in ("chat-router", "chat-prefill-0"):
+        (container,) = made["Deployment", name]["spec"]["template"]["spec"]["containers"]
+        assert container["command"][container["command"].index("--ticket-keys-file") + 1] == "/run/baton-keys/tickets"
+        assert all(each["readOnly"] for each in container["volumeMounts"] if each["mountPath"].startswith("/run/"))
+
+
+def test_an_instances_keys_follow_from_the_fleets() -> None:
+    made = manifests()
+    fleet = keys_in(made[FLEET])
+    for name in ("chat-prefill-0", "chat-decode-0"):
+        secret = made["Secret", f"{name}-keys"]
+        own = read_instance(text(secret))
+        assert own.instance == name
+        assert own.keys == (instance_key(fleet[0], InstanceId(name)),)
+        assert read_identity(text(secret, "tickets.identity")).me == name
+        assert fleet[0].secret.hex() not in str({key: b64decode(each) for key, each in secret["data"].items()})
+
+
+def test_no_key_stands_in_an_action_or_a_pod() -> None:
+    wanted = desired()
+    made = manifests()
+    actions = plan(wanted, settled(wanted), LIMITS, 0.0) + plan(wanted, Observed(), LIMITS, 0.0)
+    seen = str(actions) + str([each for (kind, _), each in made.items() if kind != "Secret"])
+    for (kind, _), each in made.items():
+        for value in each["data"].values() if kind == "Secret" else ():
+            for line in b64decode(value).decode().splitlines():
+                long = [word for word in line.split() if len(word) > 30 and not word.startswith(("~", "%", "&", "#"))]
+                assert not [word for word in long if word in seen and len(word) == 64]
+    assert "Key(" not in repr(access(made["Secret", "chat-internal"], made[FLEET]))
+
+
+def test_only_routers_and_the_operator_reach_an_agent() -> None:
+    rules = manifests()["NetworkPolicy", "chat-instance"]["spec"]["ingress"]
+    reach = []
+    for rule in rules:
+        for port in rule["ports"]:
+            low = port.get("port", 1)
+            if port["protocol"] == "TCP" and low <= 8200 <= port.get("endPort", low):
+                reach += [each["podSelector"]["matchLabels"] for each in rule["from"]]
+    assert [each.get("serving.baton.dev/part") or each["app.kubernetes.io/name"] for each in reach] == [
+        "router",
+        "baton-operator",
+    ]
+    assert all(rule["from"] for rule in rules), "a rule without `from` is for everybody"
+
+
+def test_prometheus_reaches_metrics_where_its_namespace_is_named_and_proves_itself() -> None:
+    made = manifests({**SMALL, "kubernetes": {"pod_monitor": True, "prometheus_namespace": "monitoring"}})
+    for part, port in (("instance", 8200), ("router", 8001)):
+        (rule,) = [
+            rule
+            for rule in made["NetworkPolicy", f"chat-{part}"]["spec"]["ingress"]
+            if "monitoring" in str(rule.get("from"))
+        ]
+        assert rule["ports"] == [{"protocol": "TCP", "port": port}]
+    for point in made["PodMonitor", "chat"]["spec"]["podMetricsEndpoints"]:
+        assert point["authorization"]["credentials"] == {"name": "chat-internal", "key": "operator-key"}
+
+
+def test_a_hand_in_an_instances_keys_is_undone() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    objects = copy.deepcopy(there.objects)
+    for each in objects:
+        if each["metadata"]["name"] == "chat-decode-0-keys":
+            each["data"] = {"tickets": "AAAA"}
+    actions = plan(wanted, dataclasses.replace(there, objects=objects), LIMITS, 1.0)
+    assert actions == (Derive("chat-decode-0", "its keys are not as they were made"),)
+
+
+def test_keys_go_with_their_instance() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    gone = tuple(each for each in there.objects if each["metadata"]["name"] != "chat-decode-0")
+    extra = copy.deepcopy(next(each for each in gone if each["metadata"]["name"] == "chat-decode-0-keys"))
+    extra["metadata"]["name"] = "chat-decode-7-keys"
+    actions = plan(wanted, dataclasses.replace(there, objects=(*gone, extra)), LIMITS, 1.0)
+    assert [each.name for each in actions if isinstance(each, Delete)] == ["chat-decode-7-keys"]
+
+
+def without_fleet(there: Observed) -> Observed:
+    return dataclasses.replace(there, objects=tuple(each for each in there.objects if key_of(each) != FLEET))
+
+
+def key_of(thing: Any) -> tuple[str, str]:
+    return thing["kind"], thing["metadata"]["name"]
+
+
+def test_lost_keys_are_told_and_never_made_anew_by_themselves() -> None:
+    wanted = desired({**SMALL, "models": [{"name": "m", "pools": {"prefill": {}, "decode": {"min": 1, "max": 4}}}]})
+    there = without_fleet(settled(wanted))
+    lost = dataclasses.replace(there, external={"decode": 3})
+    actions = plan(wanted, lost, LIMITS, 1.0)
+    assert not [each for each in actions if isinstance(each, Generate | Derive | Rekey)]
+    started = [each for each in actions if isinstance(each, Apply) and each.manifest["kind"] == "Deployment"]
+    assert started == [], "what cannot prove itself is not started"
+    said = conditions(status(wanted, lost, actions, 1.0, {}))
+    assert said["Degraded"]["reason"] == "KeysLost"
+    asked = desired({**SMALL, "kubernetes": {"ticket_keys": "2"}})
+    again = plan(asked, there, LIMITS, 1.0)
+    assert (
+        Generate("chat-ticket-keys", "the keys that routers and instances prove themselves by are not there") in again
+    )
+
+
+def younger(there: Observed, when: str) -> Observed:
+    pods = tuple({**pod, "metadata": {**pod["metadata"], "creationTimestamp": when}} for pod in there.pods)
+    return dataclasses.replace(there, pods=pods)
+
+
+def fleet_of(there: Observed) -> Any:
+    return next(each for each in there.objects if key_of(each) == FLEET)
+
+
+def step(wanted: Desired, there: Observed, now: float) -> tuple[list[KeyStage], Observed]:
+    """The rekeying of one plan, and what is there after it; instances' workloads stay as they are."""
+    actions = [each for each in plan(wanted, there, LIMITS, now) if isinstance(each, Rekey | Derive)]
+    objects = applied(actions, there.objects, of=wanted)
+    then = dataclasses.replace(there, objects=objects)
+    derived = [each for each in plan(wanted, then, LIMITS, now) if isinstance(each, Derive)]
+    then = dataclasses.replace(then, objects=applied(derived, then.objects, of=wanted))
+    return [each.stage for each in actions if isinstance(each, Rekey)], then
+
+
+def starts(wanted: Desired, there: Observed, now: float) -> list[str]:
+    actions = plan(wanted, there, LIMITS, now)
+    made = [each.manifest for each in actions if isinstance(each, Apply) and each.manifest["kind"] == "Deployment"]
+    live = {key_of(each) for each in there.objects}
+    return [each["metadata"]["name"] for each in made if key_of(each) not in live]
+
+
+def test_a_key_is_replaced_in_steps_that_reach_every_pod() -> None:
+    there = younger(settled(desired()), "1970-01-01T00:10:00Z")
+    old = keys_in(fleet_of(there))
+    wanted = desired({**SMALL, "kubernetes": {"ticket_keys": "2026-11"}})
+    assert starts(wanted, there, 1000.0) == [], "it would begin with the old key alone"
+    stages, there = step(wanted, there, 1000.0)
+    assert stages == [KeyStage.ADDED]
+    assert starts(wanted, there, 1000.5) == [], "nor in the second in which the new one was made"
+    assert starts(wanted, there, 1001.0) != []
+    added = keys_in(fleet_of(there))
+    assert added[0] == old[0], "the old one signs until all have the new one"
+    assert len(added) == 2
+    instance = next(each for each in there.objects if key_of(each) == ("Secret", "chat-decode-0-keys"))
+    assert [key.id for key in read_instance(text(instance)).keys] == [key.id for key in added]
+    assert step(wanted, there, 1100.0)[0] == []
+    stages, there = step(wanted, there, 1101.0)
+    assert stages == [KeyStage.SIGNS]
+    assert keys_in(fleet_of(there)) == (added[1], added[0])
+    assert step(wanted, there, 9000.0)[0] == [], "a pod from before has read the old key alone"
+    there = younger(there, "1970-01-01T00:30:00Z")
+    assert step(wanted, there, 1150.0)[0] == []
+    stages, there = step(wanted, there, 1201.0)
+    assert stages == [KeyStage.NONE]
+    assert keys_in(fleet_of(there)) == (added[1],)
+    assert fleet_of(there)["metadata"]["labels"][LABEL_KEYS] == "2026-11"
+    assert step(wanted, there, 99999.0)[0] == [], "never by itself"
+
+
+def test_another_name_of_keys_rolls_every_instance_and_keeps_pairs() -> None:
+    revisions = {
+        name: [
+            each["metadata"]["labels"][label]
+            for each in manifests({**SMALL, "kubernetes": {"ticket_keys": name}}).values()
+            if each["kind"] == "Deployment" and LABEL_REVISION in each["metadata"]["labels"]
+            for label in (LABEL_REVISION, "serving.baton.dev/family")
+        ]
+        for name in ("1", "2")
+    }
+    assert revisions["1"][0] != revisions["2"][0]
+    assert revisions["1"][1] == revisions["2"][1]
