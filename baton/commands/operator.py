@@ -146,7 +146,7 @@ async def _follow(args: argparse.Namespace) -> int:
     stop = asyncio.Event()
     namespace = namespace_of(args)
     client = await Client.open(args.kubeconfig)
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
         board = Board()
         operator = Operator(
             client,

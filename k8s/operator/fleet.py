@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 
+from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from k8s.operator.secrets import Access
@@ -95,7 +96,7 @@ class HttpFleet:
         heard = {name: word for name, word in words.items() if word is not None}
         return Told(
             drained=frozenset(name for name, answer in said.items() if answer.get("drained")),
-            roles={name: Role(answer["role"]) for name, answer in said.items() if answer.get("role") in set(Role)},
+            roles={name: role for name, answer in said.items() if (role := _role(answer.get("role"))) is not None},
             known=known_by(heard, frozenset(words)),
             attainment=attainment_in(next(iter(heard.values()), {})),
         )
@@ -135,13 +136,26 @@ class HttpFleet:
             async with (
                 self._at_once,
                 asyncio.timeout(ASK_S),
-                self._session.request(method, url, data=body or None, headers={**headers, **more}) as answer,
+                self._session.request(
+                    method, url, data=body or None, headers={**PLAIN, **headers, **more}, allow_redirects=False
+                ) as answer,
             ):
-                said = await answer.json()
+                said = json.loads(await whole_body(answer))
                 return said if answer.status < 300 and isinstance(said, dict) else None
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError, Unfit) as error:
             logger.debug("%s does not answer: %s", url, type(error).__name__)
             return None
+
+
+def _each(word: Json, name: str) -> list[Json]:
+    """The objects of a list in an answer, whatever else stands there."""
+    found = word.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _role(said: object) -> Role | None:
+    """An agent's word for its role; None where there is no such role."""
+    return next((role for role in Role if role.value == said), None)
 
 
 def _name(pod: Json) -> str:
@@ -170,12 +184,12 @@ def known_by(words: Mapping[str, Json], routers: frozenset[str]) -> Known:
     known_to: dict[str, set[str]] = {}
     proven: set[frozenset[str]] | None = None
     for router, word in words.items():
-        names = [str(each.get("id")) for each in word.get("instances") or ()]
+        names = [str(each.get("id")) for each in _each(word, "instances")]
         for name in names:
             known_to.setdefault(name, set()).add(router)
         apart = {
             frozenset({str(each.get("prefill")), str(each.get("decode"))})
-            for each in word.get("pairs") or ()
+            for each in _each(word, "pairs")
             if each.get("apart")
         }
         pairs = {frozenset({one, other}) for one in names for other in names if one != other} - apart
