@@ -301,7 +301,7 @@ async def test_the_api_server_away_for_a_minute_changes_nothing(monkeypatch: pyt
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_an_operator_killed_at_each_write_of_a_life_recovers() -> None:
-    """Each write in turn is its last: of the cluster's making, of a resize and of a rollout on top of it."""
+    """Each write in turn is its last: of the cluster's making, and of a rollout on top of it."""
     number, killed = 0, True
     while killed:
         number += 1
