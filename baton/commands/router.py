@@ -32,6 +32,7 @@ from baton.decisions_again import opened_log
 from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.makes import makes_of
+from baton.memory import map_large_blocks
 from baton.output import announce_ready
 from baton.processes import Processes
 from baton.registry import add_registry_arguments, fleet_proofs, open_registry
@@ -197,6 +198,7 @@ def run(args: argparse.Namespace) -> int:
         if args.decision_log is not None:
             log = opened_log(args.decision_log, "--decision-log", closing, buffered=False)
             config = replace(config, decision_log=log)
+        map_large_blocks()
         gc.freeze()  # what was imported stays
         gc.set_threshold(GARBAGE, 10, 10)
         announce = partial(_announce, config, as_json=args.json)

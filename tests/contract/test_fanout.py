@@ -177,7 +177,7 @@ hardware:
   H100-SXM: {count: 2}
   L40S: {count: 2, price_per_hour: 1.0}
 """
-LOAD = ["--rate", "6", "--input-tokens", "1500", "--output-tokens", "60", "--json"]
+LOAD = ["--input-tokens", "1500", "--output-tokens", "60", "--json"]
 
 
 def test_a_plan_is_the_same_byte_for_byte_wherever_it_is_made(
@@ -189,7 +189,7 @@ def test_a_plan_is_the_same_byte_for_byte_wherever_it_is_made(
     told = []
     for number, where in enumerate((["--processes", "1"], ["--processes", "3"], ["--on", "ray"])):
         out = tmp_path / f"planned-{number}.yaml"
-        assert main(["plan", str(file), *LOAD, "--requests", "40", *where, "--out", str(out)]) == 0
+        assert main(["plan", str(file), *LOAD, "--rate", "3", "--requests", "40", *where, "--out", str(out)]) == 0
         told.append((without_seconds(capsys.readouterr().out), out.read_bytes()))
     assert told[0] == told[1]
     assert told[0] == told[2]
@@ -216,7 +216,7 @@ def test_ctrl_c_on_a_cluster_gives_the_best_so_far_and_frees_it(
     monkeypatch.setattr(Progress, "tick", ticked)
     file = tmp_path / "baton.yaml"
     file.write_text(CLUSTER)
-    assert main(["plan", str(file), *LOAD, "--requests", "100", "--on", "ray"]) == 0
+    assert main(["plan", str(file), *LOAD, "--rate", "6", "--requests", "100", "--on", "ray"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["stopped"]
     assert told["best"]["holds"]

@@ -1,0 +1,26 @@
+"""How this process' memory goes back to the kernel: large blocks at once."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+LARGE_BYTES: Final = 1 << 20
+
+_M_MMAP_THRESHOLD: Final = -3
+"""``malloc.h`` of glibc."""
+
+
+def map_large_blocks() -> bool:
+    """Give each block from `LARGE_BYTES` on a mapping of its own, always; whether the allocator has been told so.
+
+    glibc does this up to the first such block that is freed: then it raises its threshold to that block's size, up to
+    32 MiB, and the next large bodies come from the heap, where growing copies them and what lies behind them keeps
+    their memory from going back (mallopt(3), `M_MMAP_THRESHOLD`: setting it ends that). Other allocators have no such
+    call, or ignore it.
+    """
+    try:
+        told = ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+    except (AttributeError, OSError):
+        return False
+    return bool(told)
