@@ -112,7 +112,7 @@ def opened(context: Any, *, on: str | None = None, processes: int | None = None)
     fanout = _opened(context, on, processes)
     try:
         yield fanout
-    except BaseException:
+    except BaseException:  # an interrupt too: no task runs on
         fanout.close(at_once=True)
         raise
     fanout.close()

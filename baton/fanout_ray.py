@@ -42,7 +42,7 @@ class RayCluster:
         self._others_words.enter_context(contextlib.redirect_stdout(sys.stderr))
         try:
             self._ray: Final = _connected(on)
-        except BaseException:
+        except BaseException:  # an interrupt too: stdout is put back
             self._others_words.close()
             raise
         self.width: Final = max(1, int(self._ray.cluster_resources().get("CPU", 1)))

@@ -98,7 +98,12 @@ class Front:
 
 
 class Fleet:
-    """One cluster on this machine, from start to stop."""
+    """One cluster on this machine, from start to stop.
+
+    Long, as each program of it (registry, router, controller, agents) is started, watched and ended in an order that
+    the others' states decide; which instances there are to be is `Members`' subject, how often a program is started
+    again `Restarts`', and what people see `Board`'s.
+    """
 
     def __init__(
         self,
@@ -333,7 +338,7 @@ class Fleet:
         self.board.say(_how_to_use(self.endpoint, model))
 
     async def _wait_until_routable(self) -> list[dict[str, Any]]:
-        """Until the router has heard of everybody; who that is."""
+        """Until the router knows every instance; what it says of them."""
         count = 0 if self.elsewhere is None else self.elsewhere.count
         async with aiohttp.ClientSession() as session:
             while True:

@@ -53,7 +53,7 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 class BoundedLog:
-    """A child's log: two files of `LOG_BYTES_MAX` at most. A disk that is full loses lines and stops nobody."""
+    """A child's log: two files of `LOG_BYTES_MAX` at most. A full disk loses lines and stops no child."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -132,7 +132,7 @@ class Tracing:
         return RequestSpan(self, self._tracer.start_span(name, context=context, kind=self._kinds.SERVER))
 
     def asked(self, name: str, attributes: Mapping[str, Any]) -> RequestSpan:
-        """The span of something that we ask of others, and that nobody asked of us: a trace begins with it."""
+        """The span of a request that this program makes by itself: a trace begins with it."""
         return RequestSpan(self, self._tracer.start_span(name, kind=self._kinds.CLIENT, attributes=dict(attributes)))
 
     @contextmanager

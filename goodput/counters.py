@@ -56,7 +56,7 @@ class Counters:
                 was = before.classes.get(name, NO_COUNTS) if before and before.life == each.life else NO_COUNTS
                 if before is None and self._complete_s is None:
                     continue  # the first look at a fleet that has served for long: only a point to count from
-                found[name] = _plus(found.get(name, NO_COUNTS), _minus(counts, was))
+                found[name] = found.get(name, NO_COUNTS) + counts.since(was)
             self._last[each.router] = each
         self._forget(now)
         since_s, self._complete_s = self._complete_s, now
@@ -77,29 +77,3 @@ class Counters:
 def _sum(values: Iterable[int | None]) -> int | None:
     listed = list(values)
     return None if any(each is None for each in listed) else sum(each for each in listed if each is not None)
-
-
-def _plus(one: ClassCounts, other: ClassCounts) -> ClassCounts:
-    return ClassCounts(
-        arrivals=one.arrivals + other.arrivals,
-        prompts=one.prompts + other.prompts,
-        cached_tokens=one.cached_tokens + other.cached_tokens,
-        computed_tokens=one.computed_tokens + other.computed_tokens,
-        answers=one.answers + other.answers,
-        ended=one.ended + other.ended,
-        met=one.met + other.met,
-        late_first=one.late_first + other.late_first,
-    )
-
-
-def _minus(now: ClassCounts, before: ClassCounts) -> ClassCounts:
-    return ClassCounts(
-        arrivals=max(0, now.arrivals - before.arrivals),
-        prompts=now.prompts.since(before.prompts),
-        cached_tokens=max(0, now.cached_tokens - before.cached_tokens),
-        computed_tokens=max(0, now.computed_tokens - before.computed_tokens),
-        answers=now.answers.since(before.answers),
-        ended=max(0, now.ended - before.ended),
-        met=max(0, now.met - before.met),
-        late_first=max(0, now.late_first - before.late_first),
-    )

@@ -54,6 +54,31 @@ class ClassCounts:
     late_first: int = 0
     """Those of them that missed a target of the first token, were shed or failed."""
 
+    def __add__(self, other: ClassCounts) -> ClassCounts:
+        return ClassCounts(
+            arrivals=self.arrivals + other.arrivals,
+            prompts=self.prompts + other.prompts,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            computed_tokens=self.computed_tokens + other.computed_tokens,
+            answers=self.answers + other.answers,
+            ended=self.ended + other.ended,
+            met=self.met + other.met,
+            late_first=self.late_first + other.late_first,
+        )
+
+    def since(self, before: ClassCounts) -> ClassCounts:
+        """What has come beyond an earlier reading of the same counters; nothing where these are behind it."""
+        return ClassCounts(
+            arrivals=max(0, self.arrivals - before.arrivals),
+            prompts=self.prompts.since(before.prompts),
+            cached_tokens=max(0, self.cached_tokens - before.cached_tokens),
+            computed_tokens=max(0, self.computed_tokens - before.computed_tokens),
+            answers=self.answers.since(before.answers),
+            ended=max(0, self.ended - before.ended),
+            met=max(0, self.met - before.met),
+            late_first=max(0, self.late_first - before.late_first),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterCounts:

@@ -195,7 +195,11 @@ class Counts:
 
 
 class Endpoint:
-    """See the module. `me` names this life; `ledger` must be of the same epoch."""
+    """See the module. `me` names this life; `ledger` must be of the same epoch.
+
+    Long, as it carries out each effect that a ledger has and hears each event that a carrier tells: two tables of
+    short methods on one set of flights.
+    """
 
     def __init__(
         self,

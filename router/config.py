@@ -15,7 +15,7 @@ from router.speeds import Make
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """What an edited cluster file says of those who use the router."""
+    """What an edited cluster file says of classes, tenants and their keys."""
 
     classes: Mapping[str, SloClass]
     tenants: Mapping[str, Tenant]

@@ -1,4 +1,4 @@
-"""Counts what comes to this router and how it fares, for whoever sizes the fleet. Pure.
+"""Counts the requests that come to this router and how they fare, for the goodput controller. Pure.
 
 Demand is counted when it arrives: a fleet that is full finishes no more than it can, whatever is asked of it.
 """
@@ -57,7 +57,7 @@ class Flow:
         Args:
             model: as at its arrival, and so is `slo_class`.
             slo_class: empty for best effort.
-            answer_tokens: None where nothing was answered, or nobody counted.
+            answer_tokens: None where nothing was answered, or the engine did not count.
             result: of `router.promises`; empty where nothing was promised.
             late_first: whether its first token was late, or never came.
         """

@@ -47,7 +47,7 @@ logger = logging.getLogger("baton.router")
 _IDS_AT_ONCE = 64
 
 BYTES_PER_TOKEN = 4
-"""Of a body whose tokens nobody foretells: a prompt's length is then counted by this."""
+"""Counts a prompt's tokens where no engine has told how many bytes one has."""
 
 
 class Generation:

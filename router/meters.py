@@ -171,7 +171,7 @@ class _Recomputed(Collector):
 
 
 class _Arrivals(Collector):
-    """From what is announced to whoever sizes the fleet."""
+    """From what the router announces to the goodput controller."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow

@@ -44,7 +44,7 @@ READ_EVERY_S = 0.5
 """Longest time between two readings. An agent that drains waits four times as long before it believes it is idle."""
 
 CONTROLLER_EVERY_S = 2.0
-"""Between two looks at who sizes the fleet."""
+"""Between two looks at the goodput controller's heartbeat."""
 
 _LOUD = {What.REFUSED, What.STALE, What.SKEWED, What.EXPIRED}
 
@@ -68,7 +68,7 @@ class Watch:
         self._controllers = Membership(registry.ttl_s)
         self._controllers_at = -CONTROLLER_EVERY_S
         self.flow: Flow | None = None
-        """What is announced to whoever sizes the fleet."""
+        """What the router announces to the goodput controller."""
         self.heard = False
         """Whether the last reading succeeded."""
         self.heard_at: float | None = None
@@ -214,7 +214,9 @@ class Watch:
         return told
 
     def _flow_said(self) -> dict[str, Any]:
-        """What whoever sizes the fleet goes by. Where it finds no room beside the demand, it is unknown, not zero."""
+        """The counters that the goodput controller reads. A heartbeat without room for them leaves them out: unknown is
+        not zero.
+        """
         if self.flow is None or self.desk is None:
             return {}
         return {"counted": self.flow.told(), "backlog": backlog(self.desk.line.everybody(), time.monotonic())}

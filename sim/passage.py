@@ -60,7 +60,11 @@ def prompt_of(arrival: Arrival, number: int) -> Prompt:
 
 
 class Passage(Seat):
-    """One request on its way through the fleet."""
+    """One request on its way through the fleet.
+
+    Long, as it does for one request what `router.exchange` does on real connections: a method for each effect of the
+    journey and for each event of its legs.
+    """
 
     __slots__ = (
         "_pending",

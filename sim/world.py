@@ -38,7 +38,11 @@ _TICK: Final = ev.Tick()
 
 
 class World:
-    """One cluster, for one run."""
+    """One cluster, for one run.
+
+    Long, as it carries each message between the product's machines: one short method for each kind of message, and no
+    rule of its own.
+    """
 
     def __init__(
         self,

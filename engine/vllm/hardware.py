@@ -44,7 +44,7 @@ def find_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
 
 
 def memory_used_mib() -> dict[str, int]:
-    """MiB of each GPU's memory that any program uses now, by index and by UUID; nothing where nobody can say."""
+    """MiB of each GPU's memory that any program uses now, by index and by UUID; empty where the driver cannot tell."""
     found = {}
     for line in _ask_nvidia("index,uuid,memory.used").splitlines():
         index, uuid, used = (field.strip() for field in line.split(",", 2))

@@ -146,7 +146,7 @@ def _classes(counted: Iterable[Counted]) -> dict[str, ClassCounts]:
     for each in counted:
         counts = _class(each)
         before = found.get(each.slo_class)
-        found[each.slo_class] = counts if before is None else _sum(before, counts)
+        found[each.slo_class] = counts if before is None else before + counts
     return found
 
 
@@ -160,17 +160,4 @@ def _class(each: Counted) -> ClassCounts:
         ended=each.met + each.missed + each.shed,
         met=each.met,
         late_first=each.late_first,
-    )
-
-
-def _sum(one: ClassCounts, other: ClassCounts) -> ClassCounts:
-    return ClassCounts(
-        arrivals=one.arrivals + other.arrivals,
-        prompts=one.prompts + other.prompts,
-        cached_tokens=one.cached_tokens + other.cached_tokens,
-        computed_tokens=one.computed_tokens + other.computed_tokens,
-        answers=one.answers + other.answers,
-        ended=one.ended + other.ended,
-        met=one.met + other.met,
-        late_first=one.late_first + other.late_first,
     )

@@ -9,9 +9,9 @@ import sys
 import urllib.request
 from pathlib import Path
 
-import aiohttp
 import pytest
 from support.cluster import Cluster, within
+from support.streams import Streams
 
 FILE = """\
 models:
@@ -25,32 +25,6 @@ models:
 def _sizes(cluster: Cluster) -> dict[str, str]:
     told = cluster.baton("status", "--json")
     return {each["instance"]: each["state"] for each in json.loads(told.stdout)["instances"]}
-
-
-class _Load:
-    """Streams, some at a time, until told to stop."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self.sent = self.served = 0
-        self.faults: list[str] = []
-        self.over = asyncio.Event()
-
-    async def run(self) -> None:
-        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
-            while not self.over.is_set():
-                group.create_task(self._one(session))
-                self.sent += 1
-                await asyncio.sleep(0.2)
-
-    async def _one(self, session: aiohttp.ClientSession) -> None:
-        body = {"model": self._cluster.model, "prompt": "word " * 300, "max_tokens": 100, "stream": True}
-        async with session.post(f"{self._cluster.endpoint}/v1/completions", json=body) as answer:
-            text = await answer.text()
-        if answer.status == 200 and text.endswith("data: [DONE]\n\n") and '"error"' not in text:
-            self.served += 1
-        else:
-            self.faults.append(f"{answer.status} {text[-300:]}")
 
 
 def _idle(urls: list[str]) -> bool:
@@ -71,7 +45,7 @@ async def test_from_two_engines_to_six_and_back_without_a_failed_request(tmp_pat
     try:
         await asyncio.to_thread(cluster.wait_ready)
         first = dict(cluster.urls)
-        load = _Load(cluster)
+        load = Streams(cluster.endpoint, cluster.model, tokens=100, every_s=0.2)
         running = asyncio.ensure_future(load.run())
         names: set[str] = set()
 

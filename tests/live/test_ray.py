@@ -11,8 +11,9 @@ from uuid import uuid4
 
 import pytest
 from support.cluster import within
-from support.ray_fleet import Load, RayFleet, pids_of
+from support.ray_fleet import MODEL, RayFleet, pids_of
 from support.ray_nodes import RayNodes
+from support.streams import Streams
 
 pytestmark = [pytest.mark.live, pytest.mark.timed]
 
@@ -59,7 +60,7 @@ ALL = tuple(f"{role}-{number}" for role in ("prefill", "decode") for number in r
 
 
 async def test_from_two_engines_to_six_and_back_on_three_nodes_of_two_types(nodes: RayNodes, fleet: RayFleet) -> None:
-    load = Load(fleet)
+    load = Streams(fleet.endpoint, MODEL, tokens=60, every_s=0.25)
     running = asyncio.ensure_future(load.run())
     await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *ALL), 40)
     assert nodes.ask("free")["GPU"] == 0, "six engines on six GPUs, three of each type"
@@ -71,9 +72,9 @@ async def test_from_two_engines_to_six_and_back_on_three_nodes_of_two_types(node
     assert engines_of(*(name for name in ALL if name not in FIRST)) == []
 
 
-async def with_another(nodes: RayNodes, fleet: RayFleet) -> tuple[Load, asyncio.Future[None]]:
+async def with_another(nodes: RayNodes, fleet: RayFleet) -> tuple[Streams, asyncio.Future[None]]:
     """Six instances under load: whatever ends, another one can take its place."""
-    load = Load(fleet)
+    load = Streams(fleet.endpoint, MODEL, tokens=60, every_s=0.25)
     running = asyncio.ensure_future(load.run())
     await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *ALL), 40)
     return load, running

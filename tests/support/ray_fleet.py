@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from support.cluster import with_support, within
 
 from cluster.registry.launch import registry_command
@@ -113,33 +111,6 @@ class RayFleet:
             if process.stdout is not None:
                 process.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class Load:
-    """Streams, a few each second, until told to stop."""
-
-    def __init__(self, fleet: RayFleet, tokens: int = 60) -> None:
-        self._fleet = fleet
-        self._tokens = tokens
-        self.sent = self.served = 0
-        self.faults: list[str] = []
-        self.over = asyncio.Event()
-
-    async def run(self) -> None:
-        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
-            while not self.over.is_set():
-                group.create_task(self._one(session))
-                self.sent += 1
-                await asyncio.sleep(0.25)
-
-    async def _one(self, session: aiohttp.ClientSession) -> None:
-        body = {"model": MODEL, "prompt": "word " * 300, "max_tokens": self._tokens, "stream": True}
-        async with session.post(f"{self._fleet.endpoint}/v1/completions", json=body) as answer:
-            text = await answer.text()
-        if answer.status == 200 and text.endswith("data: [DONE]\n\n") and '"error"' not in text:
-            self.served += 1
-        else:
-            self.faults.append(f"{answer.status} {text[-300:]}")
 
 
 def pids_of(word: str) -> list[int]:
