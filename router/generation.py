@@ -47,7 +47,7 @@ logger = logging.getLogger("baton.router")
 _IDS_AT_ONCE = 64
 
 BYTES_PER_TOKEN = 4
-"""Counts a prompt's tokens where no engine has told how many bytes one has."""
+"""Of a body, for each token of its prompt, where the policy estimates none (`router.tokens` is more exact)."""
 
 
 class Generation:
