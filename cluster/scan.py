@@ -27,6 +27,12 @@ NUMBERS_MAX: Final = 1 << 23
 """Commas outside of texts: eight million token ids pass, and take a parser 30 ms to pass over."""
 
 _BACKSLASH: Final = b"\\"
+_CONTROLS: Final = bytes(range(32))
+_WRONG_ESCAPE: Final = re.compile(rb"\\(?![/bfnrt]|u[0-9a-fA-F]{4})")
+"""Behind it `\\\\` and `\\"` are gone already."""
+_LONGEST_ESCAPE: Final = 6
+"""Bytes of `\\u0041`."""
+_WHITE: Final = b" \t\r\n"
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = tuple((byte == ord("[")) - (byte == ord("]")) for byte in range(256))
@@ -96,6 +102,15 @@ class Key(NamedTuple):
     """Where its value begins, or the space before that."""
 
 
+class Plain(NamedTuple):
+    """From where to where nothing stands but the inside of one text, or but spaces that follow a space."""
+
+    start: int
+    end: int
+    is_text: bool
+    """Its escapes are all right, and it has no control characters."""
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """What a text holds."""
@@ -106,6 +121,8 @@ class Survey:
     """Outside of texts: there are no more numbers, but for one in each array and object."""
     keys: tuple[Key, ...]
     """Of those that were looked for: the first `KEYS_MAX`."""
+    plain: tuple[Plain, ...]
+    """Whole slices: a short text has none. A parser finds the same in a body without these places."""
 
 
 def survey(raw: bytes, names: Names, *, depth_max: int, values_max: int = VALUES_MAX) -> Steps[Survey]:
@@ -122,6 +139,7 @@ def survey(raw: bytes, names: Names, *, depth_max: int, values_max: int = VALUES
     """
     inside = depth = quotes = brackets = commas = 0
     keys: list[Key] = []
+    plain: list[Plain] = []
     start, size = 0, len(raw)
     while start < size and depth >= 0:
         end = _end_of_slice(raw, start)
@@ -140,9 +158,26 @@ def survey(raw: bytes, names: Names, *, depth_max: int, values_max: int = VALUES
         _check(brackets + quotes // 2, commas, values_max)
         if found and len(keys) < KEYS_MAX:
             keys.extend(_keys_between(raw, start, end, names, few=found < _QUOTES_FEW))
+        if not found and (_is_text(piece) if inside else not piece.strip(_WHITE)):
+            _add(plain, Plain(start, end, bool(inside)))
         start = end
         yield
-    return Survey(brackets + quotes // 2, commas, tuple(keys[:KEYS_MAX]))
+    return Survey(brackets + quotes // 2, commas, tuple(keys[:KEYS_MAX]), tuple(plain))
+
+
+def _is_text(piece: bytes) -> bool:
+    """Whether this may stand inside a text. Escaped backslashes and quotes are taken out already."""
+    return len(piece.translate(None, _CONTROLS)) == len(piece) and not (
+        _BACKSLASH in piece and _WRONG_ESCAPE.search(piece)
+    )
+
+
+def _add(plain: list[Plain], slice_: Plain) -> None:
+    """Add a slice to the places before it: to its neighbour, or as one of its own; of spaces, the first one stays."""
+    if plain and plain[-1].end == slice_.start:
+        plain[-1] = plain[-1]._replace(end=slice_.end)
+    else:
+        plain.append(slice_ if slice_.is_text else slice_._replace(start=slice_.start + 1))
 
 
 def _check(values: int, commas: int, values_max: int) -> None:
@@ -161,9 +196,14 @@ def run(steps: Steps[Found]) -> Found:
 
 
 def _end_of_slice(raw: bytes, start: int) -> int:
-    """Where a slice ends, never between a backslash and what it escapes. `start` is such a place, too."""
+    """Where a slice ends, never inside an escape. `start` is such a place, too."""
     end = min(start + SLICE_BYTES, len(raw))
-    return min(end + _backslashes_before(raw, end, start) % 2, len(raw))
+    end = min(end + _backslashes_before(raw, end, start) % 2, len(raw))
+    at = raw.rfind(b"\\u", max(start, end - _LONGEST_ESCAPE + 1), end)
+    if at < 0 or _backslashes_before(raw, at, start) % 2:
+        return end
+    whole = at + _LONGEST_ESCAPE
+    return whole if _BACKSLASH not in raw[at + 2 : whole] and whole <= len(raw) else end
 
 
 def _backslashes_before(raw: bytes, at: int, since: int) -> int:

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cluster import wire
 from cluster.errors import ApiError
-from cluster.scan import KEYS_MAX, Steps, run
+from cluster.scan import KEYS_MAX, SLICE_BYTES, Steps, run
 from router import body as bodies
 from router import exact, heavy
 from router.chunks import NAMED_BYTES, prompt_bytes, prompt_text
@@ -338,3 +338,43 @@ def test_what_is_called_the_same_elsewhere_stays() -> None:
     tools[0]["function"]["description"] = "x" * (1 << 20)
     raw = json.dumps({"messages": [{"role": "user", "content": "hi"}], "tools": tools}).encode()
     assert json.loads(run(read(raw, namespace="acme")).raw)["tools"] == tools
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.dictionaries(KEYS, VALUES, max_size=5), st.integers(0, 400), st.sampled_from(["", "\\", '"', "1", "{", "\x01"])
+)
+def test_a_body_read_without_its_long_texts_is_read_the_same(body: dict[str, Any], at: int, wrong: str) -> None:
+    """Slices of nine bytes make nearly every text a long one; a mistake is refused with the same words and place."""
+    text = json.dumps(body).replace(" ", " " * 20)
+    raw = (text[:at] + wrong + text[at:]).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heavy, "SMALL_BYTES", 30)
+        whole = attempt(raw, "t")
+        patch.setattr("cluster.scan.SLICE_BYTES", 9)
+        short = attempt(raw, "t")
+    assume(not isinstance(short, ApiError) or "A field's name takes over" not in short.message)
+    assert told(short) == told(whole)
+
+
+def test_a_name_that_no_engine_can_know_is_refused_and_no_shorter_one_taken_for_it() -> None:
+    name = "kv_transfer_params" + "x" * 300_000
+    assert "A field's name takes over" in refused(read(json.dumps({"prompt": "a", name: 1}).encode()))
+    assert "given twice" in refused(read(b'{"prompt":"%s","prompt":"b"}' % (b"x" * 300_000)))
+
+
+def told(found: Heavy | ApiError) -> Any:
+    if isinstance(found, ApiError):
+        return found.message, found.param
+    values = {
+        name: (value.sort, bytes(value.raw), value.count) if isinstance(value, Unread) else value
+        for name, value in found.body.items()
+    }
+    return values, found.raw, found.is_object
+
+
+def test_two_numbers_stay_two_however_many_spaces_are_passed_over() -> None:
+    before = b'{"prompt":"x",'
+    before += b" " * (SLICE_BYTES - len(before) - 5) + b'"a":1'
+    assert len(before) == SLICE_BYTES  # the spaces begin with a slice
+    assert "not valid JSON" in refused(read(before + b" " * (2 * HEAVY_BYTES) + b"2}"))

@@ -135,3 +135,49 @@ def test_no_step_is_longer_than_a_slice() -> None:
 def test_only_so_many_keys_are_told() -> None:
     raw = b"[" + b'{"vllm_xargs":1},' * (2 * KEYS_MAX) + b"1]"
     assert len(run(survey(raw, NAMES, depth_max=4)).keys) == KEYS_MAX
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), VALUES, st.sampled_from([6, 7, 9, 17]))
+def test_without_what_is_plain_a_parser_finds_the_same(data: st.DataObject, value: Any, slice_bytes: int) -> None:
+    """Of a text as it is, and of one with a mistake in it: JSON stays JSON, and what is none stays none."""
+    raw = written(value, data).encode().replace(b" ", b" " * data.draw(st.integers(1, 40)))
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(raw)))
+        raw = raw[:at] + data.draw(st.sampled_from([b"\\", b"\x01", b"\\u0", b"\\x", b" ", b'"', b"1"])) + raw[at:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "SLICE_BYTES", slice_bytes)
+        plain = run(survey(raw, NAMES, depth_max=64)).plain
+    rest, end = b"", 0
+    for start, stop, _ in plain:
+        assert end <= start < stop
+        rest += raw[end:start]
+        end = stop
+    rest += raw[end:]
+    assert shape(rest) == shape(raw)
+
+
+def shape(raw: bytes) -> Any:
+    """A JSON text's structure: texts are only known to be there. "none" where it is no JSON."""
+    try:
+        return _shape(json.loads(raw, object_pairs_hook=list))
+    except ValueError:
+        return "none"
+
+
+def _shape(value: Any) -> Any:
+    return [_shape(each) for each in value] if isinstance(value, list | tuple) else type(value).__name__
+
+
+def test_the_insides_of_long_texts_and_spaces_are_plain_but_for_wrong_ones() -> None:
+    for unit in (b"x", b'\\"', b"\\\\", b"\\u0041", b"\\n", "語".encode()):
+        raw = b'{"a":"' + unit * (400_000 // len(unit)) + b'"}'
+        plain = run(survey(raw, NAMES, depth_max=4)).plain
+        assert len(plain) == 1, unit
+        assert plain[0].end - plain[0].start > 250_000, unit
+    for wrong in (b"\\x", b"\x1f", b"\\u00g0"):
+        raw = b'{"a":"' + b"x" * 200_000 + wrong + b"x" * 200_000 + b'"}'
+        plain = run(survey(raw, NAMES, depth_max=4)).plain
+        assert all(each.end <= raw.index(wrong) or each.start > raw.index(wrong) for each in plain), wrong
+    (spaces,) = run(survey(b'{"a":1' + b" " * 400_000 + b'"b"}', NAMES, depth_max=4)).plain
+    assert spaces.end - spaces.start > 250_000
