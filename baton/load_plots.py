@@ -32,7 +32,7 @@ TICKS_MAX: Final = 12
 def need_matplotlib(flag: str) -> None:
     """Before the load rather than after it."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"{flag} needs matplotlib, which is not installed: pip install matplotlib")
+        raise UsageError(f"{flag} needs matplotlib, which is not installed: pip install 'baton-serve[plots]'")
 
 
 def plot(path: Path, records: Sequence[Record], report: Report) -> None:

@@ -1,7 +1,7 @@
 """Write requirements/cpu.txt and requirements/gpu.txt: every package of a set-up with its exact version.
 
 Run by `make lock`, rarely: when a dependency in pyproject.toml changes or is to be renewed. The inputs are
-pyproject.toml (dependencies, the extras `cpu` or `gpu` and `ray`, the dev group) and requirements/*-overrides.txt. The
+pyproject.toml (dependencies, the extras `cpu` or `gpu` and `EXTRAS`, the dev group) and requirements/*-overrides.txt. The
 set is resolved once for each Python and machine we support; a package that only some of them need gets a marker.
 Versions already locked are kept where they still fit; `make lock UPGRADE=1` takes the newest.
 
@@ -35,6 +35,9 @@ TARGETS = {  # (python_version, platform_machine) -> uv's name of the platform; 
 }
 Target = tuple[str, str]
 
+EXTRAS = ("local", "plots", "ray")
+"""Of pyproject.toml, beside a device's own."""
+
 ADDED = {"k8s": ("kubernetes==37.0.2", "cel-python==0.5.0")}
 """Files of their own, installed beside either lock: an extra, and what its tests need."""
 
@@ -65,7 +68,7 @@ def resolve(device: str, target: Target, known: Iterable[str]) -> dict[str, tupl
         inputs.append(str(REQUIREMENTS / "cpu-torch.in"))
     command = [
         *uv_command(), "pip", "compile", *inputs,
-        "--extra", device, "--extra", "ray", "--group", "dev",
+        "--extra", device, *(word for extra in EXTRAS for word in ("--extra", extra)), "--group", "dev",
         "--overrides", str(REQUIREMENTS / f"{device}-overrides.txt"),
         "--python-version", python, "--python-platform", TARGETS[target],
         "--annotation-style", "line", "--no-header", "--quiet", "--output-file", str(output),

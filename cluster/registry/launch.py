@@ -6,6 +6,7 @@ child's life to its parent (redis-server has no lifeline of its own; `baton up` 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import shutil
@@ -13,6 +14,8 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from cluster.errors import UsageError
 
 INSTALL = "apt install redis-server"
 
@@ -56,6 +59,9 @@ def registry_command(
     `port` 0 takes one that is free now (should another take it before the server does, the server ends and says so).
     The same directory may be used again: a server that is started anew with the same command keeps its password.
     `standin` asks for the stand-in even where redis-server is installed. The directory must exist.
+
+    Raises:
+        UsageError: neither redis-server nor the stand-in's library is installed.
     """
     port = port or _free_port(host)
     password = secrets.token_urlsafe(32)
@@ -63,6 +69,11 @@ def registry_command(
     _write_private(password_file, password + "\n")
     url = f"redis://{host}:{port}"
     binary = None if standin else shutil.which("redis-server")
+    if binary is None and importlib.util.find_spec("fakeredis") is None:
+        raise UsageError(
+            f"A cluster needs a registry, and neither redis-server nor fakeredis is installed: {INSTALL}, or "
+            "pip install 'baton-serve[local]'"
+        )
     if binary is None:
         words = ("--host", host, "--port", str(port), "--password-file", str(password_file))
         argv = (sys.executable, "-P", "-m", "cluster.registry.standin", *words)

@@ -793,6 +793,9 @@ def test_the_command_keeps_its_password_in_private_files(tmp_path, monkeypatch) 
     assert again != password
     assert not any(secret in word for word in standin.argv for secret in (password, again))
     assert "stand-in" in standin.server and launch.INSTALL in standin.server
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"apt install redis-server, or pip install 'baton-serve\[local\]'"):
+        launch.registry_command(tmp_path)
 
 
 def standin_words(*more: str) -> tuple[str, ...]:
