@@ -1,7 +1,7 @@
 """Write requirements/cpu.txt and requirements/gpu.txt: every package of a set-up with its exact version.
 
 Run by `make lock`, rarely: when a dependency in pyproject.toml changes or is to be renewed. The inputs are
-pyproject.toml (dependencies, the extras `cpu` or `gpu` and `EXTRAS`, the dev group) and requirements/*-overrides.txt. The
+pyproject.toml (dependencies, the extra of the device, `EXTRAS`, the dev group) and requirements/*-overrides.txt. The
 set is resolved once for each Python and machine we support; a package that only some of them need gets a marker.
 Versions already locked are kept where they still fit; `make lock UPGRADE=1` takes the newest.
 
