@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from baton import compiled
 from baton.fanout import RETRIES, Pending
-from baton.fanout_there import OtherSource, digest, there
+from baton.fanout_there import OtherSource, digest, packed, there
 from baton.output import say
 from cluster.errors import UsageError
 
@@ -46,7 +46,7 @@ class RayCluster:
             self._others_words.close()
             raise
         self.width: Final = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        held = self._ray.put(context)
+        held = self._ray.put(packed(context))
         self._key: Final = held.hex()
         self._held: Final = [held]
         """In a list: an argument of its own would be unpacked for every task."""
@@ -55,8 +55,7 @@ class RayCluster:
 
     def submit(self, call: Callable[..., T], *args: Any) -> Pending[T]:
         """As `Fanout.submit`."""
-        packed = self._ray.cloudpickle.dumps((call, args))
-        asked = self._there.remote(digest(), compiled.in_use(), self._key, self._held, packed)
+        asked = self._there.remote(digest(), compiled.in_use(), self._key, self._held, packed((call, args)))
         self._open.add(asked)
         return _RayTask(self, asked)
 
@@ -70,7 +69,7 @@ class RayCluster:
         while not self._ray.wait([asked], timeout=SILENT_S)[0]:
             say(f"Ray has given no result for {SILENT_S:g} s: its CPUs may be taken, or its nodes gone (`ray status`)")
         try:
-            return self._ray.get(asked)
+            return self._ray.cloudpickle.loads(self._ray.get(asked))
         except errors.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, OtherSource):

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,19 +42,42 @@ def digest() -> str:
     return found.hexdigest()
 
 
+def packed(value: Any) -> bytes:
+    """As `ray.cloudpickle.dumps`, but also frozen dataclasses of compiled modules: they cannot be unpickled else."""
+    from ray import cloudpickle
+
+    class Packer(cloudpickle.CloudPickler):  # type: ignore[misc] # Ray has no types for it
+        def reducer_override(self, each: Any) -> Any:
+            if is_dataclass(each) and not isinstance(each, type) and type(each).__dataclass_params__.frozen:  # type: ignore[attr-defined]
+                return _frozen, (type(each), {field.name: getattr(each, field.name) for field in fields(each)})
+            return super().reducer_override(each)
+
+    written = BytesIO()
+    Packer(written, protocol=5).dump(value)
+    return written.getvalue()
+
+
+def _frozen(kind: Any, values: Mapping[str, Any]) -> Any:
+    """A frozen dataclass as it was, without asking its `__init__`."""
+    made: Any = kind.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
 _contexts: dict[str, Any] = {}
 """Of this worker: the one that its tasks use, unpacked once."""
 
 
-def there(wanted: str, with_compiled: bool, key: str, held: list[Any], packed: bytes) -> Any:  # noqa: FBT001 - Ray's
-    """On a worker: the result of one task.
+def there(wanted: str, with_compiled: bool, key: str, held: list[Any], asked: bytes) -> bytes:  # noqa: FBT001 - Ray's
+    """On a worker: the result of one task, `packed`.
 
     Args:
         wanted: the driver's `digest`.
         with_compiled: whether the driver takes compiled modules.
         key: names the context.
-        held: the context's reference.
-        packed: what to call, and with what.
+        held: the reference of the context, `packed`.
+        asked: what to call, and with what, `packed`.
 
     Raises:
         OtherSource: this node cannot do it as the driver would.
@@ -67,8 +93,8 @@ def there(wanted: str, with_compiled: bool, key: str, held: list[Any], packed: b
             f"{here} cannot use the compiled modules that this process uses ({because}): "
             f"compile there, too, or set {compiled.OFF}=0 here"
         )
-    call, args = cloudpickle.loads(packed)
+    call, args = cloudpickle.loads(asked)
     if key not in _contexts:
         _contexts.clear()
-        _contexts[key] = ray.get(held[0])
-    return call(_contexts[key], *args)
+        _contexts[key] = cloudpickle.loads(ray.get(held[0]))
+    return packed(call(_contexts[key], *args))
