@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from baton import compiled
+from bench import headlines
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
@@ -101,7 +102,7 @@ def publish(told: dict[str, Any], tables: Sequence[Table], facts: dict[str, Any]
     before, _, rest = page.partition(begin)
     after = rest.partition(end)[2]
     made = "\n\n".join([note, *(table.markdown() for table in tables)])
-    PAGE.write_text(f"{before}{begin}\n\n{made}\n\n{end}{after}")
+    PAGE.write_text(headlines.renewed(f"{before}{begin}\n\n{made}\n\n{end}{after}"))
 
 
 def note_of(facts: dict[str, Any], more: str = "") -> str:

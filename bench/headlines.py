@@ -1,0 +1,122 @@
+"""The table that docs/benchmarks.md opens with: one line a figure, made from docs/benchmarks/*.json alone.
+
+    python -m bench.headlines                   write the table anew; `--publish` of every benchmark does it as well
+
+A line stands for one target of a benchmark or for several of a kind: then it shows the worst of them, and how many are
+met. What is missed is shown as missed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = DOCS / "benchmarks.md"
+BEGIN, END = "<!-- headlines: begin -->", "<!-- headlines: end -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """One line."""
+
+    says: str
+    bench: str
+    """Its file in docs/benchmarks/."""
+    targets: str
+    """A pattern that the whole name of each target matches."""
+    command: str
+    form: str = "{:.2f}"
+    at_least: bool = False
+    """The target is a least value, and the worst figure the least."""
+
+
+HEADLINES: Sequence[Headline] = (
+    Headline("mean TTFT of chats as Baton starts, over the best policy of vllm-router", "defaults", r".*sessions.*",
+             "bench-defaults", "{:.2f} ×"),
+    Headline("the same without a shared prefix", "defaults", r".*no shared prefix.*", "bench-defaults", "{:.2f} ×"),
+    Headline("goodput over the best rival's as it is, cells of 24 at 1.3 × or more", "policy", "share_of_cells_at_1.3",
+             "bench-policy", "{:.0%}", at_least=True),
+    Headline("goodput over the best rival's as it is, worst cell", "policy", "least_ratio", "bench-policy", "{:.2f} ×",
+             at_least=True),
+    Headline("router's CPU per request over vllm-router's, `least_load`", "router", r"CPU to vllm-router's, requests.*",
+             "bench-router", "{:.2f} ×"),
+    Headline("the same with policies on", "router", r"baton, policies on: CPU to vllm-router's, requests.*",
+             "bench-router", "{:.2f} ×"),
+    Headline("router's CPU per relayed chunk over vllm-router's", "router", r"CPU to vllm-router's, chunks.*",
+             "bench-router", "{:.2f} ×"),
+    Headline("memory of an open stream", "router", r"KB per open stream.*", "bench-router", "{:.0f} KB"),
+    Headline("one choice among 16 instances", "choose", "workload_16_us", "bench-choose", "{:.0f} µs"),
+    Headline("one choice among 1,000 instances", "choose", "workload_1000_us", "bench-choose", "{:.0f} µs"),
+    Headline("seeded TTFT of two engines over one engine alone", "handoff", r"ttft_seeded_over_alone.*",
+             "bench-handoff", "{:.2f} ×"),
+    Headline("Baton's connector over vLLM's, tuned: small KV", "connectors", r"tiny_\d+_\w+_over_tuned",
+             "bench-connectors", "{:.2f} ×"),
+    Headline("the same with a large KV", "connectors", r"fat_\d+_\w+_over_tuned", "bench-connectors", "{:.2f} ×"),
+    Headline("KV blocks free after a client has left", "connectors", r"\w+_(free|left)_after_s", "bench-connectors",
+             "{:.3f} s"),
+    Headline("requests with wrong text, hung, or lost where another instance was", "chaos", r"(?!leaked).*",
+             "chaos-table", "{:.0f}"),
+    Headline("slowest `/health` beside the worst bodies of 33 MB", "bodies", r"slowest /health.*", "bench-bodies",
+             "{:.0f} ms"),
+    Headline("memory of such a body, times its size", "bodies", r"memory at its peak.*", "bench-bodies", "{:.1f} ×"),
+    Headline("growth of a router's memory in an hour under load, at most", "soak", r"memory may grow.*", "soak",
+             "{:.1%}"),
+    Headline("prefix index: hit rate over an oracle's", "prefixes", "hit rate to the oracle's", "bench-prefixes",
+             "{:.3f} ×", at_least=True),
+    Headline("plans that keep their promise on the trace they are made for", "plan", r"ours keeps its promise.*",
+             "bench-plan", "{:.0%}", at_least=True),
+    Headline("a plan for 64 GPUs of three types", "plan", r"64 GPUs of three types, seconds", "bench-plan", "{:.0f} s"),
+    Headline("load generator beside `vllm bench serve` and guidellm", "load", r".*off by", "bench-load", "{:.1%} off"),
+    Headline("Vidur's CPU over the simulator's, same requests", "vidur", r"Vidur's CPU to ours.*", "bench-vidur",
+             "{:.1f} ×", at_least=True),
+    Headline("a million requests on 1,000 simulated instances", "sim", "wall_s", "bench-sim", "{:.0f} s"),
+)  # fmt: skip
+
+
+def lines() -> Iterator[str]:
+    """The table, as GitHub shows it. A benchmark without published figures has no line."""
+    yield "| figure | seen | target | met | command |"
+    yield "| --- | --- | --- | --- | --- |"
+    for each in HEADLINES:
+        path = DOCS / "benchmarks" / f"{each.bench}.json"
+        if not path.exists():
+            continue
+        found = [
+            target
+            for name, target in json.loads(path.read_text())["targets"].items()
+            if re.fullmatch(each.targets, name) and target["value"] is not None
+        ]
+        if found:
+            yield _line(each, found)
+
+
+def _line(each: Headline, found: Sequence[dict[str, Any]]) -> str:
+    worst = (min if each.at_least else max)(
+        found, key=lambda target: target["value"] / target["target"] if target["target"] else target["value"]
+    )
+    met = sum(target["met"] for target in found)
+    told = ("yes" if met else "**no**") if len(found) == 1 else f"{met} of {len(found)}"
+    told = told if met == len(found) else f"**{told.strip('*')}**"
+    sign = "≥" if each.at_least else "≤"
+    seen, wanted = each.form.format(worst["value"]), each.form.format(worst["target"])
+    return f"| {each.says} | {seen} | {sign} {wanted} | {told} | `make {each.command}` |"
+
+
+def renewed(page: str) -> str:
+    """The page with the table as the files have it."""
+    before, _, rest = page.partition(BEGIN)
+    return "\n".join([before + BEGIN, "", *lines(), "", END]) + rest.partition(END)[2]
+
+
+def write() -> None:
+    """Renew the page."""
+    PAGE.write_text(renewed(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    write()
