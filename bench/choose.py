@@ -32,13 +32,13 @@ from cluster.instance import Instance, Load, Role
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import FORESEEING, POLICIES
-from router.prefixes import Prefixes
-from router.records import Promise, Wanted
-from router.speeds import make_of
-from router.view import View
+from router.core.journey import Choose
+from router.core.values import Promise, Wanted
+from router.fleet.snapshot import View
+from router.predict.prefix_cache import Prefixes
+from router.predict.step_model import make_of
+from router.scheduler.scheduler import Desk, Seat
+from router.scheduler.scoring.policies import FORESEEING, POLICIES
 
 SIZES: Final = (16, 1000)
 TARGETS_US: Final = {16: 60.0, 1000: 200.0}

@@ -37,9 +37,9 @@ from engine.twin.blocks import Pool
 from engine.twin.tokens import Text
 from loadgen.arrival import Arrival
 from loadgen.traces import mooncake
-from router.chunks import CHUNK_BYTES, Hasher, prompt_text
-from router.prefixes import Prefixes
-from router.records import Sent
+from router.core.values import Sent
+from router.predict.chunks import CHUNK_BYTES, Hasher, prompt_text
+from router.predict.prefix_cache import Prefixes
 
 TRACE = "traces/mooncake/conversation_trace.jsonl"
 BLOCK = mooncake.BLOCK_TOKENS

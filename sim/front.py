@@ -11,9 +11,9 @@ from cluster.ids import InstanceId
 from cluster.wire import Transfer
 from engine.twin.request import Source
 from loadgen.arrival import Arrival
-from router import journey as j
-from router.desk import HANDSHAKE_S, Desk
-from router.records import Promise
+from router.core import journey as j
+from router.core.values import Promise
+from router.scheduler.scheduler import HANDSHAKE_S, Desk
 from sim import result as rows
 from sim.instance import Leg
 from sim.kernel import NS

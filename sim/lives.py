@@ -234,7 +234,7 @@ class Lives:
             self._kernel.at(self._kernel.now_ns + round(self._world.settings.registry_ms * 1e6), self._read)
 
     def _read(self, _: object) -> None:
-        """The router reads the registry, as `router.watch` does."""
+        """The router reads the registry, as `router.fleet.discovery` does."""
         now_ns, ttl_ns = self._kernel.now_ns, self._ttl_ns
         heard = tuple(at.reported for at in self._world.living if now_ns - at.heard_ns <= ttl_ns)
         for name in sorted(self._world.view.fold(heard)):  # a set: in the same order at every run

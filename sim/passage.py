@@ -1,4 +1,5 @@
-"""One request on its way through the simulated fleet: carries out its journey's effects (live: `router.exchange`).
+"""One request on its way through the simulated fleet: carries out its journey's effects (live:
+`router.request.driver`).
 
 Nothing is decided here. What a leg is answered with comes from the world, choices come from the router's desk.
 """
@@ -15,11 +16,11 @@ from engine.twin import events as ev
 from engine.twin.request import Request, Source
 from engine.twin.tokens import Prompt, Segment
 from loadgen.arrival import Arrival
-from router import exact
-from router import journey as j
-from router.desk import Seat
-from router.records import NO_PROMISE, Wanted
-from router.ways import Way
+from router.core import eligibility
+from router.core import journey as j
+from router.core.values import NO_PROMISE, Wanted
+from router.core.verdict import Way
+from router.scheduler.scheduler import Seat
 from sim import result as rows
 from sim.instance import Leg
 from sim.kernel import NS
@@ -35,13 +36,13 @@ _FIRST_TOKEN: Final = 0
 
 _PLAIN: Final = {"prompt": "x", "stream": True}
 VERDICTS: Final = {
-    (one, greedy): exact.verdict(
-        exact.COMPLETIONS, {**_PLAIN, "max_tokens": 1 if one else 2, **({"temperature": 0} if greedy else {})}
+    (one, greedy): eligibility.verdict(
+        eligibility.COMPLETIONS, {**_PLAIN, "max_tokens": 1 if one else 2, **({"temperature": 0} if greedy else {})}
     )
     for one in (True, False)
     for greedy in (True, False)
 }
-"""What `router.exact` says of an ordinary streamed completion: of one token or more, repeatable or not."""
+"""What `router.core.eligibility` says of an ordinary streamed completion: of one token or more, repeatable or not."""
 
 
 def prompt_of(arrival: Arrival, number: int) -> Prompt:
@@ -62,8 +63,8 @@ def prompt_of(arrival: Arrival, number: int) -> Prompt:
 class Passage(Seat):
     """One request on its way through the fleet.
 
-    Long, as it does for one request what `router.exchange` does on real connections: a method for each effect of the
-    journey and for each event of its legs.
+    Long, as it does for one request what `router.request.driver` does on real connections: a method for each effect of
+    the journey and for each event of its legs.
     """
 
     __slots__ = (

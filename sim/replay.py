@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from cluster.ids import InstanceId
-from router import decisions as d
-from router.desk import Calls, Desk, Seat
-from router.journey import Chosen
-from router.logged import nameless, numbers
-from router.policy import POLICIES, Policy
-from router.prefixes import Prefixes
-from router.records import Standing, Wanted
-from router.speeds import Make
-from router.view import Fleet, View
+from router.core.journey import Chosen
+from router.core.values import Standing, Wanted
+from router.fleet.snapshot import Fleet, View
+from router.predict.prefix_cache import Prefixes
+from router.predict.step_model import Make
+from router.scheduler import log_entries as d
+from router.scheduler.decision_log import nameless, numbers
+from router.scheduler.scheduler import Calls, Desk, Seat
+from router.scheduler.scoring.policies import POLICIES, Policy
 
 
 @dataclass(frozen=True, slots=True)

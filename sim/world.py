@@ -17,10 +17,10 @@ from engine.twin import events as ev
 from engine.twin.request import Source
 from engine.twin.tokens import answer_key
 from loadgen.arrival import Arrival
-from router.logged import Log, desk_of, prefixes_of, view_of
-from router.policy import FORESEEING, POLICIES, Policy
-from router.records import Promise
-from router.view import View
+from router.core.values import Promise
+from router.fleet.snapshot import View
+from router.scheduler.decision_log import Log, desk_of, prefixes_of, view_of
+from router.scheduler.scoring.policies import FORESEEING, POLICIES, Policy
 from sim import result as rows
 from sim.checks import Checks
 from sim.energy import Energy
@@ -64,7 +64,8 @@ class World:
             policy: who chooses.
             model: what requests name; None: the first instance's.
             view: the router's, where its caller wants it; None: one of its own.
-            promises: what SLO classes are promised; with them the router admits by them (`router.admission`).
+            promises: what SLO classes are promised; with them the router admits by them
+            (`router.scheduler.flow_control.queue`).
             log: gets what choices depend on, as a live router's decision log does. A `view` is to be logged there, too.
             site: what instances may be started while it runs, and the budget; None: the fleet stays as it is.
         """

@@ -43,8 +43,8 @@ from goodput.actions import Start
 from loadgen.arrival import Arrival
 from loadgen.record import line_of
 from loadgen.report import as_json
-from router.logged import Log
-from router.policy import POLICIES, Policy
+from router.scheduler.decision_log import Log
+from router.scheduler.scoring.policies import POLICIES, Policy
 from sim.baselines import BASELINES, follow
 from sim.changes import read_changes
 from sim.faults import PRESETS, Fault, Faults, preset, read_faults

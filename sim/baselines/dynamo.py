@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.ids import InstanceId
-from router.columns import Ints
-from router.journey import Chosen
-from router.records import Wanted
-from router.view import Fleet
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.columns import Ints
+from router.fleet.snapshot import Fleet
 from sim.baselines.pools import by_rule
 from sim.baselines.sent import Sent
 

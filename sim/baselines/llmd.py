@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.instance import Role
-from router.columns import Ints
-from router.journey import Chosen
-from router.policy.candidates import of_role, ready, with_place
-from router.records import Wanted
-from router.view import Fleet
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.columns import Ints
+from router.fleet.snapshot import Fleet
+from router.scheduler.scoring.filters import of_role, ready, with_place
 from sim.baselines.pools import by_rule
 from sim.baselines.sent import Sent
 

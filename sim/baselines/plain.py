@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from engine.twin.tokens import mix
-from router.columns import Ints
-from router.journey import Chosen
-from router.policy.candidates import least
-from router.records import Wanted
-from router.view import Fleet
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.columns import Ints
+from router.fleet.snapshot import Fleet
+from router.scheduler.scoring.filters import least
 from sim.baselines.pools import by_rule
 
 

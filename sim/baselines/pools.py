@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cluster.instance import Role
-from router.columns import Ints
-from router.journey import Chosen
-from router.policy.candidates import of_role, ready, with_place
-from router.records import Wanted
-from router.view import Fleet
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.columns import Ints
+from router.fleet.snapshot import Fleet
+from router.scheduler.scoring.filters import of_role, ready, with_place
 
 Pick = Callable[[Ints], int]
 """One of these rows; there is at least one."""

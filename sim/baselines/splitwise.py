@@ -24,10 +24,10 @@ from typing import Final
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from router.journey import Chosen
-from router.policy.candidates import of_role, ready, with_place
-from router.records import Wanted
-from router.view import Fleet, InstanceView
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import Fleet, InstanceView
+from router.scheduler.scoring.filters import of_role, ready, with_place
 
 PROMPT_PENDING_MAX: Final = 8192
 """``prompt_max_pending_batch_tokens``."""

@@ -1,6 +1,7 @@
 """Always hand off, never, or as the policy says: the same traces three ways, and single decisions both ways.
 
-The modes are thin policies around `router.policy.workload`: they restrict what it may choose, and decide nothing.
+The modes are thin policies around `router.scheduler.scoring.workload`: they restrict what it may choose, and decide
+nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from msgspec import structs
 
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.journey import Chosen
-from router.policy import Policy
-from router.policy.workload import weighed, workload
-from router.records import Wanted
-from router.view import Fleet
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import Fleet
+from router.scheduler.scoring.policies import Policy
+from router.scheduler.scoring.workload import weighed, workload
 from sim.experiments.goodput import steady
 from sim.experiments.systems import Shelf, System, simulate
 from sim.kernel import NS

@@ -17,10 +17,10 @@ from costs.step import StepCost, Work
 from engine.twin.config import Config, Version
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.policy import POLICIES, Policy
-from router.records import NO_PROMISE, Promise
-from router.speeds import Make
-from router.view import View
+from router.core.values import NO_PROMISE, Promise
+from router.fleet.snapshot import View
+from router.predict.step_model import Make
+from router.scheduler.scoring.policies import POLICIES, Policy
 from sim.baselines import BASELINES, follow
 from sim.engine_args import engine_of, read_words
 from sim.fleet import Member, make_of_member, member

@@ -11,14 +11,14 @@ from support.fleet import Fleet, Starter
 
 from cluster.keys import digest
 from cluster.spec import Tenant
-from router.account import Account
-from router.desk import Desk
-from router.exchange import Exchange
-from router.memory import Memory
-from router.meters import Meters
-from router.reply import Reply
-from router.server import Router
-from router.timing import Timeline
+from router.api.server import Router
+from router.request.driver import Exchange
+from router.request.reply import Reply
+from router.request.trace import Account
+from router.scheduler.scheduler import Desk
+from router.telemetry.explain_store import Memory
+from router.telemetry.metrics import Meters
+from router.telemetry.timing import Timeline
 
 pytestmark = pytest.mark.interpreted
 

@@ -18,9 +18,9 @@ from cluster.instance import Instance, Role
 from cluster.keys import digest
 from cluster.readable import SMALL_BYTES_MAX
 from cluster.spec import Tenant
-from router import app
-from router.config import RouterConfig
-from router.server import Router, admin_app
+from router.api import app
+from router.api.config import RouterConfig
+from router.api.server import Router, admin_app
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 TENANTS: dict[str, Any] = {

@@ -11,12 +11,12 @@ from cluster.registry.memory import MemoryRegistry
 from decode.rules import DecodeRules
 from engine.agent.grants import concerning
 from engine.agent.machine import AgentMachine, EngineIs, LoadRead, RoutersHeard
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import POLICIES
-from router.records import Reported, Wanted
-from router.view import View
-from router.watch import Watch
+from router.core.journey import Choose
+from router.core.values import Reported, Wanted
+from router.fleet.discovery import Watch
+from router.fleet.snapshot import View
+from router.scheduler.scheduler import Desk, Seat
+from router.scheduler.scoring.policies import POLICIES
 
 D = InstanceId("d")
 

@@ -21,13 +21,13 @@ from support.fleet import Fleet, Starter
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
-from router import app
-from router.config import RouterConfig
+from router.api import app
+from router.api.config import RouterConfig
+from router.api.paths import Catalogue
+from router.fleet.probes import Prober
+from router.fleet.snapshot import View
 from router.http.doors import CLIENTS_MAX
-from router.paths import Catalogue
-from router.prober import Prober
-from router.upstream import EngineLost, Upstream
-from router.view import View
+from router.http.upstream import EngineLost, Upstream
 
 ASKED = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 

@@ -10,8 +10,8 @@ from baton.changing import Changing
 from baton.commands.router import _renewed
 from cluster.errors import ApiError
 from cluster.spec import SloClass, Spec
-from router.config import Renewed, RouterConfig
-from router.server import Router
+from router.api.config import Renewed, RouterConfig
+from router.api.server import Router
 
 FILE = """\
 models:

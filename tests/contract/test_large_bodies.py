@@ -22,15 +22,15 @@ from support.mocked_router import MockedRouter, mocked_router
 from cluster.errors import ApiError, bad_request
 from cluster.instance import Role
 from cluster.scan import Steps
-from router import slices
-from router.config import RouterConfig
-from router.heavy import HEAVY_BYTES
+from router.api.config import RouterConfig
+from router.api.server import Router, _errors
+from router.core.values import Wanted
 from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.uploads import Uploads, share_of
-from router.records import Wanted
-from router.server import Router, _errors
-from router.slices import ClientLeft, Slices
+from router.request import slices
+from router.request.heavy import HEAVY_BYTES
+from router.request.slices import ClientLeft, Slices
 
 JSON = "application/json"
 

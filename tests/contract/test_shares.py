@@ -12,10 +12,10 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from cluster.registry.memory import MemoryRegistry
 from cluster.spec import SloClass, Tenant
-from router.config import RouterConfig
-from router.desk import Seat
-from router.records import Reported, Wanted
-from router.server import Router
+from router.api.config import RouterConfig
+from router.api.server import Router
+from router.core.values import Reported, Wanted
+from router.scheduler.scheduler import Seat
 
 ONE = Instance(id=InstanceId("one"), role=Role.BOTH, url="http://127.0.0.1:1", epoch=1)
 

@@ -25,8 +25,8 @@ from cluster.registry.memory import MemoryRegistry
 from cluster.spec import Tenant
 from kvtransfer.signed import BY, LIFE_S, READER, SIGNATURE, TO, Ask, signed_headers
 from kvtransfer.ticket import SKEW_S, Key
-from router.config import RouterConfig
-from router.siblings import FROM, Answered, Siblings
+from router.admin.peers import FROM, Answered, Siblings
+from router.api.config import RouterConfig
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 FLEET_KEY = Key("k1", b"s" * 32)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from router.paths import PATHS, Catalogue, How, paths_in
+from router.api.paths import PATHS, Catalogue, How, paths_in
 
 TASKS = ["generate", "transcription"]
 LIST = f"""

@@ -13,17 +13,17 @@ from support.plain_prices import Plain, choose
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from costs.step import StepCost
-from router.admission import Gate, Line
-from router.foresight import Expected, Foresight
-from router.journey import Chosen
-from router.policy.workload import K, workload
-from router.prefixes import Prefixes
-from router.prices.ask import prices_of
-from router.prices.few import RowByRow
-from router.prices.many import ByColumns
-from router.records import Wanted
-from router.speeds import Make
-from router.view import Fleet, View
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import Fleet, View
+from router.predict.predictors import Expected, Foresight
+from router.predict.prefix_cache import Prefixes
+from router.predict.step_model import Make
+from router.scheduler.flow_control.queue import Gate, Line
+from router.scheduler.scoring.prices_ask import prices_of
+from router.scheduler.scoring.prices_few import RowByRow
+from router.scheduler.scoring.prices_many import ByColumns
+from router.scheduler.scoring.workload import K, workload
 
 LENGTHS = (0.05, 0.1, 0.25, 0.6, 1.0, 2.0, 5.0)
 """Quantiles of answers, of the middle one."""

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.chunks import CHUNK_BYTES, Hasher, answered_text, prompt_text
-from router.prefixes import Prefixes
-from router.records import Sent
+from router.core.values import Sent
+from router.predict.chunks import CHUNK_BYTES, Hasher, answered_text, prompt_text
+from router.predict.prefix_cache import Prefixes
 
 HASHER = Hasher(b"0123456789abcdef")
 TOKENS = CHUNK_BYTES // 4

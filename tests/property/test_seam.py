@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.exact import CHAT, COMPLETIONS
-from router.seam import Said, Seam, SeamBroken, Seed, said_in, seed_of, stops_of
+from router.core.eligibility import CHAT, COMPLETIONS
+from router.request.splice import Said, Seam, SeamBroken, Seed, said_in, seed_of, stops_of
 
 PATHS = st.sampled_from([COMPLETIONS, CHAT])
 TEXTS = st.lists(st.text(max_size=4), min_size=1, max_size=8)

@@ -9,11 +9,11 @@ from support.simulated import members, simulate
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from loadgen.arrival import Arrival
-from router.admission import Line
-from router.journey import Chosen
-from router.policy.least_load import _say, least_load
-from router.records import Wanted
-from router.view import InstanceView, View
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import InstanceView, View
+from router.scheduler.flow_control.queue import Line
+from router.scheduler.scoring.least_load import _say, least_load
 from sim.faults import KINDS, Fault
 
 ROLES = st.sampled_from(list(Role))

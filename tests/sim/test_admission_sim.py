@@ -16,11 +16,11 @@ from cluster.instance import Role
 from costs.step import StepCost
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.policy import POLICIES, Policy
-from router.prefixes import Prefixes
-from router.records import Promise
-from router.speeds import Make
-from router.view import View
+from router.core.values import Promise
+from router.fleet.snapshot import View
+from router.predict.prefix_cache import Prefixes
+from router.predict.step_model import Make
+from router.scheduler.scoring.policies import POLICIES, Policy
 from sim.baselines import BASELINES
 from sim.faults import Faults, preset
 from sim.result import Result

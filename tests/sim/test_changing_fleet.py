@@ -13,9 +13,9 @@ from cluster.instance import Role
 from goodput import actions as do
 from goodput.budget import Budget
 from loadgen.arrival import Arrival
-from router import decisions
-from router.logged import Log
-from router.policy import POLICIES
+from router.scheduler import log_entries
+from router.scheduler.decision_log import Log
+from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Fault, Faults
 from sim.fleet import Member
 from sim.kernel import NS
@@ -273,13 +273,13 @@ def test_the_decision_log_of_a_fleet_that_changes_can_be_replayed() -> None:
     fleet = members(P, P, D, D, flips=True)
     _, result = changing(fleet, every(0.03, 300), *timed, log=Log(lines.append, "least_load"))
     assert all_served(result)
-    again = replay(map(decisions.entry_of, lines), {"least_load": POLICIES["least_load"]})
+    again = replay(map(log_entries.entry_of, lines), {"least_load": POLICIES["least_load"]})
     assert again.choices >= 300
     assert again.differences == ()
     roles = {
         each.instance.role
-        for entry in map(decisions.entry_of, lines)
-        if isinstance(entry, decisions.Folded)
+        for entry in map(log_entries.entry_of, lines)
+        if isinstance(entry, log_entries.Folded)
         for each in entry.reported
         if each.instance.id == "prefill-1"
     }

@@ -18,8 +18,8 @@ from cluster.instance import Role
 from engine.mock.settings import SimpleCosts
 from engine.twin.config import Config
 from loadgen.arrival import Arrival
-from router.policy import POLICIES
-from router.view import View
+from router.fleet.snapshot import View
+from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Fault, Faults
 from sim.fleet import Member
 from sim.settings import Settings

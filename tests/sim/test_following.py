@@ -7,10 +7,10 @@ import pytest
 from support.simulated import MODEL, every, members
 
 from cluster.instance import Role
-from router.journey import Chosen
-from router.policy import POLICIES
-from router.records import Wanted
-from router.view import Fleet
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import Fleet
+from router.scheduler.scoring.policies import POLICIES
 from sim.baselines import follow
 from sim.settings import Settings
 from sim.world import World

@@ -13,14 +13,14 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from costs.step import StepCost
 from loadgen.arrival import Arrival
-from router import decisions as d
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.logged import Log, LoggedDesk, LoggedPrefixes, LoggedView
-from router.policy import POLICIES
-from router.records import Promise, Reported, Sent, Standing, Wanted
-from router.speeds import Make
-from router.view import View
+from router.core.journey import Choose
+from router.core.values import Promise, Reported, Sent, Standing, Wanted
+from router.fleet.snapshot import View
+from router.predict.step_model import Make
+from router.scheduler import log_entries as d
+from router.scheduler.decision_log import Log, LoggedDesk, LoggedPrefixes, LoggedView
+from router.scheduler.scheduler import Desk, Seat
+from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Faults, preset
 from sim.replay import replay
 from sim.settings import Settings

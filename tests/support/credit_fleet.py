@@ -21,13 +21,13 @@ from decode.rules import DecodeRules
 from engine.agent.grants import concerning
 from engine.agent.machine import AgentMachine, EngineIs, LoadRead, RoutersHeard
 from prefill.rules import PrefillRules
-from router.demand import demands, legs_said
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import POLICIES
-from router.records import Wanted
-from router.view import View
-from router.watch import _by_tenant, _reported
+from router.core.journey import Choose
+from router.core.values import Wanted
+from router.fleet.discovery import _by_tenant, _reported
+from router.fleet.snapshot import View
+from router.scheduler.demand import demands, legs_said
+from router.scheduler.scheduler import Desk, Seat
+from router.scheduler.scoring.policies import POLICIES
 
 ASK = Choose(frozenset(), hand_over=True)
 

@@ -1,5 +1,6 @@
 """What the workload policy says, worked out row by row with every formula written out: slow, and what the columns and
-short cuts of `router.prices`, `router.policy.workload` and `router.admission.Gate` have to agree with.
+short cuts of `router.scheduler.scoring.prices`, `router.scheduler.scoring.workload` and
+`router.scheduler.flow_control.queue.Gate` have to agree with.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from router.admission import AHEAD_MS, LATE_LANES, MARGIN
-from router.book import SPREAD
-from router.policy.candidates import ready
-from router.policy.workload import ALIKE, HYSTERESIS, WAITING, K
-from router.prices.base import HOLDS_FREE, LOOSE, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, SHARES
-from router.prices.budget import BARRIER_MAX, MISS, RAMP
-from router.pulls import FADES_S, LEAST_MS
-from router.records import Wanted
-from router.speeds import Make
-from router.view import Fleet
+from router.core.values import Wanted
+from router.fleet.snapshot import Fleet
+from router.predict.inflight_load import SPREAD
+from router.predict.step_model import Make
+from router.predict.transfer_model import FADES_S, LEAST_MS
+from router.scheduler.flow_control.queue import AHEAD_MS, LATE_LANES, MARGIN
+from router.scheduler.scoring.budget import BARRIER_MAX, MISS, RAMP
+from router.scheduler.scoring.filters import ready
+from router.scheduler.scoring.prices import HOLDS_FREE, LOOSE, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, SHARES
+from router.scheduler.scoring.workload import ALIKE, HYSTERESIS, WAITING, K
 
 _POINTS = np.concatenate([np.linspace(0.0, 1.2, 121), [1e6]])
 
@@ -243,7 +244,7 @@ class Said:
 
 
 def choose(fleet: Fleet, wanted: Wanted) -> Said:
-    """As `router.policy.workload.workload`."""
+    """As `router.scheduler.scoring.workload.workload`."""
     found = ready(fleet, wanted)
     plain = Plain(fleet, wanted)
     assert found.any.tolist() == [row for row in plain.may() if fleet.at(row).id not in wanted.excluded]

@@ -13,11 +13,11 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from engine.agent.adapters import Adapters
 from engine.vllm.weights import adapter_marks, adapter_of
-from router.desk import Desk, Seat
-from router.journey import Choose, Chosen
-from router.policy import POLICIES
-from router.records import Reported, Wanted
-from router.view import View
+from router.core.journey import Choose, Chosen
+from router.core.values import Reported, Wanted
+from router.fleet.snapshot import View
+from router.scheduler.scheduler import Desk, Seat
+from router.scheduler.scoring.policies import POLICIES
 
 P, P2, D = InstanceId("p"), InstanceId("p2"), InstanceId("d")
 ROLES = {P: Role.PREFILL, P2: Role.PREFILL, D: Role.DECODE}

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.admission import AGING_S_MIN, AHEAD_MS, FAIR_MS, Gate, Line
-from router.records import Wanted
-from router.view import View
+from router.core.values import Wanted
+from router.fleet.snapshot import View
+from router.scheduler.flow_control.queue import AGING_S_MIN, AHEAD_MS, FAIR_MS, Gate, Line
 
 ANY = Wanted(model="m", hand_over=True, prompt_tokens=1000, ttft_ms=500.0)
 

@@ -9,12 +9,12 @@ import pytest
 from cluster import wire
 from cluster.instance import MODELS_MAX, models_in
 from engine.vllm.metrics import parse_load
-from router.answers import BEGINNING_BYTES_MAX, beginning, completion_in, json_type, object_in, refusal
-from router.exact import CHAT, COMPLETIONS
+from router.core.eligibility import CHAT, COMPLETIONS
+from router.core.engine_answers import BEGINNING_BYTES_MAX, beginning, completion_in, json_type, object_in, refusal
+from router.core.timing_parts import Told
 from router.http.headers import printable
-from router.intake import answer_tokens, cached_in
-from router.seam import EVENT_BYTES_MAX, Said, Seam, SeamBroken, Seed, seed_of
-from router.sums import Told
+from router.predict.estimates import answer_tokens, cached_in
+from router.request.splice import EVENT_BYTES_MAX, Said, Seam, SeamBroken, Seed, seed_of
 
 TEXT = b'{"choices":[{"text":"a"}]}'
 DEEP = b"[" * 100_000

@@ -9,10 +9,10 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.journey import Chosen
-from router.policy import Policy
-from router.records import Reported, Wanted
-from router.view import View
+from router.core.journey import Chosen
+from router.core.values import Reported, Wanted
+from router.fleet.snapshot import View
+from router.scheduler.scoring.policies import Policy
 from sim.baselines import BASELINES, Following
 from sim.baselines.dynamo import Dynamo
 from sim.baselines.llmd import Llmd

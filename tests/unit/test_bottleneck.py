@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.bottleneck import PoolSeen, Seen, Where, bottleneck
+from router.admin.bottleneck import PoolSeen, Seen, Where, bottleneck
 
 CALM = Seen(
     prefill=PoolSeen(instances=2, running=2.0, places=2.0),

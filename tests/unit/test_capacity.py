@@ -8,9 +8,9 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from engine.mock.metrics import Metrics
 from engine.vllm.metrics import parse_load
-from router.prefixes import Prefixes
-from router.records import Reported
-from router.view import View
+from router.core.values import Reported
+from router.fleet.snapshot import View
+from router.predict.prefix_cache import Prefixes
 
 ONE = Instance(id=InstanceId("one"), role=Role.BOTH, url="http://one", epoch=1)
 INFO = 'vllm:cache_config_info{{block_size="{}",cache_dtype="auto",engine="{}",num_gpu_blocks="{}",x="None"}} 1.0\n'

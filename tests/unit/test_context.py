@@ -8,7 +8,7 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
-from router.view import View
+from router.fleet.snapshot import View
 
 BASE = {"id": "base", "max_model_len": 2048, "parent": None}
 

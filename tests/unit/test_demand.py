@@ -7,12 +7,12 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, Kind, decode, encode
 from engine.agent.grants import RouterSays, concerning
-from router.demand import ENTRY_BYTES, demands, legs_said
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import POLICIES
-from router.records import Wanted
-from router.view import View
+from router.core.journey import Choose
+from router.core.values import Wanted
+from router.fleet.snapshot import View
+from router.scheduler.demand import ENTRY_BYTES, demands, legs_said
+from router.scheduler.scheduler import Desk, Seat
+from router.scheduler.scoring.policies import POLICIES
 
 ASK = Choose(frozenset(), hand_over=True)
 

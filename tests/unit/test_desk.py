@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.desk import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Desk, Seat
-from router.journey import Choose, Lost
-from router.policy import POLICIES
-from router.records import Wanted
-from router.view import View
+from router.core.journey import Choose, Lost
+from router.core.values import Wanted
+from router.fleet.snapshot import View
+from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Desk, Seat
+from router.scheduler.scoring.policies import POLICIES
 
 P, D, D2 = (InstanceId(name) for name in ("p", "d", "d2"))
 ASK = Choose(frozenset(), hand_over=True)

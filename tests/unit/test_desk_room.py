@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.admission import Gate
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import POLICIES
-from router.records import Promise, Wanted
-from router.speeds import SURE, UNKNOWN
-from router.view import View
+from router.core.journey import Choose
+from router.core.values import Promise, Wanted
+from router.fleet.snapshot import View
+from router.predict.step_model import SURE, UNKNOWN
+from router.scheduler.flow_control.queue import Gate
+from router.scheduler.scheduler import Desk, Seat
+from router.scheduler.scoring.policies import POLICIES
 
 ASK = Choose(frozenset(), hand_over=True)
 WANTED = Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0)

@@ -10,9 +10,9 @@ import pytest
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from engine.vllm.evictions import Evictions
-from router.prefixes import Prefixes
-from router.records import Reported
-from router.view import View
+from router.core.values import Reported
+from router.fleet.snapshot import View
+from router.predict.prefix_cache import Prefixes
 
 
 def batch(*events: dict[str, Any]) -> bytes:

@@ -6,9 +6,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
-from router.expositions import GAUGES, merged
-from router.meters import Meters
-from router.view import View
+from router.admin.expositions import GAUGES, merged
+from router.fleet.snapshot import View
+from router.telemetry.metrics import Meters
 
 
 def text_of(requests: int, waiting: int, seconds: tuple[float, ...], stale_s: float = 0.0) -> bytes:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.finished import SHAPES_MAX, TOGETHER, Finished
-from router.histograms import Times
-from router.lately import KINDS, SLOT_S, Lately
-from router.promises import seen_in
-from router.timing import EngineTimes, Stage, Timeline
+from router.core.slo import seen_in
+from router.telemetry.finished import SHAPES_MAX, TOGETHER, Finished
+from router.telemetry.histograms import Times
+from router.telemetry.rolling import KINDS, SLOT_S, Lately
+from router.telemetry.timing import EngineTimes, Stage, Timeline
 
 BOUNDS = (0.005, 0.05, 0.5)
 

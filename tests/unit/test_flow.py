@@ -6,10 +6,10 @@ from cluster.flow import OTHERS, SERIES_MAX
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat, Kind, decode, encode
 from goodput.sketch import bucket_of
-from router.desk import Seat
-from router.flow import Flow, backlog
-from router.promises import LEFT, MET, SHED
-from router.records import Wanted
+from router.core.slo import LEFT, MET, SHED
+from router.core.values import Wanted
+from router.scheduler.scheduler import Seat
+from router.telemetry.flow import Flow, backlog
 
 
 def test_arrivals_and_ends_are_counted_apart() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from router.chunks import CHUNK_BYTES
-from router.foresight import Foresight
-from router.intake import Intake, answer_tokens, cached_in, chunk_key
-from router.records import Wanted
-from router.view import Fleet
+from router.core.values import Wanted
+from router.fleet.snapshot import Fleet
+from router.predict.chunks import CHUNK_BYTES
+from router.predict.estimates import Intake, answer_tokens, cached_in, chunk_key
+from router.predict.predictors import Foresight
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WANTED = Wanted(model="m", hand_over=True, tenant="acme", slo_class="fast")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.lately import NOW_SLOTS, SLOT_S, SLOTS, Lately, bucket, percentile, together
+from router.telemetry.rolling import NOW_SLOTS, SLOT_S, SLOTS, Lately, bucket, percentile, together
 
 
 def test_percentiles_are_within_five_percent() -> None:

@@ -1,7 +1,7 @@
 """The line for places: who is asked when one becomes free. Whom targets put in another order: test_admission.py."""
 
-from router.admission import Line
-from router.records import Wanted
+from router.core.values import Wanted
+from router.scheduler.flow_control.queue import Line
 
 
 def wants(kind: str) -> Wanted:

@@ -9,12 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.spec import SloClass
-from router.clients import Client
-from router.desk import Seat
-from router.meters import Meters
-from router.promises import COUNTED, MISSED
-from router.records import Wanted
-from router.view import View
+from router.core.clients import Client
+from router.core.slo import COUNTED, MISSED
+from router.core.values import Wanted
+from router.fleet.snapshot import View
+from router.scheduler.scheduler import Seat
+from router.telemetry.metrics import Meters
 
 
 def samples(meters: Meters, view: View, name: str, label: str) -> dict[str, float]:

@@ -16,9 +16,9 @@ import yaml
 from cluster.ids import InstanceId
 from engine.agent.meetings import Handoffs, Pulls, exposition
 from k8s.operator.hands import Counters
-from router.journey import OUTCOMES
-from router.meters import Meters
-from router.promises import COUNTED
+from router.core.journey import OUTCOMES
+from router.core.slo import COUNTED
+from router.telemetry.metrics import Meters
 
 ROOT = Path(__file__).resolve().parents[2]
 RULE_FILES = ("alerts", "operator")

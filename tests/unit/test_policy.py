@@ -2,9 +2,9 @@
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.policy import POLICIES
-from router.records import Reported, Wanted
-from router.view import MET_MAX, View
+from router.core.values import Reported, Wanted
+from router.fleet.snapshot import MET_MAX, View
+from router.scheduler.scoring.policies import POLICIES
 
 
 def fleet(*specs: tuple[str, Role]) -> View:

@@ -6,12 +6,12 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import POLICIES
-from router.pools import Looks, lacks, together_pools
-from router.records import Wanted
-from router.view import View
+from router.admin.pools import Looks, lacks, together_pools
+from router.core.journey import Choose
+from router.core.values import Wanted
+from router.fleet.snapshot import View
+from router.scheduler.scheduler import Desk, Seat
+from router.scheduler.scoring.policies import POLICIES
 
 P, D = InstanceId("p"), InstanceId("d")
 ASK = Choose(frozenset(), hand_over=True)

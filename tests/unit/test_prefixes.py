@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from router.chunks import CHUNK_BYTES
-from router.prefixes import Match, Prefixes, rows_of
+from router.predict.chunks import CHUNK_BYTES
+from router.predict.prefix_cache import Match, Prefixes, rows_of
 
 TOKENS = CHUNK_BYTES // 4
 NAMES = list(range(100, 120))

@@ -7,8 +7,8 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.policy import POLICIES
-from router.proofs import (
+from router.core.values import NOTHING_PROVEN, Wanted
+from router.fleet.pair_proofs import (
     AGAIN_S,
     EACH,
     LATER_S,
@@ -27,8 +27,8 @@ from router.proofs import (
     question,
     read,
 )
-from router.records import NOTHING_PROVEN, Wanted
-from router.view import View
+from router.fleet.snapshot import View
+from router.scheduler.scoring.policies import POLICIES
 
 P0, P1, D0, D1 = (InstanceId(name) for name in ("p0", "p1", "d0", "d1"))
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from router.pulls import CLIP, CLIP_MS, FADES_S, Pull, Pulls
+from router.predict.transfer_model import CLIP, CLIP_MS, FADES_S, Pull, Pulls
 
 UNMOVED_MS = 20.0
 

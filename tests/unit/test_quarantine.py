@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from cluster.registry.membership import QUARANTINED_MAX, Heartbeat, Kind, decode, encode
-from router.decisions import entry_of
-from router.desk import Seat
-from router.journey import Choose
-from router.logged import Log, desk_of, view_of
-from router.policy import POLICIES
-from router.quarantine import BECAUSE_MAX, STAMP_MAX, WORDS_MAX, Quarantine, Word
-from router.records import Wanted
-from router.view import View
+from router.core.journey import Choose
+from router.core.values import Wanted
+from router.fleet.quarantine import BECAUSE_MAX, STAMP_MAX, WORDS_MAX, Quarantine, Word
+from router.fleet.snapshot import View
+from router.scheduler.decision_log import Log, desk_of, view_of
+from router.scheduler.log_entries import entry_of
+from router.scheduler.scheduler import Seat
+from router.scheduler.scoring.policies import POLICIES
 from sim.replay import replay
 
 A, B = InstanceId("a"), InstanceId("b")

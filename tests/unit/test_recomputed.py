@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.meters import Meters
-from router.recomputed import LATELY, LOOKS, Recomputed
-from router.view import View
+from router.fleet.snapshot import View
+from router.telemetry.metrics import Meters
+from router.telemetry.recomputed import LATELY, LOOKS, Recomputed
 
 D = InstanceId("d")
 

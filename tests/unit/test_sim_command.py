@@ -10,7 +10,7 @@ import pytest
 
 from baton.cli import main
 from baton.commands.simulate import again
-from router.desk import Desk
+from router.scheduler.scheduler import Desk
 
 SMALL = ["simulate", "--prefill", "1", "--decode", "1", "--rate", "20", "--requests", "30", "--ttft-ms", "500"]
 

@@ -9,7 +9,7 @@ from costs import shipped
 from costs.cost import Costs, costs_of
 from costs.hardware import gpu_named
 from costs.step import prompt
-from router.speeds import OFF_KNOWN, SURE, UNKNOWN, Speeds, make_of
+from router.predict.step_model import OFF_KNOWN, SURE, UNKNOWN, Speeds, make_of
 
 ROW = np.array([0])
 

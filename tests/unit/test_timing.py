@@ -14,13 +14,13 @@ from cluster.errors import UsageError
 from cluster.ids import InstanceId, RequestId
 from cluster.instance import Instance, Role
 from cluster.request import Request
-from router.clients import Client
-from router.config import RouterConfig
-from router.histograms import Histograms, Times
-from router.memory import TURNS_MAX, Memory, Story
-from router.sums import Sum, Timing
-from router.timing import LEGS, EngineTimes, Stage, Timeline, engine_times, told_at_end, told_in
-from router.ways import Verdict, Way
+from router.api.config import RouterConfig
+from router.core.clients import Client
+from router.core.timing_parts import Sum, Timing
+from router.core.verdict import Verdict, Way
+from router.telemetry.explain_store import TURNS_MAX, Memory, Story
+from router.telemetry.histograms import Histograms, Times
+from router.telemetry.timing import LEGS, EngineTimes, Stage, Timeline, engine_times, told_at_end, told_in
 
 P = EngineTimes(queue_s=0.010, first_s=0.050)
 D = EngineTimes(queue_s=0.030, first_s=0.020, generation_s=0.4)

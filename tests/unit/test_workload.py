@@ -10,15 +10,15 @@ from cluster.instance import Instance, Load, Role
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
-from router.admission import AHEAD_MS, Gate, Line
-from router.foresight import Expected, Foresight
-from router.journey import Chosen
-from router.policy.workload import K, workload
-from router.prefixes import Prefixes
-from router.prices.ask import prices_of
-from router.records import Wanted
-from router.speeds import SURE, Make, make_of
-from router.view import View
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import View
+from router.predict.predictors import Expected, Foresight
+from router.predict.prefix_cache import Prefixes
+from router.predict.step_model import SURE, Make, make_of
+from router.scheduler.flow_control.queue import AHEAD_MS, Gate, Line
+from router.scheduler.scoring.prices_ask import prices_of
+from router.scheduler.scoring.workload import K, workload
 
 MAKES = {
     gpu: make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named(gpu), profiles=shipped.profiles()))

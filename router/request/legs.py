@@ -1,0 +1,209 @@
+"""The two legs of an exchange, sent: what their connections say is kept until it makes sense, then told on.
+
+A leg knows whose it is and decides nothing: it tells its exchange, which asks the journey.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cluster.ids import InstanceId
+from router.core import engine_answers
+from router.core import journey as j
+from router.http.legs import Leg
+from router.http.upstream import Answer, EngineLost, too_long
+
+if TYPE_CHECKING:
+    from router.request.driver import Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an engine said to a prefill leg, and when."""
+
+    answer: Answer
+    at: float
+
+
+class PrefillLeg:
+    """A prefill leg that was sent. A client's leaving does not cut it off before it said what it holds."""
+
+    __slots__ = (
+        "_bytes",
+        "_content_type",
+        "_exchange",
+        "_pieces",
+        "_said",
+        "_status",
+        "_told",
+        "attempt",
+        "http",
+        "instance",
+        "started",
+    )
+
+    def __init__(self, exchange: Exchange, instance: InstanceId, attempt: int) -> None:
+        self._exchange = exchange
+        self.instance = instance
+        self.attempt = attempt
+        self.started = 0.0
+        self.http: Leg | None = None
+        self._said: asyncio.Future[Said | j.Lost | j.Refused] | None = None
+        """For who outlives the exchange."""
+        self._told: Said | j.Lost | j.Refused | None = None
+        self._status, self._content_type = 0, ""
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    def said(self) -> asyncio.Future[Said | j.Lost | j.Refused]:
+        """Done when it has ended."""
+        if self._said is None:
+            self._said = asyncio.get_running_loop().create_future()
+            if self._told is not None:
+                self._said.set_result(self._told)
+        return self._said
+
+    def cut(self) -> None:
+        """Nobody wants to know any more."""
+        http, self.http = self.http, None
+        if http is not None:
+            http.close()
+            self._exchange.prefill_over(self)
+
+    def opened(self, status: int, content_type: str, cache_control: str) -> None:
+        self._status, self._content_type = status, content_type
+
+    def body(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._bytes += len(data)
+        if self._bytes > self._exchange.answer_bytes_max and self.http is not None:
+            self._pieces.clear()
+            self.http.refuse(too_long(self._exchange.answer_bytes_max))
+
+    def chunk(self, framed: bytes, begin: int) -> None:
+        self.body(framed[begin:-2])
+
+    def happened(self, found: object) -> None:
+        """Nothing can."""
+
+    def ended(self) -> None:
+        answer = Answer(self._status, self._content_type, b"".join(self._pieces))
+        self._end(Said(answer, time.monotonic()))
+
+    def lost(self, lost: EngineLost) -> None:
+        self._end(lost)
+
+    def _end(self, said: Said | EngineLost) -> None:
+        self.http = None
+        self._exchange.prefill_over(self)
+        told = said if isinstance(said, Said) else self._exchange.engine_lost(self.instance, said)
+        self._told = told
+        if self._said is not None:
+            self._said.set_result(told)
+        self._exchange.prefill_said(self, told)
+
+    def left(self) -> None:
+        """Its instance is lost."""
+        self._exchange.prefill_left(self)
+
+
+class AnswerLeg:
+    """The leg that answers, sent."""
+
+    __slots__ = (
+        "_bytes",
+        "_exchange",
+        "_pieces",
+        "cache_control",
+        "content_type",
+        "http",
+        "instance",
+        "opening",
+        "pulled",
+        "relays",
+        "started",
+        "status",
+    )
+
+    def __init__(self, exchange: Exchange, instance: InstanceId, pulled: str) -> None:
+        self._exchange = exchange
+        self.instance = instance
+        self.pulled = pulled
+        """The engine whose hold it is to pull; empty: it is to pull none."""
+        self.http: Leg | None = None
+        self.started = time.monotonic()
+        self.opening = True
+        """Nothing has come that its status can be told by."""
+        self.relays = False
+        """Its bytes are for the client, as they come."""
+        self.status, self.content_type, self.cache_control = 0, "", ""
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    @property
+    def pieces(self) -> bytes:
+        """What has come of it, and is not relayed."""
+        return b"".join(self._pieces)
+
+    def opened(self, status: int, content_type: str, cache_control: str) -> None:
+        self.status, self.content_type, self.cache_control = status, content_type, cache_control
+
+    def body(self, data: bytes) -> None:
+        http = self.http
+        if http is None or not http.complete:
+            self._body(data)
+            return
+        outlet = self._exchange.reply.outlet
+        outlet.cork()
+        self._body(data)
+        if self.http is not http:  # something was wrong with it: its end is not to be heard
+            outlet.uncork()
+
+    def _body(self, data: bytes) -> None:
+        if self.relays:
+            self._exchange.relayed(data)
+            return
+        self._pieces.append(data)
+        self._bytes += len(data)
+        if self.status == 200 and self._exchange.streams:
+            self._begin(data)
+        elif self._bytes > self._exchange.answer_bytes_max and self.http is not None:
+            self._pieces.clear()
+            self.http.refuse(too_long(self._exchange.answer_bytes_max))
+
+    def _begin(self, data: bytes) -> None:
+        """A stream's first bytes: its exchange hears of them once they tell whether it is one."""
+        if not self.content_type.startswith("text/event-stream"):
+            self._exchange.answer_began(self, f"it answered a stream with {self.content_type!r}")
+        elif b"\n" in data or self._bytes >= engine_answers.BEGINNING_BYTES_MAX:
+            because = engine_answers.beginning(self.pieces)
+            if because is not None:
+                self._exchange.answer_began(self, because)
+
+    def chunk(self, framed: bytes, begin: int) -> None:
+        self.body(framed[begin:-2])
+
+    def happened(self, found: object) -> None:
+        self._exchange.passed_on(found)
+
+    def ended(self) -> None:
+        self.http = None
+        self._exchange.answer_ended(self)
+        self._exchange.reply.outlet.uncork()
+
+    def lost(self, lost: EngineLost) -> None:
+        self.http = None
+        self._exchange.answer_lost(self, lost)
+
+    def left(self) -> None:
+        """Its instance is lost."""
+        self._exchange.answer_left(self)
+
+    def close(self) -> None:
+        """Break it off."""
+        http, self.http = self.http, None
+        if http is not None:
+            http.close()

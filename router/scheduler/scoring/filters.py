@@ -1,0 +1,65 @@
+"""Who may be considered at all, before any policy scores anybody; and who is least by a row of columns."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from cluster.instance import Role
+from router.core.values import Wanted
+from router.fleet.columns import Bools, Floats, Ints
+from router.fleet.snapshot import Fleet, Ready
+
+_EMPTY: Final = np.zeros(0, dtype=np.int64)
+
+
+def ready(fleet: Fleet, wanted: Wanted) -> Ready:
+    """Rows of ready instances that serve the model and the tenant, with the weights it needs, and have not failed this
+    request.
+    """
+    found = fleet.ready_for(wanted)
+    if not wanted.excluded and not wanted.meaning and not wanted.weights:
+        return found
+    named = [fleet.by_id[name].row for name in wanted.excluded if name in fleet.by_id]
+    if wanted.meaning or wanted.weights:
+        named += [row for row in found.any.tolist() if not fleet.continues(row, wanted)]
+    out = np.array(named, dtype=np.int64)
+    return Ready(
+        any=_without(found.any, out),
+        prefills=_without(found.prefills, out),
+        decodes=_without(found.decodes, out),
+        of={role: _without(rows, out) for role, rows in found.of.items()},
+        alike=found.alike,
+        adapters=found.adapters,
+    )
+
+
+def _without(rows: Ints, out: Ints) -> Ints:
+    return rows[~np.isin(rows, out)]
+
+
+def of_role(found: Ready, role: Role) -> Ints:
+    """Those of one role."""
+    return found.of.get(role, _EMPTY)
+
+
+def with_place(fleet: Fleet, rows: Ints, wanted: Wanted) -> Ints:
+    """Those whose credits leave room for one more leg of ours."""
+    columns = fleet.columns
+    room: Bools = columns.inflight[rows] < columns.limits(wanted.routers)[rows]
+    if fleet.gate is not None and len(rows):
+        room &= fleet.gate.for_rows(fleet, rows, wanted)
+    return rows if room.all() else rows[room]
+
+
+def least(rows: Ints, *columns: Ints | Floats) -> int | None:
+    """The row that is least by the first column, where that ties by the second, and so on; None where there is none."""
+    if not len(rows):
+        return None
+    for column in columns:
+        if len(rows) == 1:
+            break
+        values = column[rows]
+        rows = rows[values == values.min()]
+    return int(rows[0])
