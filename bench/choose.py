@@ -35,6 +35,7 @@ from costs.hardware import gpu_named
 from router.core.journey import Choose
 from router.core.values import Promise, Wanted
 from router.fleet.snapshot import View
+from router.predict.predictors import foretold
 from router.predict.prefix_cache import Prefixes
 from router.predict.step_model import make_of
 from router.scheduler.scheduler import Desk, Seat
@@ -89,7 +90,7 @@ class Desks:
         """As the desk would ask the policy for it now."""
         promise = self.promise
         if self.desk.foresight is not None:
-            wanted, _ = self.desk.foresight.foretell(wanted, max_tokens=512)
+            wanted, _ = foretold(self.desk.foresight.lengths, wanted, max_tokens=512)
         return replace(wanted, ttft_ms=promise.ttft_ms, tpot_ms=promise.tpot_ms, now=self.now)
 
     def wanted(self) -> Wanted:
@@ -112,7 +113,7 @@ class Desks:
             happens(at)
         desk, seat = self.desk, Seat(wanted, self.promise)
         if desk.foresight is not None:
-            seat.wanted, seat.expected.lengths = desk.foresight.foretell(wanted, max_tokens=512)
+            seat.wanted, seat.expected.lengths = foretold(desk.foresight.lengths, wanted, max_tokens=512)
         chosen, _ = desk.choose(seat, ASK, self.now)
         took = time.thread_time() - began
         self.waiting += chosen.decode is None

@@ -20,6 +20,7 @@ from router.core import eligibility
 from router.core import journey as j
 from router.core.values import NO_PROMISE, Wanted
 from router.core.verdict import Way
+from router.predict.predictors import foretold
 from router.scheduler.scheduler import Seat
 from sim import result as rows
 from sim.instance import Leg
@@ -108,7 +109,7 @@ class Passage(Seat):
         if foresight is None:
             super().__init__(wanted, promise)
         else:
-            wanted, lengths = foresight.foretell(wanted)
+            wanted, lengths = foretold(foresight.lengths, wanted)
             super().__init__(wanted, promise)
             self.expected.lengths = lengths
         limit_s = front.settings.first_token_s

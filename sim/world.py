@@ -64,8 +64,7 @@ class World:
             policy: who chooses.
             model: what requests name; None: the first instance's.
             view: the router's, where its caller wants it; None: one of its own.
-            promises: what SLO classes are promised; with them the router admits by them
-            (`router.scheduler.flow_control.queue`).
+            promises: what SLO classes are promised; with them it admits (`router.scheduler.flow_control`).
             log: gets what choices depend on, as a live router's decision log does. A `view` is to be logged there, too.
             site: what instances may be started while it runs, and the budget; None: the fleet stays as it is.
         """

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
@@ -32,17 +32,19 @@ from cluster.registry.membership import Heartbeat
 from cluster.spec import SloClass
 from kvtransfer.keys import instance_key
 from kvtransfer.signed import NONCE_BYTES, READER, SIGNATURE, TO, Ask, signed_headers
+from kvtransfer.ticket import Key
 from router.admin.expositions import merged
 from router.admin.overview import Overview, whole
 from router.admin.peer_words import an_object, listed, own_word
 from router.admin.peers import FROM, Answered, Siblings
 from router.admin.pools import LOOK_S
+from router.admin.scrape import Scrape
+from router.core.clients import Keys
+from router.fleet.discovery import Watch
 from router.fleet.quarantine import Quarantine, Word
 from router.http.bodies import read_body
+from router.request.parts import Parts
 from router.telemetry.explain_store import Story
-
-if TYPE_CHECKING:
-    from router.api.server import Router
 
 logger = logging.getLogger("baton.router")
 
@@ -72,22 +74,31 @@ class Operators:
     Long, as each path of the admin side is a method, and all of them share the checks of callers and the siblings.
     """
 
-    def __init__(self, router: Router) -> None:
-        self._router: Final = router
-        watch = router.watch
+    def __init__(
+        self,
+        parts: Parts,
+        scrape: Scrape,
+        watch: Watch | None,
+        *,
+        classes: Mapping[str, SloClass],
+        ticket_keys: Callable[[], tuple[Key, ...]] | None,
+        admin_keys: Keys | None,
+        body_timeout_s: float,
+    ) -> None:
+        """See `router.api.config.RouterConfig`. `watch`: None without a registry."""
+        self._parts: Final = parts
+        self._scrape: Final = scrape
+        self._watch: Final = watch
+        self._ticket_keys: Final = ticket_keys
+        self._admin_keys: Final = admin_keys
+        self._body_timeout_s: Final = body_timeout_s
         self.quarantine: Final = Quarantine("router") if watch is None else watch.quarantine
         self.siblings: Final = Siblings(
-            "router" if watch is None else watch.name,
-            (lambda: ()) if watch is None else watch.siblings,
-            router.config.ticket_keys,
+            "router" if watch is None else watch.name, (lambda: ()) if watch is None else watch.siblings, ticket_keys
         )
+        meters = parts.meters
         self._overview: Final = Overview(
-            router.desk,
-            router.memory,
-            router.meters.lately,
-            router.meters.pairs,
-            router.meters.recomputed,
-            router.config.classes,
+            parts.desk, parts.telling.memory, meters.lately, meters.pairs, meters.recomputed, classes
         )
         self._agents: aiohttp.ClientSession | None = None
         self._off: set[str] = set()
@@ -102,13 +113,13 @@ class Operators:
     async def look_forever(self) -> None:
         """Once a second, for the page."""
         while True:
-            self._router.meters.recomputed.look(self._router.view.all())
-            self._overview.look(time.monotonic(), self._router.meters.times.parts_of_ttft())
+            self._parts.meters.recomputed.look(self._parts.view.all())
+            self._overview.look(time.monotonic(), self._parts.meters.times.parts_of_ttft())
             self._say_what_is_off()
             await asyncio.sleep(LOOK_S)
 
     def _say_what_is_off(self) -> None:
-        guard = self._router.desk.guard
+        guard = self._parts.desk.guard
         found = set() if guard is None else set(guard.served_whole())
         for name in found - self._off:
             logger.warning("requests of class %r are served whole from now on: handing them over loses", name)
@@ -171,7 +182,7 @@ class Operators:
 
     def _by_key(self, http: web.Request) -> str | None:
         """As `reader`, for a caller with a key, or on this machine without one."""
-        clients, operators = self._router.clients, self._router.config.admin_keys
+        clients, operators = self._parts.clients, self._admin_keys
         key, here = key_in(http.headers), from_here(http.remote)
         if here and not names_this_machine(http.host):
             message = "Ask as 127.0.0.1 or localhost: under another name it may be another site's page that asks."
@@ -196,7 +207,7 @@ class Operators:
         if not vouched:
             self._must_be_operator(http, b"")
         too_long = too_large_here(SMALL_BYTES_MAX)
-        body = await read_body(http, SMALL_BYTES_MAX, self._router.config.body_timeout_s, too_long)
+        body = await read_body(http, SMALL_BYTES_MAX, self._body_timeout_s, too_long)
         if vouched:
             self._must_be_operator(http, body)
         return body
@@ -225,19 +236,19 @@ class Operators:
             return _json(own)
         answers = await self.siblings.ask("/ui/data", reader)
         words = {name: _word(answer, own_word) for name, answer in answers.items()}
-        found = whole(own, words, self._router.unproven() if reader is None else {})
+        found = whole(own, words, self._scrape.unproven() if reader is None else {})
         return _json({**found, "scaling": self._scaling() if reader is None else None})
 
     def _scaling(self) -> dict[str, Any] | None:
         """What sizes the fleet, in its own words; None: nothing that this router has heard of."""
-        beat = None if self._router.watch is None else self._router.watch.controller
+        beat = None if self._watch is None else self._watch.controller
         return None if beat is None else {"controller": beat.where, "url": beat.url, "says": beat.detail}
 
     async def metrics(self, http: web.Request) -> web.Response:
         """``/metrics``: this router's; ``?all=1``: all routers' as one, the number of those that are missing beside."""
         if self.reader(http) is not None:
             raise ApiError(403, "PermissionDeniedError", "Metrics name every tenant: they are for operators.")
-        own = self._router.metrics_text()
+        own = self._scrape.text()
         if http.query.get("all") != "1":
             return web.Response(body=own, headers={"Content-Type": CONTENT_TYPE_LATEST})
         answers = await self.siblings.ask("/metrics", None)
@@ -254,7 +265,7 @@ class Operators:
         given = http.query.get("n", "100")
         if not given.isdecimal() or len(given) > 9:
             raise bad_request(f"`n` is {given[:50]!r}: give a count, as in /explain?n=20", "n")
-        now, memory, reader = time.monotonic(), self._router.memory, self.reader(http)
+        now, memory, reader = time.monotonic(), self._parts.telling.memory, self.reader(http)
         found = [
             {**story.line(now), "ago_s": round(now - story.timeline.arrived, 3), "router": str(self.siblings.name)}
             for story in memory.latest(int(given), reader)
@@ -278,10 +289,10 @@ class Operators:
         is told, and how many there are (``named_alike``).
         """
         name, reader = http.match_info["id"], self.reader(http)
-        story = self._router.memory.get(name)
+        story = self._parts.telling.memory.get(name)
         if story is not None and reader in {None, story.client.tenant}:
             return _json(self._told(story))
-        alike = self._router.memory.named(name, reader)
+        alike = self._parts.telling.memory.named(name, reader)
         found = [{**self._told(alike[0]), "named_alike": len(alike)}] if alike else []
         missing = ""
         if not self.siblings.asks(http.headers):
@@ -290,7 +301,7 @@ class Operators:
             silent = [f"{each} ({why})" for each, why in answers.items() if isinstance(why, str)]
             missing = f" Not asked: {'; '.join(silent)}." if silent else ""
         if not found:
-            kept = f"Open requests are remembered, and the last {self._router.memory.last_max} finished"
+            kept = f"Open requests are remembered, and the last {self._parts.telling.memory.last_max} finished"
             message = f"No request `{name[:200]}` is known here. {kept} (--explain-last). Answers tell their id in"
             raise ApiError(404, "NotFoundError", f"{message} X-Baton-Request-Id.{missing}")
         return _json(_newest(found))
@@ -306,7 +317,7 @@ class Operators:
         """``GET /quarantine``: instances that are set aside, and why. A tenant is told of instances that serve it, as
         on `/ui`.
         """
-        reader, view = self.reader(http), self._router.view
+        reader, view = self.reader(http), self._parts.view
         aside = self.quarantine.aside
         if reader is not None:
             theirs = {seen.id for seen in view.all() if seen.instance.serves(reader)}
@@ -339,7 +350,7 @@ class Operators:
         return _json({"instance": instance, "quarantined": aside, "routers": {str(self.siblings.name): "told", **told}})
 
     def _must_know(self, instance: InstanceId, *, aside: bool) -> None:
-        known = self._router.view.knows(instance) or (not aside and instance in self.quarantine.aside)
+        known = self._parts.view.knows(instance) or (not aside and instance in self.quarantine.aside)
         if not known:
             raise ApiError(404, "NotFoundError", f"There is no instance `{instance[:200]}` here.")
 
@@ -353,8 +364,8 @@ class Operators:
 
     def _set_aside(self) -> None:
         """Let the view know; who waits may find room."""
-        self._router.view.set_aside(self.quarantine.aside)
-        self._router.call(self._router.desk.fleet_changed())
+        self._parts.view.set_aside(self.quarantine.aside)
+        self._parts.dispatch.fleet_changed()
 
     # --- draining -----------------------------------------------------------------------------------------------------
 
@@ -391,17 +402,17 @@ class Operators:
 
     def _signed(self, instance: str, path: str, body: bytes) -> dict[str, str]:
         """The headers of what is asked of an instance's agent."""
-        keys = self._router.config.ticket_keys
+        keys = self._ticket_keys
         key = None if keys is None else instance_key(keys()[0], InstanceId(instance))
         ask = Ask(method="POST", path=path, body=body, by=str(self.siblings.name), to=instance)
         return signed_headers(ask, key, now=_UNIX_TIME(), nonce=secrets.token_bytes(NONCE_BYTES))
 
     def _agent_of(self, instance: str) -> Heartbeat:
-        watch = self._router.watch
+        watch = self._watch
         member = None if watch is None else watch.snapshot().get(instance)
         if member is not None and member.beat.agent_url is not None:
             return member.beat
-        if not self._router.view.knows(InstanceId(instance)):
+        if not self._parts.view.knows(InstanceId(instance)):
             raise ApiError(404, "NotFoundError", f"There is no instance `{instance[:200]}` here.")
         message = f"`{instance[:200]}` has no agent that could drain it: use `POST /quarantine/{instance[:200]}`."
         raise ApiError(409, "ConflictError", message)

@@ -212,20 +212,26 @@ def _lacks(desk: Desk, seat: Seat, now: float) -> Mapping[str, float]:
 def _room(desk: Desk, fleet: Fleet, seat: Seat, now: float) -> tuple[bool, bool]:
     """Whether there is a place for its prompt, and one for its answer."""
     ready, routers = fleet.ready_for(seat.wanted), desk.view.routers
-    if fleet.gate is None or not seat.promise.ttft_ms:
+    if desk.gate is None or not seat.promise.ttft_ms:
         free = fleet.columns.inflight < fleet.columns.limits(routers)
         return bool(free[ready.prefills].any()), bool(free[ready.decodes].any())
-    prices = prices_of(fleet, _asking(seat, routers, now))
+    prices = prices_of(fleet, _asking(desk, seat, now))
     return (
         any(prices.open_at(row) for row in ready.prefills.tolist()),
         any(prices.answers_at(row) for row in ready.decodes.tolist()),
     )
 
 
-def _asking(seat: Seat, routers: int, now: float) -> Wanted:
+def _asking(desk: Desk, seat: Seat, now: float) -> Wanted:
     promise = seat.promise
     return replace(
-        seat.wanted, routers=routers, ttft_ms=promise.ttft_ms, tpot_ms=promise.tpot_ms, late=seat.late, now=now
+        seat.wanted,
+        routers=desk.view.routers,
+        ttft_ms=promise.ttft_ms,
+        tpot_ms=promise.tpot_ms,
+        late=seat.late,
+        now=now,
+        scoring=desk.scoring,
     )
 
 

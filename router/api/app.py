@@ -17,8 +17,9 @@ from cluster.errors import ApiError, UsageError, cannot_listen
 from cluster.readable import SMALL_BYTES_MAX
 from cluster.registry.registry import Registry
 from router.api.config import RouterConfig
+from router.api.endpoints import admin_app, public_app
 from router.api.generation import Generation
-from router.api.server import Router, admin_app, public_app
+from router.api.server import Router
 from router.http import cold
 from router.http.doors import CLIENTS_MAX, SPARE, Doors, guests_of
 from router.http.front import Front
@@ -56,7 +57,7 @@ async def serve(
         tls = None if config.tls_cert_file is None else server_context(config.tls_cert_file, config.tls_key_file)
         front = Front(
             router.generation,
-            cold.handlers(await _server(public_app(router), config, closing)),
+            cold.handlers(await _server(public_app(router.endpoints), config, closing)),
             body_bytes_max=config.body_bytes_max,
             body_timeout_s=config.body_timeout_s,
             head_timeout_s=config.head_timeout_s,
@@ -68,7 +69,7 @@ async def serve(
         public = await _listen(front.connect, config, config.host, config.port, "--port", closing, tls, shared=shared)
         operators = Front(
             _NoGeneration(router.generation),
-            cold.handlers(await _server(admin_app(router), config, closing)),
+            cold.handlers(await _server(admin_app(router.endpoints), config, closing)),
             body_bytes_max=SMALL_BYTES_MAX,
             body_timeout_s=config.body_timeout_s,
             head_timeout_s=config.head_timeout_s,

@@ -12,35 +12,33 @@ import secrets
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
-from cluster.errors import ApiError
 from cluster.ids import RequestId, client_id_in
 from cluster.request import Request
-from router.api.aliases import check_served, usual_model
+from router.api.aliases import Aliases, check_served, usual_model
+from router.api.config import RouterConfig
 from router.core import eligibility
 from router.core.clients import Client
 from router.core.journey import Journey
 from router.core.slo import promise_of
-from router.core.values import Wanted
+from router.core.values import Promise, Wanted
 from router.core.verdict import Way
 from router.http.front import Connection
 from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.uploads import client_of
-from router.predict.estimates import Taken
+from router.predict.predictors import Taken
 from router.request import body as bodies
 from router.request.driver import Exchange
 from router.request.heavy import is_heavy
 from router.request.heavy import read as heavy_steps
-from router.request.slices import ClientLeft
+from router.request.parts import Parts
+from router.request.slices import ClientLeft, Slices
 from router.scheduler.scheduler import Seat
-
-if TYPE_CHECKING:
-    from router.api.server import Router
 
 logger = logging.getLogger("baton.router")
 
@@ -55,8 +53,16 @@ exact).
 class Generation:
     """Of one router."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(
+        self, parts: Parts, config: RouterConfig, names: Aliases, slices: Slices, promises: Mapping[str, Promise]
+    ) -> None:
+        """`promises`: what classes are promised, at first."""
+        self._parts: Final = parts
+        self._config: Final = config
+        self._names: Final = names
+        self._slices: Final = slices
+        self.promises = promises
+        self.refuse: Final = parts.refusals.refuse
         self._ids: list[RequestId] = []
         """Random names that are not given yet: asking the kernel for each would cost as much as parsing a body."""
 
@@ -69,14 +75,14 @@ class Generation:
 
     def admit(self, headers: Mapping[str, str]) -> str:
         """The tenant whose request this is; it is open from now on. Raises ApiError: 401, 429."""
-        clients = self._router.clients
+        clients = self._parts.clients
         tenant = clients.tenant(headers, time.monotonic())
-        clients.enter(tenant, self._router.view.routers)
+        clients.enter(tenant, self._parts.view.routers)
         return tenant
 
     def leave(self, tenant: str) -> None:
         """One that was admitted has ended before it was answered."""
-        self._router.clients.leave(tenant)
+        self._parts.clients.leave(tenant)
 
     def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
         """Answer a request for generation that was admitted, now or later. It is not open any more if this raises.
@@ -84,14 +90,14 @@ class Generation:
         Raises:
             ApiError: what is wrong with it.
         """
-        router = self._router
+        parts = self._parts
         try:
-            client = router.clients.client(tenant, headers)
+            client = parts.clients.client(tenant, headers)
             arrived = time.monotonic()
             content_type = headers.get("content-type") or ""
             if is_heavy(raw):
                 bodies.check_type(content_type)
-                router.spawn(self._answer_heavy(outlet, path, headers, raw, tenant, client, arrived), "heavy-body")
+                parts.tasks.spawn(self._answer_heavy(outlet, path, headers, raw, tenant, client, arrived), "heavy-body")
                 return
             body, raw = self._read(raw, content_type, tenant)
             exchange = self._exchange(outlet, path, headers, body, raw, tenant, client, arrived)
@@ -131,7 +137,7 @@ class Generation:
         arrived: float,
     ) -> Exchange:
         """What answers a request that was read. `arrived` in monotonic seconds."""
-        router = self._router
+        parts = self._parts
         model = bodies.model_of(body)
         request = Request(
             id=self.new_id(),
@@ -146,53 +152,53 @@ class Generation:
         verdict = eligibility.verdict(path, body)
         hand_over = verdict.way is not Way.WHOLE
         wanted = Wanted(
-            model=model if model is not None else usual_model(router.view.all(), tenant),
+            model=model if model is not None else usual_model(parts.view.all(), tenant),
             hand_over=hand_over,
             prefill_only=eligibility.single_token(body),
             tenant=tenant,
             slo_class=client.slo_class,
             arrived=arrived,
-            unseeded=request.stream and not (verdict.way is Way.SEEDED and router.config.seeding),
+            unseeded=request.stream and not (verdict.way is Way.SEEDED and self._config.seeding),
         )
-        check_served(router.aliases, router.view, model, tenant)
+        check_served(self._names, parts.view, model, tenant)
         seat, taken = self._take_in(wanted, request)
         prompt_tokens = seat.wanted.prompt_tokens or max(1, len(raw) // BYTES_PER_TOKEN)
-        router.meters.flow.arrived(seat.wanted.model or "", client.slo_class, prompt_tokens)
-        limit = router.config.first_token_s
+        parts.meters.flow.arrived(seat.wanted.model or "", client.slo_class, prompt_tokens)
+        limit = self._config.first_token_s
         journey = Journey(
             hand_over=hand_over,
             stream=request.stream,
             deadline=arrived + limit,
             deadline_s=limit,
-            stall_s=router.config.stall_s,
-            whole_deadline=arrived + max(limit, router.config.whole_s),
+            stall_s=self._config.stall_s,
+            whole_deadline=arrived + max(limit, self._config.whole_s),
         )
-        return Exchange(router, outlet, headers, request, journey, seat, verdict, client, taken)
+        return Exchange(parts, outlet, headers, request, journey, seat, verdict, client, taken)
 
     def _read(self, raw: bytes, content_type: str, tenant: str) -> tuple[dict[str, Any], bytes]:
         """A body, and the bytes to send on: the client's own, if they say nothing that engines are not to read."""
-        router = self._router
+        parts = self._parts
         body = bodies.parse_json(raw, content_type)
         plain = bodies.is_plain(raw, body)
         if not plain:
             body = bodies.strip(body, namespace=tenant)
         salted = "cache_salt" not in body
-        router.clients.salt(tenant, body)
-        renamed = router.aliases.apply(body, partial(router.view.lacks, tenant=tenant))
+        parts.clients.salt(tenant, body)
+        renamed = self._names.apply(body, partial(parts.view.lacks, tenant=tenant))
         if not plain:
             return body, msgspec.json.encode(body)
         return body, self._with_ours(raw, body, salted=salted, renamed=renamed)
 
     async def _read_heavy(self, raw: bytes, tenant: str, outlet: Outlet) -> tuple[dict[str, Any], bytes]:
         """The same for a heavy body: what is large in it stays unread."""
-        router = self._router
+        parts = self._parts
         client = client_of(tenant, outlet.address)
         steps = heavy_steps(raw, namespace=tenant)
-        read = await router.slices.through(steps, size=len(raw), client=client, gone=lambda: outlet.gone)
+        read = await self._slices.through(steps, size=len(raw), client=client, gone=lambda: outlet.gone)
         body = bodies.object_of(read)
         salted = "cache_salt" not in body
-        router.clients.salt(tenant, body)
-        renamed = router.aliases.apply(body, partial(router.view.lacks, tenant=tenant))
+        parts.clients.salt(tenant, body)
+        renamed = self._names.apply(body, partial(parts.view.lacks, tenant=tenant))
         return body, self._with_ours(read.raw, body, salted=salted, renamed=renamed)
 
     def _with_ours(self, raw: bytes, body: dict[str, Any], *, salted: bool, renamed: bool) -> bytes:
@@ -206,28 +212,14 @@ class Generation:
 
     def _take_in(self, wanted: Wanted, request: Request) -> tuple[Seat, Taken | None]:
         """Its place in the desk's book, with what can be foretold of it, where anything is."""
-        router = self._router
-        promise = promise_of(router.promises, wanted.slo_class)
-        if router.intake is None:
+        parts = self._parts
+        promise = promise_of(self.promises, wanted.slo_class)
+        if parts.intake is None:
             return Seat(wanted, promise), None
-        taken = router.intake.take(wanted, request.path, request.body, scope=router.clients.scope(wanted.tenant))
+        taken = parts.intake.take(wanted, request.path, request.body, scope=parts.clients.scope(wanted.tenant))
         seat = Seat(taken.wanted, promise)
         seat.expected.lengths = taken.lengths
         return seat, taken
-
-    # -- what is wrong with it --
-
-    def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
-        """Answer with what was raised. `close`: the rest of the request is not worth reading."""
-        if not isinstance(problem, ApiError):
-            logger.error("a request failed in the router", exc_info=problem)
-            problem = broken()
-        self._router.meters.rejected.labels(str(problem.status)).inc()
-        headers = {"Content-Type": "application/json; charset=utf-8", **headers_of(problem)}
-        if outlet.begun:
-            outlet.abort()
-        else:
-            outlet.whole(problem.status, headers, msgspec.json.encode(problem.body()), close=close)
 
     # -- through aiohttp --
 
@@ -275,18 +267,3 @@ class _Written(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Nothing more."""
-
-
-def broken() -> ApiError:
-    """A bug of ours has ended a request."""
-    return ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
-
-
-def headers_of(problem: ApiError) -> dict[str, str]:
-    """What an answer says beside the problem itself."""
-    headers = {"Retry-After": "1"} if problem.status == 503 else {}
-    if problem.retry_after_s is not None:
-        headers["Retry-After"] = str(problem.retry_after_s)
-    if problem.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return headers

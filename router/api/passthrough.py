@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -19,15 +19,16 @@ from cluster.errors import ApiError, no_instance
 from cluster.ids import InstanceId
 from cluster.instance import Instance
 from router.api import aliases, paths
+from router.api.aliases import Aliases
 from router.core.values import Wanted
+from router.fleet.engine_paths import Catalogue
 from router.http.uploads import client_of
 from router.http.upstream import EngineLost
 from router.request import body as bodies
 from router.request.heavy import is_heavy
 from router.request.heavy import read as heavy_steps
-
-if TYPE_CHECKING:
-    from router.api.server import Router
+from router.request.parts import Parts
+from router.request.slices import Slices
 
 ASKED_MAX: Final = 16
 """Engines that are asked in turn whose a response is. Only ids that no router of ours has made need it."""
@@ -39,8 +40,11 @@ ASK_S: Final = 2.0
 class Whole:
     """Of one router."""
 
-    def __init__(self, router: Router) -> None:
-        self._router: Final = router
+    def __init__(self, parts: Parts, names: Aliases, slices: Slices, catalogue: Catalogue) -> None:
+        self._parts: Final = parts
+        self._names: Final = names
+        self._slices: Final = slices
+        self._catalogue: Final = catalogue
 
     async def place(self, http: web.Request, tenant: str, raw: bytes) -> tuple[Instance, bytes]:
         """The instance that is to have a request, and the body that it is to get.
@@ -56,13 +60,13 @@ class Whole:
         body: dict[str, Any] = {}
         if bodies.is_form(content_type):
             steps = bodies.form_steps(raw, content_type)
-            parts = await self._router.slices.through(steps, size=len(raw), client=client)
-            hides = partial(self._router.view.lacks, tenant=tenant)
-            clean, model = aliases.in_form(self._router.aliases, raw, parts, hides)
+            parts = await self._slices.through(steps, size=len(raw), client=client)
+            hides = partial(self._parts.view.lacks, tenant=tenant)
+            clean, model = aliases.in_form(self._names, raw, parts, hides)
         else:
             clean, body = await self._json(path, tenant, raw, content_type, client)
             model = bodies.model_of(body)
-        aliases.check_served(self._router.aliases, self._router.view, model, tenant)
+        aliases.check_served(self._names, self._parts.view, model, tenant)
         instance = await self._instance(path, tenant, model, body)
         if path == paths.RESPONSES and body:
             ours = {"request_id": paths.response_id(secrets.token_hex(16), _tag(tenant, instance.id))}
@@ -82,7 +86,7 @@ class Whole:
             return clean, read[0] if read else {}
         bodies.check_no_form(content_type)
         steps = heavy_steps(raw, namespace=tenant)
-        heavy = await self._router.slices.through(steps, size=len(raw), client=client)
+        heavy = await self._slices.through(steps, size=len(raw), client=client)
         if not heavy.is_object:
             return heavy.raw, {}
         body = dict(heavy.body)
@@ -94,8 +98,8 @@ class Whole:
     def _read(self, tenant: str, path: str, read: list[dict[str, Any]], body: dict[str, Any]) -> None:
         """A JSON object, already stripped, on its way: what we add to it and change in it."""
         if path.startswith("/v1/"):
-            self._router.clients.salt(tenant, body)
-        self._router.aliases.apply(body, partial(self._router.view.lacks, tenant=tenant))
+            self._parts.clients.salt(tenant, body)
+        self._names.apply(body, partial(self._parts.view.lacks, tenant=tenant))
         read.append(body)
 
     async def _instance(self, path: str, tenant: str, model: str | None, body: dict[str, Any]) -> Instance:
@@ -108,10 +112,10 @@ class Whole:
         lacking = self._lacking(path, model, tenant)
         now = time.monotonic()  # policies let what instances did lately fade until then
         wanted = Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant, arrived=now, now=now)
-        chosen = self._router.desk.pick(wanted)
+        chosen = self._parts.desk.pick(wanted)
         if chosen.decode is None:
             raise no_instance(chosen.because)
-        return self._router.view.get(chosen.decode).instance
+        return self._parts.view.get(chosen.decode).instance
 
     def _lacking(self, path: str, model: str | None, tenant: str) -> frozenset[InstanceId]:
         """Instances that have said that they do not have this path.
@@ -119,8 +123,8 @@ class Whole:
         Raises:
             ApiError: 404, where these are all that serve the model, for this tenant.
         """
-        fleet = self._router.view.all()
-        lacking = self._router.catalogue.lacking(path, fleet.by_id)
+        fleet = self._parts.view.all()
+        lacking = self._catalogue.lacking(path, fleet.by_id)
         serve = [seen.id for seen in fleet if seen.instance.serves(tenant) and (model is None or model in seen.models)]
         if serve and lacking.issuperset(serve):
             raise paths.not_here(path, model)
@@ -130,7 +134,7 @@ class Whole:
 
     async def _owner(self, tenant: str, path: str, identifier: str) -> Instance:
         """Who has a response. With tenants only those are found that the same tenant made: the id says it."""
-        fleet, lacking = self._router.view.all(), self._lacking(path, None, tenant)
+        fleet, lacking = self._parts.view.all(), self._lacking(path, None, tenant)
         tag = paths.tag_in(identifier)
         named = next((seen for seen in fleet if seen.instance.serves(tenant) and _tag(tenant, seen.id) == tag), None)
         if named is not None and not named.ready:
@@ -139,17 +143,17 @@ class Whole:
             return named.instance
         able = [seen for seen in fleet if seen.ready and seen.id not in lacking and seen.instance.serves(tenant)]
         asked = [seen.instance for seen in able[:ASKED_MAX]]
-        if not self._router.clients.closed and paths.is_plain_id(identifier):
+        if not self._parts.clients.closed and paths.is_plain_id(identifier):
             for instance in asked:
                 if await self._knows(instance, identifier):
                     return instance
         raise ApiError(404, "NotFoundError", f"No response `{identifier[:80]}` is known here.", "response_id")
 
     async def _knows(self, instance: Instance, identifier: str) -> bool:
-        headers = self._router.engine_headers
+        headers = self._parts.engines.credentials.own
         try:
             async with asyncio.timeout(ASK_S):
-                status = await self._router.upstream.status(instance, f"{paths.RESPONSES}/{identifier}", headers)
+                status = await self._parts.engines.upstream.status(instance, f"{paths.RESPONSES}/{identifier}", headers)
         except (EngineLost, TimeoutError):
             return False
         return status == 200

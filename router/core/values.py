@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -124,6 +124,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Its tenant, where some instances are kept for it: others have other places."""
     unseeded: bool = False
     """A stream whose first token cannot come from P: handed over, its client waits for D."""
+    scoring: Any = None
+    """What its scheduler's scoring goes by (`router.scheduler.scoring.prices_ask.Scoring`); never written to a log.
+    None: no saturation holds for it.
+    """
 
     @property
     def kind(self) -> Hashable:

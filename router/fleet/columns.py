@@ -6,17 +6,12 @@ choice a millisecond, a column a few microseconds. `router.fleet.snapshot` write
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cluster.instance import Load
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from router.core.arrays import Bools, Floats, Ints, grow
 
 NO_LIMIT: Final = 1 << 62
 """Credits of an instance that has no agent to say."""
@@ -25,15 +20,6 @@ NO_GRANT: Final = -1
 """Of an instance whose agent does not say which router may use how many of its credits."""
 
 _FIRST_ROWS = 16
-
-
-def grow(owner: object, names: Iterable[str], rows: int) -> None:
-    """Have the columns of these names in `owner` reach so many rows; new ones are zero."""
-    for name in names:
-        column: NDArray[Any] = getattr(owner, name)
-        longer = np.zeros(rows, dtype=column.dtype)
-        longer[: len(column)] = column
-        setattr(owner, name, longer)
 
 
 _WAITING_BITS = 32

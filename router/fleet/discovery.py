@@ -13,11 +13,11 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
-from cluster.credits import local_shares
+from cluster.credits import Demand, local_shares
 from cluster.ids import InstanceId
 from cluster.registry.membership import (
     BEAT_EVERY_S,
@@ -34,9 +34,6 @@ from cluster.registry.membership import (
 from cluster.registry.registry import Registry, RegistryDown
 from router.core.values import Reported
 from router.fleet.quarantine import Quarantine, Word
-from router.scheduler.demand import demands, legs_said
-from router.scheduler.scheduler import Desk
-from router.telemetry.flow import Flow, backlog
 
 logger = logging.getLogger("baton.router")
 
@@ -47,6 +44,23 @@ CONTROLLER_EVERY_S = 2.0
 """Between two looks at the goodput controller's heartbeat."""
 
 _LOUD = {What.REFUSED, What.STALE, What.SKEWED, What.EXPIRED}
+
+
+class OwnWord(Protocol):
+    """What this router says of itself in its heartbeat (`router.scheduler.demand.OwnWord`)."""
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The tenants' weights."""
+
+    def legs(self, goes_by: Mapping[InstanceId, tuple[int, int]], turn: int) -> dict[str, tuple[int, int, int]]:
+        """By instance: legs in flight, and the heartbeat they go by."""
+
+    def demand(self) -> tuple[Demand, ...]:
+        """What its tenants want of each pool."""
+
+    def counters(self, now: float) -> dict[str, Any]:
+        """What the goodput controller reads. A heartbeat without room for them leaves them out: unknown is not zero."""
 
 
 class Watch:
@@ -61,14 +75,12 @@ class Watch:
         self._name = InstanceId(f"router-{self._id[:8]}")
         self._seq = 0
         self._mute = False
-        self.desk: Desk | None = None
-        """Whose legs and demand are announced; None: the agents give this router no grants of their own."""
+        self.own: OwnWord | None = None
+        """Whose legs, demand and counters are announced; None: the agents give this router no grants of their own."""
         self.controller: Heartbeat | None = None
         """The one that sizes the fleet, as last heard; None: there is none, or this router may not read of it."""
         self._controllers = Membership(registry.ttl_s)
         self._controllers_at = -CONTROLLER_EVERY_S
-        self.flow: Flow | None = None
-        """What the router announces to the goodput controller."""
         self.heard = False
         """Whether the last reading succeeded."""
         self.heard_at: float | None = None
@@ -164,7 +176,7 @@ class Watch:
         """The tenants' weights at this router: of each one's weight the part that its demand here is of all of it."""
         by_router = [(member.id, _by_tenant(member.beat)) for member in self._routers.snapshot()]
         mine = dict(by_router).get(self._name, {})
-        return local_shares(mine, [wants for _, wants in by_router], self.desk.shares if self.desk else {})
+        return local_shares(mine, [wants for _, wants in by_router], self.own.shares if self.own is not None else {})
 
     async def announce_forever(self, url: str, admin_url: str) -> None:
         """Tell agents and the other routers that this router shares the fleet's credits, and how many it could use."""
@@ -195,11 +207,12 @@ class Watch:
         announced, without demand; where another router's word cannot, without those.
         """
         fuller = [beat, replace(beat, quarantined={})]
-        if self.desk is not None:
+        own = self.own
+        if own is not None:
             goes_by = {member.id: member.beat.order for member in self.snapshot()}
-            legs = replace(beat, legs=legs_said(self.desk.view, goes_by, self._seq))
-            shares = replace(legs, demand=demands(self.desk))
-            fuller = [replace(shares, **self._flow_said()), shares, legs, *fuller]
+            legs = replace(beat, legs=own.legs(goes_by, self._seq))
+            shares = replace(legs, demand=own.demand())
+            fuller = [replace(shares, **own.counters(time.monotonic())), shares, legs, *fuller]
         fault = ""
         for told in fuller:
             try:
@@ -212,14 +225,6 @@ class Watch:
             logger.log(logging.DEBUG if self._mute else logging.WARNING, "not all of it is announced: %s", fault)
         self._mute = bool(fault)
         return told
-
-    def _flow_said(self) -> dict[str, Any]:
-        """The counters that the goodput controller reads. A heartbeat without room for them leaves them out: unknown is
-        not zero.
-        """
-        if self.flow is None or self.desk is None:
-            return {}
-        return {"counted": self.flow.told(), "backlog": backlog(self.desk.line.everybody(), time.monotonic())}
 
     def stop(self) -> None:
         """Let the loops end at their next turn."""

@@ -6,14 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, models_in
 from engine.vllm.metrics import parse_load
-from router.api.paths import Catalogue, paths_in
 from router.core.engine_answers import object_in
+from router.fleet.engine_paths import Catalogue, paths_in
 from router.fleet.snapshot import View
+from router.http.tasks import FOREVER, Tasks
 from router.http.upstream import Answer, EngineLost, Upstream
 
 logger = logging.getLogger("baton.router")
@@ -124,6 +125,30 @@ class Prober:
         if answer.status != 200:
             raise EngineLost(f"GET {path}: HTTP {answer.status}", reached=True)
         return answer
+
+
+class Probing:
+    """One probing task for each instance that is there, none for the others."""
+
+    def __init__(self, view: View, prober: Prober, tasks: Tasks, catalogue: Catalogue) -> None:
+        """`catalogue`: forgets the paths of instances that have left."""
+        self.prober = prober
+        self.tasks: Final[dict[InstanceId, tuple[Instance, asyncio.Task[None]]]] = {}
+        self._view: Final = view
+        self._spawn: Final = tasks.spawn
+        self._catalogue: Final = catalogue
+
+    def follow(self) -> None:
+        """The fleet may have changed."""
+        wanted = {seen.id: seen.instance for seen in self._view.all() if seen.state != "gone"}
+        for name, (instance, task) in list(self.tasks.items()):
+            if wanted.get(name) != instance:
+                task.cancel()
+                del self.tasks[name]
+                self._catalogue.forget(name)
+        for name, instance in wanted.items():
+            if name not in self.tasks:
+                self.tasks[name] = (instance, self._spawn(self.prober.watch(instance), f"{FOREVER}{name}"))
 
 
 def _models(answer: Answer) -> tuple[dict[str, object], ...]:

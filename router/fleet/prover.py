@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -26,10 +26,9 @@ from router.core.eligibility import CHAT, COMPLETIONS
 from router.core.values import NOTHING_PROVEN
 from router.fleet import pair_proofs
 from router.fleet.pair_proofs import Pair, Proofs, Said
+from router.fleet.snapshot import View
+from router.http.engines import Engines
 from router.http.upstream import EngineLost
-
-if TYPE_CHECKING:
-    from router.api.server import Router
 
 logger = logging.getLogger("baton.router")
 
@@ -64,13 +63,34 @@ class _Refused(_NoWord):
 class Prover:
     """The proofs of one router."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(
+        self,
+        view: View,
+        engines: Engines,
+        *,
+        leg_ended: Callable[[InstanceId], None],
+        counted: Callable[[str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """Where proofs are made and told.
+
+        Args:
+            view: is told what was proven.
+            engines: get the legs.
+            leg_ended: hears that one of them is over: its place is free.
+            counted: hears what came of each proof: passed, failed or none.
+            changed: hears that the view was told something new.
+        """
+        self._view: Final = view
+        self._engines: Final = engines
+        self._leg_ended: Final = leg_ended
+        self._counted: Final = counted
+        self._changed: Final = changed
         self.proofs: Final = Proofs()
         self.news: Final = asyncio.Event()
         """The fleet has changed: there may be a pair to prove."""
         self._complete_at: float | None = None
-        router.view.proven(NOTHING_PROVEN)  # from here on, nothing else is handed over
+        view.proven(NOTHING_PROVEN)  # from here on, nothing else is handed over
 
     def settled(self, now: float) -> bool:
         """Whether a router with an instance for each leg, now, has proven enough to begin: one pair, or as long as
@@ -78,11 +98,11 @@ class Prover:
         """
         if self._complete_at is None:
             self._complete_at = now
-        known = all(seen.models for seen in self._router.view.all() if seen.ready)
+        known = all(seen.models for seen in self._view.all() if seen.ready)
         return self.proofs.tried > 0 or now - self._complete_at >= READY_S or (known and not self._due(now))
 
     def _due(self, now: float) -> bool:
-        fleet = self._router.view.all()
+        fleet = self._view.all()
         return any(self.proofs.due(fleet, model, now) is not None for model in pair_proofs.models_of(fleet))
 
     async def run(self) -> None:
@@ -96,7 +116,7 @@ class Prover:
 
     async def _prove_joining(self) -> bool:
         """Whether there was a pair to prove."""
-        fleet, busy, now = self._router.view.all(), frozenset[InstanceId](), time.monotonic()
+        fleet, busy, now = self._view.all(), frozenset[InstanceId](), time.monotonic()
         found: list[tuple[Pair, str]] = []
         for model in pair_proofs.models_of(fleet):
             while len(found) < AT_ONCE and (pair := self.proofs.joining(fleet, model, now, busy)) is not None:
@@ -110,7 +130,7 @@ class Prover:
         return bool(found)
 
     async def _prove_due(self) -> bool:
-        fleet = self._router.view.all()
+        fleet = self._view.all()
         for model in pair_proofs.models_of(fleet):
             pair = self.proofs.due(fleet, model, time.monotonic())
             if pair is not None:
@@ -124,7 +144,9 @@ class Prover:
         because: str | None
         inexact = doubt = ""
         try:
-            because, inexact = await _Proof(self._router, pair, model, joining=joining).made()
+            because, inexact = await _Proof(
+                self._view, self._engines, self._leg_ended, pair, model, joining=joining
+            ).made()
         except (_NoWord, EngineLost, TimeoutError) as none:
             because, doubt = None, str(none) or "it took too long"
             logger.log(logging.INFO if joining else logging.DEBUG, "%s to %s: not proven: %s", *pair.names, doubt)
@@ -132,28 +154,39 @@ class Prover:
             because, doubt = None, "the proof failed for a reason of the router's own"
             logger.exception("%s to %s: not proven", *pair.names)
         self.proofs.ended(pair, because, time.monotonic(), inexact, doubt)
-        self._router.meters.proofs.labels({None: "none", "": "passed"}.get(because, "failed")).inc()
+        self._counted({None: "none", "": "passed"}.get(because, "failed"))
         if because:
             logger.warning("%s to %s: nothing is handed over for now: %s", *pair.names, because)
         elif inexact:
             logger.warning("%s to %s: handed over, but P's token is not relied on: %s", *pair.names, inexact)
-        if not joining or len(self._router.view.all()) <= TOLD_AT_ONCE:
+        if not joining or len(self._view.all()) <= TOLD_AT_ONCE:
             self._tell()
 
     def _tell(self) -> None:
-        router, view = self._router, self._router.view
+        view = self._view
         view.proven(self.proofs.standing(view.all()))
         failed = self.proofs.failed()
         if failed != view.distrusted:
             view.distrust(failed)
-        router.call(router.desk.fleet_changed())
+        self._changed()
 
 
 class _Proof:
     """One try at one pair."""
 
-    def __init__(self, router: Router, pair: Pair, model: str, *, joining: bool) -> None:
-        self._router = router
+    def __init__(
+        self,
+        view: View,
+        engines: Engines,
+        leg_ended: Callable[[InstanceId], None],
+        pair: Pair,
+        model: str,
+        *,
+        joining: bool,
+    ) -> None:
+        self._view = view
+        self._engines = engines
+        self._leg_ended = leg_ended
         self._pair = pair
         self._model = model
         self._joining = joining
@@ -204,11 +237,11 @@ class _Proof:
     async def _handed_over(self, asked: dict[str, Any]) -> tuple[Said, Said] | str:
         """What P says, and D with P's blocks; or why there are none."""
         pair, request = self._pair, self._request
-        view = self._router.view
+        view = self._view
         if not view.knows(pair.prefill):
             raise _NoWord(f"{pair.prefill} has left")
         name = TransferId(request, 1, view.get(pair.prefill).instance.epoch)
-        stamp = partial(self._router.tickets.stamp, transfer=name, producer=pair.prefill)
+        stamp = partial(self._engines.tickets.stamp, transfer=name, producer=pair.prefill)
         self._room(pair.decode)
         leg = wire.prefill_body(asked, token_ids=True, transfer=name)
         told = await self._leg(pair.prefill, stamp(leg, pair.prefill))
@@ -237,11 +270,11 @@ class _Proof:
         to, path, body = self._pair.decode, COMPLETIONS, wire.release_body(transfer)
         if isinstance(name, str):
             to, path, body = self._pair.prefill, wire.RELEASE_PATH, wire.release_by_name(name)
-        view = self._router.view
+        view = self._view
         if view.knows(to):
             with contextlib.suppress(EngineLost):
                 sent = msgspec.json.encode(stamp(body, to))
-                await self._router.upstream.say(view.get(to).instance, path, sent, self._headers())
+                await self._engines.upstream.say(view.get(to).instance, path, sent, self._headers())
 
     async def _answer(self, instance: InstanceId, body: Any) -> Said:
         said = pair_proofs.read(await self._leg(instance, body))
@@ -251,28 +284,28 @@ class _Proof:
 
     def _room(self, instance: InstanceId) -> None:
         """Asked before each leg: an instance may be set aside, or begin to drain, while its proof is under way."""
-        view = self._router.view
+        view = self._view
         if not view.knows(instance) or not view.get(instance).ready:
             raise _NoWord(f"{instance} takes no new legs")
         if not self._joining and not view.get(instance).has_place(view.routers):
             raise _NoWord(f"{instance} has no place")
 
     def _headers(self) -> dict[str, str]:
-        return {**self._router.engine_headers, "X-Request-Id": self._request, "Content-Type": "application/json"}
+        return {**self._engines.credentials.own, "X-Request-Id": self._request, "Content-Type": "application/json"}
 
     async def _leg(self, instance: InstanceId, body: Any, path: str = COMPLETIONS) -> bytes:
         """One of its requests, if there is a place for it."""
-        view = self._router.view
+        view = self._view
         self._room(instance)
         target = view.get(instance).instance
         view.leg_started(instance)
         try:
             async with asyncio.timeout(LEG_S):
-                answer = await self._router.upstream.call(
+                answer = await self._engines.upstream.call(
                     target, "POST", path, msgspec.json.encode(body), self._headers()
                 )
         finally:
-            self._router.leg_ended(instance)
+            self._leg_ended(instance)
         if answer.status != 200:
             because = f"{instance}: HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}"
             raise _Refused(because) if 400 <= answer.status < 500 else _NoWord(because)

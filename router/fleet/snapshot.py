@@ -15,16 +15,15 @@ import numpy as np
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
+from router.core.arrays import Ints
 from router.core.values import Reported, Standing
-from router.fleet.columns import Columns, Ints
+from router.fleet.columns import Columns
 from router.predict.inflight_load import Book
 from router.predict.prefix_cache import Prefixes
 from router.predict.step_model import Make
 
 if TYPE_CHECKING:
     from router.core.values import Wanted
-    from router.scheduler.flow_control.queue import Gate
-    from router.scheduler.scoring.prices import Prices
 
 MET_MAX: Final = 4096
 """Producers remembered of a decode instance: four lives of each of a thousand. A forgotten one is met again."""
@@ -305,10 +304,6 @@ class Fleet(Sequence[InstanceView]):
         self.book.reach(len(self.columns.ready))
         self.prefixes: Prefixes | None = None
         """Which instance has which beginning of a prompt, where that is kept."""
-        self.gate: Gate | None = None
-        """Where there is room without breaking a promise, where something is promised."""
-        self.priced: Prices | None = None
-        """What the last request was told (`router.scheduler.scoring.prices_ask`)."""
         self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
         self.shunning: Final[dict[int, frozenset[InstanceId]]] = {}

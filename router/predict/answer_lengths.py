@@ -35,6 +35,19 @@ PRIOR_P50, PRIOR_P90 = 200.0, 900.0
 """Cold start, tokens: the median between those of Azure's conversations of 2023 (129) and Mooncake's (350), the tail
 wide enough (p99 3,000) that chat (p90 424, 597) is no surprise and reasoning (ServeGen's R1: 5,423) not impossible."""
 
+OUTPUT_UNKNOWN: Final = 200.0
+"""Tokens of an answer where nobody predicts: `PRIOR_P50`."""
+
+SHARES: Final[tuple[float, ...]] = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
+"""Of answers, for which `Wanted.output_lengths` says how long they are at most: the short ones most closely, as a pause
+is spread over their tokens."""
+
+SHORT, MIDDLE = SHARES.index(0.1), SHARES.index(0.5)
+"""Places of a short one and of one in the middle."""
+
+LENGTHS_UNKNOWN: Final = tuple(OUTPUT_UNKNOWN * part for part in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0))
+"""Where nobody predicts: about as broad as the prior."""
+
 CREDIBILITY = 30.0
 """Observations at which a level counts as much as all before it together. From 15 to 100 the pinball loss on the public
 traces changes by 12 % at most: fewer suit where prompt size tells much, more the tails of small tenants."""

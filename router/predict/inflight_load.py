@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from router.fleet.columns import Bools, Floats, grow
+from router.core.arrays import Bools, Floats, grow
 from router.predict.fitted import TOGETHER_S
 from router.predict.step_model import UNKNOWN, Make, Speeds
 from router.predict.transfer_model import Pull, Pulls

@@ -1,27 +1,101 @@
-"""What is expected of the requests of one router, from their arrival to their end: lengths, bookings, prefixes. Pure.
+"""What a router makes of a request before it chooses: prompt size, prefix names, expected answer. Pure.
 
-The desk tells it what happens; policies and admission read what follows from it (`Fleet.book`, `Fleet.prefixes`). What
-was expected is compared with what came, so that the next expectation is better: answers' lengths
-(`router.predict.answer_lengths`), engines' speeds (`router.predict.step_model`), who still has which prefix
-(`router.predict.prefix_cache`).
+Nothing here reads a token: sizes are guessed from bytes by ratios that engines' `usage` corrects
+(`router.predict.prompt_tokens`), prefixes are named by text (`router.predict.chunks`), lengths by what ended before
+(`router.predict.answer_lengths`). Only routers whose policy or admission foresees anything have an
+intake: it costs them some tens of microseconds a request.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from router.core.journey import Chosen
+from router.core.eligibility import COMPLETIONS
+from router.core.unread import Sort, Unread
 from router.core.values import Sent, Wanted
-from router.fleet.snapshot import Fleet
-from router.predict.answer_lengths import Features, Lengths, Predictor
-from router.predict.chunks import CHUNK_BYTES
-from router.predict.inflight_load import Booking
-from router.predict.transfer_model import Pull
-from router.scheduler.scoring.prices import MIDDLE, OUTPUT_UNKNOWN, SHARES, SHORT, Prices
-from router.scheduler.scoring.prices_ask import prices_of
+from router.predict.answer_lengths import SHARES, Features, Lengths, Predictor, cues_of
+from router.predict.chunks import CHUNK_BYTES, Hasher, prompt_bytes, prompt_text
+from router.predict.prefix_cache import Prefixes
+from router.predict.prompt_tokens import Kind, Ratios, kind_of
+
+COMPLETION_TOKENS: Final = 16
+"""vLLM's ``max_tokens`` of a completion that names none (chats then have the rest of the context)."""
+
+KEY_BYTES: Final = 32
+
+TOKENS_MAX: Final = 1 << 31
+"""Nothing has so many tokens: a count from there on is no count. Sums of them stay within what numpy's columns hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One request as taken in."""
+
+    wanted: Wanted
+    lengths: Lengths
+    kind: Kind
+    text_bytes: int
+
+
+class Intake:
+    """Of one router."""
+
+    def __init__(self, lengths: Predictor, prefixes: Prefixes | None, key: bytes) -> None:
+        """`key`: for names of chunks, the same for all routers that are to understand each other's."""
+        self._lengths: Final = lengths
+        self._prefixes: Final = prefixes
+        self._hasher: Final = Hasher(key)
+        self._ratios: Final = Ratios()
+
+    def take(self, wanted: Wanted, path: str, body: Mapping[str, Any], *, scope: str | None) -> Taken:
+        """The same request with everything that can be foretold of it.
+
+        Args:
+            wanted: tenant, class, model and arrival are known.
+            path: the endpoint.
+            body: already stripped.
+            scope: whose text its names match (`Clients.scope`).
+        """
+        text = prompt_text(body)
+        model = wanted.model or ""
+        size = prompt_bytes(body, text)
+        kind = Kind.IDS if _is_ids(body) else kind_of(text)
+        tokens = self._ratios.estimate(wanted.tenant, model, kind, size).tokens
+        salt = body.get("cache_salt")
+        names = self._hasher.names(self._hasher.scope(model, scope, salt if isinstance(salt, str) else ""), text)
+        wanted = replace(
+            wanted, prompt_tokens=tokens, prefix=tuple(names), prefix_block_tokens=_chunk_tokens(tokens, size)
+        )
+        wanted, lengths = foretold(
+            self._lengths,
+            wanted,
+            max_tokens=_limit(path, body),
+            min_tokens=_count(body.get("min_tokens")) or 0,
+            ignore_eos=body.get("ignore_eos") is True,
+            cues=cues_of(body),
+        )
+        return Taken(wanted, lengths, kind, size)
+
+    def told(self, wanted: Wanted, taken: Taken, usage: Mapping[str, Any]) -> Wanted:
+        """An engine has counted the prompt's tokens: learned from, and put in place of what had been estimated."""
+        tokens = _count(usage.get("prompt_tokens"))
+        if tokens is None or not taken.text_bytes:
+            return wanted
+        self._ratios.learn(wanted.tenant, wanted.model or "", taken.kind, taken.text_bytes, tokens)
+        return replace(wanted, prompt_tokens=tokens, prefix_block_tokens=_chunk_tokens(tokens, taken.text_bytes))
+
+    def reported(self, sent: Iterable[Sent], wanted: Wanted, cached_tokens: int) -> None:
+        """With the answer's end its engine has said how much of the prompt was cached."""
+        if self._prefixes is not None:
+            for each in sent:
+                self._prefixes.reported(each, wanted.prefix_block_tokens, cached_tokens)
+
 
 _LOGITS: Final = tuple(math.log(share / (1.0 - share)) for share in SHARES)
 
@@ -29,144 +103,77 @@ _SIGMAS: Final = 1.2816
 """Standard deviations from a normal's median to its 0.9 quantile."""
 
 
-class Expected:
-    """Of one request."""
-
-    __slots__ = ("booking", "lengths", "sent")
-
-    def __init__(self) -> None:
-        self.lengths: Lengths | None = None
-        self.booking: Booking | None = None
-        self.sent: list[Sent] = []
-        """Where its prompt is taken to be cached from now on."""
-
-
-class Foresight:
-    """Of all requests of one router."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet: Final = fleet
-        self.lengths: Final = Predictor()
-
-    def foretell(
-        self,
-        wanted: Wanted,
-        *,
-        max_tokens: int | None = None,
-        min_tokens: int = 0,
-        ignore_eos: bool = False,
-        cues: int = 0,
-    ) -> tuple[Wanted, Lengths]:
-        """The same request with its answer's expected length; and the prediction, for `Expected.lengths`."""
-        found = self.lengths.predict(
-            Features(
-                wanted.tenant,
-                wanted.model or "",
-                wanted.slo_class,
-                wanted.prompt_tokens,
-                max_tokens,
-                min_tokens=min_tokens,
-                ignore_eos=ignore_eos,
-                cues=cues,
-            )
+def foretold(
+    predictor: Predictor,
+    wanted: Wanted,
+    *,
+    max_tokens: int | None = None,
+    min_tokens: int = 0,
+    ignore_eos: bool = False,
+    cues: int = 0,
+) -> tuple[Wanted, Lengths]:
+    """The same request with its answer's expected length; and the prediction, for `Expected.lengths`."""
+    found = predictor.predict(
+        Features(
+            wanted.tenant,
+            wanted.model or "",
+            wanted.slo_class,
+            wanted.prompt_tokens,
+            max_tokens,
+            min_tokens=min_tokens,
+            ignore_eos=ignore_eos,
+            cues=cues,
         )
-        middle, high, _ = found.served
-        spread = (high - middle) / _SIGMAS
-        told = replace(
-            wanted,
-            output_tokens=max(1.0, found.mean),
-            output_lengths=found.quantiles(_LOGITS),
-            output_variance=spread * spread,
-        )
-        return told, found
+    )
+    middle, high, _ = found.served
+    spread = (high - middle) / _SIGMAS
+    told = replace(
+        wanted,
+        output_tokens=max(1.0, found.mean),
+        output_lengths=found.quantiles(_LOGITS),
+        output_variance=spread * spread,
+    )
+    return told, found
 
-    def placed(self, expected: Expected, wanted: Wanted, chosen: Chosen) -> Prices:
-        """The policy has found a place. Tells what it was predicted to cost there."""
-        fleet, book = self._fleet, self._fleet.book
-        assert chosen.decode is not None
-        prices = prices_of(fleet, wanted)
-        prompt_row = fleet.by_id[chosen.prefill or chosen.decode].row
-        answer_row = fleet.by_id[chosen.decode].row
-        self.let_go(expected, wanted.now)
-        booking = expected.booking = Booking(
-            prompt_tokens=wanted.prompt_tokens,
-            mean_tokens=wanted.output_tokens or OUTPUT_UNKNOWN,
-            short_tokens=float(prices.lengths[SHORT]),
-            middle_tokens=float(prices.lengths[MIDDLE]),
-            variance=wanted.output_variance,
-            tpot_ms=wanted.tpot_ms or math.inf,
-        )
-        booking.cached_tokens = prices.cached_at(prompt_row)
-        ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
-        book.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
-        if answer_row != prompt_row:
-            booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
-            if prices.learns(answer_row):
-                booking.pull = Pull(
-                    told_ms=prices.told_ms(prompt_row, answer_row),
-                    moving_ms=prices.moving_ms(prompt_row, answer_row),
-                    unmoved_ms=prices.unmoved_ms(answer_row),
-                    pause_ms=booking.pause_ms,
-                    near=fleet.near(prompt_row, answer_row),
-                )
-        if not wanted.prefill_only:
-            book.answer_placed(booking, answer_row, wanted.now)
-        if fleet.prefixes is not None and wanted.prefix:
-            sent = fleet.prefixes.sent(prompt_row, wanted.prefix, wanted.now)
-            expected.sent = [] if sent is None else [sent]
-            if answer_row != prompt_row:
-                fleet.prefixes.sent(answer_row, wanted.prefix, wanted.now)
-        return prices
 
-    def prompt_over(
-        self, expected: Expected, wanted: Wanted, now: float, *, done: bool, cached_tokens: int | None = None
-    ) -> None:
-        """Its prompt is computed, or will not be."""
-        if expected.booking is None:
-            return
-        self._fleet.book.prompt_over(expected.booking, now, done=done)
-        prefixes, sent, expected.sent = self._fleet.prefixes, expected.sent, []
-        if not done or prefixes is None or not wanted.prefix_block_tokens:
-            return
-        text_bytes = round(wanted.prompt_tokens * CHUNK_BYTES / wanted.prefix_block_tokens)
-        for each in sent:
-            prefixes.answered(
-                each, now, prompt_tokens=wanted.prompt_tokens, text_bytes=text_bytes, cached_tokens=cached_tokens
-            )
+def cached_in(usage: Mapping[str, Any]) -> int | None:
+    """Tokens of a prompt that came from the cache; None where the engine does not say (vLLM does with
+    ``--enable-prompt-tokens-details``).
+    """
+    details = usage.get("prompt_tokens_details")
+    return _count(details.get("cached_tokens"), least=0) if isinstance(details, dict) else None
 
-    def opened(self, expected: Expected, wanted: Wanted, now: float) -> None:
-        """The first token of its answer has come from where it is decoded: its prompt is computed, wherever it was."""
-        if expected.booking is not None:
-            self.prompt_over(expected, wanted, now, done=True)
-            self._fleet.book.opened(expected.booking, now)
 
-    def ended(
-        self,
-        expected: Expected,
-        wanted: Wanted,
-        now: float,
-        tokens: int | None,
-        *,
-        cut_off: bool = False,
-        engine_ms: tuple[float, float] | None = None,
-    ) -> None:
-        """It is over, after so many tokens; None: nobody has counted them. `engine_ms`: see `Desk.finish`."""
-        booking = expected.booking
-        if booking is not None:
-            if engine_ms is not None:
-                self._fleet.book.told(booking, now, *engine_ms)
-            row = booking.decode_row
-            if row >= 0 and self._fleet.prefixes is not None:
-                self._fleet.prefixes.used(row, wanted.prefix, now)
-                self._fleet.prefixes.wrote(row, tokens or 0, now)
-            self._fleet.book.answer_over(booking, now, tokens or 0)
-        if expected.lengths is not None and tokens:
-            self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
-        self.let_go(expected, now)
+def answer_tokens(usage: Mapping[str, Any]) -> int | None:
+    """Tokens of an answer."""
+    return _count(usage.get("completion_tokens"))
 
-    def let_go(self, expected: Expected, now: float) -> None:
-        """It is not where it was placed any more."""
-        booking, expected.booking, expected.sent = expected.booking, None, []
-        if booking is not None:
-            self._fleet.book.prompt_over(booking, now, done=False)
-            self._fleet.book.answer_over(booking, now)
+
+def chunk_key(secret: bytes) -> bytes:
+    """A key for names of chunks from a secret that all routers of the fleet have."""
+    return blake2b(secret[:64], digest_size=KEY_BYTES, person=b"baton chunks").digest()
+
+
+def _chunk_tokens(tokens: int, text_bytes: int) -> float:
+    return CHUNK_BYTES * tokens / text_bytes if text_bytes else 0.0
+
+
+def _limit(path: str, body: Mapping[str, Any]) -> int | None:
+    """The answer's limit as vLLM reads it."""
+    limit = body.get("max_completion_tokens")
+    limit = _count(body.get("max_tokens") if limit is None else limit)
+    return COMPLETION_TOKENS if limit is None and path == COMPLETIONS else limit
+
+
+def _count(value: object, *, least: int = 1) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value < TOKENS_MAX else None
+
+
+def _is_ids(body: Mapping[str, Any]) -> bool:
+    prompt = body.get("prompt")
+    if isinstance(prompt, Unread):
+        return "messages" not in body and prompt.sort is Sort.IDS
+    if "messages" in body or not isinstance(prompt, list) or not prompt:
+        return False
+    first = prompt[0]
+    return isinstance(first[0] if isinstance(first, list) and first else first, int)

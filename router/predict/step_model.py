@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from costs.cost import Costs
 from costs.step import StepCost
-from router.fleet.columns import Floats, Ints, grow
+from router.core.arrays import Floats, Ints, grow
 from router.predict.fitted import Fitted
 
 OFF_KNOWN, OFF_UNKNOWN = 2.0, 200.0

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -31,18 +31,16 @@ from router.core.verdict import Verdict, Way
 from router.http.headers import Headers, lines
 from router.http.outlet import Outlet
 from router.http.upstream import Answer, EngineLost
-from router.predict.estimates import Intake, Taken, answer_tokens, cached_in
+from router.predict.predictors import Intake, Taken, answer_tokens, cached_in
 from router.request.body import closing, opened
-from router.request.legs import AnswerLeg, PrefillLeg, Said
+from router.request.legs import AnswerLeg, LegOwner, PrefillLeg, Said
+from router.request.parts import Parts
 from router.request.releases import Releases, stamped, transfer_id
 from router.request.reply import Reply
 from router.request.splice import Seed, seed_of, stops_of
 from router.request.trace import Account
 from router.scheduler.scheduler import Calls, Seat
 from router.telemetry.timing import Stage
-
-if TYPE_CHECKING:
-    from router.api.server import Router
 
 logger = logging.getLogger("baton.router")
 
@@ -59,7 +57,7 @@ _TIMED = frozenset({j.State.CHOOSING, j.State.PREFILLING, j.State.OPENING, j.Sta
 """States that a clock may end."""
 
 
-class Exchange:
+class Exchange(LegOwner):
     """One client request on its way through the fleet.
 
     Long, as every effect of `router.core.journey` and every event of legs and client has a short method here, all on
@@ -84,6 +82,7 @@ class Exchange:
         "_open",
         "_over",
         "_parted",
+        "_parts",
         "_pending",
         "_prefill_answer",
         "_presumed",
@@ -93,7 +92,6 @@ class Exchange:
         "_releasing",
         "_request",
         "_resumed",
-        "_router",
         "_seat",
         "_seed",
         "_sent",
@@ -112,7 +110,7 @@ class Exchange:
 
     def __init__(
         self,
-        router: Router,
+        parts: Parts,
         outlet: Outlet,
         headers: Headers,
         request: Request,
@@ -125,7 +123,7 @@ class Exchange:
         """A request that is about to begin.
 
         Args:
-            router: whose it is.
+            parts: of its router.
             outlet: where its answer goes.
             headers: its own.
             request: what it asks.
@@ -135,13 +133,15 @@ class Exchange:
             client: whose it is.
             taken: what was foretold of it; None: nobody foresees anything.
         """
-        self._router = router
+        self._parts = parts
         self._request = request
         self.streams = request.stream
-        self.answer_bytes_max = router.config.answer_bytes_max
+        self.answer_bytes_max = parts.limits.answer_bytes_max
         self._journey = journey
         self._verdict = verdict
-        self._account = Account(router.memory, router.meters, router.tracing, request, verdict, headers, client)
+        self._account = Account(
+            parts.telling.memory, parts.meters, parts.telling.tracing, request, verdict, headers, client
+        )
         resumable = verdict.resumable and request.stream
         self.reply = Reply(
             outlet,
@@ -154,7 +154,7 @@ class Exchange:
         self._seat = seat
         self._taken = taken
         if headers.onward is None:
-            onward = {**router.headers_for(headers), "content-type": "application/json"}
+            onward = {**parts.engines.credentials.headers_for(headers), "content-type": "application/json"}
             headers.onward = onward, lines(onward)
         self._onward, start = headers.onward
         account = self._account
@@ -211,8 +211,8 @@ class Exchange:
         """Prefill legs that are waited for, oldest first."""
 
     def begin(self) -> None:
-        """From here on everything is driven by what comes. It has ended once `Router.exchanges` forgets it."""
-        self._router.exchanges.add(self)
+        """From here on everything is driven by what comes. It has ended once `Parts.open` forgets it."""
+        self._parts.open.add(self)
         self.reply.outlet.exchange = self
         try:
             self._account.begin()
@@ -267,7 +267,7 @@ class Exchange:
         if self._journey.state is j.State.CHOOSING and not self._in_line:
             self._in_line = True
             self._account.waits()
-            self._router.line.wait(self._seat, self._called)
+            self._parts.line.wait(self._seat, self._called)
         wakeup = self._journey.next_wakeup()
         if wakeup is not None and (self._timer is None or self._due > wakeup):
             self._arm(wakeup)
@@ -277,12 +277,12 @@ class Exchange:
         if left_s > FAR_S:
             if not self._looked_at:
                 self._looked_at = True
-                self._router.legs.long.add(self)
+                self._parts.engines.legs.long.add(self)
             return
         if self._timer is not None:
             self._timer.cancel()
         self._due = wakeup
-        self._timer = self._router.loop.call_later(max(0.0, left_s), self._tick)
+        self._timer = self._parts.engines.loop.call_later(max(0.0, left_s), self._tick)
 
     def look(self, now: float) -> None:
         """A moment like any other: what was far may be near now."""
@@ -309,13 +309,13 @@ class Exchange:
 
     def _call(self, whom: Calls) -> None:
         """To be asked again, where there is anybody; most often there is not."""
-        if whom or self._router.desk.wakeup_s is not None:
-            self._router.call(whom)
+        if whom or self._parts.desk.wakeup_s is not None:
+            self._parts.dispatch.call(whom)
 
     def _leave_line(self) -> None:
         if self._in_line:
             self._in_line = False
-            self._router.line.forget(self._seat)
+            self._parts.line.forget(self._seat)
             self._account.called()
 
     def _abandon(self) -> None:
@@ -342,7 +342,7 @@ class Exchange:
 
     def _leave_desk(self) -> None:
         if self._at_desk:
-            self._call(self._router.desk.finish(self._seat, time.monotonic()))
+            self._call(self._parts.desk.finish(self._seat, time.monotonic()))
             self._at_desk = False
 
     def _tell_broken(self) -> None:
@@ -351,7 +351,7 @@ class Exchange:
             outlet.abort()
         else:
             problem = ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
-            self._router.generation.refuse(outlet, problem)
+            self._parts.refusals.refuse(outlet, problem)
 
     def stop(self) -> None:
         """The router ends: whatever comes now is not looked at."""
@@ -365,24 +365,24 @@ class Exchange:
     def _forget(self) -> None:
         """Nothing is to come any more."""
         self._over = True
-        self._router.line.forget(self._seat)
+        self._parts.line.forget(self._seat)
         if self._looked_at:
-            self._router.legs.long.discard(self)
+            self._parts.engines.legs.long.discard(self)
         for timer in (self._timer, self._slow):
             if timer is not None:
                 timer.cancel()
         self._timer = self._slow = None
-        if self in self._router.exchanges:
-            self._router.exchanges.discard(self)
-            self._router.clients.leave(self._seat.wanted.tenant)
+        if self in self._parts.open:
+            self._parts.open.discard(self)
+            self._parts.clients.leave(self._seat.wanted.tenant)
 
     # -- small effects --
 
     def _await_fleet(self, _: j.AwaitFleet) -> None:
-        self._call(self._router.desk.found_none(self._seat))
+        self._call(self._parts.desk.found_none(self._seat))
 
     def _begin_cancel(self, effect: j.CancelPrefill) -> None:
-        self._router.spawn(self._releases().cancel_prefill(effect.instance), f"abort-{self._request.id}")
+        self._parts.tasks.spawn(self._releases().cancel_prefill(effect.instance), f"abort-{self._request.id}")
 
     def _close_prefill(self, _: j.ClosePrefill | None = None) -> None:
         for leg in list(self._legs.values()):
@@ -390,7 +390,9 @@ class Exchange:
         self._legs.clear()
 
     def _leave_prefill(self, effect: j.OutlastPrefill) -> None:
-        self._router.spawn(self._releases().outlast(self._legs.pop(effect.instance)), f"release-{self._request.id}")
+        self._parts.tasks.spawn(
+            self._releases().outlast(self._legs.pop(effect.instance)), f"release-{self._request.id}"
+        )
 
     def _forward_refusal(self, _: j.ForwardRefusal) -> None:
         refusal = self._refusal
@@ -419,7 +421,7 @@ class Exchange:
         if leg is not None and leg.http is not None:
             leg.http.pause()
         if self._slow is None:
-            self._slow = self._router.loop.call_later(self._router.config.client_stall_s, self._cut_client)
+            self._slow = self._parts.engines.loop.call_later(self._parts.limits.client_stall_s, self._cut_client)
 
     def client_drained(self) -> None:
         """He does again."""
@@ -446,13 +448,13 @@ class Exchange:
             self._seat.wanted = msgspec.structs.replace(
                 self._seat.wanted, weights=weights, circle=circle, meaning=meaning
             )
-        chosen, called = self._router.desk.choose(self._seat, effect, time.monotonic())
+        chosen, called = self._parts.desk.choose(self._seat, effect, time.monotonic())
         self._call(called)
         if effect.second and chosen.prefill is None:  # all stays as it is
             return chosen
         if effect.excluded:
             kind = "second" if effect.second else "resumed" if self._relayed else "again"
-            self._router.meters.retries.labels(kind).inc()
+            self._parts.meters.retries.labels(kind).inc()
             self._resumed = self._resumed or self._relayed
         self._account.chose(effect, chosen, self._seat)
         expected = self._seat.expected
@@ -462,7 +464,7 @@ class Exchange:
 
     def _spoken_by(self, leg: PrefillLeg | AnswerLeg | None) -> None:
         """The client has text of this leg's engine: from here on only its like goes on."""
-        view = self._router.view
+        view = self._parts.view
         if leg is not None and view.knows(leg.instance):
             maker = view.get(leg.instance)
             meaning = maker.meaning(self._seat.wanted.model)
@@ -472,20 +474,20 @@ class Exchange:
 
     def _send_prefill(self, effect: j.SendPrefill) -> None:
         instance, attempt = effect.instance, effect.attempt
-        router = self._router
+        parts = self._parts
         leg = self._producer = PrefillLeg(self, instance, attempt)
-        transfer = transfer_id(self._router, self._request, instance, attempt)
+        transfer = transfer_id(self._parts, self._request, instance, attempt)
         if not self._open:
             self._open = opened(self._request.raw)
         fields = wire.prefill_fields(self._request.body, token_ids=self._may_seed(), transfer=transfer)
         body = *self._open, closing(self._stamped(fields, instance, leg))
         leg.started = time.monotonic()
-        target = router.view.get(instance).instance
+        target = parts.view.get(instance).instance
         headers = self._lines(Stage.PREFILL_LEG, target)
-        router.view.leg_started(instance)
+        parts.view.leg_started(instance)
         self._legs[instance] = leg
-        router.losses.watch(instance, leg, leg.left)
-        leg.http = router.legs.send(target.url, self._request.path, headers, body, leg)
+        parts.losses.watch(instance, leg, leg.left)
+        leg.http = parts.engines.legs.send(target.url, self._request.path, headers, body, leg)
 
     @property
     def _headers(self) -> dict[str, str]:
@@ -493,7 +495,7 @@ class Exchange:
         return {**self._onward, "x-request-id": self._request.id}
 
     def _releases(self) -> Releases:
-        return Releases(self._router, self._request, self._headers)
+        return Releases(self._parts, self._request, self._headers)
 
     def _lines(self, stage: str, target: Instance) -> bytes:
         """A leg is sent: its headers, as lines."""
@@ -503,13 +505,13 @@ class Exchange:
     def _stamped(self, body: Mapping[str, Any], to: InstanceId, holder: PrefillLeg | None) -> Mapping[str, Any]:
         """A leg with the ticket that a guarded engine asks for. `holder`: whose blocks it is about."""
         producer, attempt = (to, self._journey.attempt) if holder is None else (holder.instance, holder.attempt)
-        return stamped(self._router, self._request, body, to, producer, attempt)
+        return stamped(self._parts, self._request, body, to, producer, attempt)
 
     def prefill_over(self, leg: PrefillLeg) -> None:
         """Its place is free again, however it ended."""
         try:
-            self._router.losses.unwatch(leg.instance, leg)
-            self._router.leg_ended(leg.instance)
+            self._parts.losses.unwatch(leg.instance, leg)
+            self._parts.dispatch.leg_ended(leg.instance)
         except Exception:  # the place is given to another request: this exchange goes on
             logger.exception(_BUG, self._request.label)
 
@@ -523,12 +525,12 @@ class Exchange:
         """Its instance is lost; it may yet do its work, and hold blocks for us."""
         if self._legs.get(leg.instance) is leg:
             del self._legs[leg.instance]
-            self._router.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
+            self._parts.tasks.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
             self.feed(j.Lost("the instance was lost", by=leg.instance))
 
     def _read_prefill(self, leg: PrefillLeg, said: Said | j.Lost | j.Refused) -> j.Event:
         if isinstance(said, Said):
-            self._router.meters.leg("prefill", said.at - leg.started)
+            self._parts.meters.leg("prefill", said.at - leg.started)
         newest = leg.attempt == self._journey.attempt
         fields = self._fields(leg.instance, said.answer) if isinstance(said, Said) else said
         if not isinstance(fields, dict):
@@ -554,7 +556,7 @@ class Exchange:
             return "P holds nothing: what it has computed cannot be told"
         because = transfer.stops_short_of(fields)
         decode = self._seat.decode
-        return because or ("" if decode is None else self._router.view.not_exact(leg.instance, decode))
+        return because or ("" if decode is None else self._parts.view.not_exact(leg.instance, decode))
 
     def _transfer_in(self, fields: dict[str, Any]) -> wire.Transfer | None:
         """The hold that P's answer describes; a client is told of what the first of his P had cached."""
@@ -583,25 +585,25 @@ class Exchange:
 
     def _prompt_over(self, *, done: bool, usage: Mapping[str, Any] = _NO_USAGE) -> None:
         """Its prompt was computed where it was last sent to, or will not be (`done` false)."""
-        intake, seat = self._router.intake, self._seat
+        intake, seat = self._parts.intake, self._seat
         if intake is None or self._taken is None:
             return
         seat.wanted = intake.told(seat.wanted, self._taken, usage)
         cached = cached_in(usage)
         if done and cached is not None and seat.expected.booking is not None:
-            self._router.meters.attainment.prefix(self._cached_tokens, cached)
+            self._parts.meters.attainment.prefix(self._cached_tokens, cached)
             self._count_cached(cached)
         self._sent = ()
-        self._router.desk.prompt_over(seat, time.monotonic(), done=done, cached_tokens=cached)
+        self._parts.desk.prompt_over(seat, time.monotonic(), done=done, cached_tokens=cached)
 
     def _may_seed(self) -> bool:
         """Where it is exact, and D can be told to begin with P's token."""
-        allowed = self._router.config.seeding and self._verdict.way is Way.SEEDED
-        return allowed and self._router.desk.pins(self._seat)
+        allowed = self._parts.limits.seeding and self._verdict.way is Way.SEEDED
+        return allowed and self._parts.desk.pins(self._seat)
 
     def _read_seed(self, answer: dict[str, Any], not_first: str) -> int | None:
         if self._seed is not None or not self._may_seed():
-            off = not self._router.config.seeding
+            off = not self._parts.limits.seeding
             self._account.not_seeded("seeding is off" if off else "D's engine cannot be told its first token")
             return None
         if not_first:
@@ -623,15 +625,15 @@ class Exchange:
         assert self._seat.decode is not None
         usage = answer.get("usage")
         prompt_tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-        context = self._router.view.get(self._seat.decode).context(self._request.model)
+        context = self._parts.view.get(self._seat.decode).context(self._request.model)
         return has_room(self._request.body, prompt_tokens if isinstance(prompt_tokens, int) else None, context)
 
     def _send_seed(self, _: j.SendSeed) -> None:
         assert self._seed is not None
         if self.reply.outlet.gone:
             return  # this very moment: his connection will say so
-        self._router.meters.first_byte(time.monotonic() - self._request.arrived)
-        self._router.meters.seeds.inc()
+        self._parts.meters.first_byte(time.monotonic() - self._request.arrived)
+        self._parts.meters.seeds.inc()
         self._account.seeds()
         self.reply.give(self._seed)
 
@@ -657,9 +659,9 @@ class Exchange:
             self._refusal = Answer(problem.status, "application/json", msgspec.json.encode(problem.body()))
             return j.Refused(problem.status)
         if lost.unfit:
-            self._router.meters.unfit.labels(lost.unfit).inc()
+            self._parts.meters.unfit.labels(lost.unfit).inc()
         if not lost.reached:
-            self._router.unreachable(instance)
+            self._parts.dispatch.unreachable(instance)
         logger.warning("%s: %s lost: %s", self._request.label, instance, lost)
         return j.Lost(str(lost), untouched=not lost.reached)
 
@@ -673,8 +675,8 @@ class Exchange:
 
     def _send_decode(self, effect: j.SendDecode) -> j.Event | None:
         instance, transfer = effect.instance, effect.transfer
-        router = self._router
-        away = router.desk.turned_away(instance)
+        parts = self._parts
+        away = parts.desk.turned_away(instance)
         if away is not None:
             return away
         self._way = "handoff" if transfer is not None else "whole"
@@ -688,25 +690,27 @@ class Exchange:
         leg = self._answer = AnswerLeg(self, instance, "" if transfer is None else transfer.producer)
         if transfer is None and not self.streams:
             self._presume(leg.started)
-        target = router.view.get(instance).instance
+        target = parts.view.get(instance).instance
         pulls = transfer is not None
         stage = Stage.DECODE_LEG if pulls else Stage.WHOLE_LEG
         headers = self._lines(stage, target)
-        silence_s = router.config.stall_s if self.streams else 0.0
-        router.losses.watch(instance, leg, leg.left)
+        silence_s = parts.limits.stall_s if self.streams else 0.0
+        parts.losses.watch(instance, leg, leg.left)
         # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
-        leg.http = router.legs.send(target.url, self._request.path, headers, body, leg, once=pulls, silence_s=silence_s)
+        leg.http = parts.engines.legs.send(
+            target.url, self._request.path, headers, body, leg, once=pulls, silence_s=silence_s
+        )
         return None
 
     def _presume(self, now: float) -> None:
         """Nobody says when the prompt of an answer in one piece is computed: it is when that was foretold."""
         if self._taken is not None and self._seat.ttft_ms > 0:
             left_s = self._request.arrived + self._seat.ttft_ms / 1000 - now
-            self._presumed = self._router.loop.call_later(max(0.0, left_s), self._presume_over)
+            self._presumed = self._parts.engines.loop.call_later(max(0.0, left_s), self._presume_over)
 
     def _presume_over(self) -> None:
-        self._router.desk.prompt_over(self._seat, time.monotonic(), done=False)
-        self._call(self._router.desk.room())
+        self._parts.desk.prompt_over(self._seat, time.monotonic(), done=False)
+        self._call(self._parts.desk.room())
 
     def _presume_no_more(self) -> None:
         if self._presumed is not None:
@@ -767,38 +771,38 @@ class Exchange:
         """Its status is known: it begins to answer, or it has failed."""
         leg.opening = False
         self._open = ()
-        self._router.losses.unwatch(leg.instance, leg)
-        self._router.meters.leg("decode", time.monotonic() - leg.started)
+        self._parts.losses.unwatch(leg.instance, leg)
+        self._parts.meters.leg("decode", time.monotonic() - leg.started)
         if leg.pulled and self._producer is not None and isinstance(failure, j.Lost | None):
             because = None if failure is None else failure.because
-            self._router.meters.pulled(self._producer.instance, leg.instance, because)
+            self._parts.meters.pulled(self._producer.instance, leg.instance, because)
         if failure is not None:
             self._close_decode()
             return failure
         if leg.pulled:
-            self._router.view.pair_met(leg.pulled, leg.instance)
+            self._parts.view.pair_met(leg.pulled, leg.instance)
         self._presume_no_more()
         if self.streams or self._seat.wanted.prefill_only:  # else all of the answer is here, and says no time
-            self._router.desk.opened(self._seat, time.monotonic())
-            self._call(self._router.desk.room())
+            self._parts.desk.opened(self._seat, time.monotonic())
+            self._call(self._parts.desk.room())
         self._account.opened(spoken=self.reply.first_out)
         return j.Opened()
 
     def _close_decode(self, _: j.CloseDecode | None = None) -> None:
         leg, self._answer, self._whole = self._answer, None, None
         if leg is not None:
-            self._router.losses.unwatch(leg.instance, leg)
+            self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
         self._presume_no_more()
         self._occupy(None)
 
     def _occupy(self, instance: InstanceId | None) -> None:
         """Count our answering leg at this instance, and nowhere else."""
-        self._call(self._router.desk.occupy(self._seat, instance))
+        self._call(self._parts.desk.occupy(self._seat, instance))
 
     def _relay(self, _: j.Relay) -> j.Event | None:
         if not self._relayed and self._seed is None:
-            self._router.meters.first_byte(time.monotonic() - self._request.arrived)
+            self._parts.meters.first_byte(time.monotonic() - self._request.arrived)
         self._relayed = True
         if self._whole is not None:
             content_type = answers.json_type(self._whole.content_type)
@@ -809,7 +813,7 @@ class Exchange:
         self._spoken_by(leg)
         leg.relays = True
         if leg.http is not None and self._verdict.resumable:
-            leg.http.limit_silence(self._router.config.stall_s * j.TURN)
+            leg.http.limit_silence(self._parts.limits.stall_s * j.TURN)
         if leg.http is not None:
             leg.http.chunk = self.reply.pass_on
         if leg.http is not None and self.reply.outlet.full:
@@ -836,7 +840,7 @@ class Exchange:
     def _begin_release(self, effect: j.Release) -> None:
         assert self._producer is not None
         releasing = self._releases().release(effect.via, effect.transfer, self._producer)
-        self._releasing = self._router.spawn(releasing, f"release-{self._request.id}")  # it may go on meanwhile
+        self._releasing = self._parts.tasks.spawn(releasing, f"release-{self._request.id}")  # it may go on meanwhile
         self._releasing.add_done_callback(self._released)
 
     def _released(self, task: asyncio.Task[j.Event]) -> None:
@@ -847,13 +851,13 @@ class Exchange:
     def _report_cached(self, intake: Intake, cached_tokens: int | None) -> None:
         """One instance did all of it, and has said with its end how much of the prompt it had."""
         if cached_tokens is not None:
-            self._router.meters.attainment.prefix(self._cached_tokens, cached_tokens)
+            self._parts.meters.attainment.prefix(self._cached_tokens, cached_tokens)
             self._count_cached(cached_tokens)
             intake.reported(self._sent, self._seat.wanted, cached_tokens)
 
     def _count_cached(self, cached_tokens: int) -> None:
         wanted = self._seat.wanted
-        flow = self._router.meters.flow
+        flow = self._parts.meters.flow
         flow.prefilled(wanted.model or "", wanted.slo_class, wanted.prompt_tokens, cached_tokens)
 
     def _finish(self, effect: j.Finish) -> None:
@@ -863,15 +867,15 @@ class Exchange:
         cut_off = outcome != "served" or self.reply.cut_off
         here = None if self._resumed else tokens  # made by two engines they say nothing about either's speed
         now = time.monotonic()
-        router = self._router
+        parts = self._parts
         said = self._engine_said(here)
-        self._call(router.desk.finish(self._seat, now, here, cut_off=cut_off, engine_ms=said))
+        self._call(parts.desk.finish(self._seat, now, here, cut_off=cut_off, engine_ms=said))
         self._at_desk = False
         self._forget()
         outcome = SHED if self._shed else outcome
-        router.meters.ended(self._request.path, self._way, outcome, now - self._request.arrived)
+        parts.meters.ended(self._request.path, self._way, outcome, now - self._request.arrived)
         if self.reply.broken_seams:
-            router.meters.broken_seams.inc(self.reply.broken_seams)
+            parts.meters.broken_seams.inc(self.reply.broken_seams)
         self._account.finish(outcome, self._seat, tokens)
         if self.reply.outlet.exchange is self:  # nobody has told him an end: better none than to wait for ever
             self.reply.outlet.abort()
@@ -888,7 +892,7 @@ class Exchange:
 
     def _count_tokens(self) -> int | None:
         """Of the answer: as its engine has counted them, else by the events that went through."""
-        intake, usage = self._router.intake, self._account.usage
+        intake, usage = self._parts.intake, self._account.usage
         if intake is None or self._taken is None:
             return None
         if usage and self._sent:  # no P has said it

@@ -7,17 +7,67 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cluster.ids import InstanceId
 from router.core import engine_answers
 from router.core import journey as j
 from router.http.legs import Leg
 from router.http.upstream import Answer, EngineLost, too_long
+from router.request.reply import Reply
 
-if TYPE_CHECKING:
-    from router.request.driver import Exchange
+
+class LegOwner(ABC):
+    """Who sent legs, and hears of them."""
+
+    __slots__ = ()
+
+    answer_bytes_max: int
+    """Most of one answer that is kept to be read."""
+    streams: bool
+    """Its client wants a stream."""
+    reply: Reply
+
+    @abstractmethod
+    def engine_lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost | j.Refused:
+        """What a broken leg is to the journey."""
+
+    @abstractmethod
+    def prefill_over(self, leg: PrefillLeg) -> None:
+        """Its place is free again, however it ended."""
+
+    @abstractmethod
+    def prefill_said(self, leg: PrefillLeg, said: Said | j.Lost | j.Refused) -> None:
+        """It has ended by itself."""
+
+    @abstractmethod
+    def prefill_left(self, leg: PrefillLeg) -> None:
+        """Its instance is lost; it may yet do its work, and hold blocks for us."""
+
+    @abstractmethod
+    def answer_began(self, leg: AnswerLeg, because: str) -> None:
+        """The beginning of a stream with a good status is here. `because`: why it is none; empty: it is one."""
+
+    @abstractmethod
+    def answer_ended(self, leg: AnswerLeg) -> None:
+        """All of it is here."""
+
+    @abstractmethod
+    def answer_lost(self, leg: AnswerLeg, lost: EngineLost) -> None:
+        """It broke off."""
+
+    @abstractmethod
+    def answer_left(self, leg: AnswerLeg) -> None:
+        """Its instance is lost."""
+
+    @abstractmethod
+    def passed_on(self, event: object) -> None:
+        """A chunk has told of this."""
+
+    @abstractmethod
+    def relayed(self, data: bytes) -> None:
+        """More of the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +95,7 @@ class PrefillLeg:
         "started",
     )
 
-    def __init__(self, exchange: Exchange, instance: InstanceId, attempt: int) -> None:
+    def __init__(self, exchange: LegOwner, instance: InstanceId, attempt: int) -> None:
         self._exchange = exchange
         self.instance = instance
         self.attempt = attempt
@@ -128,7 +178,7 @@ class AnswerLeg:
         "status",
     )
 
-    def __init__(self, exchange: Exchange, instance: InstanceId, pulled: str) -> None:
+    def __init__(self, exchange: LegOwner, instance: InstanceId, pulled: str) -> None:
         self._exchange = exchange
         self.instance = instance
         self.pulled = pulled

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -21,42 +21,40 @@ from router.core.eligibility import CHAT
 from router.core.engine_answers import object_in
 from router.http.upstream import Answer, EngineLost
 from router.request.legs import PrefillLeg, Said
+from router.request.parts import Parts
 from router.scheduler.scheduler import HANDSHAKE_S
-
-if TYPE_CHECKING:
-    from router.api.server import Router
 
 logger = logging.getLogger("baton.router")
 
 
-def transfer_id(router: Router, request: Request, producer: InstanceId, attempt: int) -> TransferId:
+def transfer_id(parts: Parts, request: Request, producer: InstanceId, attempt: int) -> TransferId:
     """The name of this request's hold there, made or not."""
-    epoch = router.view.get(producer).instance.epoch if router.view.knows(producer) else 0
+    epoch = parts.view.get(producer).instance.epoch if parts.view.knows(producer) else 0
     return TransferId(request.id, attempt, epoch)
 
 
 def stamped(
-    router: Router, request: Request, body: Mapping[str, Any], to: InstanceId, producer: InstanceId, attempt: int
+    parts: Parts, request: Request, body: Mapping[str, Any], to: InstanceId, producer: InstanceId, attempt: int
 ) -> Mapping[str, Any]:
     """A leg for `to` about this hold, with the ticket that a guarded engine asks for."""
-    if not router.tickets.signs:
+    if not parts.engines.tickets.signs:
         return body
-    return router.tickets.stamp(body, to, transfer_id(router, request, producer, attempt), producer=producer)
+    return parts.engines.tickets.stamp(body, to, transfer_id(parts, request, producer, attempt), producer=producer)
 
 
 class Releases:
     """Of one request."""
 
-    def __init__(self, router: Router, request: Request, headers: Mapping[str, str]) -> None:
+    def __init__(self, parts: Parts, request: Request, headers: Mapping[str, str]) -> None:
         """`headers`: of its legs."""
-        self.router: Final = router
+        self.parts: Final = parts
         self.request: Final = request
         self.headers: Final = headers
 
     async def outlast(self, leg: PrefillLeg) -> None:
         """Another has answered: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it."""
         done, _ = await asyncio.wait({leg.said()}, timeout=j.PATIENCE_S)
-        if not done and self.router.view.knows(leg.instance):
+        if not done and self.parts.view.knows(leg.instance):
             await self.cancel_prefill(leg.instance)
         await self.see_out(leg, j.CANCEL_WAIT_S)
 
@@ -74,18 +72,18 @@ class Releases:
     async def cancel_prefill(self, instance: InstanceId) -> None:
         """vLLM aborts by its own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
         engine_id = f"chatcmpl-{self.request.id}" if self.request.path == CHAT else f"cmpl-{self.request.id}-0"
-        if not self.router.view.knows(instance):
+        if not self.parts.view.knows(instance):
             return
-        target = self.router.view.get(instance).instance
-        await self.router.upstream.abort(target, (engine_id,), self.headers)
+        target = self.parts.view.get(instance).instance
+        await self.parts.engines.upstream.abort(target, (engine_id,), self.headers)
 
     async def release(self, via: InstanceId, transfer: wire.Transfer, holder: PrefillLeg) -> j.Event:
         """Give this hold up by its name; else have D tell P to free it, or, where D does not answer, another one."""
         done = await self._give_up(transfer, holder) or await self._reject(via, transfer, holder)
         if not done:
-            other = self.router.desk.speaks_for(holder.instance, via)
+            other = self.parts.desk.speaks_for(holder.instance, via)
             done = other is not None and await self._reject(other, transfer, holder)
-        self.router.meters.releases.labels(str(done).lower()).inc()
+        self.parts.meters.releases.labels(str(done).lower()).inc()
         if not done:
             logger.warning("%s: a hold of %d tokens is left to its lease", self.request.label, transfer.tokens)
         return j.Released(done)
@@ -93,12 +91,12 @@ class Releases:
     async def _give_up(self, transfer: wire.Transfer, holder: PrefillLeg) -> bool:
         """Where P has told the name we gave it, it has Baton's connector, and with a guard a place to say so."""
         name = transfer.fields.get(wire.TRANSFER)
-        if not isinstance(name, str) or not self.router.view.knows(holder.instance):
+        if not isinstance(name, str) or not self.parts.view.knows(holder.instance):
             return False
         body = self._signed(wire.release_by_name(name), holder.instance, holder)
-        target = self.router.view.get(holder.instance).instance
+        target = self.parts.view.get(holder.instance).instance
         try:
-            answer = await self.router.upstream.say(target, wire.RELEASE_PATH, body, self.headers)
+            answer = await self.parts.engines.upstream.say(target, wire.RELEASE_PATH, body, self.headers)
         except EngineLost:
             return False
         return answer.status == 200
@@ -108,18 +106,18 @@ class Releases:
         and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
         """
         done = await self._reject_once(via, transfer, holder)
-        if done and not self.router.view.pair_warm(transfer.producer, via):
+        if done and not self.parts.view.pair_warm(transfer.producer, via):
             await asyncio.sleep(HANDSHAKE_S)
             done = await self._reject_once(via, transfer, holder)
         return done
 
     async def _reject_once(self, via: InstanceId, transfer: wire.Transfer, holder: PrefillLeg) -> bool:
-        if not self.router.view.knows(via):
+        if not self.parts.view.knows(via):
             return False
         body = self._signed(wire.release_body(transfer), via, holder)
-        target = self.router.view.get(via).instance
+        target = self.parts.view.get(via).instance
         try:
-            answer = await self.router.upstream.say(target, "/v1/completions", body, self.headers)
+            answer = await self.parts.engines.upstream.say(target, "/v1/completions", body, self.headers)
         except EngineLost:
             return False
         if wire.is_ticket_refused(answer.status, answer.body):
@@ -127,7 +125,7 @@ class Releases:
         return 400 <= answer.status < 500  # the rejection is the release
 
     def _signed(self, body: Mapping[str, Any], to: InstanceId, holder: PrefillLeg) -> bytes:
-        return msgspec.json.encode(stamped(self.router, self.request, body, to, holder.instance, holder.attempt))
+        return msgspec.json.encode(stamped(self.parts, self.request, body, to, holder.instance, holder.attempt))
 
 
 def _hold_in(answer: Answer) -> wire.Transfer | None:

@@ -22,7 +22,7 @@ from router.core.slo import SHED, judge, late_by, seen_in
 from router.core.slo_outcome import Judged, Seen, foretold_json
 from router.core.timing_parts import Told
 from router.core.verdict import Verdict
-from router.predict.estimates import answer_tokens
+from router.predict.predictors import answer_tokens
 from router.scheduler.scheduler import Seat
 from router.telemetry.explain_store import NOBODY, Memory, Story
 from router.telemetry.metrics import Meters

@@ -78,8 +78,8 @@ def numbers(called: Calls) -> tuple[int, ...]:
 
 
 def nameless(wanted: Wanted) -> Wanted:
-    """Without its prefix: the longest part of it, and the same at every choice."""
-    return replace(wanted, prefix=()) if wanted.prefix else wanted
+    """Without its prefix, the longest part of it and the same at every choice; and without what scoring goes by."""
+    return replace(wanted, prefix=(), scoring=None) if wanted.prefix or wanted.scoring is not None else wanted
 
 
 class LoggedView(View):

@@ -8,13 +8,16 @@ tenants must not be sent every second.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from cluster.credits import NAME_BYTES_MAX, PLACES_BYTES_MAX, POOLS_MAX, Demand, largest
+from cluster.flow import NAME_CHARS_MAX, OTHERS, SERIES_MAX, Backlog
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from router.fleet.snapshot import Fleet, View
 from router.scheduler.scheduler import Desk, Seat
+from router.telemetry.flow import Flow
 
 MODEL_BYTES_MAX = 4 * NAME_BYTES_MAX
 """Longest name of a model in an announcement; a longer one's demand is not told."""
@@ -25,6 +28,33 @@ ENTRY_BYTES = 34
 Order = tuple[int, int]
 
 _Pool = tuple[Role, str]
+
+
+class OwnWord:
+    """What one router says of itself in its heartbeat."""
+
+    def __init__(self, desk: Desk, flow: Flow | None = None) -> None:
+        self._desk: Final = desk
+        self._flow: Final = flow
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The tenants' weights."""
+        return self._desk.shares
+
+    def legs(self, goes_by: Mapping[InstanceId, Order], turn: int) -> dict[str, tuple[int, int, int]]:
+        """See `legs_said`."""
+        return legs_said(self._desk.view, goes_by, turn)
+
+    def demand(self) -> tuple[Demand, ...]:
+        """See `demands`."""
+        return demands(self._desk)
+
+    def counters(self, now: float) -> dict[str, Any]:
+        """What the goodput controller reads: fields of a heartbeat."""
+        if self._flow is None:
+            return {}
+        return {"counted": self._flow.told(), "backlog": backlog(self._desk.line.everybody(), now)}
 
 
 def demands(desk: Desk) -> tuple[Demand, ...]:
@@ -117,3 +147,19 @@ def _places(fleet: Fleet, role: Role, model: str) -> int:
         and (not model or model in seen.models)
     )
     return sum(fits)
+
+
+def backlog(waiting: Iterable[object], now: float) -> tuple[Backlog, ...]:
+    """What stands in line, by model. `waiting`: seats; `now` on the clock of their arrivals."""
+    found: dict[str, tuple[int, float]] = {}
+    for seat in waiting:
+        assert isinstance(seat, Seat)
+        model = seat.wanted.model or ""
+        if len(model) > NAME_CHARS_MAX or (model not in found and len(found) >= SERIES_MAX - 1):
+            model = OTHERS
+        count, oldest_s = found.get(model, (0, 0.0))
+        found[model] = (count + 1, max(oldest_s, now - seat.wanted.arrived))
+    return tuple(
+        Backlog(model=model, waiting=count, oldest_s=max(0.0, round(oldest_s, 3)))
+        for model, (count, oldest_s) in found.items()
+    )

@@ -19,10 +19,10 @@ from cluster.ids import InstanceId
 from router.core.journey import Choose, Chosen, Lost
 from router.core.values import NO_PROMISE, Promise, Wanted
 from router.fleet.snapshot import Fleet, View
-from router.predict.predictors import Expected, Foresight
 from router.scheduler.flow_control.queue import AHEAD_MS, PROMPTLY, Gate, Line
+from router.scheduler.placements import Expected, Foresight
 from router.scheduler.scoring.handoff_guard import Foretold, HandoffGuard
-from router.scheduler.scoring.prices_ask import prices_of
+from router.scheduler.scoring.prices_ask import Scoring, prices_of
 from router.scheduler.scoring.workload import gains
 
 SECOND_LEGS_SHARE = 0.1
@@ -109,7 +109,7 @@ class Desk:
         self.guard: Final = HandoffGuard() if foresees else None
         self.line: Final = Line()
         self.gate: Final = Gate(self.line) if admission else None
-        view.all().gate = self.gate
+        self.scoring: Final = Scoring(self.gate)
         self.placed: Final[Counter[tuple[InstanceId, str]]] = Counter()
         """Places taken, by instance and tenant."""
         self.shares: Mapping[str, float] = {}
@@ -169,12 +169,7 @@ class Desk:
         """An instance for a request that nobody can foretell, and that stands in no line: as soon as credits allow,
         whatever is promised to others. There are few of them, and turned away at every gate they would never be served.
         """
-        fleet = self.view.all()
-        gate, fleet.gate = fleet.gate, None
-        try:
-            return self.policy(fleet, wanted)
-        finally:
-            fleet.gate = gate
+        return self.policy(self.view.all(), wanted)
 
     def _asks(self, seat: Seat, effect: Choose, now: float) -> Wanted:
         promise = seat.promise
@@ -188,6 +183,7 @@ class Desk:
             late=seat.late,
             whose=self.view.all().whose(seat.wanted.tenant),
             now=now,
+            scoring=self.scoring,
         )
 
     def _whole(self, seat: Seat, effect: Choose, now: float) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -15,13 +15,21 @@ from cluster.spec import SloClass
 from router.core.clients import Client
 from router.core.slo import COUNTED, MET
 from router.core.slo_outcome import Seen
-from router.scheduler.scheduler import Seat
 from router.telemetry.histograms import Counts, Histograms
 
 LAST: Final = 1000
 """Requests of a class of which the gauge of attainment tells: enough for two digits, few enough to follow a change."""
 
 _RATIOS: Final[tuple[float, ...]] = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
+
+
+class Scheduled(Protocol):
+    """What the scheduler knows of one request (`router.scheduler.scheduler.Seat`), as far as it is counted here."""
+
+    late: bool
+    degraded: bool
+    ttft_ms: float
+    tpot_ms: float
 
 
 class Attainment:
@@ -76,7 +84,7 @@ class Attainment:
         self._met: dict[str, int] = {}
         """How many of them met every target."""
 
-    def ended(self, client: Client, seat: Seat, result: str) -> None:
+    def ended(self, client: Client, seat: Scheduled, result: str) -> None:
         """A request of a class is over."""
         if client.slo is None:
             return
@@ -110,7 +118,7 @@ class Attainment:
             if name in self._last:
                 self._target.labels(name).set(slo.attainment)
 
-    def compare(self, seat: Seat, seen: Seen) -> None:
+    def compare(self, seat: Scheduled, seen: Seen) -> None:
         """What was foretold beside what came."""
         if seat.ttft_ms > 0 and seen.ttft_ms is not None:
             self._foretold.observe(("ttft",), seen.ttft_ms / seat.ttft_ms)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from router.core.arrays import Floats
 from router.core.slo import seen_in
 from router.core.timing_parts import Timing
-from router.fleet.columns import Floats
 from router.telemetry.rolling import SLOT_S, Lately
 from router.telemetry.timing import Marks, Shape, Timeline
 

@@ -5,13 +5,11 @@ Demand is counted when it arrives: a fleet that is full finishes no more than it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
-from cluster.flow import BUCKETS_MAX, NAME_CHARS_MAX, OTHERS, SERIES_MAX, Backlog, Counted
+from cluster.flow import BUCKETS_MAX, NAME_CHARS_MAX, OTHERS, SERIES_MAX, Counted
 from goodput.sketch import bucket_of
 from router.core.slo import MET, MISSED, SHED
-from router.scheduler.scheduler import Seat
 
 Series = tuple[str, str]
 
@@ -105,20 +103,4 @@ def _told(series: Series, counters: _Counters) -> Counted:
         missed=counters.results[MISSED],
         shed=counters.results[SHED],
         late_first=counters.late_first,
-    )
-
-
-def backlog(waiting: Iterable[object], now: float) -> tuple[Backlog, ...]:
-    """What stands in line, by model. `waiting`: seats; `now` on the clock of their arrivals."""
-    found: dict[str, tuple[int, float]] = {}
-    for seat in waiting:
-        assert isinstance(seat, Seat)
-        model = seat.wanted.model or ""
-        if len(model) > NAME_CHARS_MAX or (model not in found and len(found) >= SERIES_MAX - 1):
-            model = OTHERS
-        count, oldest_s = found.get(model, (0, 0.0))
-        found[model] = (count + 1, max(oldest_s, now - seat.wanted.arrived))
-    return tuple(
-        Backlog(model=model, waiting=count, oldest_s=max(0.0, round(oldest_s, 3)))
-        for model, (count, oldest_s) in found.items()
     )

@@ -17,8 +17,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from router.core.arrays import Floats
 from router.core.timing_parts import Sum, Timing
-from router.fleet.columns import Floats
 
 _OWN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025)
 """Buckets of parts begin lower than others: our own are fractions of a millisecond."""

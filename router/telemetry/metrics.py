@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -12,7 +13,6 @@ from cluster.ids import InstanceId
 from router.fleet.snapshot import View
 from router.http.doors import Doors
 from router.http.uploads import Uploads
-from router.scheduler.scoring.handoff_guard import HandoffGuard
 from router.telemetry.attainment import Attainment
 from router.telemetry.finished import Finished
 from router.telemetry.flow import Flow
@@ -189,11 +189,18 @@ class _Arrivals(Collector):
         return arrivals, tokens
 
 
+class Guard(Protocol):
+    """Turns hand-overs off by class while they lose (`router.scheduler.scoring.handoff_guard`)."""
+
+    def off(self) -> Mapping[str, bool]:
+        """By class, whether they are."""
+
+
 class _HandoffsOff(Collector):
     """From the guard of a router's desk."""
 
     def __init__(self) -> None:
-        self.guard: HandoffGuard | None = None
+        self.guard: Guard | None = None
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """What Prometheus reads."""

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.ids import InstanceId
+from router.core.arrays import Ints
 from router.core.journey import Chosen
 from router.core.values import Wanted
-from router.fleet.columns import Ints
 from router.fleet.snapshot import Fleet
 from sim.baselines.pools import by_rule
 from sim.baselines.sent import Sent

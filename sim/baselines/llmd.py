@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.instance import Role
+from router.core.arrays import Ints
 from router.core.journey import Chosen
 from router.core.values import Wanted
-from router.fleet.columns import Ints
 from router.fleet.snapshot import Fleet
 from router.scheduler.scoring.filters import of_role, ready, with_place
 from sim.baselines.pools import by_rule

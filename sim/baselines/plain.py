@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from engine.twin.tokens import mix
+from router.core.arrays import Ints
 from router.core.journey import Chosen
 from router.core.values import Wanted
-from router.fleet.columns import Ints
 from router.fleet.snapshot import Fleet
 from router.scheduler.scoring.filters import least
 from sim.baselines.pools import by_rule

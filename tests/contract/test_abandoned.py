@@ -11,10 +11,10 @@ from support.fleet import Fleet, Starter
 
 from cluster.keys import digest
 from cluster.spec import Tenant
-from router.api.server import Router
 from router.request.driver import Exchange
 from router.request.reply import Reply
 from router.request.trace import Account
+from router.scheduler.dispatch import Dispatch
 from router.scheduler.scheduler import Desk
 from router.telemetry.explain_store import Memory
 from router.telemetry.metrics import Meters
@@ -49,7 +49,7 @@ STEPS: list[tuple[Any, str]] = [
     (Reply, "relay"),
     (Reply, "respond"),
     (Reply, "ended"),
-    (Router, "call"),
+    (Dispatch, "call"),
 ]
 
 

@@ -87,7 +87,7 @@ async def disturb(front: MockedRouter, chance: random.Random) -> None:
 
 
 def lines(made: Router) -> list[dict[str, Any]]:
-    return [story.line(0.0) for story in made.memory.latest(2 * REQUESTS)]
+    return [story.line(0.0) for story in made.parts.telling.memory.latest(2 * REQUESTS)]
 
 
 @pytest.mark.parametrize("policy", ["workload", "least_load"])
@@ -109,7 +109,7 @@ async def test_nothing_of_any_request_stays(policy: str, monkeypatch: pytest.Mon
         await disturb(front, chance)
         await asyncio.gather(*asking)
         await hopeless(front)
-        desk = made[0].desk
+        desk = made[0].parts.desk
         fleet = desk.view.all()
         await eventually(lambda: all(each["state"] != "open" for each in lines(made[0])), "every request is over")
         await eventually(lambda: not any(seen.inflight for seen in fleet), "no leg is under way")

@@ -15,6 +15,7 @@ from router.core.journey import Choose
 from router.core.values import Reported, Wanted
 from router.fleet.discovery import Watch
 from router.fleet.snapshot import View
+from router.scheduler.demand import OwnWord
 from router.scheduler.scheduler import Desk, Seat
 from router.scheduler.scoring.policies import POLICIES
 
@@ -49,7 +50,7 @@ class Router:
         self.view = View()
         self.desk = Desk(self.view, POLICIES["least_load"])
         self.watch = Watch(registry, self.told)
-        self.watch.desk = self.desk
+        self.watch.own = OwnWord(self.desk)
         self.registry = registry
 
     def told(self, reported: tuple[Reported, ...], routers: int) -> None:

@@ -23,7 +23,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from router.api import app
 from router.api.config import RouterConfig
-from router.api.paths import Catalogue
+from router.fleet.engine_paths import Catalogue
 from router.fleet.probes import Prober
 from router.fleet.snapshot import View
 from router.http.doors import CLIENTS_MAX

@@ -16,11 +16,11 @@ from costs.step import StepCost
 from router.core.journey import Chosen
 from router.core.values import Wanted
 from router.fleet.snapshot import Fleet, View
-from router.predict.predictors import Expected, Foresight
 from router.predict.prefix_cache import Prefixes
 from router.predict.step_model import Make
 from router.scheduler.flow_control.queue import Gate, Line
-from router.scheduler.scoring.prices_ask import prices_of
+from router.scheduler.placements import Expected, Foresight
+from router.scheduler.scoring.prices_ask import Scoring, prices_of
 from router.scheduler.scoring.prices_few import RowByRow
 from router.scheduler.scoring.prices_many import ByColumns
 from router.scheduler.scoring.workload import K, workload
@@ -67,8 +67,8 @@ class Scene:
         self.fleet: Fleet = self.view.all()
         if rng.random() < 0.7:
             self.fleet.prefixes = Prefixes()
-        if rng.random() < 0.7:
-            self.fleet.gate = Gate(Line())
+        self.gate = Gate(Line()) if rng.random() < 0.7 else None
+        self.scoring = Scoring(self.gate)
         self.foresight = Foresight(self.fleet)
         roles = rng.choice([(Role.BOTH,), (Role.PREFILL, Role.DECODE), tuple(Role)])
         names = [InstanceId(f"i{number}") for number in range(rng.choice(SIZES))]
@@ -100,8 +100,8 @@ class Scene:
         prefill = rng.choice(names)
         self.foresight.placed(expected, wanted, Chosen(None if prefill == decode else prefill, decode, ""))
         self.view.leg_started(decode)
-        if wanted.late and self.fleet.gate is not None:
-            self.fleet.gate.took(self.view.get(prefill).row)
+        if wanted.late and self.gate is not None:
+            self.gate.took(self.view.get(prefill).row)
         self.placed.append((expected, wanted))
         if rng.random() < 0.8:
             self.foresight.prompt_over(*rng.choice(self.placed), self.now, done=True)
@@ -133,12 +133,13 @@ class Scene:
             now=self.now,
             late=rng.random() < 0.2,
             unseeded=rng.random() < 0.2,
+            scoring=self.scoring,
         )
 
     def fill_line(self) -> None:
         """Others wait, so that where there is no room there is a queue."""
-        if self.fleet.gate is not None and self.rng.random() < 0.5:
-            self.fleet.gate._line.enter("somebody", self.wanted(), 50.0)
+        if self.gate is not None and self.rng.random() < 0.5:
+            self.gate._line.enter("somebody", self.wanted(), 50.0)
 
 
 def close(value: float) -> object:

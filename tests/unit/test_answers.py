@@ -13,7 +13,7 @@ from router.core.eligibility import CHAT, COMPLETIONS
 from router.core.engine_answers import BEGINNING_BYTES_MAX, beginning, completion_in, json_type, object_in, refusal
 from router.core.timing_parts import Told
 from router.http.headers import printable
-from router.predict.estimates import answer_tokens, cached_in
+from router.predict.predictors import answer_tokens, cached_in
 from router.request.splice import EVENT_BYTES_MAX, Said, Seam, SeamBroken, Seed, seed_of
 
 TEXT = b'{"choices":[{"text":"a"}]}'

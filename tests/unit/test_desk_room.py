@@ -15,6 +15,7 @@ from router.predict.step_model import SURE, UNKNOWN
 from router.scheduler.flow_control.queue import Gate
 from router.scheduler.scheduler import Desk, Seat
 from router.scheduler.scoring.policies import POLICIES
+from router.scheduler.scoring.prices_ask import Scoring
 
 ASK = Choose(frozenset(), hand_over=True)
 WANTED = Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0)
@@ -42,11 +43,10 @@ class Shut(Gate):
 def test_what_nobody_can_foretell_is_held_back_by_credits_alone() -> None:
     here = desk(admission=True)
     fleet = here.view.all()
-    gate = fleet.gate = Shut(here.line)
+    scoring = Scoring(Shut(here.line))
     asked = Wanted(model=None, hand_over=False)
-    assert here.policy(fleet, replace(asked)).wait
+    assert here.policy(fleet, replace(asked, scoring=scoring)).wait
     assert here.pick(replace(asked)).decode is not None
-    assert fleet.gate is gate
     for each in fleet:
         each.credits, each.inflight = 1, 1
     assert here.pick(replace(asked)).decode is None
@@ -55,7 +55,7 @@ def test_what_nobody_can_foretell_is_held_back_by_credits_alone() -> None:
 @pytest.mark.interpreted
 def test_the_line_is_asked_when_a_prompt_is_computed_where_room_is_more_than_credits() -> None:
     here = desk(admission=True)
-    here.view.all().gate = Shut(here.line)
+    here.scoring.saturation = Shut(here.line)  # type: ignore[misc]
     waits = Seat(WANTED, Promise(ttft_ms=60_000))
     assert here.choose(waits, ASK, 1.0)[0].wait
     assert here.room() == (waits,)

@@ -8,8 +8,9 @@ from cluster.registry.membership import Heartbeat, Kind, decode, encode
 from goodput.sketch import bucket_of
 from router.core.slo import LEFT, MET, SHED
 from router.core.values import Wanted
+from router.scheduler.demand import backlog
 from router.scheduler.scheduler import Seat
-from router.telemetry.flow import Flow, backlog
+from router.telemetry.flow import Flow
 
 
 def test_arrivals_and_ends_are_counted_apart() -> None:

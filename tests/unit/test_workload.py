@@ -13,11 +13,11 @@ from costs.hardware import gpu_named
 from router.core.journey import Chosen
 from router.core.values import Wanted
 from router.fleet.snapshot import View
-from router.predict.predictors import Expected, Foresight
 from router.predict.prefix_cache import Prefixes
 from router.predict.step_model import SURE, Make, make_of
 from router.scheduler.flow_control.queue import AHEAD_MS, Gate, Line
-from router.scheduler.scoring.prices_ask import prices_of
+from router.scheduler.placements import Expected, Foresight
+from router.scheduler.scoring.prices_ask import Scoring, prices_of
 from router.scheduler.scoring.workload import K, workload
 
 MAKES = {
@@ -30,7 +30,6 @@ P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
 def view(
     *roles: Role,
     gpus: Sequence[str] = (),
-    gate: bool = False,
     credits_each: int | None = None,
     weights: str = "",
     nodes: str = "",
@@ -49,8 +48,6 @@ def view(
         made.add(Instance(id=name, role=role, url=f"http://{name}", pins=pins, **told))
         made.seen(name, ({"id": "m"},), Load())
         made.get(name).credits = credits_each
-    if gate:
-        made.all().gate = Gate(Line())
     return made
 
 
@@ -207,27 +204,29 @@ def test_full_instances_are_worth_waiting_for() -> None:
 
 
 def test_an_engine_gets_no_prompt_that_would_only_wait_there() -> None:
-    here = view(P, D, gate=True)
+    here, scoring = view(P, D), Scoring(Gate(Line()))
     row = here.get(InstanceId("p0")).row
-    wanted = asks(prompt_tokens=4000, ttft_ms=1000.0, tpot_ms=12.0)
+    wanted = asks(prompt_tokens=4000, ttft_ms=1000.0, tpot_ms=12.0, scoring=scoring)
     for _ in range(30):
-        place(here, asks(ttft_ms=1000.0, tpot_ms=12.0), "d1", "p0")
+        place(here, asks(ttft_ms=1000.0, tpot_ms=12.0, scoring=scoring), "d1", "p0")
     for _ in range(2):
         expected = place(here, wanted, "d1", "p0")
         here.all().book.prompt_placed(expected.booking, row, 300.0, 300.0, 0.0)  # type: ignore[arg-type]
     chosen = workload(here.all(), wanted)
     assert chosen.wait and "worth waiting for" in chosen.because
     late_s = 0.6 - AHEAD_MS / 1000
-    assert prices_of(here.all(), asks(now=late_s, ttft_ms=1000.0)).open_at(row), "just before it would run dry"
+    assert prices_of(here.all(), asks(now=late_s, ttft_ms=1000.0, scoring=scoring)).open_at(row), (
+        "just before it would run dry"
+    )
 
 
 def test_an_engine_is_not_filled_beyond_its_strictest_target() -> None:
-    here = view(P, D, D, gate=True)
+    here, scoring = view(P, D, D), Scoring(Gate(Line()))
     made = here.all().book
     row = here.get(InstanceId("d1")).row
     while made.step[row] < 11.0:
-        place(here, asks(ttft_ms=1000.0, tpot_ms=12.0), "d1", "p0")
-    loose = workload(here.all(), asks(ttft_ms=1000.0, tpot_ms=100.0))
+        place(here, asks(ttft_ms=1000.0, tpot_ms=12.0, scoring=scoring), "d1", "p0")
+    loose = workload(here.all(), asks(ttft_ms=1000.0, tpot_ms=100.0, scoring=scoring))
     assert loose.decode == "d2", "it could take more; those who are there could not"
 
 

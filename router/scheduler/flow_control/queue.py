@@ -24,10 +24,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from router.fleet.columns import Bools, Ints
-from router.scheduler.scoring.prices_ask import prices_of
+from router.scheduler.scoring.prices import Saturation
 
 if TYPE_CHECKING:
     from router.core.values import Wanted
@@ -58,12 +55,12 @@ RATE_S: Final = 2.0
 """Over which the rate is averaged at which the fleet takes work."""
 
 
-class Gate:
+class Gate(Saturation):
     """Where one more has room. Asked by policies for the rows they are about to price."""
 
     def __init__(self, line: Line) -> None:
         self._line: Final = line
-        self.margin: Final[float] = MARGIN
+        self.margin = MARGIN
         """Of the strictest TPOT target at a row, what answers there may come to."""
         self._late: Final[dict[int, int]] = {}
         """Late prompts by row."""
@@ -87,16 +84,6 @@ class Gate:
     def queue_ms(self, servers: int) -> float:
         """Until those who wait for places now have them."""
         return 1000.0 * self._line.drains_s(servers)
-
-    def for_rows(self, fleet: Fleet, rows: Ints, wanted: Wanted) -> Bools:
-        """For policies that know of legs alone: what their instances' roles would have them do."""
-        prices = prices_of(fleet, wanted)
-        prefills, decodes = fleet.columns.prefills, fleet.columns.decodes
-        room = [
-            (prices.open_at(row) or not prefills.item(row)) and (prices.answers_at(row) or not decodes.item(row))
-            for row in rows.tolist()
-        ]
-        return np.array(room, dtype=np.bool_)
 
     def opens_at(self, fleet: Fleet, now: float) -> float:
         """When a prompt of one of those in line could begin somewhere, as far as one can tell: before, nobody needs to

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from router.fleet.columns import Floats
+from router.core.arrays import Floats
 
 MISS: Final = 30.0
 """Of a missed target: nobody saves time for others by missing one, and of two places that miss it the faster one is

@@ -7,9 +7,11 @@ from typing import Final
 import numpy as np
 
 from cluster.instance import Role
+from router.core.arrays import Bools, Floats, Ints
 from router.core.values import Wanted
-from router.fleet.columns import Bools, Floats, Ints
 from router.fleet.snapshot import Fleet, Ready
+from router.scheduler.scoring.prices import Saturation
+from router.scheduler.scoring.prices_ask import Scoring, prices_of
 
 _EMPTY: Final = np.zeros(0, dtype=np.int64)
 
@@ -48,9 +50,26 @@ def with_place(fleet: Fleet, rows: Ints, wanted: Wanted) -> Ints:
     """Those whose credits leave room for one more leg of ours."""
     columns = fleet.columns
     room: Bools = columns.inflight[rows] < columns.limits(wanted.routers)[rows]
-    if fleet.gate is not None and len(rows):
-        room &= fleet.gate.for_rows(fleet, rows, wanted)
+    if len(rows) and saturation_of(wanted) is not None:
+        room &= _unsaturated(fleet, rows, wanted)
     return rows if room.all() else rows[room]
+
+
+def saturation_of(wanted: Wanted) -> Saturation | None:
+    """What holds for this request beside credits."""
+    scoring: Scoring | None = wanted.scoring
+    return None if scoring is None else scoring.saturation
+
+
+def _unsaturated(fleet: Fleet, rows: Ints, wanted: Wanted) -> Bools:
+    """For policies that know of legs alone: what their instances' roles would have them do."""
+    prices = prices_of(fleet, wanted)
+    prefills, decodes = fleet.columns.prefills, fleet.columns.decodes
+    room = [
+        (prices.open_at(row) or not prefills.item(row)) and (prices.answers_at(row) or not decodes.item(row))
+        for row in rows.tolist()
+    ]
+    return np.array(room, dtype=np.bool_)
 
 
 def least(rows: Ints, *columns: Ints | Floats) -> int | None:

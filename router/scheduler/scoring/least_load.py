@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from cluster.instance import Role
+from router.core.arrays import Ints
 from router.core.journey import Chosen
 from router.core.values import Wanted
-from router.fleet.columns import Ints
 from router.fleet.snapshot import Fleet, InstanceView, Ready
-from router.scheduler.scoring.filters import least, of_role, ready, with_place
+from router.scheduler.scoring.filters import least, of_role, ready, saturation_of, with_place
 
 
 def least_load(fleet: Fleet, wanted: Wanted) -> Chosen:
@@ -25,7 +25,7 @@ def least_load(fleet: Fleet, wanted: Wanted) -> Chosen:
     if kinds:
         pair = _least_of_all(fleet, kinds)
         # Then it is the least of those with a place, too.
-        if fleet.gate is None and all(view.has_place(wanted.routers) for view in pair):
+        if saturation_of(wanted) is None and all(view.has_place(wanted.routers) for view in pair):
             return _handed_over(*pair)
         kinds = _able(fleet, [(with_place(fleet, p, wanted), with_place(fleet, d, wanted)) for p, d in kinds])
         if not kinds:

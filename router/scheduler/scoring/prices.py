@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from cluster.instance import Role
-from router.fleet.columns import Ints
+from router.core.arrays import Ints
+from router.predict.answer_lengths import LENGTHS_UNKNOWN, MIDDLE, OUTPUT_UNKNOWN, SHARES
 from router.predict.inflight_load import SPREAD
 from router.predict.prefix_cache import Match
 from router.scheduler.scoring.budget import MISS, OWN, OWN_MISSED, RAMP
@@ -36,24 +37,35 @@ HOLDS_FREE: Final = 0.5
 """Up to this part of P's memory in use, what is held there is in nobody's way: new prompts find room. Chosen, not
 measured."""
 
-OUTPUT_UNKNOWN: Final = 200.0
-"""Tokens of an answer where nobody predicts: `router.predict.answer_lengths.PRIOR_P50`."""
-
-SHARES: Final[tuple[float, ...]] = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
-"""Of answers, for which `Wanted.output_lengths` says how long they are at most: the short ones most closely, as a pause
-is spread over their tokens."""
-
-SHORT, MIDDLE = SHARES.index(0.1), SHARES.index(0.5)
-"""Places of a short one and of one in the middle."""
-
-LENGTHS_UNKNOWN: Final = tuple(OUTPUT_UNKNOWN * part for part in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0))
-"""Where nobody predicts: about as broad as `router.predict.answer_lengths`' prior."""
-
 _REACHES: Final = tuple(RAMP[0] + (RAMP[1] - RAMP[0]) * (at + 0.5) / 4 for at in range(4))
 """Parts of a target up to which a prediction may come out as met, equally likely."""
 
 Priced = list[tuple[float, int]]
 """Rows and what they cost, the cheapest first; of equal ones the lower row."""
+
+
+class Saturation(ABC):
+    """Where one more has room without breaking a promise (`router.scheduler.flow_control`)."""
+
+    margin: float
+    """Of the strictest TPOT target at a row, what answers there may come to."""
+
+    @property
+    @abstractmethod
+    def queue(self) -> int:
+        """How many wait for places."""
+
+    @abstractmethod
+    def queue_ms(self, servers: int) -> float:
+        """Until those who wait for places now have them, at so many instances."""
+
+    @abstractmethod
+    def opens_until_ms(self, wanted: Wanted) -> float:
+        """A prompt would be computed at once, or nearly so, where the load in flight opens no later than this."""
+
+    @abstractmethod
+    def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
+        """Rows where alone a late prompt may go; None: anywhere."""
 
 
 class Prices(ABC):
@@ -64,8 +76,9 @@ class Prices(ABC):
     formula a method, most of them a line or two.
     """
 
-    def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
+    def __init__(self, fleet: Fleet, wanted: Wanted, saturation: Saturation | None) -> None:
         self.fleet: Final = fleet
+        self.saturation: Final = saturation
         self.wanted: Final = wanted
         self.turn: Final = fleet.book.turn
         self.tokens: Final = max(1, wanted.prompt_tokens)

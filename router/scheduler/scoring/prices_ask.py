@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from router.scheduler.scoring.prices import Prices
+from router.scheduler.scoring.prices import Prices, Saturation
 from router.scheduler.scoring.prices_few import RowByRow
 from router.scheduler.scoring.prices_many import ByColumns
 
@@ -19,11 +19,26 @@ FEW: Final = 64 if _COMPILED else 12
 numpy takes for its seventy calls hardly grows with the rows (docs/benchmarks.md)."""
 
 
+class Scoring:
+    """What one scheduler's scoring goes by beside the fleet and a request; and the last prices that it worked out."""
+
+    def __init__(self, saturation: Saturation | None) -> None:
+        """`saturation`: where there is room without breaking a promise; None: nothing is promised."""
+        self.saturation: Final = saturation
+        self.priced: Prices | None = None
+        """What the last request was told."""
+
+
 def prices_of(fleet: Fleet, wanted: Wanted) -> Prices:
-    """Policy, admission and book look at the same ones."""
-    known = fleet.priced
-    if known is not None and known.wanted is wanted and known.turn == fleet.book.turn:
-        return known
-    found: Prices = RowByRow(fleet, wanted) if fleet.columns.top <= FEW else ByColumns(fleet, wanted)
-    fleet.priced = found
+    """Policy, admission and placement look at the same ones."""
+    scoring: Scoring | None = wanted.scoring
+    if scoring is not None:
+        known = scoring.priced
+        if known is not None and known.wanted is wanted and known.turn == fleet.book.turn:
+            return known
+    saturation = None if scoring is None else scoring.saturation
+    few = fleet.columns.top <= FEW
+    found: Prices = RowByRow(fleet, wanted, saturation) if few else ByColumns(fleet, wanted, saturation)
+    if scoring is not None:
+        scoring.priced = found
     return found

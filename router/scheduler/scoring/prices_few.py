@@ -10,10 +10,10 @@ import math
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from router.fleet.columns import Ints
+from router.core.arrays import Ints
 from router.predict.inflight_load import IDLE_MIN
 from router.scheduler.scoring.budget import MISS, NEAR, OWN, OWN_MISSED, RAMP, missed_one
-from router.scheduler.scoring.prices import LOOSE, Priced, Prices
+from router.scheduler.scoring.prices import LOOSE, Priced, Prices, Saturation
 
 if TYPE_CHECKING:
     from router.core.values import Wanted
@@ -25,9 +25,9 @@ _PRICE: Final = itemgetter(0)
 class RowByRow(Prices):
     """In lists, by row."""
 
-    def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
-        super().__init__(fleet, wanted)
-        columns, gate = fleet.columns, fleet.gate
+    def __init__(self, fleet: Fleet, wanted: Wanted, saturation: Saturation | None) -> None:
+        super().__init__(fleet, wanted, saturation)
+        columns, gate = fleet.columns, saturation
         self._prompt: Final[list[float]] = []
         self._stall: Final[list[float]] = []
         self._alone: Final[list[float]] = []
@@ -78,7 +78,7 @@ class RowByRow(Prices):
             self._prompt[row] += beside[row] * steps
 
     def _opened(self) -> list[bool]:
-        gate = self.fleet.gate
+        gate = self.saturation
         assert gate is not None
         until = gate.opens_until_ms(self.wanted)
         if until == math.inf:
@@ -92,7 +92,7 @@ class RowByRow(Prices):
 
     def _time_firsts(self) -> None:
         """Its first token at each row."""
-        book, gate, now_ms = self.fleet.book, self.fleet.gate, self.wanted.now * 1000.0
+        book, gate, now_ms = self.fleet.book, self.saturation, self.wanted.now * 1000.0
         lead: list[float] = book.speeds.lead.tolist()
         ends: list[float] = book.ends.tolist()
         queue_ms = 0.0
@@ -169,7 +169,7 @@ class RowByRow(Prices):
         return self._answers
 
     def _take_answers(self) -> None:
-        book, gate, own = self.fleet.book, self.fleet.gate, self.own_tokens()
+        book, gate, own = self.fleet.book, self.saturation, self.own_tokens()
         free: list[float] = book.kv_free.tolist()
         self._answers = [self._places[row] and free[row] >= own for row in range(self._rows)]
         if gate is not None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from router.fleet.columns import Bools, Floats, Ints
+from router.core.arrays import Bools, Floats, Ints
 from router.predict.prefix_cache import rows_of
 from router.scheduler.scoring.budget import MISS, NEAR, OWN, OWN_MISSED, RAMP, missed
-from router.scheduler.scoring.prices import LOOSE, Priced, Prices
+from router.scheduler.scoring.prices import LOOSE, Priced, Prices, Saturation
 
 if TYPE_CHECKING:
     from router.core.values import Wanted
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class ByColumns(Prices):
     """In columns, as the fleet's."""
 
-    def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
-        super().__init__(fleet, wanted)
+    def __init__(self, fleet: Fleet, wanted: Wanted, saturation: Saturation | None) -> None:
+        super().__init__(fleet, wanted, saturation)
         book, speeds = fleet.book, fleet.book.speeds
         self._places: Final[Bools] = fleet.columns.inflight < fleet.columns.limits(wanted.routers)
         ms, stall_ms, steps = speeds.of_prompt(self.tokens)
@@ -38,7 +38,7 @@ class ByColumns(Prices):
         self._ttft: Floats = book.waits_ms(wanted.now)
         self._ttft += self._alone
         self._open: Bools = self._places
-        gate = fleet.gate
+        gate = saturation
         if gate is not None:
             self._open = self._opened()
             if gate.queue and not self._open.all():  # elsewhere it is not the only one that waits
@@ -75,7 +75,7 @@ class ByColumns(Prices):
             self._stall[rows] = factor * (stall_ms if alike else stall_ms[rows])
 
     def _opened(self) -> Bools:
-        gate = self.fleet.gate
+        gate = self.saturation
         assert gate is not None
         until = gate.opens_until_ms(self.wanted)
         if until == math.inf:
@@ -124,7 +124,7 @@ class ByColumns(Prices):
         """Where there is room for its answer."""
         found = self._room
         if found is None:
-            book, gate = self.fleet.book, self.fleet.gate
+            book, gate = self.fleet.book, self.saturation
             found = self._places & (book.kv_free >= self.own_tokens())
             if gate is not None:
                 limits = np.minimum(book.strictest, self.tpot_ms or math.inf)

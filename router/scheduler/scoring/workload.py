@@ -19,9 +19,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from router.core.arrays import Bools, Ints
 from router.core.journey import Chosen
 from router.core.values import Wanted
-from router.fleet.columns import Bools, Ints
 from router.fleet.snapshot import Fleet, Ready
 from router.scheduler.scoring.filters import ready
 from router.scheduler.scoring.prices import Priced, Prices

@@ -1,0 +1,56 @@
+"""Tells waiting requests what the scheduler says, and requests with legs what happens to instances. A shell: timers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from cluster.ids import InstanceId
+from router.fleet.snapshot import View
+from router.scheduler.flow_control.waiters import Line, Losses
+from router.scheduler.scheduler import Calls, Desk
+
+logger = logging.getLogger("baton.router")
+
+
+class Dispatch:
+    """Of one router."""
+
+    def __init__(self, view: View, desk: Desk) -> None:
+        self.view: Final = view
+        self.desk: Final = desk
+        self.line: Final = Line()
+        self.losses: Final = Losses()
+        self._looks_s = -1.0
+        """When the scheduler is to look for room; -1: not at all."""
+
+    def call(self, whom: Calls) -> None:
+        """These are to ask for a place again; and when the scheduler says so, look whether there is one for anybody."""
+        if whom:
+            self.line.call(whom)
+        wakeup_s = self.desk.wakeup_s
+        if wakeup_s is not None and wakeup_s != self._looks_s:
+            self._looks_s = wakeup_s
+            asyncio.get_running_loop().call_later(max(0.0, wakeup_s - time.monotonic()), self._look, wakeup_s)
+
+    def _look(self, wakeup_s: float) -> None:
+        """There may be room in the fleet, if nothing has happened since."""
+        if wakeup_s == self._looks_s:
+            self._looks_s = -1.0
+            self.call(self.desk.look(time.monotonic()))
+
+    def fleet_changed(self) -> None:
+        """There may be a place for somebody."""
+        self.call(self.desk.fleet_changed())
+
+    def leg_ended(self, instance: InstanceId) -> None:
+        """A place is free again."""
+        self.call(self.desk.leg_ended(instance))
+
+    def unreachable(self, instance: InstanceId) -> None:
+        """A leg could not connect: all others on it had better look elsewhere, too."""
+        if self.view.knows(instance) and self.view.unreachable(instance):
+            logger.warning("%s is down: it accepts no connection", instance)
+            self.losses.announce(instance)
