@@ -13,7 +13,7 @@ from engine.twin.request import Source
 from loadgen.arrival import Arrival
 from router.core import journey as j
 from router.core.values import Promise
-from router.scheduler.scheduler import HANDSHAKE_S, Desk
+from router.scheduler.scheduler import HANDSHAKE_S, Scheduler
 from sim import result as rows
 from sim.instance import Leg
 from sim.kernel import NS
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Front:
     """One simulated router."""
 
-    def __init__(self, world: World, desk: Desk, model: str) -> None:
+    def __init__(self, world: World, desk: Scheduler, model: str) -> None:
         self.world: Final = world
         self.kernel: Final = world.kernel
         self.settings: Final = world.settings

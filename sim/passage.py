@@ -21,7 +21,7 @@ from router.core import journey as j
 from router.core.values import NO_PROMISE, Wanted
 from router.core.verdict import Way
 from router.predict.predictors import foretold
-from router.scheduler.scheduler import Seat
+from router.scheduler.scheduler import SchedulingContext
 from sim import result as rows
 from sim.instance import Leg
 from sim.kernel import NS
@@ -61,7 +61,7 @@ def prompt_of(arrival: Arrival, number: int) -> Prompt:
     return tuple(parts)
 
 
-class Passage(Seat):
+class Passage(SchedulingContext):
     """One request on its way through the fleet.
 
     Long, as it does for one request what `router.request.driver` does on real connections: a method for each effect of

@@ -10,12 +10,13 @@ from msgspec.structs import replace
 from cluster.ids import InstanceId
 from router.core.journey import Chosen
 from router.core.values import Standing, Wanted
-from router.fleet.snapshot import Fleet, View
-from router.predict.prefix_cache import Prefixes
+from router.fleet.snapshot import FleetSnapshot
+from router.fleet.view import FleetView
+from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import Make
 from router.scheduler import log_entries as d
 from router.scheduler.decision_log import nameless, numbers
-from router.scheduler.scheduler import Calls, Desk, Seat
+from router.scheduler.scheduler import Calls, Scheduler, SchedulingContext
 from router.scheduler.scoring.policies import POLICIES, Policy
 
 
@@ -69,9 +70,9 @@ class _Again:
         self._policies = policies
         self._next: d.Entry | None = next(entries, None)
         self._makes: dict[InstanceId, Make | None] = {}
-        self._view = View(lambda instance: self._makes.get(instance.id))
-        self._desk: Desk | None = None
-        self._seats: dict[int, Seat] = {}
+        self._view = FleetView(lambda instance: self._makes.get(instance.id))
+        self._desk: Scheduler | None = None
+        self._seats: dict[int, SchedulingContext] = {}
         self.count = self.choices = self.missing = 0
         self.differences: list[Difference] = []
 
@@ -107,7 +108,7 @@ class _Again:
             assert logged is None or isinstance(logged, d.Came)
             self.differences.append(Difference(self.count - 1, logged, here))
 
-    def _decide(self, name: str, fleet: Fleet, wanted: Wanted) -> Chosen:
+    def _decide(self, name: str, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         """The policy again: what it says is held against the log, what the log says is done."""
         chosen = self._policies[name](fleet, wanted)
         here = d.Decided(name, nameless(wanted), chosen)
@@ -148,7 +149,7 @@ class _Again:
             case d.LegStarted(instance):
                 view.leg_started(instance)
             case d.Indexed():
-                view.all().prefixes = Prefixes()
+                view.all().prefixes = PrefixCacheIndex()
             case d.Cached(sent, each, tokens):
                 prefixes = view.all().prefixes
                 if prefixes is not None:
@@ -156,7 +157,7 @@ class _Again:
             case d.Began(name, admission, foresees):
                 self._begin(name, admission=admission, foresees=foresees)
             case d.Seated(number, wanted, promise):
-                seat = self._seats.setdefault(number, Seat(wanted, promise))
+                seat = self._seats.setdefault(number, SchedulingContext(wanted, promise))
                 seat.wanted, seat.entered = wanted, (number, wanted)
             case d.Counted(number, tokens, each):
                 seat = self._seat(number)
@@ -168,7 +169,7 @@ class _Again:
     def _begin(self, name: str, *, admission: bool, foresees: bool) -> None:
         if name not in self._policies:
             raise ValueError(f"entry {self.count - 1}: there is no policy `{name}` here")
-        self._desk = Desk(
+        self._desk = Scheduler(
             self._view, lambda fleet, wanted: self._decide(name, fleet, wanted), admission=admission, foresees=foresees
         )
 
@@ -208,7 +209,7 @@ class _Again:
                 called = desk.fleet_changed()
         return called, None
 
-    def _seat(self, number: int) -> Seat:
+    def _seat(self, number: int) -> SchedulingContext:
         found = self._seats.get(number)
         if found is None:
             raise ValueError(f"entry {self.count - 1}: request {number} has not come to the desk yet, or is over")

@@ -18,8 +18,8 @@ from engine.twin.request import Source
 from engine.twin.tokens import answer_key
 from loadgen.arrival import Arrival
 from router.core.values import Promise
-from router.fleet.snapshot import View
-from router.scheduler.decision_log import Log, desk_of, prefixes_of, view_of
+from router.fleet.view import FleetView
+from router.scheduler.decision_log import DecisionLog, desk_of, prefixes_of, view_of
 from router.scheduler.scoring.policies import FORESEEING, POLICIES, Policy
 from sim import result as rows
 from sim.checks import Checks
@@ -51,9 +51,9 @@ class World:
         *,
         policy: Policy = POLICIES[POLICY],
         model: str | None = None,
-        view: View | None = None,
+        view: FleetView | None = None,
         promises: Mapping[str, Promise] | None = None,
-        log: Log | None = None,
+        log: DecisionLog | None = None,
         site: Site | None = None,
     ) -> None:
         """One cluster.

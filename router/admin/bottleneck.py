@@ -86,7 +86,7 @@ class PoolSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class PoolsSeen:
     """What the verdict is reached on."""
 
     prefill: PoolSeen
@@ -106,7 +106,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Bottleneck:
     """The answer."""
 
     where: Where
@@ -118,7 +118,7 @@ class Verdict:
         return {"where": self.where.value, "sentence": self.sentence, "because": list(self.because)}
 
 
-def bottleneck(seen: Seen) -> Verdict:
+def bottleneck(seen: PoolsSeen) -> Bottleneck:
     """Where requests are held up."""
     missing = _missing(seen)
     if missing is not None:
@@ -128,29 +128,29 @@ def bottleneck(seen: Seen) -> Verdict:
     if seen.late_s >= LATE_S:
         late = f"a router gets to its work {_seconds(seen.late_s)} late on average"
         what = f"The routers are the bottleneck: {late}. Give them cores of their own, or start more of them."
-        return Verdict(Where.ROUTER, what, because)
+        return Bottleneck(Where.ROUTER, what, because)
     busiest = max(waiting, key=lambda each: waiting[each])
     if _is_queue(waiting[busiest], seen, busiest):
         return _queue(seen, waiting, busiest, because)
     if seen.judged and max(seen.late_ttft, seen.late_tpot) >= MISSED_SHARE * seen.judged:
         return _missed(seen, because)
     if seen.rate == 0 and seen.prefill.there + seen.decode.there + seen.both.there == 0:
-        return Verdict(Where.IDLE, "No bottleneck: the fleet is idle.", because)
-    return Verdict(Where.NOWHERE, "No bottleneck: hardly anything waits, in engines or in line.", because)
+        return Bottleneck(Where.IDLE, "No bottleneck: the fleet is idle.", because)
+    return Bottleneck(Where.NOWHERE, "No bottleneck: hardly anything waits, in engines or in line.", because)
 
 
-def _missing(seen: Seen) -> Verdict | None:
+def _missing(seen: PoolsSeen) -> Bottleneck | None:
     """A leg that nobody can run is the first thing to say."""
     in_line = seen.prefill.in_line + seen.decode.in_line
     for where, pool in ((Where.PREFILL, seen.prefill), (Where.DECODE, seen.decode)):
         if not pool.instances and not seen.both.instances:
             waits = f"; {in_line:.0f} requests wait in line" if in_line >= QUEUE_MIN else ""
             alone = "" if where is Where.PREFILL and not waits else ", so nothing is handed over"
-            return Verdict(where, f"There is no ready {where.value} instance{alone}{waits}.", _because(seen, {}))
+            return Bottleneck(where, f"There is no ready {where.value} instance{alone}{waits}.", _because(seen, {}))
     return None
 
 
-def _waiting(seen: Seen) -> dict[Where, float]:
+def _waiting(seen: PoolsSeen) -> dict[Where, float]:
     """Who waits for what, with the two corrections."""
     prefill, decode = seen.prefill, seen.decode
     for_prefill, for_decode = prefill.waiting + prefill.in_line, decode.waiting
@@ -167,17 +167,17 @@ def _waiting(seen: Seen) -> dict[Where, float]:
     }
 
 
-def _is_queue(waiting: float, seen: Seen, where: Where) -> bool:
+def _is_queue(waiting: float, seen: PoolsSeen, where: Where) -> bool:
     pool = _pool(seen, where)
     return waiting >= QUEUE_MIN and waiting >= QUEUE_SHARE * (pool.running + waiting)
 
 
-def _pool(seen: Seen, where: Where) -> PoolSeen:
+def _pool(seen: PoolsSeen, where: Where) -> PoolSeen:
     pools = {Where.PREFILL: seen.prefill, Where.BOTH: seen.both}
     return pools.get(where, seen.decode)
 
 
-def _queue(seen: Seen, waiting: Mapping[Where, float], where: Where, because: tuple[str, ...]) -> Verdict:
+def _queue(seen: PoolsSeen, waiting: Mapping[Where, float], where: Where, because: tuple[str, ...]) -> Bottleneck:
     count = waiting[where]
     each = f", about {_seconds(count / seen.rate)} each" if seen.rate > 0 else ", and none has ended"
     held = f"{count:.0f} {'requests wait' if count >= 1.5 else 'request waits'} for it on average{each}"
@@ -185,16 +185,16 @@ def _queue(seen: Seen, waiting: Mapping[Where, float], where: Where, because: tu
     other = others.get(where)
     if where is Where.HANDOFF:
         sentence = f"The hand-over is the bottleneck: {held}, while decode has room for them."
-        return Verdict(where, f"{sentence} Look at the network between the pools, or hand over less.", because)
+        return Bottleneck(where, f"{sentence} Look at the network between the pools, or hand over less.", because)
     if where is Where.BOTH:
-        return Verdict(where, f"The instances that run both legs are the bottleneck: {held}.", because)
+        return Bottleneck(where, f"The instances that run both legs are the bottleneck: {held}.", because)
     assert other is not None
     if waiting[other] >= ALIKE * count and _is_queue(waiting[other], seen, other):
         counts = f"{count:.0f} requests wait for {where.value}, {waiting[other]:.0f} for {other.value}"
-        return Verdict(Where.BOTH, f"Both pools are short: {counts}.", because)
+        return Bottleneck(Where.BOTH, f"Both pools are short: {counts}.", because)
     beside = f"{waiting[other]:.0f} for {other.value}" if waiting[other] >= 0.5 else f"none for {other.value}"
     sentence = f"{where.value.capitalize()} is the bottleneck: {held}; {beside}."
-    return Verdict(where, f"{sentence} {_advice(where)}", because)
+    return Bottleneck(where, f"{sentence} {_advice(where)}", because)
 
 
 def _advice(where: Where) -> str:
@@ -202,21 +202,21 @@ def _advice(where: Where) -> str:
     return f"More {where.value} instances would help, more {other} instances would not."
 
 
-def _missed(seen: Seen, because: tuple[str, ...]) -> Verdict:
+def _missed(seen: PoolsSeen, because: tuple[str, ...]) -> Bottleneck:
     if seen.late_tpot >= seen.late_ttft:
         what = f"nobody waits, but {seen.late_tpot} of {seen.judged} requests missed their time per token"
         said = f"Decode is the bottleneck: {what}: its steps are too slow. {_advice(Where.DECODE)}"
-        return Verdict(Where.DECODE, said, because)
+        return Bottleneck(Where.DECODE, said, because)
     what = f"nobody waits, but {seen.late_ttft} of {seen.judged} requests missed their first token's target"
     whole, there = sum(seen.ttft_parts.values()), sum(seen.ttft_parts.get(part, 0.0) for part in AT_PREFILL)
     if whole and there < whole / 2:
         most = max(seen.ttft_parts, key=lambda part: seen.ttft_parts[part])
         said = f"No pool is the bottleneck: {what}, and most of its time went elsewhere, the largest part is {most}."
-        return Verdict(Where.NOWHERE, said, because)
-    return Verdict(Where.PREFILL, f"Prefill is the bottleneck: {what}: prompts take too long there.", because)
+        return Bottleneck(Where.NOWHERE, said, because)
+    return Bottleneck(Where.PREFILL, f"Prefill is the bottleneck: {what}: prompts take too long there.", because)
 
 
-def _because(seen: Seen, waiting: Mapping[Where, float]) -> tuple[str, ...]:
+def _because(seen: PoolsSeen, waiting: Mapping[Where, float]) -> tuple[str, ...]:
     lines = []
     for name, pool in (("prefill", seen.prefill), ("decode", seen.decode), ("both", seen.both)):
         if name == "both" and not pool.instances:

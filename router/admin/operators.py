@@ -36,11 +36,11 @@ from kvtransfer.ticket import Key
 from router.admin.expositions import merged
 from router.admin.overview import Overview, whole
 from router.admin.peer_words import an_object, listed, own_word
-from router.admin.peers import FROM, Answered, Siblings
+from router.admin.peers import FROM, PeerAnswer, Peers
 from router.admin.pools import LOOK_S
 from router.admin.scrape import Scrape
 from router.core.clients import Keys
-from router.fleet.discovery import Watch
+from router.fleet.discovery import Discovery
 from router.fleet.quarantine import Quarantine, Word
 from router.http.bodies import read_body
 from router.request.parts import Parts
@@ -78,7 +78,7 @@ class Operators:
         self,
         parts: Parts,
         scrape: Scrape,
-        watch: Watch | None,
+        watch: Discovery | None,
         *,
         classes: Mapping[str, SloClass],
         ticket_keys: Callable[[], tuple[Key, ...]] | None,
@@ -93,7 +93,7 @@ class Operators:
         self._admin_keys: Final = admin_keys
         self._body_timeout_s: Final = body_timeout_s
         self.quarantine: Final = Quarantine("router") if watch is None else watch.quarantine
-        self.siblings: Final = Siblings(
+        self.siblings: Final = Peers(
             "router" if watch is None else watch.name, (lambda: ()) if watch is None else watch.siblings, ticket_keys
         )
         meters = parts.meters
@@ -252,7 +252,7 @@ class Operators:
         if http.query.get("all") != "1":
             return web.Response(body=own, headers={"Content-Type": CONTENT_TYPE_LATEST})
         answers = await self.siblings.ask("/metrics", None)
-        texts = [each.body for each in answers.values() if isinstance(each, Answered) and each.status == 200]
+        texts = [each.body for each in answers.values() if isinstance(each, PeerAnswer) and each.status == 200]
         missing = len(answers) - len(texts)
         silent = (
             "# HELP baton_routers_silent Routers that did not answer, whose counts are missing here.\n"
@@ -441,7 +441,7 @@ def _alike(said: dict[str, Any]) -> int:
     return count if isinstance(count, int) and 0 < count < 1 << 31 else 1
 
 
-def _word(answer: Answered | str, read: Callable[[bytes], dict[str, Any] | str] = an_object) -> dict[str, Any] | str:
+def _word(answer: PeerAnswer | str, read: Callable[[bytes], dict[str, Any] | str] = an_object) -> dict[str, Any] | str:
     """What a sibling said, or why nothing of use."""
     if isinstance(answer, str):
         return answer

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from cluster.spec import SloClass
-from router.admin.bottleneck import Seen, bottleneck
+from router.admin.bottleneck import PoolsSeen, bottleneck
 from router.admin.pools import Looks, together_pools
 from router.core.slo import COUNTED, MET
-from router.scheduler.scheduler import Desk
-from router.telemetry.explain_store import Memory
-from router.telemetry.pairs import Pair, Pairs
+from router.scheduler.scheduler import Scheduler
+from router.telemetry.explain_store import ExplainStore
+from router.telemetry.pairs import PairCounts, Pairs
 from router.telemetry.recomputed import Recomputed
-from router.telemetry.rolling import KINDS, NOW_SLOTS, SLOT_S, SLOTS, Lately, percentile, together
+from router.telemetry.rolling import KINDS, NOW_SLOTS, SLOT_S, SLOTS, RollingStatistics, percentile, together
 
 Json = dict[str, Any]
 
@@ -36,9 +36,9 @@ class Overview:
 
     def __init__(
         self,
-        desk: Desk,
-        memory: Memory,
-        lately: Lately,
+        desk: Scheduler,
+        memory: ExplainStore,
+        lately: RollingStatistics,
         pairs: Pairs,
         recomputed: Recomputed,
         classes: Mapping[str, SloClass],
@@ -121,7 +121,7 @@ class Overview:
         apart = {(producer, fleet.at(row).id) for row, shunned in fleet.shunning.items() for producer in shunned}
         unproven = fleet.unproven_pairs(PAIRS)
         for pair in (apart | unproven | fleet.inexact.keys()) - known.keys():
-            known[pair] = Pair(*pair)
+            known[pair] = PairCounts(*pair)
         if reader is not None:
             theirs = {seen.id for seen in fleet if seen.instance.serves(reader)}
             known = {names: pair for names, pair in known.items() if theirs.issuperset(names)}
@@ -154,7 +154,7 @@ def whole(own: Json, others: Mapping[str, Json | str], unproven: Mapping[str, st
     rate = sum(now["outcomes"].values()) / (NOW_SLOTS * SLOT_S)
     results = now["results"].values()
     verdict = bottleneck(
-        Seen(
+        PoolsSeen(
             prefill=pools["prefill"],
             decode=pools["decode"],
             both=pools["both"],

@@ -56,7 +56,7 @@ class _Pair(msgspec.Struct):
     apart: bool
 
 
-class Line(msgspec.Struct, omit_defaults=True):
+class PeerLine(msgspec.Struct, omit_defaults=True):
     """One request in a line (`router.telemetry.explain_store.Story.line`)."""
 
     id: _Name
@@ -87,13 +87,13 @@ class _Own(msgspec.Struct):
     pairs: Annotated[list[_Pair], msgspec.Meta(max_length=1024)]
     served_whole: Annotated[list[_Name], msgspec.Meta(max_length=1024)]
     lately: _Lately
-    requests: Annotated[list[Line], msgspec.Meta(max_length=1024)]
+    requests: Annotated[list[PeerLine], msgspec.Meta(max_length=1024)]
 
 
 class _Requests(msgspec.Struct):
     """What `/explain` lists."""
 
-    requests: Annotated[list[Line], msgspec.Meta(max_length=65536)]
+    requests: Annotated[list[PeerLine], msgspec.Meta(max_length=65536)]
 
 
 _OWN: Final = msgspec.json.Decoder(_Own)

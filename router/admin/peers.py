@@ -38,14 +38,14 @@ Keys = Callable[[], tuple[Key, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class PeerAnswer:
     """One router's."""
 
     status: int
     body: bytes
 
 
-class Siblings:
+class Peers:
     """The other routers, as one router sees them."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Siblings:
 
     async def ask(
         self, path: str, reader: str | None, *, method: str = "GET", body: bytes = b""
-    ) -> dict[str, Answered | str]:
+    ) -> dict[str, PeerAnswer | str]:
         """Every other router's answer by its name, or in words why there is none.
 
         Args:
@@ -95,7 +95,7 @@ class Siblings:
             method: of HTTP.
             body: JSON.
         """
-        found: dict[str, Answered | str] = {}
+        found: dict[str, PeerAnswer | str] = {}
         others = self._others()
         if not others:
             return found
@@ -117,7 +117,7 @@ class Siblings:
         reader: str | None,
         method: str,
         body: bytes,
-    ) -> Answered | str:
+    ) -> PeerAnswer | str:
         if beat.agent_url is None:
             return "it announces no admin side"
         url = URL(f"{beat.agent_url}{path}")  # it may spell a path in another way, and what is sent is what is signed
@@ -140,4 +140,4 @@ class Siblings:
             return f"it cannot be reached at {beat.agent_url}: {type(error).__name__}"
         if answer.status in {401, 403}:
             return "it refuses this router: give both the fleet's --ticket-keys-file"
-        return Answered(answer.status, raw)
+        return PeerAnswer(answer.status, raw)

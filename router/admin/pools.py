@@ -18,8 +18,8 @@ from cluster.ids import InstanceId
 from cluster.instance import Load, Role
 from router.admin.bottleneck import PoolSeen
 from router.core.values import Wanted
-from router.fleet.snapshot import Fleet, InstanceView
-from router.scheduler.scheduler import Desk, Seat
+from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.scheduler.scheduler import Scheduler, SchedulingContext
 from router.scheduler.scoring.prices_ask import prices_of
 from router.telemetry.rolling import SLOT_S, SLOTS
 
@@ -75,7 +75,7 @@ class Looks:
         """Requests that an engine has been seen to run at once."""
         self._slots: Final[deque[tuple[int, dict[str, float]]]] = deque(maxlen=SLOTS)
 
-    def look(self, desk: Desk, now: float) -> None:
+    def look(self, desk: Scheduler, now: float) -> None:
         """Once a second; how much later than that it is, is how late this process gets to its work."""
         if self._looked_at is not None:
             self._late.append(max(0.0, now - self._looked_at - LOOK_S))
@@ -153,7 +153,7 @@ class Looks:
         generated = last.generation_tokens - first.generation_tokens
         return max(0.0, (_own_prompts(last) - _own_prompts(first)) / seconds), generated / seconds
 
-    def told(self, fleet: Fleet) -> dict[str, Any]:
+    def told(self, fleet: FleetSnapshot) -> dict[str, Any]:
         """For `pools_of` and `together_pools`: by role."""
         count = max(1, len(self._looks))
         told: dict[str, Any] = {}
@@ -180,7 +180,7 @@ def _own_prompts(load: Load) -> int:
     return load.prompt_tokens - load.external_kv_tokens
 
 
-def lacks(desk: Desk, now: float) -> dict[str, float]:
+def lacks(desk: Scheduler, now: float) -> dict[str, float]:
     """How many in line lack a place in which pool. Who lacks both counts as half a request for each.
 
     Keys are roles; where there are instances of role both alone, all lack these.
@@ -189,14 +189,14 @@ def lacks(desk: Desk, now: float) -> dict[str, float]:
     if not waiting:
         return {}
     found: dict[str, float] = {}
-    asked = [seat for seat in islice(desk.line.everybody(), ASKED_MAX) if isinstance(seat, Seat)]
+    asked = [seat for seat in islice(desk.line.everybody(), ASKED_MAX) if isinstance(seat, SchedulingContext)]
     for seat in asked:
         for role, part in _lacks(desk, seat, now).items():
             found[role] = found.get(role, 0.0) + part
     return {role: part * waiting / len(asked) for role, part in found.items()}
 
 
-def _lacks(desk: Desk, seat: Seat, now: float) -> Mapping[str, float]:
+def _lacks(desk: Scheduler, seat: SchedulingContext, now: float) -> Mapping[str, float]:
     fleet, wanted = desk.view.all(), seat.wanted
     ready = fleet.ready_for(wanted)
     if not len(ready.prefills) or not len(ready.decodes):
@@ -209,7 +209,7 @@ def _lacks(desk: Desk, seat: Seat, now: float) -> Mapping[str, float]:
     return {"decode": 1.0} if prompt else {"prefill": 1.0}
 
 
-def _room(desk: Desk, fleet: Fleet, seat: Seat, now: float) -> tuple[bool, bool]:
+def _room(desk: Scheduler, fleet: FleetSnapshot, seat: SchedulingContext, now: float) -> tuple[bool, bool]:
     """Whether there is a place for its prompt, and one for its answer."""
     ready, routers = fleet.ready_for(seat.wanted), desk.view.routers
     if desk.gate is None or not seat.promise.ttft_ms:
@@ -222,7 +222,7 @@ def _room(desk: Desk, fleet: Fleet, seat: Seat, now: float) -> tuple[bool, bool]
     )
 
 
-def _asking(desk: Desk, seat: Seat, now: float) -> Wanted:
+def _asking(desk: Scheduler, seat: SchedulingContext, now: float) -> Wanted:
     promise = seat.promise
     return replace(
         seat.wanted,

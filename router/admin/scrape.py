@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from router.fleet.discovery import Watch
+from router.fleet.discovery import Discovery
 from router.http.doors import Doors
 from router.http.uploads import Uploads
 from router.request.parts import Parts
@@ -14,7 +14,7 @@ from router.request.parts import Parts
 class Scrape:
     """Of one router."""
 
-    def __init__(self, parts: Parts, watch: Watch | None, doors: Doors, uploads: Uploads) -> None:
+    def __init__(self, parts: Parts, watch: Discovery | None, doors: Doors, uploads: Uploads) -> None:
         """`watch`: None without a registry."""
         self._parts: Final = parts
         self._watch: Final = watch

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from cluster import wire
 from cluster.errors import bad_request, unknown_model
-from router.fleet.snapshot import InstanceView, View
+from router.fleet.snapshot import InstanceView
+from router.fleet.view import FleetView
 
 
 class Aliases:
@@ -50,7 +51,7 @@ class Aliases:
         return [*entries.values(), *also]
 
 
-def check_served(aliases: Aliases, view: View, model: str | None, tenant: str) -> None:
+def check_served(aliases: Aliases, view: FleetView, model: str | None, tenant: str) -> None:
     """Raises ApiError: 404 with what there is for this tenant, where nobody serves it this model."""
     if model is not None and view.lacks(model, tenant):
         raise unknown_model(model[:200], aliases.names(view.models(tenant)))

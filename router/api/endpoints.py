@@ -35,10 +35,10 @@ from router.api.aliases import Aliases
 from router.api.config import RouterConfig
 from router.api.generation import Generation
 from router.api.openapi import document
-from router.api.passthrough import Whole
+from router.api.passthrough import Passthrough
 from router.api.paths import OUTSIDE_V1
 from router.core import eligibility
-from router.fleet.discovery import Watch
+from router.fleet.discovery import Discovery
 from router.fleet.prover import Prover
 from router.fleet.snapshot import InstanceView
 from router.http.bodies import read_body
@@ -62,12 +62,12 @@ class Endpoints:
         config: RouterConfig,
         *,
         generation: Generation,
-        passthrough: Whole,
+        passthrough: Passthrough,
         operators: Operators,
         scrape: Scrape,
         names: Aliases,
         uploads: Uploads,
-        watch: Watch | None,
+        watch: Discovery | None,
         prover: Prover | None,
     ) -> None:
         """`watch`: None without a registry. `prover`: None where nothing has to be proven."""

@@ -31,14 +31,14 @@ from router.http.front import Connection
 from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.uploads import client_of
-from router.predict.predictors import Taken
+from router.predict.predictors import PredictedRequest
 from router.request import body as bodies
-from router.request.driver import Exchange
+from router.request.driver import RequestDriver
 from router.request.heavy import is_heavy
 from router.request.heavy import read as heavy_steps
 from router.request.parts import Parts
 from router.request.slices import ClientLeft, Slices
-from router.scheduler.scheduler import Seat
+from router.scheduler.scheduler import SchedulingContext
 
 logger = logging.getLogger("baton.router")
 
@@ -135,7 +135,7 @@ class Generation:
         tenant: str,
         client: Client,
         arrived: float,
-    ) -> Exchange:
+    ) -> RequestDriver:
         """What answers a request that was read. `arrived` in monotonic seconds."""
         parts = self._parts
         model = bodies.model_of(body)
@@ -173,7 +173,7 @@ class Generation:
             stall_s=self._config.stall_s,
             whole_deadline=arrived + max(limit, self._config.whole_s),
         )
-        return Exchange(parts, outlet, headers, request, journey, seat, verdict, client, taken)
+        return RequestDriver(parts, outlet, headers, request, journey, seat, verdict, client, taken)
 
     def _read(self, raw: bytes, content_type: str, tenant: str) -> tuple[dict[str, Any], bytes]:
         """A body, and the bytes to send on: the client's own, if they say nothing that engines are not to read."""
@@ -210,14 +210,14 @@ class Generation:
             ours["model"] = body["model"]
         return bodies.spliced(raw, ours)
 
-    def _take_in(self, wanted: Wanted, request: Request) -> tuple[Seat, Taken | None]:
+    def _take_in(self, wanted: Wanted, request: Request) -> tuple[SchedulingContext, PredictedRequest | None]:
         """Its place in the desk's book, with what can be foretold of it, where anything is."""
         parts = self._parts
         promise = promise_of(self.promises, wanted.slo_class)
         if parts.intake is None:
-            return Seat(wanted, promise), None
+            return SchedulingContext(wanted, promise), None
         taken = parts.intake.take(wanted, request.path, request.body, scope=parts.clients.scope(wanted.tenant))
-        seat = Seat(taken.wanted, promise)
+        seat = SchedulingContext(taken.wanted, promise)
         seat.expected.lengths = taken.lengths
         return seat, taken
 

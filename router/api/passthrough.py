@@ -37,7 +37,7 @@ ASK_S: Final = 2.0
 """Each answers within this, or is taken not to know."""
 
 
-class Whole:
+class Passthrough:
     """Of one router."""
 
     def __init__(self, parts: Parts, names: Aliases, slices: Slices, catalogue: Catalogue) -> None:

@@ -18,15 +18,15 @@ from router.api.aliases import Aliases
 from router.api.config import Renewed, RouterConfig
 from router.api.endpoints import Endpoints
 from router.api.generation import Generation
-from router.api.passthrough import Whole
+from router.api.passthrough import Passthrough
 from router.core.clients import Clients
 from router.core.slo import promises_of
 from router.core.values import Reported
-from router.fleet.discovery import Watch
+from router.fleet.discovery import Discovery
 from router.fleet.engine_paths import Catalogue
 from router.fleet.probes import Prober, Probing
 from router.fleet.prover import Prover
-from router.fleet.snapshot import View
+from router.fleet.view import FleetView
 from router.http.credentials import Credentials
 from router.http.doors import CLIENTS_MAX, Doors
 from router.http.engines import Engines
@@ -34,17 +34,17 @@ from router.http.tasks import FOREVER, Tasks
 from router.http.tickets import Tickets
 from router.http.uploads import Uploads
 from router.http.upstream import Upstream
-from router.predict.predictors import KEY_BYTES, Intake, chunk_key
+from router.predict.predictors import KEY_BYTES, RequestPredictor, chunk_key
 from router.request.parts import Limits, Parts, Telling
 from router.request.slices import Slices
-from router.scheduler.decision_log import Log, desk_of, prefixes_of, view_of
+from router.scheduler.decision_log import DecisionLog, desk_of, prefixes_of, view_of
 from router.scheduler.demand import OwnWord
 from router.scheduler.dispatch import Dispatch
 from router.scheduler.log_writer import FLUSH_S, LogWriter
-from router.scheduler.scheduler import Desk
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import FORESEEING, POLICIES
-from router.telemetry.explain_store import Memory
-from router.telemetry.metrics import Meters
+from router.telemetry.explain_store import ExplainStore
+from router.telemetry.metrics import RouterMetrics
 
 logger = logging.getLogger("baton.router")
 
@@ -63,10 +63,10 @@ class Router:
     def __init__(self, config: RouterConfig, registry: Registry | None = None, doors: Doors | None = None) -> None:
         """`doors`: where clients' connections are counted."""
         self.config: Final = config
-        self.watch: Final = None if registry is None else Watch(registry, self._fleet_told)
-        meters, write = Meters(), config.decision_log
+        self.watch: Final = None if registry is None else Discovery(registry, self._fleet_told)
+        meters, write = RouterMetrics(), config.decision_log
         self._log_writer: Final = None if write is None else LogWriter(write, meters.log_dropped.inc)
-        log = None if self._log_writer is None else Log(self._log_writer.add, config.policy)
+        log = None if self._log_writer is None else DecisionLog(self._log_writer.add, config.policy)
         self.parts: Final = _parts(config, log, meters, trusts=registry is None or registry.all_proven)
         parts = self.parts
         if self.watch is not None:
@@ -100,7 +100,7 @@ class Router:
             parts,
             config,
             generation=self.generation,
-            passthrough=Whole(parts, names, slices, catalogue),
+            passthrough=Passthrough(parts, names, slices, catalogue),
             operators=self._operators,
             scrape=scrape,
             names=names,
@@ -222,7 +222,7 @@ class Router:
             await asyncio.to_thread(parts.telling.tracing.close)
 
 
-def _parts(config: RouterConfig, log: Log | None, meters: Meters, *, trusts: bool) -> Parts:
+def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics, *, trusts: bool) -> Parts:
     """What all requests share. `trusts`: see `Credentials`."""
     view = view_of(log, config.makes)
     policy = POLICIES[config.policy]
@@ -245,12 +245,12 @@ def _parts(config: RouterConfig, log: Log | None, meters: Meters, *, trusts: boo
         engines=Engines(Upstream(), credentials, Tickets(config.ticket_keys)),
         dispatch=Dispatch(view, desk),
         intake=intake,
-        telling=Telling(meters, Memory(config.explain_last), tracing("baton-router")),
+        telling=Telling(meters, ExplainStore(config.explain_last), tracing("baton-router")),
         tasks=Tasks(),
     )
 
 
-def _intake(config: RouterConfig, log: Log | None, view: View, desk: Desk) -> Intake | None:
+def _intake(config: RouterConfig, log: DecisionLog | None, view: FleetView, desk: Scheduler) -> RequestPredictor | None:
     """Only where something is foretold. Routers of a fleet with ticket keys give the same names to prompts; elsewhere
     each has names of its own, which no other reads yet.
     """
@@ -259,7 +259,7 @@ def _intake(config: RouterConfig, log: Log | None, view: View, desk: Desk) -> In
     keys = config.ticket_keys
     secret = secrets.token_bytes(KEY_BYTES) if keys is None else keys()[0].secret
     prefixes = view.all().prefixes = prefixes_of(log)
-    return Intake(desk.foresight.lengths, prefixes, chunk_key(secret))
+    return RequestPredictor(desk.foresight.lengths, prefixes, chunk_key(secret))
 
 
 def _prover(parts: Parts) -> Prover:

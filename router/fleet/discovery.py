@@ -63,7 +63,7 @@ class OwnWord(Protocol):
         """What the goodput controller reads. A heartbeat without room for them leaves them out: unknown is not zero."""
 
 
-class Watch:
+class Discovery:
     """One router's eye on the registry."""
 
     def __init__(self, registry: Registry, on_fleet: Callable[[tuple[Reported, ...], int], None]) -> None:

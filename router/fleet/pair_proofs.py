@@ -30,7 +30,7 @@ import msgspec
 
 from cluster.ids import InstanceId
 from router.core.values import Standing
-from router.fleet.snapshot import Fleet, InstanceView
+from router.fleet.snapshot import FleetSnapshot, InstanceView
 
 ANSWER_TOKENS: Final = 8
 """A wrong block shows in the first token that follows it, or hardly ever; a few more cost little."""
@@ -71,7 +71,7 @@ class Pair(NamedTuple):
         return self.prefill, self.decode
 
 
-class Said(msgspec.Struct, frozen=True):
+class ProofAnswer(msgspec.Struct, frozen=True):
     """An answer to a proof's prompt."""
 
     text: str
@@ -112,7 +112,7 @@ class _Answer(msgspec.Struct):
     usage: _Usage | None = None
 
 
-def read(body: bytes) -> Said | None:
+def read(body: bytes) -> ProofAnswer | None:
     """A completion's answer; None where it is none. Never raises."""
     try:
         answer = msgspec.json.decode(body, type=_Answer)
@@ -122,7 +122,7 @@ def read(body: bytes) -> Said | None:
         return None
     choice, details = answer.choices[0], None if answer.usage is None else answer.usage.prompt_tokens_details
     cached = None if details is None else details.cached_tokens or 0
-    said = Said(choice.text, cached, ids=choice.token_ids or (), prompt=choice.prompt_token_ids or ())
+    said = ProofAnswer(choice.text, cached, ids=choice.token_ids or (), prompt=choice.prompt_token_ids or ())
     told = choice.logprobs
     if told is None:
         return said
@@ -188,7 +188,7 @@ def told_by(secret: str) -> str:
     return secret + secret[: len(secret) // 2]
 
 
-def fault(handed: Said, alone: Said) -> str | None:
+def fault(handed: ProofAnswer, alone: ProofAnswer) -> str | None:
     """What is wrong with a pair whose D has said this; empty: nothing. None: with logprobs one could tell."""
     if handed.prompt and alone.prompt and handed.prompt != alone.prompt:
         return "the prefill and the decode instance read a prompt as other tokens"
@@ -203,7 +203,7 @@ def fault(handed: Said, alone: Said) -> str | None:
     return "" if _tie(handed, alone) else "with the other's blocks the decode instance answers otherwise than alone"
 
 
-def inexact(first: Said, held: str, handed: Said, alone: Said) -> str:
+def inexact(first: ProofAnswer, held: str, handed: ProofAnswer, alone: ProofAnswer) -> str:
     """Why P's own token may not stand for D's first; empty: it may.
 
     Args:
@@ -238,7 +238,7 @@ def other_draw(prefill: Chat, decode: Chat) -> str:
     return "left to themselves P and D draw other tokens: what they do by default differs (--generation-config)"
 
 
-def _tie(handed: Said, alone: Said) -> bool:
+def _tie(handed: ProofAnswer, alone: ProofAnswer) -> bool:
     """Whether the two part where both thought either likely."""
     for one, other, ones, others in zip(handed.tokens, alone.tokens, handed.best, alone.best, strict=False):
         if one != other:
@@ -282,7 +282,7 @@ _Node = tuple[bool, InstanceId, int]
 """One life of an instance, as a producer (true) or as a consumer."""
 
 
-class Proofs:
+class PairProofs:
     """Of one router: which pairs are proven, which have failed, and which is next."""
 
     def __init__(self) -> None:
@@ -298,7 +298,9 @@ class Proofs:
 
     # --- which is next ------------------------------------------------------------------------------------------------
 
-    def joining(self, fleet: Fleet, model: str, now: float, busy: frozenset[InstanceId] = frozenset()) -> Pair | None:
+    def joining(
+        self, fleet: FleetSnapshot, model: str, now: float, busy: frozenset[InstanceId] = frozenset()
+    ) -> Pair | None:
         """A pair with an instance that is not proven yet, and that hands nothing over until then; or one of two
         circles that may be one. None: there is none. `busy`: none of these.
         """
@@ -323,7 +325,7 @@ class Proofs:
         return self._bridge(fleet, prefills, decodes, now)
 
     def _bridge(
-        self, fleet: Fleet, prefills: list[InstanceView], decodes: list[InstanceView], now: float
+        self, fleet: FleetSnapshot, prefills: list[InstanceView], decodes: list[InstanceView], now: float
     ) -> Pair | None:
         """A pair of two circles that was never tried."""
         gives = {each.id: self._circles.get((True, each.id, each.life), 0) for each in prefills}
@@ -340,7 +342,7 @@ class Proofs:
                     return _pair(prefill, decode)
         return None
 
-    def due(self, fleet: Fleet, model: str, now: float) -> Pair | None:
+    def due(self, fleet: FleetSnapshot, model: str, now: float) -> Pair | None:
         """The pair that is to be proven next, if any: first those that `joining` names, then instances with the fewest
         proofs, up to `EACH`.
         """
@@ -359,7 +361,7 @@ class Proofs:
         return None
 
     def _ready(
-        self, fleet: Fleet, model: str, busy: frozenset[InstanceId]
+        self, fleet: FleetSnapshot, model: str, busy: frozenset[InstanceId]
     ) -> tuple[list[InstanceView], list[InstanceView]]:
         """Instances that prefill, and instances that decode."""
         ready = fleet.ready(model)
@@ -385,7 +387,7 @@ class Proofs:
     def _in(self, view: InstanceView, *, producer: bool) -> bool:
         return (producer, view.id, view.life) in self._circles
 
-    def _wants(self, fleet: Fleet, prefill: InstanceView, decode: InstanceView, now: float) -> bool:
+    def _wants(self, fleet: FleetSnapshot, prefill: InstanceView, decode: InstanceView, now: float) -> bool:
         if prefill.id == decode.id or prefill.id in decode.shuns or fleet.strangers(prefill.row, decode.row):
             return False
         theirs, others = prefill.instance.tenants, decode.instance.tenants
@@ -394,7 +396,7 @@ class Proofs:
         record = self._records.get(_pair(prefill, decode))
         return record is None or ((not record.good or bool(record.inexact)) and now >= record.until)
 
-    def _forget(self, fleet: Fleet) -> None:
+    def _forget(self, fleet: FleetSnapshot) -> None:
         """Lives that are over."""
         alive = {(each.id, each.life) for each in fleet}
         if alive == self._alive:
@@ -441,7 +443,7 @@ class Proofs:
                 self._circles[node] = circle
         self._circles |= dict.fromkeys(nodes, circle)
 
-    def standing(self, fleet: Fleet) -> Standing:
+    def standing(self, fleet: FleetSnapshot) -> Standing:
         """What is known of this fleet now."""
         self._forget(fleet)
         circles = self._circles

@@ -13,7 +13,7 @@ from cluster.instance import Instance, Load, models_in
 from engine.vllm.metrics import parse_load
 from router.core.engine_answers import object_in
 from router.fleet.engine_paths import Catalogue, paths_in
-from router.fleet.snapshot import View
+from router.fleet.view import FleetView
 from router.http.tasks import FOREVER, Tasks
 from router.http.upstream import Answer, EngineLost, Upstream
 
@@ -40,11 +40,11 @@ class Tell(Protocol):
 
 
 class Prober:
-    """Keeps a `View` fresh until cancelled."""
+    """Keeps a `FleetView` fresh until cancelled."""
 
     def __init__(
         self,
-        view: View,
+        view: FleetView,
         upstream: Upstream,
         headers: Mapping[str, str],
         tell: Tell,
@@ -130,7 +130,7 @@ class Prober:
 class Probing:
     """One probing task for each instance that is there, none for the others."""
 
-    def __init__(self, view: View, prober: Prober, tasks: Tasks, catalogue: Catalogue) -> None:
+    def __init__(self, view: FleetView, prober: Prober, tasks: Tasks, catalogue: Catalogue) -> None:
         """`catalogue`: forgets the paths of instances that have left."""
         self.prober = prober
         self.tasks: Final[dict[InstanceId, tuple[Instance, asyncio.Task[None]]]] = {}

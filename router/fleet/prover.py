@@ -25,8 +25,8 @@ from cluster.readable import json_in
 from router.core.eligibility import CHAT, COMPLETIONS
 from router.core.values import NOTHING_PROVEN
 from router.fleet import pair_proofs
-from router.fleet.pair_proofs import Pair, Proofs, Said
-from router.fleet.snapshot import View
+from router.fleet.pair_proofs import Pair, PairProofs, ProofAnswer
+from router.fleet.view import FleetView
 from router.http.engines import Engines
 from router.http.upstream import EngineLost
 
@@ -65,7 +65,7 @@ class Prover:
 
     def __init__(
         self,
-        view: View,
+        view: FleetView,
         engines: Engines,
         *,
         leg_ended: Callable[[InstanceId], None],
@@ -86,7 +86,7 @@ class Prover:
         self._leg_ended: Final = leg_ended
         self._counted: Final = counted
         self._changed: Final = changed
-        self.proofs: Final = Proofs()
+        self.proofs: Final = PairProofs()
         self.news: Final = asyncio.Event()
         """The fleet has changed: there may be a pair to prove."""
         self._complete_at: float | None = None
@@ -176,7 +176,7 @@ class _Proof:
 
     def __init__(
         self,
-        view: View,
+        view: FleetView,
         engines: Engines,
         leg_ended: Callable[[InstanceId], None],
         pair: Pair,
@@ -234,7 +234,7 @@ class _Proof:
                 heard.append(pair_proofs.NO_CHATS)
         return pair_proofs.other_chat(*heard), pair_proofs.other_draw(*heard)
 
-    async def _handed_over(self, asked: dict[str, Any]) -> tuple[Said, Said] | str:
+    async def _handed_over(self, asked: dict[str, Any]) -> tuple[ProofAnswer, ProofAnswer] | str:
         """What P says, and D with P's blocks; or why there are none."""
         pair, request = self._pair, self._request
         view = self._view
@@ -276,7 +276,7 @@ class _Proof:
                 sent = msgspec.json.encode(stamp(body, to))
                 await self._engines.upstream.say(view.get(to).instance, path, sent, self._headers())
 
-    async def _answer(self, instance: InstanceId, body: Any) -> Said:
+    async def _answer(self, instance: InstanceId, body: Any) -> ProofAnswer:
         said = pair_proofs.read(await self._leg(instance, body))
         if said is None:
             raise _NoWord("an answer that cannot be read")

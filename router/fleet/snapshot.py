@@ -1,14 +1,13 @@
-"""What the router knows of its fleet, folded from probes, heartbeats and its own traffic; read by policies.
+"""The fleet as policies read it: every instance, the same as columns, and which of them may hand over to which. Pure.
 
-Pure: the prober, the registry's reader and the exchanges report, this module remembers. What policies compare stands in
-columns as well (`router.fleet.columns`), so that a choice among a thousand instances takes microseconds.
+What policies compare stands in columns (`router.fleet.columns`), so that a choice among a thousand instances takes
+microseconds. `router.fleet.view` writes it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 import numpy as np
@@ -16,20 +15,14 @@ import numpy as np
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.core.arrays import Ints
-from router.core.values import Reported, Standing
+from router.core.values import Standing
 from router.fleet.columns import Columns
-from router.predict.inflight_load import Book
-from router.predict.prefix_cache import Prefixes
+from router.predict.inflight_load import InflightLoad
+from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import Make
 
 if TYPE_CHECKING:
     from router.core.values import Wanted
-
-MET_MAX: Final = 4096
-"""Producers remembered of a decode instance: four lives of each of a thousand. A forgotten one is met again."""
-
-FAILURES_UNTIL_DOWN = 2
-"""Probes in a row that must fail before an instance is taken out: one lost probe on a busy machine is noise."""
 
 _NO_LOAD: Final = Load()
 
@@ -274,7 +267,7 @@ class InstanceView:
         return self._credits is None or self._inflight < max(1, math.ceil(self._credits / max(1, routers)))
 
 
-class Ready(NamedTuple):
+class ReadyRows(NamedTuple):
     """Rows of the columns that may be chosen, by what they can do."""
 
     any: Ints
@@ -292,7 +285,7 @@ _UNKNOWN: Final = -1
 _NO_NAME: Final = -2
 
 
-class Fleet(Sequence[InstanceView]):
+class FleetSnapshot(Sequence[InstanceView]):
     """Every instance, in the order in which they were added; and the same as columns. What a policy reads.
 
     Long, as its maps and columns describe the same rows, and what is known of two rows together needs all of them.
@@ -300,9 +293,9 @@ class Fleet(Sequence[InstanceView]):
 
     def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
         self.columns: Final = Columns()
-        self.book: Final = Book()
+        self.book: Final = InflightLoad()
         self.book.reach(len(self.columns.ready))
-        self.prefixes: Prefixes | None = None
+        self.prefixes: PrefixCacheIndex | None = None
         """Which instance has which beginning of a prompt, where that is kept."""
         self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
@@ -319,7 +312,7 @@ class Fleet(Sequence[InstanceView]):
         self.doubts: Mapping[tuple[InstanceId, InstanceId], str] = {}
         """Pairs that could not be tried, and why."""
         self._rows: dict[int, InstanceView] = {}
-        self._ready: dict[tuple[str | None, str | None], Ready] = {}
+        self._ready: dict[tuple[str | None, str | None], ReadyRows] = {}
         self._version = -1
         self._ranked = False
         self._weights: tuple[int, ...] = ()
@@ -344,11 +337,11 @@ class Fleet(Sequence[InstanceView]):
         """The instance of a row."""
         return self._rows[row]
 
-    def ready_for(self, wanted: Wanted) -> Ready:
+    def ready_for(self, wanted: Wanted) -> ReadyRows:
         """Who is ready for such a request."""
         return self.ready(wanted.model, wanted.tenant)
 
-    def ready(self, model: str | None, tenant: str | None = None) -> Ready:
+    def ready(self, model: str | None, tenant: str | None = None) -> ReadyRows:
         """Who is ready and serves this model (None: any) and this tenant (None: any). Kept until that changes, where
         there is somebody; rows ascend.
         """
@@ -364,14 +357,14 @@ class Fleet(Sequence[InstanceView]):
             prefills, decodes = some[columns.prefills[some]], some[columns.decodes[some]]
             of = {role: some[[self._rows[row].role is role for row in some.tolist()]] for role in Role} if rows else {}
             adapters = self._adapters_of(able, model)
-            found = Ready(some, prefills, decodes, of, adapters=adapters)
+            found = ReadyRows(some, prefills, decodes, of, adapters=adapters)
             found = found._replace(alike=self._alike(found))
             if rows:  # names that nobody serves are a client's: as many as it likes
                 self._ready[model, tenant] = found
         return found
 
     def _adapters_of(self, views: list[InstanceView], model: str | None) -> Ints | None:
-        """`Ready.adapters` of such a name."""
+        """`ReadyRows.adapters` of such a name."""
         told = [(view.row, view.adapter(model)) for view in views if model is not None and model in view.models]
         if all(digest is None for _, digest in told):
             return None
@@ -380,7 +373,7 @@ class Fleet(Sequence[InstanceView]):
             found[row] = 0 if digest is None else self.columns.number(f"adapter {digest}") if digest else _UNKNOWN
         return found
 
-    def _alike(self, found: Ready) -> bool:
+    def _alike(self, found: ReadyRows) -> bool:
         """Whether `kinships` would find one kind, with every instance in it."""
         columns, adapters = self.columns, found.adapters
         if len(self._weights) > 1:
@@ -542,7 +535,7 @@ class Fleet(Sequence[InstanceView]):
                             return found
         return found
 
-    def kinships(self, found: Ready) -> list[tuple[Ints, Ints]]:
+    def kinships(self, found: ReadyRows) -> list[tuple[Ints, Ints]]:
         """Rows that may prefill, and rows that may decode, of each kind: of one circle of those that are proven to be
         alike, with the same weights and the same adapter. Where a model is being replaced there are two. Those that do
         not say which weights they have are of every kind.
@@ -561,7 +554,7 @@ class Fleet(Sequence[InstanceView]):
             kinds = _split(kinds, adapters, adapters, [each for each in names if each != _UNKNOWN])
         return kinds
 
-    def because_whole(self, found: Ready) -> str:
+    def because_whole(self, found: ReadyRows) -> str:
         """Why nothing is handed over among these; empty: they may, as far as `kinships` goes."""
         if found.alike or any(len(p) and len(d) for p, d in self.kinships(found)):
             return ""
@@ -609,200 +602,3 @@ def _split(
             if len(one) and len(other):
                 found.append((one, other))
     return found
-
-
-class View:
-    """The fleet, instance by instance, in the order in which they were added."""
-
-    def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
-        self._fleet: Final = Fleet(makes)
-        self._instances: Final = self._fleet.by_id
-        self._met: Final[dict[InstanceId, dict[str, None]]] = {}
-        """By decode instance, the producers it has pulled from, the oldest first."""
-        self._aside: Mapping[InstanceId, str] = {}
-        self._models: dict[str, tuple[str, ...]] = {}
-        """By tenant that some instances are kept for."""
-        self._models_at = -1
-        """At which version of the columns these were all that is served."""
-        self.routers = 1
-        """Routers that share the fleet, this one included."""
-
-    def add(self, instance: Instance) -> None:
-        """A new instance, or a new incarnation of a known one."""
-        known = self._instances.get(instance.id)
-        columns = self._fleet.columns
-        if known is None:
-            self._fleet.put(InstanceView(instance, columns))
-        elif replace(known.instance, role=instance.role) == instance:
-            if known.instance.role is not instance.role:
-                known.turn(instance)  # what runs there runs on, what it has cached stays, and it is as fast as before
-        else:
-            self._fleet.put(InstanceView(instance, columns, inflight=known.inflight, sent=known.sent))
-            self._instances[instance.id].downs = known.downs
-            self._forget_handshakes(instance.id)
-        if instance.id in self._aside:
-            self._instances[instance.id].aside = self._aside[instance.id]
-
-    def set_aside(self, reasons: Mapping[InstanceId, str]) -> None:
-        """Operators want these, and no others, to get no new legs: by name, whoever has it, now or later."""
-        self._aside = dict(reasons)
-        for view in self._fleet:
-            view.aside = self._aside.get(view.id, "")
-
-    @property
-    def distrusted(self) -> Mapping[tuple[InstanceId, InstanceId], str]:
-        """Pairs that failed their proof, and how."""
-        return self._fleet.distrusted
-
-    def distrust(self, pairs: Mapping[tuple[InstanceId, InstanceId], str]) -> None:
-        """These pairs, and no others, have failed their proof: nothing is handed over between them."""
-        self._fleet.distrust(pairs)
-
-    def proven(self, standing: Standing) -> None:
-        """Instances that are proven to be alike, and pairs whose first tokens are not (`Fleet.circles`)."""
-        self._fleet.circles(standing)
-
-    def not_exact(self, prefill: InstanceId, decode: InstanceId) -> str:
-        """Why P's own first token may not stand for D's; empty: it may."""
-        fleet = self._fleet
-        if not fleet.proving:
-            return ""
-        p, d = self._instances.get(prefill), self._instances.get(decode)
-        if p is None or d is None or not fleet.proven(p.row, d.row):
-            return "the pair is not proven"
-        return fleet.inexact.get((prefill, decode), "") if fleet.inexact else ""
-
-    def fold(self, reported: tuple[Reported, ...]) -> frozenset[InstanceId]:
-        """What the whole fleet says of itself now; who is not in it has left.
-
-        Returns the instances on which legs of ours can no longer end well: gone, or started anew.
-        """
-        here = {each.instance.id for each in reported}
-        lost = {name for name in self._instances if name not in here}
-        for each in reported:
-            known = self._instances.get(each.instance.id)
-            if known is not None and replace(known.instance, role=each.instance.role) != each.instance:
-                lost.add(each.instance.id)
-            self._heard(each)
-        for gone in sorted(lost - here):  # rows are given back, and taken again, in the same order at every run
-            view = self._instances[gone]
-            view.accepting = False
-            view.state = "gone"
-            self._forget_handshakes(gone)
-            if view.inflight == 0:
-                self._fleet.remove(gone)
-        return frozenset(lost)
-
-    def _heard(self, each: Reported) -> None:
-        """One instance's word."""
-        self.add(each.instance)
-        view = self._instances[each.instance.id]
-        if each.state != view.state and each.accepting:
-            view.up, view.failures = True, 0  # its agent has just seen it answer
-        if view.state != each.state or view.accepting != each.accepting:
-            view.state, view.accepting = each.state, each.accepting
-        if view.credits != each.credits:
-            view.credits = each.credits
-        if view.grant != each.grant:
-            view.grant = each.grant
-        if view.shuns != each.shuns:
-            self._fleet.shuns(view, each.shuns)
-        view.load = each.load
-        self._fleet.holds(view, each.load.kv_tokens)
-        if view.evicted != each.evicted:
-            self._fleet.evicted(view, each.evicted)
-        view.learn_models(each.models)
-        view.adapters = each.adapters
-
-    def all(self) -> Fleet:
-        """Every instance."""
-        return self._fleet
-
-    def get(self, instance: InstanceId) -> InstanceView:
-        """One instance.
-
-        Raises:
-            KeyError: it was never added, or has left.
-        """
-        return self._instances[instance]
-
-    def knows(self, instance: InstanceId) -> bool:
-        """Whether it is there at all."""
-        return instance in self._instances
-
-    def seen(self, instance: InstanceId, models: tuple[dict[str, object], ...] | None, load: Load | None) -> None:
-        """A probe succeeded; what it learned replaces what was known."""
-        view = self._instances[instance]
-        view.failures = 0
-        view.up = True
-        if models is not None:
-            view.learn_models(models)
-        if load is not None:
-            view.load = load
-            self._fleet.holds(view, load.kv_tokens)
-
-    def probe_failed(self, instance: InstanceId) -> bool:
-        """A probe failed; whether the instance went down by it."""
-        view = self._instances[instance]
-        view.failures += 1
-        return view.failures >= FAILURES_UNTIL_DOWN and self._down(view)
-
-    def unreachable(self, instance: InstanceId) -> bool:
-        """A leg could not connect: out at once, until a probe succeeds. Whether it went down by it."""
-        view = self._instances[instance]
-        view.failures = max(view.failures, FAILURES_UNTIL_DOWN)
-        return self._down(view)
-
-    def _down(self, view: InstanceView) -> bool:
-        was_up, view.up = view.up, False
-        view.downs += was_up
-        if not view.instance.epoch:
-            self._fleet.unproven(view)  # its lives have no numbers: what comes up again may be another engine
-        self._forget_handshakes(view.id)
-        return was_up
-
-    def _forget_handshakes(self, decode: InstanceId) -> None:
-        self._met.pop(decode, None)  # a new engine has met nobody
-
-    def pair_met(self, producer: str, decode: InstanceId) -> None:
-        """A decode instance has pulled from a producer (named by its engine id, which is new at every start)."""
-        met = self._met.setdefault(decode, {})
-        met[producer] = None
-        if len(met) > MET_MAX:  # producers that started anew are never named again
-            del met[next(iter(met))]
-
-    def pair_warm(self, producer: str, decode: InstanceId) -> bool:
-        """Whether the two have shaken hands."""
-        return producer in self._met.get(decode, ())
-
-    def leg_started(self, instance: InstanceId) -> None:
-        """A leg of ours goes there."""
-        view = self._instances[instance]
-        view.inflight += 1
-        view.sent += 1
-
-    def leg_ended(self, instance: InstanceId) -> None:
-        """That leg is over, however it ended."""
-        view = self._instances[instance]
-        assert view.inflight > 0, f"{instance}: a leg ended that never started"
-        view.inflight -= 1
-        if view.inflight == 0 and view.state == "gone":
-            self._fleet.remove(instance)
-
-    def models(self, tenant: str) -> tuple[str, ...]:
-        """Names of all models that some instance serves for this tenant, ready or not, in order, once each."""
-        version, whose = self._fleet.columns.version, self._fleet.whose(tenant)
-        if version != self._models_at:
-            self._models_at = version
-            self._models.clear()
-        found = self._models.get(whose)
-        if found is None:
-            serving = (view.models for view in self.all() if view.instance.serves(whose))
-            found = self._models[whose] = tuple(dict.fromkeys(name for models in serving for name in models))
-        return found
-
-    def lacks(self, model: str, tenant: str) -> bool:
-        """Whether nobody serves this tenant such a model. As long as no instance has named what it serves, nobody can
-        say.
-        """
-        return model not in self.models(tenant) and any(view.models for view in self.all())

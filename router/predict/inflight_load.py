@@ -9,7 +9,7 @@ one booking, opened when it is placed and closed when it is over. By row of the 
 - for each answer, how much more of that it can take and still keep its target: so that what a prompt would do to those
   who decode there is a count of requests, not a guess.
 
-All of it is arithmetic on what was predicted; `Speeds` learns from what it really took.
+All of it is arithmetic on what was predicted; `StepModel` learns from what it really took.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy as np
 
 from router.core.arrays import Bools, Floats, grow
 from router.predict.fitted import TOGETHER_S
-from router.predict.step_model import UNKNOWN, Make, Speeds
-from router.predict.transfer_model import Pull, Pulls
+from router.predict.step_model import UNKNOWN, Make, StepModel
+from router.predict.transfer_model import ExpectedTransfer, TransferModel
 
 DUTY_S: Final = 5.0
 """Over which prefill's part of an instance's time is averaged: some answers' length of a 32B model, several of an 8B's.
@@ -46,7 +46,7 @@ STEP_MS_MIN: Final = 0.01
 """Nobody's step is shorter, whatever costs somebody has written down."""
 
 REBASE_S: Final = 100 * DUTY_S
-"""How far `Book.recent` may grow before it is scaled down again: by e^100, far from where floats end."""
+"""How far `InflightLoad.recent` may grow before it is scaled down again: by e^100, far from where floats end."""
 
 _COLUMNS: Final = (
     "backlog", "since", "ends", "opens", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean",
@@ -54,7 +54,7 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-class Limit:
+class LengthLimit:
     """Up to where an answer of a given length keeps its target. Once it is longer, it is for twice the length."""
 
     __slots__ = ("among", "from_ms", "over", "tokens", "until_ms")
@@ -71,7 +71,7 @@ class Limit:
         """Nobody asks for it any more."""
 
 
-class Booking:
+class InflightRequest:
     """One request's entries."""
 
     __slots__ = (
@@ -115,11 +115,11 @@ class Booking:
         self.context = 0.0
         self.pause_ms = 0.0
         """Between its first and its second token, where it is handed over."""
-        self.pull: Pull | None = None
+        self.pull: ExpectedTransfer | None = None
         """The same for who keeps account of pulls; None where D's prompts are in its way as well."""
         self.opened_s = -1.0
         """When its answer's first token was here."""
-        self.limits: tuple[Limit, ...] = ()
+        self.limits: tuple[LengthLimit, ...] = ()
         """For a short answer, and for one in the middle; where it has a target."""
         self.began_tpot_ms = 0.0
         """Time per token that was to be expected when it began to decode."""
@@ -134,21 +134,21 @@ class _Row:
     observed_ms: float = 0.0
     """Of the prompts that ended last, together."""
     limits: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-    outlived: list[tuple[float, int, Limit, Booking]] = field(default_factory=list)
-    """When answers will have become longer than what a limit is for (`Book._progress`), the soonest first; and a number
-    that tells equals apart."""
+    outlived: list[tuple[float, int, LengthLimit, InflightRequest]] = field(default_factory=list)
+    """When answers will have become longer than what a limit is for (`InflightLoad._progress`), the soonest first; and
+    a number that tells equals apart."""
     targets: dict[float, int] = field(default_factory=dict)
-    pulls: Pulls = field(default_factory=Pulls)
+    pulls: TransferModel = field(default_factory=TransferModel)
 
 
-class Book:
+class InflightLoad:
     """Columns, one entry per row of `router.fleet.columns`.
 
     Long, as one event changes several columns of a row together, and one class keeps them in step.
     """
 
     def __init__(self) -> None:
-        self.speeds: Final = Speeds()
+        self.speeds: Final = StepModel()
         self.backlog: Floats = np.zeros(0)
         """Predicted milliseconds of prompts placed there and not done."""
         self.ends: Floats = np.zeros(0)
@@ -261,7 +261,7 @@ class Book:
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
-    def prompt_placed(self, booking: Booking, row: int, ms: float, stall_ms: float, now: float) -> None:
+    def prompt_placed(self, booking: InflightRequest, row: int, ms: float, stall_ms: float, now: float) -> None:
         """A prompt goes there and will take so long."""
         self.prompt_over(booking, now, done=False)
         self.turn += 1
@@ -288,7 +288,7 @@ class Book:
         self.ends[row] = ends
         self.opens[row] = ends - self.speeds.first.item(row) if self.prompts.item(row) >= 2 else -math.inf
 
-    def prompt_over(self, booking: Booking, now: float, *, done: bool) -> None:
+    def prompt_over(self, booking: InflightRequest, now: float, *, done: bool) -> None:
         """Its prompt is computed, or will not be (`done` false)."""
         row, ms = booking.prefill_row, booking.prefill_ms
         booking.prefill_ms = 0.0
@@ -304,7 +304,7 @@ class Book:
                 self._rows[booking.decode_row].pulls.begin(booking.pull, now)
         self._ends(row)
 
-    def _time_prompt(self, row: int, booking: Booking, now: float) -> None:
+    def _time_prompt(self, row: int, booking: InflightRequest, now: float) -> None:
         """Learn from the time since the one before. Prompts of one step end together, and are one observation."""
         at = self._rows[row]
         if now - float(self.since[row]) < TOGETHER_S:
@@ -315,11 +315,11 @@ class Book:
         at.plain_ms = booking.plain_ms
         at.observed_ms = (now - max(float(self.since[row]), booking.sent_s)) * 1000.0
 
-    def pulls(self, row: int) -> Pulls:
+    def pulls(self, row: int) -> TransferModel:
         """What it pulls."""
         return self._rows[row].pulls
 
-    def told(self, booking: Booking, now: float, prompt_ms: float, token_ms: float) -> None:
+    def told(self, booking: InflightRequest, now: float, prompt_ms: float, token_ms: float) -> None:
         """An engine says how long it took for the prompt, and for each token after the first; 0: it does not.
 
         It says so with an answer in one piece, of which nobody here has seen either. Prompts of one step are each told
@@ -333,7 +333,7 @@ class Book:
         if token_ms > 0 and row >= 0 and self._rows[row].life == booking.decode_life:
             self.speeds.steps_took(row, self._tpot_ms(row, now), token_ms)
 
-    def answer_placed(self, booking: Booking, row: int, now: float) -> None:
+    def answer_placed(self, booking: InflightRequest, row: int, now: float) -> None:
         """Its answer is promised a place there."""
         self.answer_over(booking, now)
         at = self._rows[row]
@@ -348,7 +348,7 @@ class Book:
         # Also of prompts that come while its own is computed: nobody knows which is first.
         self._limit(booking, row, now)
 
-    def opened(self, booking: Booking, now: float) -> None:
+    def opened(self, booking: InflightRequest, now: float) -> None:
         """The first token of its answer is there: from now on prompts keep it waiting."""
         row = booking.decode_row
         if row < 0 or self._rows[row].life != booking.decode_life or booking.opened_s >= 0:
@@ -359,7 +359,7 @@ class Book:
         booking.began_tpot_ms = self._tpot_ms(row, now)
         self._limit(booking, row, now)
 
-    def _limit(self, booking: Booking, row: int, now: float) -> None:
+    def _limit(self, booking: InflightRequest, row: int, now: float) -> None:
         """How much more its instance's prompts may keep it waiting, from now on."""
         if not math.isfinite(booking.tpot_ms):
             return
@@ -367,19 +367,21 @@ class Book:
         self._outlive(row, now)
         self._unlimit(booking)
         lengths = (booking.short_tokens, booking.middle_tokens)
-        booking.limits = tuple(Limit(*each, stalled) for each in zip(at.limits, lengths, strict=True))
+        booking.limits = tuple(LengthLimit(*each, stalled) for each in zip(at.limits, lengths, strict=True))
         for limit in booking.limits:
             self._limit_to(limit, booking, row)
             if booking.opened_s >= 0:
                 self._expect_longer(limit, booking, row, self._progress(row, now), limit.tokens)
 
-    def _limit_to(self, limit: Limit, booking: Booking, row: int) -> None:
+    def _limit_to(self, limit: LengthLimit, booking: InflightRequest, row: int) -> None:
         """An answer of so many tokens keeps its target up to here."""
         spare_ms = (NEARLY * booking.tpot_ms - self.step.item(row)) * max(limit.tokens - 1, 1.0) - booking.pause_ms
         limit.until_ms = limit.from_ms + max(0.0, spare_ms)
         insort(limit.among, limit.until_ms)
 
-    def _expect_longer(self, limit: Limit, booking: Booking, row: int, progress: float, tokens: float) -> None:
+    def _expect_longer(
+        self, limit: LengthLimit, booking: InflightRequest, row: int, progress: float, tokens: float
+    ) -> None:
         """After so many more tokens it is longer than that."""
         self._numbered += 1
         when = progress + tokens * max(self.step.item(row), STEP_MS_MIN)
@@ -408,13 +410,13 @@ class Book:
             self._expect_longer(limit, booking, row, when, more)
 
     @staticmethod
-    def _unlimit(booking: Booking) -> None:
+    def _unlimit(booking: InflightRequest) -> None:
         for limit in booking.limits:
             del limit.among[bisect_left(limit.among, limit.until_ms)]
             limit.over = True
         booking.limits = ()
 
-    def answer_over(self, booking: Booking, now: float, tokens: int = 0) -> None:
+    def answer_over(self, booking: InflightRequest, now: float, tokens: int = 0) -> None:
         """Its answer has ended after so many tokens; or will not come from there, or nobody has counted them (0)."""
         row = booking.decode_row
         if row < 0:
@@ -436,7 +438,7 @@ class Book:
             self.strictest[row] = min(at.targets, default=math.inf)
         self._unlimit(booking)
 
-    def _learn(self, booking: Booking, row: int, now: float, tokens: int) -> None:
+    def _learn(self, booking: InflightRequest, row: int, now: float, tokens: int) -> None:
         """Its mean time per token, against what was predicted when it began and would be now."""
         predicted = (booking.began_tpot_ms + self._tpot_ms(row, now)) / 2
         self.speeds.steps_took(row, predicted, (now - booking.opened_s) * 1000.0 / (tokens - 1))
@@ -444,7 +446,7 @@ class Book:
     def _tpot_ms(self, row: int, now: float) -> float:
         return self.step.item(row) / max(1.0 - self.recent.item(row) * self.faded(now), IDLE_MIN)
 
-    def _count(self, booking: Booking, row: int, sign: int) -> None:
+    def _count(self, booking: InflightRequest, row: int, sign: int) -> None:
         self.turn += 1
         self.decoding[row] += sign
         self.answers += sign

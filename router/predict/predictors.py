@@ -21,7 +21,7 @@ from router.core.unread import Sort, Unread
 from router.core.values import Sent, Wanted
 from router.predict.answer_lengths import SHARES, Features, Lengths, Predictor, cues_of
 from router.predict.chunks import CHUNK_BYTES, Hasher, prompt_bytes, prompt_text
-from router.predict.prefix_cache import Prefixes
+from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.prompt_tokens import Kind, Ratios, kind_of
 
 COMPLETION_TOKENS: Final = 16
@@ -34,7 +34,7 @@ TOKENS_MAX: Final = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PredictedRequest:
     """One request as taken in."""
 
     wanted: Wanted
@@ -43,17 +43,17 @@ class Taken:
     text_bytes: int
 
 
-class Intake:
+class RequestPredictor:
     """Of one router."""
 
-    def __init__(self, lengths: Predictor, prefixes: Prefixes | None, key: bytes) -> None:
+    def __init__(self, lengths: Predictor, prefixes: PrefixCacheIndex | None, key: bytes) -> None:
         """`key`: for names of chunks, the same for all routers that are to understand each other's."""
         self._lengths: Final = lengths
         self._prefixes: Final = prefixes
         self._hasher: Final = Hasher(key)
         self._ratios: Final = Ratios()
 
-    def take(self, wanted: Wanted, path: str, body: Mapping[str, Any], *, scope: str | None) -> Taken:
+    def take(self, wanted: Wanted, path: str, body: Mapping[str, Any], *, scope: str | None) -> PredictedRequest:
         """The same request with everything that can be foretold of it.
 
         Args:
@@ -80,9 +80,9 @@ class Intake:
             ignore_eos=body.get("ignore_eos") is True,
             cues=cues_of(body),
         )
-        return Taken(wanted, lengths, kind, size)
+        return PredictedRequest(wanted, lengths, kind, size)
 
-    def told(self, wanted: Wanted, taken: Taken, usage: Mapping[str, Any]) -> Wanted:
+    def told(self, wanted: Wanted, taken: PredictedRequest, usage: Mapping[str, Any]) -> Wanted:
         """An engine has counted the prompt's tokens: learned from, and put in place of what had been estimated."""
         tokens = _count(usage.get("prompt_tokens"))
         if tokens is None or not taken.text_bytes:

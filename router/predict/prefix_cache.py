@@ -32,7 +32,7 @@ ENTRIES_MAX = 500_000
 """Chunks times instances that hold them; about 160 bytes each (`make bench-prefixes`)."""
 
 TOKENS_PER_CHUNK = CHUNK_BYTES / 4.0
-"""Until prompts have told (`Prefixes.answered`)."""
+"""Until prompts have told (`PrefixCacheIndex.answered`)."""
 
 _FEW = 16
 """Bits that are written to a column one by one; more, and unpacking all is faster."""
@@ -138,7 +138,7 @@ class _Held:
         return min(self.entries_max, int(self.capacity_tokens / self.tokens_each))
 
 
-class Prefixes:
+class PrefixCacheIndex:
     """The index. Instances are known by the row they have in the view's columns."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:

@@ -100,7 +100,7 @@ def make_of(costs: Costs, *, capacity_tokens: int = 0, budget_tokens: int = 0) -
     )
 
 
-class Speeds:
+class StepModel:
     """Makes and factors, by row of the columns."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ LEAST_MS: Final = 5.0
 """Nobody's network is called slow for less."""
 
 
-class Pull:
+class ExpectedTransfer:
     """One answer's."""
 
     __slots__ = ("computed_s", "moving_ms", "near", "pause_ms", "told_ms", "unmoved_ms")
@@ -48,7 +48,7 @@ class Pull:
         """When its prompt was."""
 
 
-class Pulls:
+class TransferModel:
     """One instance's."""
 
     __slots__ = ("_far", "_near", "_observed_ms", "_told_ms", "_under_way", "_was_near", "moving_ms", "since_s")
@@ -56,7 +56,7 @@ class Pulls:
     def __init__(self) -> None:
         self._far: Final = _Network()
         self._near: Final = _Network()
-        self._under_way: Final[dict[Pull, None]] = {}
+        self._under_way: Final[dict[ExpectedTransfer, None]] = {}
         """The first to be computed first."""
         self.moving_ms = 0.0
         """Of all of them."""
@@ -86,7 +86,7 @@ class Pulls:
         """When all that is under way will be here; minus infinity: nothing is."""
         return self.since_s * 1000.0 + self.moving_ms * self.slower(now) if self._under_way else -math.inf
 
-    def begin(self, pull: Pull, now: float) -> None:
+    def begin(self, pull: ExpectedTransfer, now: float) -> None:
         """Its prompt is computed."""
         pull.computed_s = now
         if not self._under_way:
@@ -94,7 +94,7 @@ class Pulls:
         self._under_way[pull] = None
         self.moving_ms += pull.moving_ms
 
-    def end(self, pull: Pull, now: float, *, done: bool) -> None:
+    def end(self, pull: ExpectedTransfer, now: float, *, done: bool) -> None:
         """Its answer has begun, or will not (`done` false)."""
         if pull not in self._under_way:
             return
@@ -104,7 +104,7 @@ class Pulls:
             self._time(pull, now)
             self.since_s = now
 
-    def _time(self, pull: Pull, now: float) -> None:
+    def _time(self, pull: ExpectedTransfer, now: float) -> None:
         """Learn from the time since the one before. Those that end together are one observation."""
         began_s = max(self.since_s, pull.computed_s + pull.unmoved_ms / 1000.0)
         if self._told_ms > 0.0 and now - self.since_s < TOGETHER_S and pull.near == self._was_near:

@@ -31,15 +31,15 @@ from router.core.verdict import Verdict, Way
 from router.http.headers import Headers, lines
 from router.http.outlet import Outlet
 from router.http.upstream import Answer, EngineLost
-from router.predict.predictors import Intake, Taken, answer_tokens, cached_in
+from router.predict.predictors import PredictedRequest, RequestPredictor, answer_tokens, cached_in
 from router.request.body import closing, opened
-from router.request.legs import AnswerLeg, LegOwner, PrefillLeg, Said
+from router.request.legs import AnswerLeg, LegOwner, PrefillLeg, PrefillSaid
 from router.request.parts import Parts
 from router.request.releases import Releases, stamped, transfer_id
 from router.request.reply import Reply
 from router.request.splice import Seed, seed_of, stops_of
-from router.request.trace import Account
-from router.scheduler.scheduler import Calls, Seat
+from router.request.trace import RequestTrace
+from router.scheduler.scheduler import Calls, SchedulingContext
 from router.telemetry.timing import Stage
 
 logger = logging.getLogger("baton.router")
@@ -57,7 +57,7 @@ _TIMED = frozenset({j.State.CHOOSING, j.State.PREFILLING, j.State.OPENING, j.Sta
 """States that a clock may end."""
 
 
-class Exchange(LegOwner):
+class RequestDriver(LegOwner):
     """One client request on its way through the fleet.
 
     Long, as every effect of `router.core.journey` and every event of legs and client has a short method here, all on
@@ -115,10 +115,10 @@ class Exchange(LegOwner):
         headers: Headers,
         request: Request,
         journey: j.Journey,
-        seat: Seat,
+        seat: SchedulingContext,
         verdict: Verdict,
         client: Client,
-        taken: Taken | None,
+        taken: PredictedRequest | None,
     ) -> None:
         """A request that is about to begin.
 
@@ -139,7 +139,7 @@ class Exchange(LegOwner):
         self.answer_bytes_max = parts.limits.answer_bytes_max
         self._journey = journey
         self._verdict = verdict
-        self._account = Account(
+        self._account = RequestTrace(
             parts.telling.memory, parts.meters, parts.telling.tracing, request, verdict, headers, client
         )
         resumable = verdict.resumable and request.stream
@@ -515,7 +515,7 @@ class Exchange(LegOwner):
         except Exception:  # the place is given to another request: this exchange goes on
             logger.exception(_BUG, self._request.label)
 
-    def prefill_said(self, leg: PrefillLeg, said: Said | j.Lost | j.Refused) -> None:
+    def prefill_said(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> None:
         """It has ended by itself."""
         if self._legs.get(leg.instance) is leg:
             del self._legs[leg.instance]
@@ -528,16 +528,16 @@ class Exchange(LegOwner):
             self._parts.tasks.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
             self.feed(j.Lost("the instance was lost", by=leg.instance))
 
-    def _read_prefill(self, leg: PrefillLeg, said: Said | j.Lost | j.Refused) -> j.Event:
-        if isinstance(said, Said):
+    def _read_prefill(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> j.Event:
+        if isinstance(said, PrefillSaid):
             self._parts.meters.leg("prefill", said.at - leg.started)
         newest = leg.attempt == self._journey.attempt
-        fields = self._fields(leg.instance, said.answer) if isinstance(said, Said) else said
+        fields = self._fields(leg.instance, said.answer) if isinstance(said, PrefillSaid) else said
         if not isinstance(fields, dict):
             if newest:
                 self._prompt_over(done=False)
             return msgspec.structs.replace(fields, by=leg.instance)
-        assert isinstance(said, Said)
+        assert isinstance(said, PrefillSaid)
         self._producer, self._prefill_answer = leg, said.answer
         reason = wire.first_finish_reason(fields)
         usage = fields.get("usage")
@@ -848,7 +848,7 @@ class Exchange(LegOwner):
             failed = task.cancelled() or task.exception() is not None
             self.feed(j.Released(ok=False) if failed else task.result())
 
-    def _report_cached(self, intake: Intake, cached_tokens: int | None) -> None:
+    def _report_cached(self, intake: RequestPredictor, cached_tokens: int | None) -> None:
         """One instance did all of it, and has said with its end how much of the prompt it had."""
         if cached_tokens is not None:
             self._parts.meters.attainment.prefix(self._cached_tokens, cached_tokens)
@@ -902,22 +902,22 @@ class Exchange(LegOwner):
         return tokens // answers if tokens and isinstance(answers, int) and answers > 1 else tokens
 
 
-_CARRY_OUT: Mapping[type[j.Effect], Callable[[Exchange, Any], j.Event | None]] = {
-    j.Choose: Exchange._choose,
-    j.AwaitFleet: Exchange._await_fleet,
-    j.SendPrefill: Exchange._send_prefill,
-    j.SendSeed: Exchange._send_seed,
-    j.SendDecode: Exchange._send_decode,
-    j.CancelPrefill: Exchange._begin_cancel,
-    j.ClosePrefill: Exchange._close_prefill,
-    j.OutlastPrefill: Exchange._leave_prefill,
-    j.CloseDecode: Exchange._close_decode,
-    j.Relay: Exchange._relay,
-    j.AnswerFromPrefill: Exchange._answer_from_prefill,
-    j.ForwardRefusal: Exchange._forward_refusal,
-    j.Fail: Exchange._fail,
-    j.FailStream: Exchange._fail_stream,
-    j.Release: Exchange._begin_release,
-    j.Finish: Exchange._finish,
+_CARRY_OUT: Mapping[type[j.Effect], Callable[[RequestDriver, Any], j.Event | None]] = {
+    j.Choose: RequestDriver._choose,
+    j.AwaitFleet: RequestDriver._await_fleet,
+    j.SendPrefill: RequestDriver._send_prefill,
+    j.SendSeed: RequestDriver._send_seed,
+    j.SendDecode: RequestDriver._send_decode,
+    j.CancelPrefill: RequestDriver._begin_cancel,
+    j.ClosePrefill: RequestDriver._close_prefill,
+    j.OutlastPrefill: RequestDriver._leave_prefill,
+    j.CloseDecode: RequestDriver._close_decode,
+    j.Relay: RequestDriver._relay,
+    j.AnswerFromPrefill: RequestDriver._answer_from_prefill,
+    j.ForwardRefusal: RequestDriver._forward_refusal,
+    j.Fail: RequestDriver._fail,
+    j.FailStream: RequestDriver._fail_stream,
+    j.Release: RequestDriver._begin_release,
+    j.Finish: RequestDriver._finish,
 }
 """How each effect is carried out; what that returns is fed to the journey."""

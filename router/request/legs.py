@@ -38,7 +38,7 @@ class LegOwner(ABC):
         """Its place is free again, however it ended."""
 
     @abstractmethod
-    def prefill_said(self, leg: PrefillLeg, said: Said | j.Lost | j.Refused) -> None:
+    def prefill_said(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> None:
         """It has ended by itself."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class LegOwner(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PrefillSaid:
     """What an engine said to a prefill leg, and when."""
 
     answer: Answer
@@ -101,14 +101,14 @@ class PrefillLeg:
         self.attempt = attempt
         self.started = 0.0
         self.http: Leg | None = None
-        self._said: asyncio.Future[Said | j.Lost | j.Refused] | None = None
+        self._said: asyncio.Future[PrefillSaid | j.Lost | j.Refused] | None = None
         """For who outlives the exchange."""
-        self._told: Said | j.Lost | j.Refused | None = None
+        self._told: PrefillSaid | j.Lost | j.Refused | None = None
         self._status, self._content_type = 0, ""
         self._pieces: list[bytes] = []
         self._bytes = 0
 
-    def said(self) -> asyncio.Future[Said | j.Lost | j.Refused]:
+    def said(self) -> asyncio.Future[PrefillSaid | j.Lost | j.Refused]:
         """Done when it has ended."""
         if self._said is None:
             self._said = asyncio.get_running_loop().create_future()
@@ -141,15 +141,15 @@ class PrefillLeg:
 
     def ended(self) -> None:
         answer = Answer(self._status, self._content_type, b"".join(self._pieces))
-        self._end(Said(answer, time.monotonic()))
+        self._end(PrefillSaid(answer, time.monotonic()))
 
     def lost(self, lost: EngineLost) -> None:
         self._end(lost)
 
-    def _end(self, said: Said | EngineLost) -> None:
+    def _end(self, said: PrefillSaid | EngineLost) -> None:
         self.http = None
         self._exchange.prefill_over(self)
-        told = said if isinstance(said, Said) else self._exchange.engine_lost(self.instance, said)
+        told = said if isinstance(said, PrefillSaid) else self._exchange.engine_lost(self.instance, said)
         self._told = told
         if self._said is not None:
             self._said.set_result(told)

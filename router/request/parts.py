@@ -6,16 +6,16 @@ from typing import Final, Protocol
 
 from cluster.telemetry import Tracing
 from router.core.clients import Clients
-from router.fleet.snapshot import View
+from router.fleet.view import FleetView
 from router.http.engines import Engines
 from router.http.tasks import Tasks
-from router.predict.predictors import Intake
+from router.predict.predictors import RequestPredictor
 from router.request.refusals import Refusals
 from router.scheduler.dispatch import Dispatch
-from router.scheduler.flow_control.waiters import Line, Losses
-from router.scheduler.scheduler import Desk
-from router.telemetry.explain_store import Memory
-from router.telemetry.metrics import Meters
+from router.scheduler.flow_control.waiters import Losses, Waiters
+from router.scheduler.scheduler import Scheduler
+from router.telemetry.explain_store import ExplainStore
+from router.telemetry.metrics import RouterMetrics
 
 
 class Open(Protocol):
@@ -43,7 +43,7 @@ class Telling:
 
     __slots__ = ("memory", "meters", "tracing")
 
-    def __init__(self, meters: Meters, memory: Memory, tracing: Tracing | None) -> None:
+    def __init__(self, meters: RouterMetrics, memory: ExplainStore, tracing: Tracing | None) -> None:
         self.meters: Final = meters
         self.memory: Final = memory
         self.tracing: Final = tracing
@@ -64,7 +64,7 @@ class Parts:
         clients: Clients,
         engines: Engines,
         dispatch: Dispatch,
-        intake: Intake | None,
+        intake: RequestPredictor | None,
         telling: Telling,
         tasks: Tasks,
     ) -> None:
@@ -73,13 +73,13 @@ class Parts:
         self.clients: Final = clients
         self.engines: Final = engines
         self.dispatch: Final = dispatch
-        self.desk: Final[Desk] = dispatch.desk
-        self.view: Final[View] = dispatch.view
-        self.line: Final[Line] = dispatch.line
+        self.desk: Final[Scheduler] = dispatch.desk
+        self.view: Final[FleetView] = dispatch.view
+        self.line: Final[Waiters] = dispatch.line
         self.losses: Final[Losses] = dispatch.losses
         self.intake: Final = intake
         self.telling: Final = telling
-        self.meters: Final[Meters] = telling.meters
+        self.meters: Final[RouterMetrics] = telling.meters
         self.tasks: Final = tasks
         self.refusals: Final = Refusals(telling.meters)
         self.open: Final[set[Open]] = set()

@@ -9,7 +9,7 @@ import msgspec
 
 from cluster.errors import ApiError
 from router.http.outlet import Outlet
-from router.telemetry.metrics import Meters
+from router.telemetry.metrics import RouterMetrics
 
 logger = logging.getLogger("baton.router")
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("baton.router")
 class Refusals:
     """Of one router: they are counted."""
 
-    def __init__(self, meters: Meters) -> None:
+    def __init__(self, meters: RouterMetrics) -> None:
         self._meters: Final = meters
 
     def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:

@@ -20,7 +20,7 @@ from router.core import journey as j
 from router.core.eligibility import CHAT
 from router.core.engine_answers import object_in
 from router.http.upstream import Answer, EngineLost
-from router.request.legs import PrefillLeg, Said
+from router.request.legs import PrefillLeg, PrefillSaid
 from router.request.parts import Parts
 from router.scheduler.scheduler import HANDSHAKE_S
 
@@ -63,7 +63,7 @@ class Releases:
         try:
             done, _ = await asyncio.wait({leg.said()}, timeout=wait_s)
             said = leg.said().result() if done else None
-            transfer = _hold_in(said.answer) if isinstance(said, Said) else None
+            transfer = _hold_in(said.answer) if isinstance(said, PrefillSaid) else None
             if transfer is not None:
                 await self.release(InstanceId(""), transfer, leg)
         finally:

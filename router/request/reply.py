@@ -16,8 +16,8 @@ from router.core.eligibility import CHAT
 from router.core.timing_parts import Told
 from router.http.headers import lines
 from router.http.outlet import Outlet
-from router.request.splice import ERROR_EVENT, EVENT_BYTES_MAX, Said, Seam, SeamBroken, Seed, said_in
-from router.request.trace import Account
+from router.request.splice import ERROR_EVENT, EVENT_BYTES_MAX, SaidSoFar, Seed, Splice, SpliceBroken, said_in
+from router.request.trace import RequestTrace
 
 logger = logging.getLogger("baton.router")
 
@@ -68,7 +68,7 @@ class Reply:
         self,
         outlet: Outlet,
         request: Request,
-        account: Account,
+        account: RequestTrace,
         *,
         resumable: bool,
         counts: bool = False,
@@ -92,7 +92,7 @@ class Reply:
         self._streams_at = 0
         """How much of what is kept was there before this stream."""
         self._seed: Seed | None = None
-        self._seam: Seam | None = None
+        self._seam: Splice | None = None
         self._rest = b""
         """The beginning of an event whose end has not come."""
         self._event_bytes = 0
@@ -154,7 +154,7 @@ class Reply:
         self._streams_at = len(self._kept)
         try:
             self._seam = self._open_seam()
-        except SeamBroken as broken:
+        except SpliceBroken as broken:
             return self._broken(broken)
         self._begin(content_type, cache_control)
         return None
@@ -164,7 +164,7 @@ class Reply:
         if self._seam is not None:
             try:
                 chunk = self._seam.feed(chunk)
-            except SeamBroken as broken:
+            except SpliceBroken as broken:
                 return self._broken(broken)
             if self._seam.closed:
                 self._seam = None
@@ -220,7 +220,7 @@ class Reply:
         """It broke off."""
         return j.Lost(because, again=self._said() is not None)
 
-    def _said(self) -> Said | None:
+    def _said(self) -> SaidSoFar | None:
         """What the client has, if another answer can be joined to it."""
         if self._kept_bytes <= 0:
             return None
@@ -231,7 +231,7 @@ class Reply:
         kept = self._kept
         return b"".join([_bare(kept[at]) for at in range(max(self._streams_at, len(kept) - 2), len(kept))])
 
-    def _broken(self, broken: SeamBroken) -> j.Lost:
+    def _broken(self, broken: SpliceBroken) -> j.Lost:
         self.broken_seams += 1
         return j.Lost(f"the seam does not hold: {broken}")
 
@@ -283,16 +283,16 @@ class Reply:
         self._kept = deque(list(self._kept)[self._streams_at :], maxlen=2)
         self._keep, self._kept_bytes, self._streams_at = self._kept.append, -1, 0
 
-    def _open_seam(self) -> Seam | None:
+    def _open_seam(self) -> Splice | None:
         """Between what was said and a new stream. None: nothing was said yet."""
         if not self.outlet.begun:
             return None
         said = self._said()
         if said is None and self._seed is not None and self._kept_bytes < 0:
-            said = Said(self._seed.text, role=self._seed.role)
+            said = SaidSoFar(self._seed.text, role=self._seed.role)
         if said is None:
-            raise SeamBroken("nobody knows any more what was said")
-        return Seam(self._request.path, said)
+            raise SpliceBroken("nobody knows any more what was said")
+        return Splice(self._request.path, said)
 
 
 @lru_cache(maxsize=64)

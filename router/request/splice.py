@@ -5,7 +5,7 @@ exactly its text must be taken out of D's stream. The same is done when a stream
 answer anew: everything that the client already has is swallowed. Events are parsed only here, at the seam; from its
 closing on, bytes are passed on as they come.
 
-Text that does not match what was said is never passed on: `SeamBroken`.
+Text that does not match what was said is never passed on: `SpliceBroken`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REPLACEMENT = "\ufffd"
 """How a decoder shows bytes that are not a whole character."""
 
 
-class SeamBroken(Exception):
+class SpliceBroken(Exception):
     """The second stream does not begin with what the client was given."""
 
 
@@ -123,7 +123,7 @@ def _event(fields: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SaidSoFar:
     """What a client has been given of an answer."""
 
     text: str
@@ -131,7 +131,7 @@ class Said:
     """The chunk that only names the role has been sent (chat)."""
 
 
-def said_in(events: bytes, path: str) -> Said | None:
+def said_in(events: bytes, path: str) -> SaidSoFar | None:
     """What these whole SSE events told the client; None where another answer could not be joined to them.
 
     That is: an end that was already told, an error, and anything in them but text.
@@ -145,7 +145,7 @@ def said_in(events: bytes, path: str) -> Said | None:
             return None
         text += delta.text
         role = role or delta.role
-    return Said(text, role)
+    return SaidSoFar(text, role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +178,10 @@ def _delta_of(event: bytes, path: str) -> _Delta | None:
     return _Delta(content or "", role="role" in delta, ended=ended, fields=fields)
 
 
-class Seam:
+class Splice:
     """Takes what the client already has out of the beginning of a second stream."""
 
-    def __init__(self, path: str, said: Said) -> None:
+    def __init__(self, path: str, said: SaidSoFar) -> None:
         self._path = path
         self._left = said.text
         self._role = said.role
@@ -204,7 +204,7 @@ class Seam:
             event, end, rest = self._rest.partition(b"\n\n")
             if not end:
                 if len(self._rest) > EVENT_BYTES_MAX:
-                    raise SeamBroken(f"an event of more than {EVENT_BYTES_MAX} bytes came")
+                    raise SpliceBroken(f"an event of more than {EVENT_BYTES_MAX} bytes came")
                 return out
             if event.startswith(ERROR_EVENT):
                 return out + event + end  # this stream is at its end too: the caller looks for it
@@ -218,7 +218,7 @@ class Seam:
             return event + b"\n\n"  # a comment, which some send to keep a connection alive
         delta = _delta_of(event, self._path) if event else None
         if delta is None:
-            raise SeamBroken(f"a stream of text was to go on, and this came: {event[:120]!r}")
+            raise SpliceBroken(f"a stream of text was to go on, and this came: {event[:120]!r}")
         if delta.role and not delta.text and not delta.ended:
             self._role = False
             return b""
@@ -231,10 +231,10 @@ class Seam:
             if not delta.ended:
                 return b""
             if self._left:
-                raise SeamBroken(f"the answer ended {len(self._left)} characters before what was said")
+                raise SpliceBroken(f"the answer ended {len(self._left)} characters before what was said")
             return _event(_with_text(delta.fields, self._path, ""))
         if not delta.text.startswith(self._left):
-            raise SeamBroken("another text than was said")
+            raise SpliceBroken("another text than was said")
         rest, self._left = delta.text[len(self._left) :], ""
         return _event(_with_text(delta.fields, self._path, rest))
 

@@ -23,9 +23,9 @@ from router.core.slo_outcome import Judged, Seen, foretold_json
 from router.core.timing_parts import Told
 from router.core.verdict import Verdict
 from router.predict.predictors import answer_tokens
-from router.scheduler.scheduler import Seat
-from router.telemetry.explain_store import NOBODY, Memory, Story
-from router.telemetry.metrics import Meters
+from router.scheduler.scheduler import SchedulingContext
+from router.telemetry.explain_store import NOBODY, ExplainStore, Story
+from router.telemetry.metrics import RouterMetrics
 from router.telemetry.timing import EngineTimes, Stage, engine_times, told_at_end
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ HEADER: Final = "x-baton-timing"
 _LEG_NAMES: Final[dict[str, str]] = {Stage.PREFILL_LEG: "prefill", Stage.DECODE_LEG: "decode", Stage.WHOLE_LEG: "whole"}
 
 
-class Account:
+class RequestTrace:
     """One request's.
 
     Long, as it has a method of a few lines for everything that may happen to a request, and all of them fill one
@@ -46,8 +46,8 @@ class Account:
 
     def __init__(
         self,
-        memory: Memory,
-        meters: Meters,
+        memory: ExplainStore,
+        meters: RouterMetrics,
         tracing: Tracing | None,
         request: Request,
         verdict: Verdict,
@@ -90,7 +90,7 @@ class Account:
 
     # -- on its way --
 
-    def chose(self, effect: Choose, chosen: Chosen, seat: Seat) -> None:
+    def chose(self, effect: Choose, chosen: Chosen, seat: SchedulingContext) -> None:
         """The policy has spoken."""
         now = time.monotonic()
         foretold = foretold_json(seat.ttft_ms, seat.tpot_ms) if seat.ttft_ms > 0 and chosen.decode is not None else {}
@@ -240,7 +240,7 @@ class Account:
 
     # -- the end --
 
-    def finish(self, outcome: str, seat: Seat | None = None, tokens: int | None = None) -> None:
+    def finish(self, outcome: str, seat: SchedulingContext | None = None, tokens: int | None = None) -> None:
         """It is over, after so many tokens of an answer; None: nobody has counted them."""
         if self._story.outcome:
             return
@@ -278,7 +278,7 @@ class Account:
         told = {**_usage(self._told.usage or {}), **times, "baton.way": timing.way, "baton.outcome": outcome}
         span.end("" if outcome == "served" else outcome, told)
 
-    def _judge(self, seat: Seat, seen: Seen, outcome: str) -> tuple[str, bool]:
+    def _judge(self, seat: SchedulingContext, seen: Seen, outcome: str) -> tuple[str, bool]:
         """What was foretold, and promised, beside what came: whether the class's promise was kept, and if its first
         token was late or never came.
         """

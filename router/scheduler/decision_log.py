@@ -16,17 +16,18 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load
 from router.core.journey import Choose, Chosen
 from router.core.values import Reported, Sent, Standing, Wanted
-from router.fleet.snapshot import Fleet, View
-from router.predict.prefix_cache import Prefixes
+from router.fleet.snapshot import FleetSnapshot
+from router.fleet.view import FleetView
+from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import Make
 from router.scheduler import log_entries as d
-from router.scheduler.scheduler import Calls, Desk, Seat
+from router.scheduler.scheduler import Calls, Scheduler, SchedulingContext
 from router.scheduler.scoring.policies import Policy
 
 Write = Callable[[bytes], Any]
 
 
-class Log:
+class DecisionLog:
     """Where one router's entries go."""
 
     def __init__(self, write: Write, policy: str) -> None:
@@ -74,7 +75,7 @@ def _nothing(called: Calls, _: Chosen | None = None) -> Calls:
 
 def numbers(called: Calls) -> tuple[int, ...]:
     """Of seats that stand in line: they have asked, so that they are in the log."""
-    return tuple(seat.entered[0] for seat in called if isinstance(seat, Seat) and seat.entered is not None)
+    return tuple(seat.entered[0] for seat in called if isinstance(seat, SchedulingContext) and seat.entered is not None)
 
 
 def nameless(wanted: Wanted) -> Wanted:
@@ -82,10 +83,10 @@ def nameless(wanted: Wanted) -> Wanted:
     return replace(wanted, prefix=(), scoring=None) if wanted.prefix or wanted.scoring is not None else wanted
 
 
-class LoggedView(View):
+class LoggedView(FleetView):
     """A view that writes down what it is told. `leg_ended` is the desk's to write."""
 
-    def __init__(self, log: Log, makes: Callable[[Instance], Make | None] | None = None) -> None:
+    def __init__(self, log: DecisionLog, makes: Callable[[Instance], Make | None] | None = None) -> None:
         super().__init__(None if makes is None else self._make)
         self._log: Final = log
         self._makes: Final = makes
@@ -147,10 +148,10 @@ class LoggedView(View):
             super().leg_started(instance)
 
 
-class LoggedPrefixes(Prefixes):
+class LoggedPrefixes(PrefixCacheIndex):
     """An index that writes down what it is told by others than the desk and the view."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: DecisionLog) -> None:
         super().__init__()
         self._log: Final = log
         log.write(d.Indexed())
@@ -160,16 +161,16 @@ class LoggedPrefixes(Prefixes):
             super().reported(sent, each, cached_tokens)
 
 
-class LoggedDesk(Desk):
+class LoggedDesk(Scheduler):
     """A desk that writes down what it is told, and what came of it."""
 
-    def __init__(self, log: Log, view: View, policy: Policy, *, admission: bool, foresees: bool) -> None:
+    def __init__(self, log: DecisionLog, view: FleetView, policy: Policy, *, admission: bool, foresees: bool) -> None:
         super().__init__(view, _logged(log, policy), admission=admission, foresees=foresees)
         self._log: Final = log
         self._shared: d.Shared | None = None
         log.write(d.Began(log.policy, admission, foresees))
 
-    def _number(self, seat: Seat) -> int:
+    def _number(self, seat: SchedulingContext) -> int:
         """The seat's; what it wants now is written down first, where that is not what the log says."""
         known, wanted = seat.entered, seat.wanted
         if known is not None and known[1] is wanted:
@@ -190,7 +191,7 @@ class LoggedDesk(Desk):
             self._shared = d.Shared(now[0], dict(now[1]), dict(now[2]))
             self._log.write(self._shared)
 
-    def choose(self, seat: Seat, effect: Choose, now: float) -> tuple[Chosen, Calls]:
+    def choose(self, seat: SchedulingContext, effect: Choose, now: float) -> tuple[Chosen, Calls]:
         self._share_out()
         with self._log.of(d.Asked(self._number(seat), effect, now)) as came:
             chosen, called = super().choose(seat, effect, now)
@@ -200,13 +201,13 @@ class LoggedDesk(Desk):
         with self._log.of(d.Picked(wanted)):
             return super().pick(wanted)
 
-    def prompt_over(self, seat: Seat, now: float, *, done: bool, cached_tokens: int | None = None) -> None:
+    def prompt_over(self, seat: SchedulingContext, now: float, *, done: bool, cached_tokens: int | None = None) -> None:
         if self.foresight is None:  # nobody remembers it
             return
         with self._log.of(d.PromptOver(self._number(seat), now, done, cached_tokens)):
             super().prompt_over(seat, now, done=done, cached_tokens=cached_tokens)
 
-    def opened(self, seat: Seat, now: float) -> None:
+    def opened(self, seat: SchedulingContext, now: float) -> None:
         if self.foresight is None:
             return
         with self._log.of(d.AnswerOpened(self._number(seat), now)):
@@ -214,7 +215,7 @@ class LoggedDesk(Desk):
 
     def finish(
         self,
-        seat: Seat,
+        seat: SchedulingContext,
         now: float,
         tokens: int | None = None,
         *,
@@ -236,11 +237,11 @@ class LoggedDesk(Desk):
         with self._log.of(d.Looked(now)) as came:
             return came(super().look(now))
 
-    def found_none(self, seat: Seat) -> Calls:
+    def found_none(self, seat: SchedulingContext) -> Calls:
         with self._log.of(d.FoundNone(self._number(seat))) as came:
             return came(super().found_none(seat))
 
-    def occupy(self, seat: Seat, instance: InstanceId | None) -> Calls:
+    def occupy(self, seat: SchedulingContext, instance: InstanceId | None) -> Calls:
         if self._log.inside:
             return super().occupy(seat, instance)
         with self._log.of(d.Occupied(self._number(seat), instance)) as came:
@@ -255,10 +256,10 @@ class LoggedDesk(Desk):
             return came(super().fleet_changed())
 
 
-def _logged(log: Log, policy: Policy) -> Policy:
+def _logged(log: DecisionLog, policy: Policy) -> Policy:
     """A policy that writes down what it says."""
 
-    def choose(fleet: Fleet, wanted: Wanted) -> Chosen:
+    def choose(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         chosen = policy(fleet, wanted)
         log.write(d.Decided(log.policy, nameless(wanted), chosen))
         return chosen
@@ -266,18 +267,18 @@ def _logged(log: Log, policy: Policy) -> Policy:
     return choose
 
 
-def view_of(log: Log | None, makes: Callable[[Instance], Make | None] | None) -> View:
+def view_of(log: DecisionLog | None, makes: Callable[[Instance], Make | None] | None) -> FleetView:
     """A view, logged where there is a log."""
-    return View(makes) if log is None else LoggedView(log, makes)
+    return FleetView(makes) if log is None else LoggedView(log, makes)
 
 
-def desk_of(log: Log | None, view: View, policy: Policy, *, admission: bool, foresees: bool) -> Desk:
+def desk_of(log: DecisionLog | None, view: FleetView, policy: Policy, *, admission: bool, foresees: bool) -> Scheduler:
     """A desk, logged where there is a log."""
     if log is None:
-        return Desk(view, policy, admission=admission, foresees=foresees)
+        return Scheduler(view, policy, admission=admission, foresees=foresees)
     return LoggedDesk(log, view, policy, admission=admission, foresees=foresees)
 
 
-def prefixes_of(log: Log | None) -> Prefixes:
+def prefixes_of(log: DecisionLog | None) -> PrefixCacheIndex:
     """An index, logged where there is a log."""
-    return Prefixes() if log is None else LoggedPrefixes(log)
+    return PrefixCacheIndex() if log is None else LoggedPrefixes(log)

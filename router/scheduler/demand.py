@@ -15,8 +15,9 @@ from cluster.credits import NAME_BYTES_MAX, PLACES_BYTES_MAX, POOLS_MAX, Demand,
 from cluster.flow import NAME_CHARS_MAX, OTHERS, SERIES_MAX, Backlog
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from router.fleet.snapshot import Fleet, View
-from router.scheduler.scheduler import Desk, Seat
+from router.fleet.snapshot import FleetSnapshot
+from router.fleet.view import FleetView
+from router.scheduler.scheduler import Scheduler, SchedulingContext
 from router.telemetry.flow import Flow
 
 MODEL_BYTES_MAX = 4 * NAME_BYTES_MAX
@@ -33,7 +34,7 @@ _Pool = tuple[Role, str]
 class OwnWord:
     """What one router says of itself in its heartbeat."""
 
-    def __init__(self, desk: Desk, flow: Flow | None = None) -> None:
+    def __init__(self, desk: Scheduler, flow: Flow | None = None) -> None:
         self._desk: Final = desk
         self._flow: Final = flow
 
@@ -57,7 +58,7 @@ class OwnWord:
         return {"counted": self._flow.told(), "backlog": backlog(self._desk.line.everybody(), now)}
 
 
-def demands(desk: Desk) -> tuple[Demand, ...]:
+def demands(desk: Scheduler) -> tuple[Demand, ...]:
     """What this router's tenants want of each pool now, the pools with most demand."""
     wanted = _waiting(desk)
     for (role, model), legs in _running(desk).items():
@@ -69,7 +70,7 @@ def demands(desk: Desk) -> tuple[Demand, ...]:
     return tuple(_demand(desk, pool, wanted[pool]) for pool in pools[:POOLS_MAX])
 
 
-def legs_said(view: View, goes_by: Mapping[InstanceId, Order], turn: int) -> dict[str, tuple[int, int, int]]:
+def legs_said(view: FleetView, goes_by: Mapping[InstanceId, Order], turn: int) -> dict[str, tuple[int, int, int]]:
     """Legs at each instance and the heartbeat this router goes by there, for as many as an announcement holds.
 
     Who finds no room has it in a later `turn`: an agent goes by the last word it heard, and grants no more on it.
@@ -85,17 +86,17 @@ def legs_said(view: View, goes_by: Mapping[InstanceId, Order], turn: int) -> dic
     return said
 
 
-def _demand(desk: Desk, pool: _Pool, tenants: dict[str, int]) -> Demand:
+def _demand(desk: Scheduler, pool: _Pool, tenants: dict[str, int]) -> Demand:
     role, model = pool
     weighed = {tenant: (legs, desk.shares.get(tenant, 1.0)) for tenant, legs in tenants.items()}
     return Demand(role=role, model=model, places=_places(desk.view.all(), role, model), tenants=largest(weighed))
 
 
-def _waiting(desk: Desk) -> dict[_Pool, dict[str, int]]:
+def _waiting(desk: Scheduler) -> dict[_Pool, dict[str, int]]:
     """Requests in line: each wants a place for its answer, and one for its prompt if it may be handed over."""
     found: dict[_Pool, dict[str, int]] = {}
     for seat in desk.line.everybody():
-        assert isinstance(seat, Seat)
+        assert isinstance(seat, SchedulingContext)
         wanted = seat.wanted
         roles = [Role.PREFILL] if wanted.prefill_only else [Role.DECODE, *[Role.PREFILL] * wanted.hand_over]
         for role in roles:
@@ -104,7 +105,7 @@ def _waiting(desk: Desk) -> dict[_Pool, dict[str, int]]:
     return found
 
 
-def _running(desk: Desk) -> dict[_Pool, dict[str, int]]:
+def _running(desk: Scheduler) -> dict[_Pool, dict[str, int]]:
     """Legs in flight. Whose prefill legs are whose nobody keeps: they are told as the places of answers are."""
     found: dict[_Pool, dict[str, int]] = {}
     unnamed: dict[_Pool, int] = {}
@@ -137,7 +138,7 @@ def _model(names: tuple[str, ...]) -> str:
     return names[0] if names else ""
 
 
-def _places(fleet: Fleet, role: Role, model: str) -> int:
+def _places(fleet: FleetSnapshot, role: Role, model: str) -> int:
     """Credits of a pool's instances together."""
     fits = (
         seen.credits or 0
@@ -153,7 +154,7 @@ def backlog(waiting: Iterable[object], now: float) -> tuple[Backlog, ...]:
     """What stands in line, by model. `waiting`: seats; `now` on the clock of their arrivals."""
     found: dict[str, tuple[int, float]] = {}
     for seat in waiting:
-        assert isinstance(seat, Seat)
+        assert isinstance(seat, SchedulingContext)
         model = seat.wanted.model or ""
         if len(model) > NAME_CHARS_MAX or (model not in found and len(found) >= SERIES_MAX - 1):
             model = OTHERS

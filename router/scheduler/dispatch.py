@@ -8,9 +8,9 @@ import time
 from typing import Final
 
 from cluster.ids import InstanceId
-from router.fleet.snapshot import View
-from router.scheduler.flow_control.waiters import Line, Losses
-from router.scheduler.scheduler import Calls, Desk
+from router.fleet.view import FleetView
+from router.scheduler.flow_control.waiters import Losses, Waiters
+from router.scheduler.scheduler import Calls, Scheduler
 
 logger = logging.getLogger("baton.router")
 
@@ -18,10 +18,10 @@ logger = logging.getLogger("baton.router")
 class Dispatch:
     """Of one router."""
 
-    def __init__(self, view: View, desk: Desk) -> None:
+    def __init__(self, view: FleetView, desk: Scheduler) -> None:
         self.view: Final = view
         self.desk: Final = desk
-        self.line: Final = Line()
+        self.line: Final = Waiters()
         self.losses: Final = Losses()
         self._looks_s = -1.0
         """When the scheduler is to look for room; -1: not at all."""

@@ -1,9 +1,9 @@
 """What is expected of the requests of one router, from their arrival to their end: lengths, bookings, prefixes. Pure.
 
-The desk tells it what happens; policies and admission read what follows from it (`Fleet.book`, `Fleet.prefixes`). What
-was expected is compared with what came, so that the next expectation is better: answers' lengths
-(`router.predict.answer_lengths`), engines' speeds (`router.predict.step_model`), who still has which prefix
-(`router.predict.prefix_cache`).
+The desk tells it what happens; policies and admission read what follows from it (`FleetSnapshot.book`,
+`FleetSnapshot.prefixes`). What was expected is compared with what came, so that the next expectation is better:
+answers' lengths (`router.predict.answer_lengths`), engines' speeds (`router.predict.step_model`), who still has which
+prefix (`router.predict.prefix_cache`).
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import Final
 
 from router.core.journey import Chosen
 from router.core.values import Sent, Wanted
-from router.fleet.snapshot import Fleet
+from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import MIDDLE, OUTPUT_UNKNOWN, SHORT, Lengths, Predictor
 from router.predict.chunks import CHUNK_BYTES
-from router.predict.inflight_load import Booking
-from router.predict.transfer_model import Pull
+from router.predict.inflight_load import InflightRequest
+from router.predict.transfer_model import ExpectedTransfer
 from router.scheduler.scoring.prices import Prices
 from router.scheduler.scoring.prices_ask import prices_of
 
 
-class Expected:
+class Placement:
     """Of one request."""
 
     __slots__ = ("booking", "lengths", "sent")
 
     def __init__(self) -> None:
         self.lengths: Lengths | None = None
-        self.booking: Booking | None = None
+        self.booking: InflightRequest | None = None
         self.sent: list[Sent] = []
         """Where its prompt is taken to be cached from now on."""
 
 
-class Foresight:
+class Placements:
     """Of all requests of one router."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: FleetSnapshot) -> None:
         self._fleet: Final = fleet
         self.lengths: Final = Predictor()
 
-    def placed(self, expected: Expected, wanted: Wanted, chosen: Chosen) -> Prices:
+    def placed(self, expected: Placement, wanted: Wanted, chosen: Chosen) -> Prices:
         """The policy has found a place. Tells what it was predicted to cost there."""
         fleet, book = self._fleet, self._fleet.book
         assert chosen.decode is not None
@@ -49,7 +49,7 @@ class Foresight:
         prompt_row = fleet.by_id[chosen.prefill or chosen.decode].row
         answer_row = fleet.by_id[chosen.decode].row
         self.let_go(expected, wanted.now)
-        booking = expected.booking = Booking(
+        booking = expected.booking = InflightRequest(
             prompt_tokens=wanted.prompt_tokens,
             mean_tokens=wanted.output_tokens or OUTPUT_UNKNOWN,
             short_tokens=float(prices.lengths[SHORT]),
@@ -63,7 +63,7 @@ class Foresight:
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
             if prices.learns(answer_row):
-                booking.pull = Pull(
+                booking.pull = ExpectedTransfer(
                     told_ms=prices.told_ms(prompt_row, answer_row),
                     moving_ms=prices.moving_ms(prompt_row, answer_row),
                     unmoved_ms=prices.unmoved_ms(answer_row),
@@ -80,7 +80,7 @@ class Foresight:
         return prices
 
     def prompt_over(
-        self, expected: Expected, wanted: Wanted, now: float, *, done: bool, cached_tokens: int | None = None
+        self, expected: Placement, wanted: Wanted, now: float, *, done: bool, cached_tokens: int | None = None
     ) -> None:
         """Its prompt is computed, or will not be."""
         if expected.booking is None:
@@ -95,7 +95,7 @@ class Foresight:
                 each, now, prompt_tokens=wanted.prompt_tokens, text_bytes=text_bytes, cached_tokens=cached_tokens
             )
 
-    def opened(self, expected: Expected, wanted: Wanted, now: float) -> None:
+    def opened(self, expected: Placement, wanted: Wanted, now: float) -> None:
         """The first token of its answer has come from where it is decoded: its prompt is computed, wherever it was."""
         if expected.booking is not None:
             self.prompt_over(expected, wanted, now, done=True)
@@ -103,7 +103,7 @@ class Foresight:
 
     def ended(
         self,
-        expected: Expected,
+        expected: Placement,
         wanted: Wanted,
         now: float,
         tokens: int | None,
@@ -111,7 +111,7 @@ class Foresight:
         cut_off: bool = False,
         engine_ms: tuple[float, float] | None = None,
     ) -> None:
-        """It is over, after so many tokens; None: nobody has counted them. `engine_ms`: see `Desk.finish`."""
+        """It is over, after so many tokens; None: nobody has counted them. `engine_ms`: see `Scheduler.finish`."""
         booking = expected.booking
         if booking is not None:
             if engine_ms is not None:
@@ -125,7 +125,7 @@ class Foresight:
             self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
         self.let_go(expected, now)
 
-    def let_go(self, expected: Expected, now: float) -> None:
+    def let_go(self, expected: Placement, now: float) -> None:
         """It is not where it was placed any more."""
         booking, expected.booking, expected.sent = expected.booking, None, []
         if booking is not None:

@@ -18,9 +18,11 @@ from msgspec.structs import replace
 from cluster.ids import InstanceId
 from router.core.journey import Choose, Chosen, Lost
 from router.core.values import NO_PROMISE, Promise, Wanted
-from router.fleet.snapshot import Fleet, View
-from router.scheduler.flow_control.queue import AHEAD_MS, PROMPTLY, Gate, Line
-from router.scheduler.placements import Expected, Foresight
+from router.fleet.snapshot import FleetSnapshot
+from router.fleet.view import FleetView
+from router.scheduler.flow_control.queue import PROMPTLY, FlowControlQueue
+from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
+from router.scheduler.placements import Placement, Placements
 from router.scheduler.scoring.handoff_guard import Foretold, HandoffGuard
 from router.scheduler.scoring.prices_ask import Scoring, prices_of
 from router.scheduler.scoring.workload import gains
@@ -41,7 +43,7 @@ LOSES = "handing over loses for its class, so it was not offered"
 Calls = tuple[object, ...]
 
 
-class Seat:
+class SchedulingContext:
     """One request at the desk."""
 
     __slots__ = (
@@ -64,7 +66,7 @@ class Seat:
         """It is taken to miss its target for the first token."""
         self.lane = -1
         """The row whose lane for late prompts it is in."""
-        self.expected = Expected()
+        self.expected = Placement()
         self.ttft_ms = 0.0
         """What it was told at its last choice that its first token would take, since it came; 0: nobody foretells."""
         self.tpot_ms = 0.0
@@ -79,7 +81,7 @@ class Seat:
         """Its number in a decision log, and what it wants by that (`router.scheduler.decision_log`)."""
 
 
-class Desk:
+class Scheduler:
     """The places of one router.
 
     Long, as line, choice and places change together at each event of a request.
@@ -87,8 +89,8 @@ class Desk:
 
     def __init__(
         self,
-        view: View,
-        policy: Callable[[Fleet, Wanted], Chosen],
+        view: FleetView,
+        policy: Callable[[FleetSnapshot, Wanted], Chosen],
         *,
         admission: bool = False,
         foresees: bool = False,
@@ -105,10 +107,10 @@ class Desk:
         """
         self.view: Final = view
         self.policy: Final = policy
-        self.foresight: Final = Foresight(view.all()) if foresees or admission else None
+        self.foresight: Final = Placements(view.all()) if foresees or admission else None
         self.guard: Final = HandoffGuard() if foresees else None
-        self.line: Final = Line()
-        self.gate: Final = Gate(self.line) if admission else None
+        self.line: Final = FlowControlQueue()
+        self.gate: Final = SaturationDetector(self.line) if admission else None
         self.scoring: Final = Scoring(self.gate)
         self.placed: Final[Counter[tuple[InstanceId, str]]] = Counter()
         """Places taken, by instance and tenant."""
@@ -127,7 +129,7 @@ class Desk:
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
-    def choose(self, seat: Seat, effect: Choose, now: float) -> tuple[Chosen, Calls]:
+    def choose(self, seat: SchedulingContext, effect: Choose, now: float) -> tuple[Chosen, Calls]:
         """Ask the policy, and take D's place before P begins. Without a place, the seat stands in line; unless it asks
         for a second leg: then it keeps the place that it has.
         """
@@ -171,7 +173,7 @@ class Desk:
         """
         return self.policy(self.view.all(), wanted)
 
-    def _asks(self, seat: Seat, effect: Choose, now: float) -> Wanted:
+    def _asks(self, seat: SchedulingContext, effect: Choose, now: float) -> Wanted:
         promise = seat.promise
         return replace(
             seat.wanted,
@@ -186,13 +188,13 @@ class Desk:
             scoring=self.scoring,
         )
 
-    def _whole(self, seat: Seat, effect: Choose, now: float) -> bool:
+    def _whole(self, seat: SchedulingContext, effect: Choose, now: float) -> bool:
         """Whether it is served whole although it could be handed over."""
         if seat.whole is None and self.guard is not None and effect.hand_over and not seat.wanted.prefill_only:
             seat.whole = not self.guard.allows(seat.wanted.slo_class, now)
         return bool(seat.whole)
 
-    def _judged(self, seat: Seat, wanted: Wanted) -> Wanted:
+    def _judged(self, seat: SchedulingContext, wanted: Wanted) -> Wanted:
         """Whether it can still have its first token in time, on the best instance and with nobody before it."""
         if self.gate is None or seat.late or not wanted.ttft_ms:
             return wanted
@@ -206,14 +208,14 @@ class Desk:
         self._cannot(seat)
         return replace(wanted, ttft_ms=seat.promise.ttft_ms, tpot_ms=seat.promise.tpot_ms, late=seat.late)
 
-    def _cannot(self, seat: Seat) -> None:
+    def _cannot(self, seat: SchedulingContext) -> None:
         """Its promise cannot be kept: it has its class's second one, or is late."""
         if seat.promise.degraded is not None:
             seat.promise, seat.degraded = seat.promise.degraded, True
         else:
             seat.late = True
 
-    def _stand_in_line(self, seat: Seat, wanted: Wanted) -> Calls:
+    def _stand_in_line(self, seat: SchedulingContext, wanted: Wanted) -> Calls:
         if self.gate is None:
             self.line.enter(seat, wanted)
             return ()
@@ -226,12 +228,12 @@ class Desk:
         calls: Calls = ()
         sure = len(rows) and fleet.book.speeds.sure(rows)
         for who in self.line.hopeless(wanted.now, len(rows), wanted.whose) if sure else ():
-            assert isinstance(who, Seat)
+            assert isinstance(who, SchedulingContext)
             self._cannot(who)
             if not who.late or who.promise.sheds:
                 calls += (who,)  # it is to ask again, on other terms
         for who in self.line.aged(wanted.now):
-            assert isinstance(who, Seat)
+            assert isinstance(who, SchedulingContext)
             who.late = False
         return calls
 
@@ -241,7 +243,7 @@ class Desk:
         because = f"its first token would come after {wanted.ttft_ms:g} ms, and its class is refused then"
         return Chosen(None, None, because, shed_s=max(1, math.ceil(wait_s)))
 
-    def _take_place(self, seat: Seat, wanted: Wanted, chosen: Chosen) -> None:
+    def _take_place(self, seat: SchedulingContext, wanted: Wanted, chosen: Chosen) -> None:
         if self.foresight is None:
             return
         prices = self.foresight.placed(seat.expected, wanted, chosen)
@@ -266,7 +268,7 @@ class Desk:
 
     # --- what becomes of it -------------------------------------------------------------------------------------------
 
-    def prompt_over(self, seat: Seat, now: float, *, done: bool, cached_tokens: int | None = None) -> None:
+    def prompt_over(self, seat: SchedulingContext, now: float, *, done: bool, cached_tokens: int | None = None) -> None:
         """Its prompt is computed, with so many tokens of it from the cache (`done`), or will not be."""
         self._now = max(self._now, now)
         if self.foresight is not None:
@@ -275,7 +277,7 @@ class Desk:
         if self.guard is not None and seat.foretold is not None and done:
             self.guard.computed(seat.foretold, now)
 
-    def opened(self, seat: Seat, now: float) -> None:
+    def opened(self, seat: SchedulingContext, now: float) -> None:
         """The first token of its answer has come from where it is decoded."""
         self._now = max(self._now, now)
         if self.foresight is not None:
@@ -283,7 +285,7 @@ class Desk:
         self._leave_lane(seat)
         self._came(seat, now)
 
-    def _came(self, seat: Seat, now: float) -> None:
+    def _came(self, seat: SchedulingContext, now: float) -> None:
         """Its answer has begun."""
         if self.guard is not None and seat.foretold is not None:
             self.guard.came(seat.foretold, now)
@@ -291,7 +293,7 @@ class Desk:
 
     def finish(
         self,
-        seat: Seat,
+        seat: SchedulingContext,
         now: float,
         tokens: int | None = None,
         *,
@@ -314,13 +316,13 @@ class Desk:
             seat.foretold = None
         return self.occupy(seat, None) + self.line.leave(seat, placed=False)
 
-    def _leave_place(self, seat: Seat, now: float) -> Calls:
+    def _leave_place(self, seat: SchedulingContext, now: float) -> Calls:
         if self.foresight is not None:
             self.foresight.let_go(seat.expected, now)
         self._leave_lane(seat)
         return self.occupy(seat, None)
 
-    def _leave_lane(self, seat: Seat) -> None:
+    def _leave_lane(self, seat: SchedulingContext) -> None:
         if seat.lane >= 0 and self.gate is not None:
             self.gate.gave_back(seat.lane)
         seat.lane = -1
@@ -349,14 +351,14 @@ class Desk:
         self.wakeup_s = opens_s if math.isfinite(opens_s) else None  # else somebody has to come first
         return False
 
-    def found_none(self, seat: Seat) -> Calls:
+    def found_none(self, seat: SchedulingContext) -> Calls:
         """It waits (`journey.AwaitFleet`): if it was called, the call was for somebody else."""
         if not self._may_begin():
             self.line.rests(seat)
             return ()
         return self.line.found_none(seat)
 
-    def occupy(self, seat: Seat, instance: InstanceId | None) -> Calls:
+    def occupy(self, seat: SchedulingContext, instance: InstanceId | None) -> Calls:
         """Count its answering leg at this instance, and nowhere else."""
         if instance == seat.decode:
             return ()
@@ -370,7 +372,7 @@ class Desk:
             self.view.leg_started(instance)
         return calls
 
-    def _count(self, instance: InstanceId, seat: Seat, more: int) -> None:
+    def _count(self, instance: InstanceId, seat: SchedulingContext, more: int) -> None:
         at = (instance, seat.wanted.tenant)
         self.placed[at] += more
         if not self.placed[at]:
@@ -385,7 +387,7 @@ class Desk:
             self._ended.pop(instance, None)
         return self._call_first()
 
-    def _has_a_queue(self, seat: Seat) -> bool:
+    def _has_a_queue(self, seat: SchedulingContext) -> bool:
         """Whether its prefill instance has, since we looked last, answered legs that were there before this one, and no
         later ones, as far as one can count: it works, and in order. Elsewhere the queue is as long, or the policy would
         have gone there.
@@ -406,7 +408,7 @@ class Desk:
         found = max(others, key=lambda seen: seen.role.decodes, default=None)
         return None if found is None else found.id
 
-    def pins(self, seat: Seat) -> bool:
+    def pins(self, seat: SchedulingContext) -> bool:
         """Whether D's engine can be told which token its answer begins with."""
         known = seat.decode is not None and self.view.knows(seat.decode)
         return known and seat.decode is not None and self.view.get(seat.decode).instance.pins

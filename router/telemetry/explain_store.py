@@ -1,8 +1,8 @@
 """What became of the last requests, and of all open ones: what `/explain` tells. Pure.
 
-A `Story` is one request's decisions, each with its ``because``, its legs, and its times. `Memory` keeps those of open
-requests, and the last finished ones within a limit in count and in bytes; the oldest go first. Nothing of what a client
-wrote or read is kept, but the names in it: model, path, what the client calls its request.
+A `Story` is one request's decisions, each with its ``because``, its legs, and its times. `ExplainStore` keeps those of
+open requests, and the last finished ones within a limit in count and in bytes; the oldest go first. Nothing of what a
+client wrote or read is kept, but the names in it: model, path, what the client calls its request.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Story:
         return self.verdict.because or self.seed or "it was not handed over"
 
 
-class Memory:
+class ExplainStore:
     """Open stories, and the last finished ones."""
 
     def __init__(self, last_max: int, bytes_max: int = BYTES_MAX) -> None:

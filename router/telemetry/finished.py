@@ -15,7 +15,7 @@ import numpy as np
 from router.core.arrays import Floats
 from router.core.slo import seen_in
 from router.core.timing_parts import Timing
-from router.telemetry.rolling import SLOT_S, Lately
+from router.telemetry.rolling import SLOT_S, RollingStatistics
 from router.telemetry.timing import Marks, Shape, Timeline
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _numbers(timing: Timing) -> dict[tuple[str, str], float]:
 class Finished:
     """Served requests that are not counted yet: whoever reads what they are counted in has them counted first."""
 
-    def __init__(self, times: Times, lately: Lately) -> None:
+    def __init__(self, times: Times, lately: RollingStatistics) -> None:
         self._times: Final = times
         self._lately: Final = lately
         self._fresh: list[tuple[Timeline, int | None]] = []

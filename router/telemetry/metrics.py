@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from cluster.ids import InstanceId
-from router.fleet.snapshot import View
+from router.fleet.view import FleetView
 from router.http.doors import Doors
 from router.http.uploads import Uploads
 from router.telemetry.attainment import Attainment
@@ -19,19 +19,19 @@ from router.telemetry.flow import Flow
 from router.telemetry.histograms import Counts, Histograms, Times
 from router.telemetry.pairs import Pairs
 from router.telemetry.recomputed import Recomputed
-from router.telemetry.rolling import Lately
+from router.telemetry.rolling import RollingStatistics
 from router.telemetry.timing import Timeline
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """Buckets from a router's own overhead to a long generation."""
 
 
-class Meters:
+class RouterMetrics:
     """Counters and histograms of one router process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.lately = Lately()
+        self.lately = RollingStatistics()
         self.flow = Flow()
         self.registry.register(_Arrivals(self.flow))
         self._requests = Counts(
@@ -127,7 +127,7 @@ class Meters:
         self._handoffs.add(("ok" if failure is None else "failed",))
 
     def text(
-        self, view: View, waiting: int, stale_s: float = 0.0, unproven: int = 0, *, controlled: bool = False
+        self, view: FleetView, waiting: int, stale_s: float = 0.0, unproven: int = 0, *, controlled: bool = False
     ) -> bytes:
         """Prometheus text, with the fleet's gauges and the line's brought up to date; who has left is left out."""
         self.waiting.set(waiting)
@@ -282,7 +282,7 @@ class _FleetGauges:
         self._routers = Gauge("baton_routers", "Routers that share the fleet, as this one sees it.", registry=registry)
         self._shown: set[tuple[str, str]] = set()
 
-    def show(self, view: View, stale_s: float, unproven: int) -> None:
+    def show(self, view: FleetView, stale_s: float, unproven: int) -> None:
         """As it is now; who has left is left out."""
         self._unproven.set(unproven)
         self._stale.set(stale_s)

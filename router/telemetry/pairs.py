@@ -13,7 +13,7 @@ PAIRS_MAX: Final = 4096
 
 
 @dataclass(slots=True)
-class Pair:
+class PairCounts:
     """Two instances."""
 
     prefill: InstanceId
@@ -27,11 +27,11 @@ class Pairs:
     """Of one router."""
 
     def __init__(self) -> None:
-        self._pairs: Final[dict[tuple[InstanceId, InstanceId], Pair]] = {}
+        self._pairs: Final[dict[tuple[InstanceId, InstanceId], PairCounts]] = {}
 
     def tried(self, prefill: InstanceId, decode: InstanceId, failure: str | None) -> None:
         """A decode leg that pulls has begun to answer (None), or has failed and why."""
-        pair = self._pairs.pop((prefill, decode), None) or Pair(prefill, decode)
+        pair = self._pairs.pop((prefill, decode), None) or PairCounts(prefill, decode)
         self._pairs[prefill, decode] = pair
         if len(self._pairs) > PAIRS_MAX:
             del self._pairs[next(iter(self._pairs))]
@@ -41,5 +41,5 @@ class Pairs:
             pair.failed += 1
             pair.last_failure = failure[:200]
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[PairCounts]:
         return iter(self._pairs.values())

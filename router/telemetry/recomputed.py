@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cluster.ids import InstanceId
-from router.fleet.snapshot import Fleet, InstanceView
+from router.fleet.snapshot import FleetSnapshot, InstanceView
 
 LOOKS: Final = 5
 """Words of one life before any of it counts. Looks are a second apart, a pull takes milliseconds."""
@@ -76,7 +76,7 @@ class Recomputed:
     def __init__(self) -> None:
         self._counted: dict[InstanceId, Counted] = {}
 
-    def look(self, fleet: Fleet) -> None:
+    def look(self, fleet: FleetSnapshot) -> None:
         """Once a second."""
         for seen in fleet:
             if seen.load.kv_tokens or seen.load.prompt_tokens:  # else its engine has said nothing yet

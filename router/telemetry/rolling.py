@@ -57,7 +57,7 @@ class _Slot:
         self.seconds[kind] = sum(values, self.seconds[kind])
 
 
-class Lately:
+class RollingStatistics:
     """Of one router. `now` is monotonic seconds."""
 
     def __init__(self) -> None:

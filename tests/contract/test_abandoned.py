@@ -11,13 +11,13 @@ from support.fleet import Fleet, Starter
 
 from cluster.keys import digest
 from cluster.spec import Tenant
-from router.request.driver import Exchange
+from router.request.driver import RequestDriver
 from router.request.reply import Reply
-from router.request.trace import Account
+from router.request.trace import RequestTrace
 from router.scheduler.dispatch import Dispatch
-from router.scheduler.scheduler import Desk
-from router.telemetry.explain_store import Memory
-from router.telemetry.metrics import Meters
+from router.scheduler.scheduler import Scheduler
+from router.telemetry.explain_store import ExplainStore
+from router.telemetry.metrics import RouterMetrics
 from router.telemetry.timing import Timeline
 
 pytestmark = pytest.mark.interpreted
@@ -30,22 +30,22 @@ ONE_AT_A_TIME: dict[str, Any] = {
 HEADERS = {"Authorization": "Bearer sk-acme"}
 
 STEPS: list[tuple[Any, str]] = [
-    (Account, "chose"),
-    (Account, "opened"),
-    (Account, "_end_span"),
+    (RequestTrace, "chose"),
+    (RequestTrace, "opened"),
+    (RequestTrace, "_end_span"),
     (Timeline, "end"),
-    (Account, "sends"),
-    (Memory, "begin"),
-    (Memory, "finish"),
-    (Meters, "ended"),
-    (Meters, "leg"),
-    (Meters, "over"),
-    (Desk, "choose"),
-    (Desk, "finish"),
-    (Desk, "occupy"),
-    (Exchange, "_set_out"),
-    (Exchange, "_count_tokens"),
-    (Exchange, "_part"),
+    (RequestTrace, "sends"),
+    (ExplainStore, "begin"),
+    (ExplainStore, "finish"),
+    (RouterMetrics, "ended"),
+    (RouterMetrics, "leg"),
+    (RouterMetrics, "over"),
+    (Scheduler, "choose"),
+    (Scheduler, "finish"),
+    (Scheduler, "occupy"),
+    (RequestDriver, "_set_out"),
+    (RequestDriver, "_count_tokens"),
+    (RequestDriver, "_part"),
     (Reply, "relay"),
     (Reply, "respond"),
     (Reply, "ended"),

@@ -15,7 +15,7 @@ from cluster.spec import SloClass, Tenant
 from router.api.config import RouterConfig
 from router.api.server import Router
 from router.core.values import Reported, Wanted
-from router.scheduler.scheduler import Seat
+from router.scheduler.scheduler import SchedulingContext
 
 ONE = Instance(id=InstanceId("one"), role=Role.BOTH, url="http://127.0.0.1:1", epoch=1)
 
@@ -51,7 +51,7 @@ async def test_what_counts_here_follows_the_registry_and_what_is_announced_stays
     await told(here)
     assert here.parts.desk.local_shares == {"acme": 1.5}
     assert here.parts.desk.shares == {"acme": 3.0, "other": 1.0}
-    seat = Seat(Wanted(model="m", hand_over=False, tenant="acme"))
+    seat = SchedulingContext(Wanted(model="m", hand_over=False, tenant="acme"))
     here.parts.desk.line.enter(seat, seat.wanted)
     demand = here.watch.announcement("http://127.0.0.1:1", "http://127.0.0.1:2").demand
     assert [each.tenants for each in demand] == [{"acme": (1, 3.0)}]

@@ -14,7 +14,7 @@ from goodput import actions as do
 from goodput.budget import Budget
 from loadgen.arrival import Arrival
 from router.scheduler import log_entries
-from router.scheduler.decision_log import Log
+from router.scheduler.decision_log import DecisionLog
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Fault, Faults
 from sim.fleet import Member
@@ -60,7 +60,7 @@ def changing(
     *timed: tuple[float, do.Action],
     around: Site | None = None,
     faults: Sequence[Fault] = (),
-    log: Log | None = None,
+    log: DecisionLog | None = None,
     **settings: Any,
 ) -> tuple[World, Result]:
     world = World(fleet, Settings(**settings), policy=POLICIES["least_load"], site=around or site(), log=log)
@@ -271,7 +271,7 @@ def test_the_decision_log_of_a_fleet_that_changes_can_be_replayed() -> None:
     lines: list[bytes] = []
     timed = [(1.0, start("decode-2")), (4.0, drain("decode-0")), (5.0, do.Flip(instance=named("prefill-1"), role=D))]
     fleet = members(P, P, D, D, flips=True)
-    _, result = changing(fleet, every(0.03, 300), *timed, log=Log(lines.append, "least_load"))
+    _, result = changing(fleet, every(0.03, 300), *timed, log=DecisionLog(lines.append, "least_load"))
     assert all_served(result)
     again = replay(map(log_entries.entry_of, lines), {"least_load": POLICIES["least_load"]})
     assert again.choices >= 300

@@ -15,11 +15,11 @@ from costs.step import StepCost
 from loadgen.arrival import Arrival
 from router.core.journey import Choose
 from router.core.values import Promise, Reported, Sent, Standing, Wanted
-from router.fleet.snapshot import View
+from router.fleet.view import FleetView
 from router.predict.step_model import Make
 from router.scheduler import log_entries as d
-from router.scheduler.decision_log import Log, LoggedDesk, LoggedPrefixes, LoggedView
-from router.scheduler.scheduler import Desk, Seat
+from router.scheduler.decision_log import DecisionLog, LoggedDesk, LoggedPrefixes, LoggedView
+from router.scheduler.scheduler import Scheduler, SchedulingContext
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Faults, preset
 from sim.replay import replay
@@ -62,7 +62,7 @@ MAKE = Make(prefill=COST, decode=COST, capacity_tokens=400 * 16, budget_tokens=2
 def entries_of(policy: str, *, faults: str = "", count: int = 100, known: bool = False) -> list[d.Entry]:
     """A simulated router's log, read back from its lines. `known`: it knows what a step costs, else it learns that."""
     lines: list[bytes] = []
-    log = Log(lines.append, policy)
+    log = DecisionLog(lines.append, policy)
     instances = members(
         *(P, P, D, D), start_up_ns=2_000_000_000, config={"lease_s": 3.0, "num_blocks": 400, "prefix_caching": True}
     )
@@ -87,7 +87,7 @@ def kinds(entries: list[d.Entry]) -> Counter[type]:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_simulated_routers_log_replays_to_the_same_choices(policy: str) -> None:
     lines: list[bytes] = []
-    log = Log(lines.append, policy)
+    log = DecisionLog(lines.append, policy)
     world = World(members(P, P, D, D), Settings(), policy=POLICIES[policy], log=log)
     world.run(every(0.005, 60))
     replayed = replay(map(d.entry_of, lines))
@@ -147,7 +147,7 @@ def _two_tenants() -> list[d.Entry]:
     for number, seat in enumerate(seats):
         called = desk.finish(seat, 1.0 + number, 10)
         for each in called:
-            assert isinstance(each, Seat)
+            assert isinstance(each, SchedulingContext)
             desk.choose(each, Choose(frozenset(), hand_over=False), 1.0 + number)
     return [d.entry_of(line) for line in lines]
 
@@ -163,13 +163,15 @@ def _counted() -> list[d.Entry]:
     return [d.entry_of(line) for line in lines]
 
 
-def _seat(tenant: str = "") -> Seat:
+def _seat(tenant: str = "") -> SchedulingContext:
     promise = Promise(ttft_ms=900.0, tpot_ms=50.0) if tenant else Promise()
-    return Seat(Wanted(model="m", hand_over=False, prompt_tokens=300, output_tokens=20.0, tenant=tenant), promise)
+    return SchedulingContext(
+        Wanted(model="m", hand_over=False, prompt_tokens=300, output_tokens=20.0, tenant=tenant), promise
+    )
 
 
 def _desk(lines: list[bytes], *, promised: bool = False) -> LoggedDesk:
-    log = Log(lines.append, "workload")
+    log = DecisionLog(lines.append, "workload")
     view = LoggedView(log, lambda _: Make(prefill=COST, decode=COST))
     desk = LoggedDesk(log, view, POLICIES["workload"], admission=promised, foresees=True)
     instance = Instance(id=InstanceId("b"), role=B, url="u")
@@ -181,7 +183,7 @@ def _desk(lines: list[bytes], *, promised: bool = False) -> LoggedDesk:
 
 def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     lines: list[bytes] = []
-    log = Log(lines.append, "least_load")
+    log = DecisionLog(lines.append, "least_load")
     view = LoggedView(log, lambda _: Make(prefill=COST, decode=COST))
     index = view.all().prefixes = LoggedPrefixes(log)
     desk = LoggedDesk(log, view, POLICIES["least_load"], admission=False, foresees=True)
@@ -200,7 +202,7 @@ def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     view.leg_started(name)
     desk.leg_ended(name)
     ask = Choose(frozenset({InstanceId("x")}), hand_over=True)
-    one, two = (Seat(Wanted(model="m", hand_over=True, prefix=(2**64 - 1, number))) for number in range(2))
+    one, two = (SchedulingContext(Wanted(model="m", hand_over=True, prefix=(2**64 - 1, number))) for number in range(2))
     assert desk.choose(one, ask, 0.5)[0].decode == name
     assert desk.choose(two, ask, 0.5)[0].wait
     desk.found_none(two)
@@ -228,8 +230,8 @@ def test_every_kind_of_entry_comes_back_as_it_was() -> None:
 def test_nothing_that_changes_a_desk_or_a_view_is_overlooked() -> None:
     """Whoever adds a method to one of them has to say here that it changes nothing, or write it down."""
     asks = {
-        Desk: {"pins", "turned_away", "speaks_for"},
-        View: {
+        Scheduler: {"pins", "turned_away", "speaks_for"},
+        FleetView: {
             "all",
             "get",
             "knows",
@@ -241,7 +243,7 @@ def test_nothing_that_changes_a_desk_or_a_view_is_overlooked() -> None:
             "leg_ended",
         },  # the last one is the desk's
     }
-    for plain, logged in ((Desk, LoggedDesk), (View, LoggedView)):
+    for plain, logged in ((Scheduler, LoggedDesk), (FleetView, LoggedView)):
         public = {name for name, _ in inspect.getmembers(plain, inspect.isfunction) if not name.startswith("_")}
         assert public - asks[plain] == {name for name in vars(logged) if not name.startswith("_")}
 

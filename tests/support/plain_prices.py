@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from router.core.values import Wanted
-from router.fleet.snapshot import Fleet
+from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import OUTPUT_UNKNOWN, SHARES
 from router.predict.inflight_load import SPREAD
 from router.predict.step_model import Make
 from router.predict.transfer_model import FADES_S, LEAST_MS
-from router.scheduler.flow_control.queue import AHEAD_MS, LATE_LANES, MARGIN
+from router.scheduler.flow_control.saturation import AHEAD_MS, LATE_LANES, MARGIN
 from router.scheduler.scoring.budget import BARRIER_MAX, MISS, RAMP
 from router.scheduler.scoring.filters import ready, saturation_of
 from router.scheduler.scoring.prices import HOLDS_FREE, LOOSE, PULL_MS, PULL_STEPS
@@ -59,7 +59,7 @@ class Row:
 class Plain:
     """One choice."""
 
-    def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
+    def __init__(self, fleet: FleetSnapshot, wanted: Wanted) -> None:
         self.fleet, self.wanted, self.book = fleet, wanted, fleet.book
         self.gate = saturation_of(wanted)
         self.speeds = fleet.book.speeds
@@ -245,7 +245,7 @@ class Said:
     other: float = math.inf
 
 
-def choose(fleet: Fleet, wanted: Wanted) -> Said:
+def choose(fleet: FleetSnapshot, wanted: Wanted) -> Said:
     """As `router.scheduler.scoring.workload.workload`."""
     found = ready(fleet, wanted)
     plain = Plain(fleet, wanted)

@@ -9,7 +9,7 @@ from goodput.sketch import bucket_of
 from router.core.slo import LEFT, MET, SHED
 from router.core.values import Wanted
 from router.scheduler.demand import backlog
-from router.scheduler.scheduler import Seat
+from router.scheduler.scheduler import SchedulingContext
 from router.telemetry.flow import Flow
 
 
@@ -53,7 +53,8 @@ def test_counters_never_shrink_however_many_models_there_are() -> None:
 
 def test_the_backlog_says_how_many_wait_and_since_when() -> None:
     seats = [
-        Seat(Wanted(model=model, hand_over=True, arrived=at)) for model, at in (("a", 5.0), ("a", 2.0), ("b", 9.0))
+        SchedulingContext(Wanted(model=model, hand_over=True, arrived=at))
+        for model, at in (("a", 5.0), ("a", 2.0), ("b", 9.0))
     ]
     found = {each.model: (each.waiting, each.oldest_s) for each in backlog(seats, 10.0)}
     assert found == {"a": (2, 8.0), "b": (1, 1.0)}

@@ -12,10 +12,10 @@ from cluster.registry.membership import QUARANTINED_MAX, Heartbeat, Kind, decode
 from router.core.journey import Choose
 from router.core.values import Wanted
 from router.fleet.quarantine import BECAUSE_MAX, STAMP_MAX, WORDS_MAX, Quarantine, Word
-from router.fleet.snapshot import View
-from router.scheduler.decision_log import Log, desk_of, view_of
+from router.fleet.view import FleetView
+from router.scheduler.decision_log import DecisionLog, desk_of, view_of
 from router.scheduler.log_entries import entry_of
-from router.scheduler.scheduler import Seat
+from router.scheduler.scheduler import SchedulingContext
 from router.scheduler.scoring.policies import POLICIES
 from sim.replay import replay
 
@@ -65,7 +65,7 @@ def test_it_is_bounded_and_fits_an_announcement() -> None:
 
 
 def test_who_is_set_aside_gets_nothing_also_in_its_next_life() -> None:
-    view = View()
+    view = FleetView()
     instance = Instance(id=A, role=Role.DECODE, url="http://a", epoch=1)
     view.add(instance)
     view.seen(A, None, Load())
@@ -84,7 +84,7 @@ def test_who_is_set_aside_gets_nothing_also_in_its_next_life() -> None:
 def test_a_decision_log_tells_it() -> None:
     """Else its choices could not be made again."""
     lines: list[bytes] = []
-    log = Log(lines.append, "least_load")
+    log = DecisionLog(lines.append, "least_load")
     view = view_of(log, None)
     for name in (A, B):
         view.add(Instance(id=name, role=Role.BOTH, url=f"http://{name}"))
@@ -93,7 +93,7 @@ def test_a_decision_log_tells_it() -> None:
     ask = Choose(frozenset(), hand_over=False)
     for reasons in ({A: "slow"}, {B: "slow"}):
         view.set_aside(reasons)
-        chosen, _ = desk.choose(Seat(Wanted(model="m", hand_over=False)), ask, 0.0)
+        chosen, _ = desk.choose(SchedulingContext(Wanted(model="m", hand_over=False)), ask, 0.0)
         assert chosen.decode not in reasons
     replayed = replay(map(entry_of, lines))
     assert (replayed.choices, replayed.differences) == (2, ())

@@ -1,18 +1,12 @@
-"""Who is let in, in which order, and who cannot be served in time any more (design 5.2). Pure.
+"""The flow control queue: who is let in, in which order, and who cannot be served in time any more (design 5.2). Pure.
 
-Two parts, which hold for every policy alike:
-
-`Gate` says where there is room for one more *without breaking a promise*: an engine whose prompts already wait for
-longer than a step gets no more of them, since what is in its queue nobody can put behind a request that is more urgent;
-an engine that decodes as many answers as its strictest target allows gets no more answers. Without targets it says
-nothing: best effort, agents' credits alone are the limit.
-
-`Line` orders those for whom there is no room: tenants by what they have been given of the fleet over their share, both
-stages counted; a tenant's requests by their deadlines. When not all of them can be in time, it gives up those whose
-work is largest until the others can (Moore and Hodgson's rule, which leaves the fewest jobs late on one machine; here
-the fleet is taken as one machine that does as much at once as it has been seen to do). Who is given up is *late*: it is
-served when nobody waits who can be in time, refused, or held to its class's second promise, as the class says; and who
-has been late for `AGING` times its target goes before everybody. Requests without a target are due in `PATIENCE_S`.
+It holds the requests for which there is no room (`router.scheduler.flow_control.saturation`): tenants by what they have
+been given of the fleet over their share, both stages counted; a tenant's requests by their deadlines. When not all of
+them can be in time, it gives up those whose work is largest until the others can (Moore and Hodgson's rule, which
+leaves the fewest jobs late on one machine; here the fleet is taken as one machine that does as much at once as it has
+been seen to do). Who is given up is *late*: it is served when nobody waits who can be in time, refused, or held to its
+class's second promise, as the class says; and who has been late for `AGING` times its target goes before everybody.
+Requests without a target are due in `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -22,26 +16,12 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from router.scheduler.scoring.prices import Saturation
-
-if TYPE_CHECKING:
-    from router.core.values import Wanted
-    from router.fleet.snapshot import Fleet
-
-AHEAD_MS: Final = 10.0
-"""Work that an engine is given ahead, beside what its front end needs: a step of a few hundred tokens. It must never
-run dry, and more would be out of reach of the order kept here."""
-
-MARGIN: Final = 0.93
-"""Of a TPOT target, what engines are filled to: a request's own mean scatters around what is predicted for all."""
+from router.core.values import Wanted
 
 PROMPTLY: Final = 0.92
 """Of a TTFT target: who is planned to begin at the last moment begins too late half of the time."""
-
-LATE_LANES: Final = 4
-"""One in so many instances may compute late prompts at a time: they are long, and no engine stops one for another."""
 
 AGING: Final = 5.0
 AGING_S_MIN: Final = 10.0
@@ -53,53 +33,6 @@ short bursts are no reason to break the order of deadlines."""
 
 RATE_S: Final = 2.0
 """Over which the rate is averaged at which the fleet takes work."""
-
-
-class Gate(Saturation):
-    """Where one more has room. Asked by policies for the rows they are about to price."""
-
-    def __init__(self, line: Line) -> None:
-        self._line: Final = line
-        self.margin = MARGIN
-        """Of the strictest TPOT target at a row, what answers there may come to."""
-        self._late: Final[dict[int, int]] = {}
-        """Late prompts by row."""
-
-    def opens_until_ms(self, wanted: Wanted) -> float:
-        """A prompt would be computed at once, or nearly so, where `Book.opens` is no later than this."""
-        return wanted.now * 1000.0 + AHEAD_MS if wanted.ttft_ms else math.inf
-
-    def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
-        """Rows where alone a late prompt may go; None: anywhere."""
-        if not wanted.late:
-            return None
-        taken = [row for row, count in self._late.items() if count]
-        return taken if len(taken) >= max(1, servers // LATE_LANES) else None
-
-    @property
-    def queue(self) -> int:
-        """How many wait for places."""
-        return len(self._line)
-
-    def queue_ms(self, servers: int) -> float:
-        """Until those who wait for places now have them."""
-        return 1000.0 * self._line.drains_s(servers)
-
-    def opens_at(self, fleet: Fleet, now: float) -> float:
-        """When a prompt of one of those in line could begin somewhere, as far as one can tell: before, nobody needs to
-        be asked. Infinite where there is nobody to compute it.
-        """
-        able = [fleet.ready(None, whose).prefills for whose in self._line.whose()]
-        opens_ms = min([float(fleet.book.opens[rows].min()) for rows in able if len(rows)], default=math.inf)
-        return max(now, (opens_ms - AHEAD_MS) / 1000.0)
-
-    def took(self, row: int) -> None:
-        """A late prompt goes there."""
-        self._late[row] = self._late.get(row, 0) + 1
-
-    def gave_back(self, row: int) -> None:
-        """It is done."""
-        self._late[row] = max(0, self._late.get(row, 0) - 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +57,7 @@ class _Entry:
         return (self.due, self.number)
 
 
-class Line:
+class FlowControlQueue:
     """Everybody who waits for a place. Whoever is returned is to ask again.
 
     Who is called asks for a place again; one who finds none keeps its position and passes the call on, to the next that

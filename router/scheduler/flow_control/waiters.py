@@ -13,7 +13,7 @@ from cluster.ids import InstanceId
 Heard = Callable[[], None]
 
 
-class Line:
+class Waiters:
     """One callback for each who waits. A call that comes before he does is kept for him."""
 
     def __init__(self) -> None:

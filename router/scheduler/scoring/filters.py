@@ -9,14 +9,14 @@ import numpy as np
 from cluster.instance import Role
 from router.core.arrays import Bools, Floats, Ints
 from router.core.values import Wanted
-from router.fleet.snapshot import Fleet, Ready
+from router.fleet.snapshot import FleetSnapshot, ReadyRows
 from router.scheduler.scoring.prices import Saturation
 from router.scheduler.scoring.prices_ask import Scoring, prices_of
 
 _EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 
-def ready(fleet: Fleet, wanted: Wanted) -> Ready:
+def ready(fleet: FleetSnapshot, wanted: Wanted) -> ReadyRows:
     """Rows of ready instances that serve the model and the tenant, with the weights it needs, and have not failed this
     request.
     """
@@ -27,7 +27,7 @@ def ready(fleet: Fleet, wanted: Wanted) -> Ready:
     if wanted.meaning or wanted.weights:
         named += [row for row in found.any.tolist() if not fleet.continues(row, wanted)]
     out = np.array(named, dtype=np.int64)
-    return Ready(
+    return ReadyRows(
         any=_without(found.any, out),
         prefills=_without(found.prefills, out),
         decodes=_without(found.decodes, out),
@@ -41,12 +41,12 @@ def _without(rows: Ints, out: Ints) -> Ints:
     return rows[~np.isin(rows, out)]
 
 
-def of_role(found: Ready, role: Role) -> Ints:
+def of_role(found: ReadyRows, role: Role) -> Ints:
     """Those of one role."""
     return found.of.get(role, _EMPTY)
 
 
-def with_place(fleet: Fleet, rows: Ints, wanted: Wanted) -> Ints:
+def with_place(fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> Ints:
     """Those whose credits leave room for one more leg of ours."""
     columns = fleet.columns
     room: Bools = columns.inflight[rows] < columns.limits(wanted.routers)[rows]
@@ -61,7 +61,7 @@ def saturation_of(wanted: Wanted) -> Saturation | None:
     return None if scoring is None else scoring.saturation
 
 
-def _unsaturated(fleet: Fleet, rows: Ints, wanted: Wanted) -> Bools:
+def _unsaturated(fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> Bools:
     """For policies that know of legs alone: what their instances' roles would have them do."""
     prices = prices_of(fleet, wanted)
     prefills, decodes = fleet.columns.prefills, fleet.columns.decodes

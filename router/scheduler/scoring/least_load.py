@@ -8,11 +8,11 @@ from cluster.instance import Role
 from router.core.arrays import Ints
 from router.core.journey import Chosen
 from router.core.values import Wanted
-from router.fleet.snapshot import Fleet, InstanceView, Ready
+from router.fleet.snapshot import FleetSnapshot, InstanceView, ReadyRows
 from router.scheduler.scoring.filters import least, of_role, ready, saturation_of, with_place
 
 
-def least_load(fleet: Fleet, wanted: Wanted) -> Chosen:
+def least_load(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     """The least loaded prefill instance and the least loaded decode instance, or one instance for the whole request.
 
     Own legs count first: they are known exactly and at once. The engine's reported queue and KV usage break ties, then
@@ -49,13 +49,13 @@ def _splits(prefills: Ints, decodes: Ints) -> bool:
     return len(prefills) > 1 or len(decodes) > 1 or bool(prefills[0] != decodes[0])
 
 
-def _able(fleet: Fleet, kinds: list[tuple[Ints, Ints]]) -> list[tuple[Ints, Ints]]:
+def _able(fleet: FleetSnapshot, kinds: list[tuple[Ints, Ints]]) -> list[tuple[Ints, Ints]]:
     """Of each kind those that may prefill, and those that take it from one of them; empty kinds are left out."""
     takers = [(prefills, _takers(fleet, prefills, decodes)) for prefills, decodes in kinds]
     return [(prefills, decodes) for prefills, decodes in takers if _splits(prefills, decodes)]
 
 
-def _least_of_all(fleet: Fleet, kinds: list[tuple[Ints, Ints]]) -> tuple[InstanceView, InstanceView]:
+def _least_of_all(fleet: FleetSnapshot, kinds: list[tuple[Ints, Ints]]) -> tuple[InstanceView, InstanceView]:
     """The least loaded pair of each kind, and of these the one whose decode instance is least loaded."""
     if len(kinds) == 1:
         return _least_pair(fleet, *kinds[0])
@@ -65,14 +65,14 @@ def _least_of_all(fleet: Fleet, kinds: list[tuple[Ints, Ints]]) -> tuple[Instanc
     return pairs[best.row]
 
 
-def _takers(fleet: Fleet, prefills: Ints, decodes: Ints) -> Ints:
+def _takers(fleet: FleetSnapshot, prefills: Ints, decodes: Ints) -> Ints:
     """Those of the decode instances that pull from one of these, at least: nearly always all of them."""
     if not fleet.parted:
         return decodes
     return decodes[[any(not fleet.apart(p, d) for p in prefills.tolist() if p != d) for d in decodes.tolist()]]
 
 
-def _least_pair(fleet: Fleet, prefills: Ints, decodes: Ints) -> tuple[InstanceView, InstanceView]:
+def _least_pair(fleet: FleetSnapshot, prefills: Ints, decodes: Ints) -> tuple[InstanceView, InstanceView]:
     """The least loaded decode instance that leaves another instance to prefill, and that instance."""
     if len(prefills) == 1 and len(decodes) > 1:  # the one that prefills can then not decode
         decodes = decodes[decodes != prefills[0]]
@@ -87,7 +87,7 @@ def _least_pair(fleet: Fleet, prefills: Ints, decodes: Ints) -> tuple[InstanceVi
     return prefill, decode
 
 
-def _least_alone(fleet: Fleet, found: Ready, wanted: Wanted) -> InstanceView | None:
+def _least_alone(fleet: FleetSnapshot, found: ReadyRows, wanted: Wanted) -> InstanceView | None:
     """For a whole request: an instance of role both, else a decode one; for a single token a prefill one."""
     fits = (Role.PREFILL, Role.BOTH, Role.DECODE) if wanted.prefill_only else (Role.BOTH, Role.DECODE, Role.PREFILL)
     for role in fits:
@@ -97,7 +97,7 @@ def _least_alone(fleet: Fleet, found: Ready, wanted: Wanted) -> InstanceView | N
     return None
 
 
-def _least(fleet: Fleet, rows: Ints) -> InstanceView | None:
+def _least(fleet: FleetSnapshot, rows: Ints) -> InstanceView | None:
     of = fleet.columns
     row = least(rows, of.busy, of.kv_usage, of.sent, of.order)
     return None if row is None else fleet.at(row)
@@ -107,7 +107,7 @@ def _say(view: InstanceView) -> str:
     return f"{view.id} (inflight {view.inflight}, waiting {view.load.waiting}, kv {view.load.kv_usage:.0%})"
 
 
-def _missing(fleet: Fleet, found: Ready) -> str:
+def _missing(fleet: FleetSnapshot, found: ReadyRows) -> str:
     if len(found.prefills) and _splits(found.prefills, found.decodes):
         return fleet.because_whole(found) or "no second instance to hand over to that pulls from another"
     return f"no second instance to hand over {'from' if not len(found.prefills) else 'to'}"

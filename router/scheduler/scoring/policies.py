@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 from router.core.journey import Chosen
 from router.core.values import Wanted
-from router.fleet.snapshot import Fleet
+from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.scoring.least_load import least_load
 from router.scheduler.scoring.workload import workload
 
-Policy = Callable[[Fleet, Wanted], Chosen]
+Policy = Callable[[FleetSnapshot, Wanted], Chosen]
 
 POLICIES: dict[str, Policy] = {"least_load": least_load, "workload": workload}
 """Policies by the name used on the command line."""
 
 FORESEEING: frozenset[Policy] = frozenset({workload})
-"""Those that read what is expected of requests (`Fleet.book`): it costs some 50 µs a request to keep, and the others
-have no use for it.
+"""Those that read what is expected of requests (`FleetSnapshot.book`): it costs some 50 µs a request to keep, and the
+others have no use for it.
 """

@@ -23,7 +23,7 @@ from router.scheduler.scoring.budget import MISS, OWN, OWN_MISSED, RAMP
 
 if TYPE_CHECKING:
     from router.core.values import Wanted
-    from router.fleet.snapshot import Fleet
+    from router.fleet.snapshot import FleetSnapshot
 
 LOOSE: Final = 5.0
 
@@ -76,7 +76,7 @@ class Prices(ABC):
     formula a method, most of them a line or two.
     """
 
-    def __init__(self, fleet: Fleet, wanted: Wanted, saturation: Saturation | None) -> None:
+    def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None) -> None:
         self.fleet: Final = fleet
         self.saturation: Final = saturation
         self.wanted: Final = wanted

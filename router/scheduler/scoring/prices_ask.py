@@ -10,7 +10,7 @@ from router.scheduler.scoring.prices_many import ByColumns
 
 if TYPE_CHECKING:
     from router.core.values import Wanted
-    from router.fleet.snapshot import Fleet
+    from router.fleet.snapshot import FleetSnapshot
 
 _COMPILED: Final = not __file__.endswith(".py")
 
@@ -29,7 +29,7 @@ class Scoring:
         """What the last request was told."""
 
 
-def prices_of(fleet: Fleet, wanted: Wanted) -> Prices:
+def prices_of(fleet: FleetSnapshot, wanted: Wanted) -> Prices:
     """Policy, admission and placement look at the same ones."""
     scoring: Scoring | None = wanted.scoring
     if scoring is not None:

@@ -17,7 +17,7 @@ from router.scheduler.scoring.prices import LOOSE, Priced, Prices, Saturation
 
 if TYPE_CHECKING:
     from router.core.values import Wanted
-    from router.fleet.snapshot import Fleet
+    from router.fleet.snapshot import FleetSnapshot
 
 _PRICE: Final = itemgetter(0)
 
@@ -25,7 +25,7 @@ _PRICE: Final = itemgetter(0)
 class RowByRow(Prices):
     """In lists, by row."""
 
-    def __init__(self, fleet: Fleet, wanted: Wanted, saturation: Saturation | None) -> None:
+    def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None) -> None:
         super().__init__(fleet, wanted, saturation)
         columns, gate = fleet.columns, saturation
         self._prompt: Final[list[float]] = []
@@ -101,7 +101,7 @@ class RowByRow(Prices):
         waited_ms = self.waited_ms
         for row in range(self._rows):
             alone = self._prompt[row] + lead[row] + waited_ms
-            wait = abs(ends[row] - now_ms)  # `Book.waits_ms`
+            wait = abs(ends[row] - now_ms)  # `InflightLoad.waits_ms`
             ttft = (wait if wait < math.inf else 0.0) + alone
             if not self._open[row]:
                 ttft += queue_ms

@@ -18,13 +18,13 @@ from router.scheduler.scoring.prices import LOOSE, Priced, Prices, Saturation
 
 if TYPE_CHECKING:
     from router.core.values import Wanted
-    from router.fleet.snapshot import Fleet
+    from router.fleet.snapshot import FleetSnapshot
 
 
 class ByColumns(Prices):
     """In columns, as the fleet's."""
 
-    def __init__(self, fleet: Fleet, wanted: Wanted, saturation: Saturation | None) -> None:
+    def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None) -> None:
         super().__init__(fleet, wanted, saturation)
         book, speeds = fleet.book, fleet.book.speeds
         self._places: Final[Bools] = fleet.columns.inflight < fleet.columns.limits(wanted.routers)

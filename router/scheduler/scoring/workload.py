@@ -22,7 +22,7 @@ from typing import Final
 from router.core.arrays import Bools, Ints
 from router.core.journey import Chosen
 from router.core.values import Wanted
-from router.fleet.snapshot import Fleet, Ready
+from router.fleet.snapshot import FleetSnapshot, ReadyRows
 from router.scheduler.scoring.filters import ready
 from router.scheduler.scoring.prices import Priced, Prices
 from router.scheduler.scoring.prices_ask import prices_of
@@ -44,12 +44,12 @@ some answers of its own left is held to their TPOT, and the other's steps are fu
 pools serve less than none, and the price of one request does not show it (docs/policy.md)."""
 
 
-def workload(fleet: Fleet, wanted: Wanted) -> Chosen:
+def workload(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     """The cheapest pair, or the cheapest single instance; or none, where the cheapest is worth waiting for."""
     return weighed(fleet, wanted, HYSTERESIS, ALIKE)
 
 
-def weighed(fleet: Fleet, wanted: Wanted, hysteresis: float, alike: float) -> Chosen:
+def weighed(fleet: FleetSnapshot, wanted: Wanted, hysteresis: float, alike: float) -> Chosen:
     """The same with another weight on pairs: a pair's price counts for one plus this part of it. Both above -1."""
     found = ready(fleet, wanted)
     if not len(found.any):
@@ -82,7 +82,7 @@ class _Ways:
 
     __slots__ = ("dearer", "dearer_alike", "fleet", "parted", "prices")
 
-    def __init__(self, fleet: Fleet, prices: Prices, dearer: float, dearer_alike: float) -> None:
+    def __init__(self, fleet: FleetSnapshot, prices: Prices, dearer: float, dearer_alike: float) -> None:
         self.fleet: Final = fleet
         self.prices: Final = prices
         self.dearer: Final = dearer
@@ -109,7 +109,7 @@ class _Option:
         """It can begin now, or nearly so."""
 
 
-def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option], found: Ready | None = None) -> Chosen:
+def _cheapest(fleet: FleetSnapshot, prices: Prices, options: list[_Option], found: ReadyRows | None = None) -> Chosen:
     """A single instance is preferred by `HYSTERESIS`. `found`: instances that may be a pair."""
     now = best = other = None
     for each in options:  # few: the best of each kind, and the best of each that can begin now
@@ -135,7 +135,7 @@ def _cheapest(fleet: Fleet, prices: Prices, options: list[_Option], found: Ready
     return Chosen(prefill, fleet.at(now.decode).id, _say(fleet, prices, now) + against + _known(fleet, prices, now))
 
 
-def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
+def _say(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
     first, second = option.prefill, option.decode
     name = fleet.at(second).id
     where = f"whole on {name}" if first == second else f"{fleet.at(first).id} to {name}"
@@ -145,7 +145,7 @@ def _say(fleet: Fleet, prices: Prices, option: _Option) -> str:
     )
 
 
-def _known(fleet: Fleet, prices: Prices, option: _Option) -> str:
+def _known(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
     """What these prices rest on."""
     costs = fleet.book.speeds.known(option.prefill, option.decode)
     if prices.match is None:
@@ -186,7 +186,7 @@ class _Second:
         """Which make it is, where it computes prompts as well."""
 
 
-def _kind(fleet: Fleet, does: Bools, row: int, otherwise: int) -> int:
+def _kind(fleet: FleetSnapshot, does: Bools, row: int, otherwise: int) -> int:
     """Which make it is, where it does that leg."""
     return fleet.book.speeds.kind(row) if does.item(row) else otherwise
 
@@ -213,7 +213,7 @@ def _best_second(ways: _Ways, priced: tuple[float, int], seconds: list[_Second],
     return found
 
 
-def _able(found: Ready, wanted: Wanted) -> Ints:
+def _able(found: ReadyRows, wanted: Wanted) -> Ints:
     """Who may serve all of it: role both or decode; a prefill one for a single token, or if there is no other."""
     if wanted.prefill_only or not wanted.hand_over:
         return found.any
