@@ -1,6 +1,6 @@
-"""The two legs of an exchange, sent: what their connections say is kept until it makes sense, then told on.
+"""The two legs of a request, sent: what their connections say is kept until it makes sense, then told on.
 
-A leg knows whose it is and decides nothing: it tells its exchange, which asks the journey.
+A leg decides nothing: it tells its owner, the request's driver, which asks the journey.
 """
 
 from __future__ import annotations
@@ -14,20 +14,14 @@ from cluster.ids import InstanceId
 from router.core import engine_answers
 from router.core import journey as j
 from router.http.legs import Leg
+from router.http.outlet import Outlet
 from router.http.upstream import Answer, EngineLost, too_long
-from router.request.reply import Reply
 
 
 class LegOwner(ABC):
     """Who sent legs, and hears of them."""
 
     __slots__ = ()
-
-    answer_bytes_max: int
-    """Most of one answer that is kept to be read."""
-    streams: bool
-    """Its client wants a stream."""
-    reply: Reply
 
     @abstractmethod
     def engine_lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost | j.Refused:
@@ -83,8 +77,9 @@ class PrefillLeg:
 
     __slots__ = (
         "_bytes",
+        "_bytes_max",
         "_content_type",
-        "_exchange",
+        "_owner",
         "_pieces",
         "_said",
         "_status",
@@ -95,14 +90,16 @@ class PrefillLeg:
         "started",
     )
 
-    def __init__(self, exchange: LegOwner, instance: InstanceId, attempt: int) -> None:
-        self._exchange = exchange
+    def __init__(self, owner: LegOwner, instance: InstanceId, attempt: int, bytes_max: int) -> None:
+        """`bytes_max`: most of its answer that is kept to be read."""
+        self._owner = owner
+        self._bytes_max = bytes_max
         self.instance = instance
         self.attempt = attempt
         self.started = 0.0
         self.http: Leg | None = None
         self._said: asyncio.Future[PrefillSaid | j.Lost | j.Refused] | None = None
-        """For who outlives the exchange."""
+        """For what outlives the request."""
         self._told: PrefillSaid | j.Lost | j.Refused | None = None
         self._status, self._content_type = 0, ""
         self._pieces: list[bytes] = []
@@ -121,7 +118,7 @@ class PrefillLeg:
         http, self.http = self.http, None
         if http is not None:
             http.close()
-            self._exchange.prefill_over(self)
+            self._owner.prefill_over(self)
 
     def opened(self, status: int, content_type: str, cache_control: str) -> None:
         self._status, self._content_type = status, content_type
@@ -129,9 +126,9 @@ class PrefillLeg:
     def body(self, data: bytes) -> None:
         self._pieces.append(data)
         self._bytes += len(data)
-        if self._bytes > self._exchange.answer_bytes_max and self.http is not None:
+        if self._bytes > self._bytes_max and self.http is not None:
             self._pieces.clear()
-            self.http.refuse(too_long(self._exchange.answer_bytes_max))
+            self.http.refuse(too_long(self._bytes_max))
 
     def chunk(self, framed: bytes, begin: int) -> None:
         self.body(framed[begin:-2])
@@ -148,16 +145,16 @@ class PrefillLeg:
 
     def _end(self, said: PrefillSaid | EngineLost) -> None:
         self.http = None
-        self._exchange.prefill_over(self)
-        told = said if isinstance(said, PrefillSaid) else self._exchange.engine_lost(self.instance, said)
+        self._owner.prefill_over(self)
+        told = said if isinstance(said, PrefillSaid) else self._owner.engine_lost(self.instance, said)
         self._told = told
         if self._said is not None:
             self._said.set_result(told)
-        self._exchange.prefill_said(self, told)
+        self._owner.prefill_said(self, told)
 
     def left(self) -> None:
         """Its instance is lost."""
-        self._exchange.prefill_left(self)
+        self._owner.prefill_left(self)
 
 
 class AnswerLeg:
@@ -165,23 +162,41 @@ class AnswerLeg:
 
     __slots__ = (
         "_bytes",
-        "_exchange",
+        "_bytes_max",
+        "_outlet",
+        "_owner",
         "_pieces",
+        "_streams",
         "cache_control",
         "content_type",
         "http",
         "instance",
         "opening",
+        "producer",
         "pulled",
         "relays",
         "started",
         "status",
     )
 
-    def __init__(self, exchange: LegOwner, instance: InstanceId, pulled: str) -> None:
-        self._exchange = exchange
+    def __init__(self, owner: LegOwner, instance: InstanceId, outlet: Outlet, *, streams: bool, bytes_max: int) -> None:
+        """A leg that is about to be sent.
+
+        Args:
+            owner: hears of it.
+            instance: where it goes.
+            outlet: the way to its client.
+            streams: the client wants a stream.
+            bytes_max: most of an answer that is kept to be read.
+        """
+        self._owner = owner
+        self._outlet = outlet
+        self._streams = streams
+        self._bytes_max = bytes_max
         self.instance = instance
-        self.pulled = pulled
+        self.producer: InstanceId | None = None
+        """The instance that holds what it pulls, where that is known."""
+        self.pulled = ""
         """The engine whose hold it is to pull; empty: it is to pull none."""
         self.http: Leg | None = None
         self.started = time.monotonic()
@@ -206,7 +221,7 @@ class AnswerLeg:
         if http is None or not http.complete:
             self._body(data)
             return
-        outlet = self._exchange.reply.outlet
+        outlet = self._outlet
         outlet.cork()
         self._body(data)
         if self.http is not http:  # something was wrong with it: its end is not to be heard
@@ -214,43 +229,43 @@ class AnswerLeg:
 
     def _body(self, data: bytes) -> None:
         if self.relays:
-            self._exchange.relayed(data)
+            self._owner.relayed(data)
             return
         self._pieces.append(data)
         self._bytes += len(data)
-        if self.status == 200 and self._exchange.streams:
+        if self.status == 200 and self._streams:
             self._begin(data)
-        elif self._bytes > self._exchange.answer_bytes_max and self.http is not None:
+        elif self._bytes > self._bytes_max and self.http is not None:
             self._pieces.clear()
-            self.http.refuse(too_long(self._exchange.answer_bytes_max))
+            self.http.refuse(too_long(self._bytes_max))
 
     def _begin(self, data: bytes) -> None:
-        """A stream's first bytes: its exchange hears of them once they tell whether it is one."""
+        """A stream's first bytes: its owner hears of them once they tell whether it is one."""
         if not self.content_type.startswith("text/event-stream"):
-            self._exchange.answer_began(self, f"it answered a stream with {self.content_type!r}")
+            self._owner.answer_began(self, f"it answered a stream with {self.content_type!r}")
         elif b"\n" in data or self._bytes >= engine_answers.BEGINNING_BYTES_MAX:
             because = engine_answers.beginning(self.pieces)
             if because is not None:
-                self._exchange.answer_began(self, because)
+                self._owner.answer_began(self, because)
 
     def chunk(self, framed: bytes, begin: int) -> None:
         self.body(framed[begin:-2])
 
     def happened(self, found: object) -> None:
-        self._exchange.passed_on(found)
+        self._owner.passed_on(found)
 
     def ended(self) -> None:
         self.http = None
-        self._exchange.answer_ended(self)
-        self._exchange.reply.outlet.uncork()
+        self._owner.answer_ended(self)
+        self._outlet.uncork()
 
     def lost(self, lost: EngineLost) -> None:
         self.http = None
-        self._exchange.answer_lost(self, lost)
+        self._owner.answer_lost(self, lost)
 
     def left(self) -> None:
         """Its instance is lost."""
-        self._exchange.answer_left(self)
+        self._owner.answer_left(self)
 
     def close(self) -> None:
         """Break it off."""

@@ -14,42 +14,28 @@ from typing import Any, Final
 import msgspec
 
 from cluster import wire
-from cluster.ids import InstanceId, TransferId
+from cluster.ids import InstanceId
 from cluster.request import Request
 from router.core import journey as j
 from router.core.eligibility import CHAT
 from router.core.engine_answers import object_in
 from router.http.upstream import Answer, EngineLost
 from router.request.legs import PrefillLeg, PrefillSaid
+from router.request.outgoing import Outgoing
 from router.request.parts import Parts
 from router.scheduler.scheduler import HANDSHAKE_S
 
 logger = logging.getLogger("baton.router")
 
 
-def transfer_id(parts: Parts, request: Request, producer: InstanceId, attempt: int) -> TransferId:
-    """The name of this request's hold there, made or not."""
-    epoch = parts.view.get(producer).instance.epoch if parts.view.knows(producer) else 0
-    return TransferId(request.id, attempt, epoch)
-
-
-def stamped(
-    parts: Parts, request: Request, body: Mapping[str, Any], to: InstanceId, producer: InstanceId, attempt: int
-) -> Mapping[str, Any]:
-    """A leg for `to` about this hold, with the ticket that a guarded engine asks for."""
-    if not parts.engines.tickets.signs:
-        return body
-    return parts.engines.tickets.stamp(body, to, transfer_id(parts, request, producer, attempt), producer=producer)
-
-
 class Releases:
     """Of one request."""
 
-    def __init__(self, parts: Parts, request: Request, headers: Mapping[str, str]) -> None:
-        """`headers`: of its legs."""
+    def __init__(self, parts: Parts, request: Request, outgoing: Outgoing) -> None:
         self.parts: Final = parts
         self.request: Final = request
-        self.headers: Final = headers
+        self.outgoing: Final = outgoing
+        self.headers: Final = outgoing.headers
 
     async def outlast(self, leg: PrefillLeg) -> None:
         """Another has answered: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it."""
@@ -125,7 +111,7 @@ class Releases:
         return 400 <= answer.status < 500  # the rejection is the release
 
     def _signed(self, body: Mapping[str, Any], to: InstanceId, holder: PrefillLeg) -> bytes:
-        return msgspec.json.encode(stamped(self.parts, self.request, body, to, holder.instance, holder.attempt))
+        return msgspec.json.encode(self.outgoing.stamped(body, to, holder.instance, holder.attempt))
 
 
 def _hold_in(answer: Answer) -> wire.Transfer | None:

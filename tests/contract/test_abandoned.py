@@ -13,7 +13,9 @@ from cluster.keys import digest
 from cluster.spec import Tenant
 from router.request.driver import RequestDriver
 from router.request.reply import Reply
+from router.request.scheduled import ScheduledRequest
 from router.request.trace import RequestTrace
+from router.request.waiting import Waiting
 from router.scheduler.dispatch import Dispatch
 from router.scheduler.scheduler import Scheduler
 from router.telemetry.explain_store import ExplainStore
@@ -43,8 +45,8 @@ STEPS: list[tuple[Any, str]] = [
     (Scheduler, "choose"),
     (Scheduler, "finish"),
     (Scheduler, "occupy"),
-    (RequestDriver, "_set_out"),
-    (RequestDriver, "_count_tokens"),
+    (Waiting, "__init__"),
+    (ScheduledRequest, "count_tokens"),
     (RequestDriver, "_part"),
     (Reply, "relay"),
     (Reply, "respond"),
