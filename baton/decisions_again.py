@@ -11,7 +11,7 @@ import msgspec
 from baton.output import emit, say
 from cluster.errors import UsageError
 from router.core.journey import Chosen
-from router.scheduler.log_entries import Came, Decided, Entry, Outcome, entry_of
+from router.fleet.events import Came, Decided, Entry, Outcome, entry_of
 from router.scheduler.scoring.policies import Policy
 from sim.replay import Difference, Replayed, replay
 

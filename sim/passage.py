@@ -20,6 +20,7 @@ from router.core import eligibility
 from router.core import journey as j
 from router.core.values import NO_PROMISE, Wanted
 from router.core.verdict import Way
+from router.fleet import events as d
 from router.predict.predictors import foretold
 from router.scheduler.scheduler import SchedulingContext
 from sim import result as rows
@@ -188,7 +189,7 @@ class Passage(SchedulingContext):
             case j.Finish(outcome):
                 front.finish(self, outcome)
             case j.AwaitFleet():
-                front.call(front.desk.found_none(self))
+                front.tell(d.FoundNone(self))
             case j.Release(via, transfer):
                 front.release(self, via, transfer, waits=self.journey.state is j.State.RELEASING)
             case j.CloseDecode():
@@ -212,15 +213,17 @@ class Passage(SchedulingContext):
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
         front = self.front
-        chosen, called = front.desk.choose(self, effect, front.kernel.now_s)
+        now = front.kernel.now_s
+        chosen, *called = front.scheduling.handle(d.Asked(self, effect, now), now)
+        assert isinstance(chosen, j.Chosen)
         if front.on_choice is not None:
             front.on_choice(self, chosen)
-        front.call(called)
+        front.call(tuple(called))
         return chosen
 
     def _send_prefill(self, instance: InstanceId) -> None:
         front = self.front
-        front.desk.view.leg_started(instance)
+        front.world.fleet.handle(d.LegStarted(instance), front.kernel.now_s)
         at = front.world.by_name[instance]
         name = RequestId(str(self.number))
         hold = TransferId(name, self.journey.attempt, at.epoch)
@@ -243,7 +246,7 @@ class Passage(SchedulingContext):
         away = front.desk.turned_away(instance)
         if away is not None:
             return away
-        front.call(front.desk.occupy(self, instance))
+        front.tell(d.Occupied(self, instance))
         source: Source | None = None
         if transfer is not None:
             source = transfer.fields["source"]
@@ -265,7 +268,7 @@ class Passage(SchedulingContext):
         if self.answer is not None and not self.answer.over:
             self.answer.detached = True
             self.front.world.abort(self.answer)
-        self.front.call(self.front.desk.occupy(self, None))
+        self.front.tell(d.Occupied(self, None))
 
     def _close_prefill(self) -> None:
         for leg in self.prefill_legs:
@@ -298,7 +301,8 @@ class Passage(SchedulingContext):
             self.front.release_elsewhere(leg, _transfer(leg, finished))
             return
         self.cached_tokens, self.prefilled_on = finished.local_tokens, leg.at.index
-        self.front.desk.prompt_over(self, self.front.kernel.now_s, done=True, cached_tokens=finished.local_tokens)
+        if self.front.desk.remembers:
+            self.front.tell(d.PromptOver(self, self.front.kernel.now_s, True, finished.local_tokens))
         seeds = self.front.settings.seeding and self.verdict.way is Way.SEEDED and self.first_ns < 0
         first = _FIRST_TOKEN if seeds and self.front.desk.pins(self) else None
         self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first, by=leg.at.name))
@@ -307,8 +311,10 @@ class Passage(SchedulingContext):
         """The first token of the answer is here."""
         if not leg.detached and leg is self.answer:
             self.front.met(leg)
-            self.front.desk.opened(self, self.front.kernel.now_s)
-            self.front.call(self.front.desk.room())
+            if self.front.desk.remembers:
+                self.front.tell(d.AnswerOpened(self, self.front.kernel.now_s))
+            if self.front.desk.gate is not None:
+                self.front.tell(d.Roomy())
             self.feed(j.Opened())
 
     def refused(self, leg: Leg, status: int, because: str) -> None:
@@ -348,7 +354,7 @@ class Passage(SchedulingContext):
         else:
             leg.detached = True
             if self.journey.state is j.State.OPENING:
-                self.front.call(self.front.desk.occupy(self, None))
+                self.front.tell(d.Occupied(self, None))
 
 
 def _transfer(leg: Leg, finished: ev.Finished) -> Transfer | None:

@@ -18,8 +18,9 @@ from engine.twin.request import Source
 from engine.twin.tokens import answer_key
 from loadgen.arrival import Arrival
 from router.core.values import Promise
+from router.fleet import events
 from router.fleet.view import FleetView
-from router.scheduler.decision_log import DecisionLog, desk_of, prefixes_of, view_of
+from router.scheduler.decision_log import DecisionLog, fleet_of, scheduler_of
 from router.scheduler.scoring.policies import FORESEEING, POLICIES, Policy
 from sim import result as rows
 from sim.checks import Checks
@@ -78,12 +79,13 @@ class World:
         self.hop_ns: Final = round(self.settings.hop_us * 1000)
         self.keeps_contents: Final = all(map(_keeps_contents, members))
         self.counts: Final[Counter[str]] = Counter()
-        self.view: Final = view or view_of(log, lambda instance: make_of_member(self.by_name[instance.id].member))
+        self.view: Final = view or FleetView(lambda instance: make_of_member(self.by_name[instance.id].member))
+        self.fleet: Final = fleet_of(log, self.view)
         if any(map(_caches, everybody)) and (promises or policy in FORESEEING):
-            self.view.all().prefixes = prefixes_of(log)
+            self.fleet.handle(events.Indexed(), 0.0)
         self.view.routers = self.settings.routers
-        desk = desk_of(log, self.view, policy, admission=bool(promises), foresees=policy in FORESEEING)
-        self.front: Final = Front(self, desk, model or members[0].model)
+        desk, scheduling = scheduler_of(log, self.view, policy, admission=bool(promises), foresees=policy in FORESEEING)
+        self.front: Final = Front(self, desk, scheduling, model or members[0].model)
         self.front.promises = promises or {}
         self.pulls: Final = Pulls(self)
         self.lives: Final = Lives(self)

@@ -40,6 +40,7 @@ from router.admin.peers import FROM, PeerAnswer, Peers
 from router.admin.pools import LOOK_S
 from router.admin.scrape import Scrape
 from router.core.clients import Keys
+from router.fleet import events
 from router.fleet.discovery import Discovery
 from router.fleet.quarantine import Quarantine, Word
 from router.http.bodies import read_body
@@ -364,7 +365,7 @@ class Operators:
 
     def _set_aside(self) -> None:
         """Let the view know; who waits may find room."""
-        self._parts.view.set_aside(self.quarantine.aside)
+        self._parts.dispatch.fleet.handle(events.SetAside(dict(self.quarantine.aside)), time.monotonic())
         self._parts.dispatch.fleet_changed()
 
     # --- draining -----------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class RouterConfig:
     drain_s: float = 30.0
     """How long open requests may take once SIGTERM has come."""
     decision_log: Callable[[bytes], object] | None = None
-    """Gets lines for everything that choices depend on, and for each choice (`router.scheduler.log_entries`), some at a
+    """Gets lines for everything that choices depend on, and for each choice (`router.fleet.events`), some at a
     time. It may raise OSError where it cannot write, and returns how many bytes it took; None: all."""
     proves: bool = False
     """Whether pairs of instances are proven with prompts of our own (`router.fleet.pair_proofs`)."""

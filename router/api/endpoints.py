@@ -103,7 +103,7 @@ class Endpoints:
         headers = self.parts.engines.credentials.headers_for(http.headers)
         _check_sendable(headers)
         headers["X-Request-Id"] = self._generation.new_id()
-        self.parts.view.leg_started(instance.id)
+        self.parts.dispatch.leg_started(instance.id)
         try:
             return await self._relay(http, instance, clean, headers)
         except EngineLost as lost:

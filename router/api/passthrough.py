@@ -20,7 +20,9 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance
 from router.api import aliases, paths
 from router.api.aliases import Aliases
+from router.core.journey import Chosen
 from router.core.values import Wanted
+from router.fleet import events
 from router.fleet.engine_paths import Catalogue
 from router.http.uploads import client_of
 from router.http.upstream import EngineLost
@@ -112,7 +114,8 @@ class Passthrough:
         lacking = self._lacking(path, model, tenant)
         now = time.monotonic()  # policies let what instances did lately fade until then
         wanted = Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant, arrived=now, now=now)
-        chosen = self._parts.desk.pick(wanted)
+        chosen = self._parts.dispatch.scheduling.handle(events.Picked(wanted), now)[0]
+        assert isinstance(chosen, Chosen)
         if chosen.decode is None:
             raise no_instance(chosen.because)
         return self._parts.view.get(chosen.decode).instance

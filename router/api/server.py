@@ -22,6 +22,7 @@ from router.api.passthrough import Passthrough
 from router.core.clients import Clients
 from router.core.slo import promises_of
 from router.core.values import Reported
+from router.fleet import events
 from router.fleet.discovery import Discovery
 from router.fleet.engine_paths import Catalogue
 from router.fleet.probes import Prober, Probing
@@ -37,7 +38,7 @@ from router.http.upstream import Upstream
 from router.predict.predictors import KEY_BYTES, RequestPredictor, chunk_key
 from router.request.parts import Limits, Parts, Telling
 from router.request.slices import Slices
-from router.scheduler.decision_log import DecisionLog, desk_of, prefixes_of, view_of
+from router.scheduler.decision_log import DecisionLog, Fleet, fleet_of, scheduler_of
 from router.scheduler.demand import OwnWord
 from router.scheduler.dispatch import Dispatch
 from router.scheduler.log_writer import FLUSH_S, LogWriter
@@ -80,6 +81,7 @@ class Router:
             self._probed,
             read_metrics=registry is None,
             catalogue=catalogue,
+            fold=parts.dispatch.fleet.handle,
         )
         self.probing: Final = Probing(parts.view, prober, parts.tasks, catalogue)
         self.uploads: Final = Uploads(config.uploads_bytes)
@@ -178,8 +180,8 @@ class Router:
         view.routers = routers
         if self.watch is not None and self.parts.clients.closed:
             desk.local_shares = self.watch.local_shares()
-        for lost in view.fold(reported):
-            self.parts.losses.announce(lost)
+        for lost in self.parts.dispatch.fleet.handle(events.Folded(reported), time.monotonic()):
+            self.parts.losses.announce(lost.instance)
         self.probing.follow()
         self._look_for_proofs()
         self.parts.dispatch.fleet_changed()
@@ -224,15 +226,16 @@ class Router:
 
 def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics, *, trusts: bool) -> Parts:
     """What all requests share. `trusts`: see `Credentials`."""
-    view = view_of(log, config.makes)
+    view = FleetView(config.makes)
+    fleet = fleet_of(log, view)
     policy = POLICIES[config.policy]
-    desk = desk_of(log, view, policy, admission=bool(config.classes), foresees=policy in FORESEEING)
+    desk, scheduling = scheduler_of(log, view, policy, admission=bool(config.classes), foresees=policy in FORESEEING)
     meters.handoffs_off.guard = desk.guard
     clients = Clients(config.classes, config.tenants, config.tenant_keys)
     desk.shares = clients.shares
-    intake = _intake(config, log, view, desk)
+    intake = _intake(config, fleet, desk)
     for instance in config.instances:
-        view.add(instance)
+        fleet.handle(events.Added(instance), 0.0)
     credentials = Credentials(clients, config.engine_key, trusts=trusts)
     return Parts(
         limits=Limits(
@@ -243,14 +246,14 @@ def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics,
         ),
         clients=clients,
         engines=Engines(Upstream(), credentials, Tickets(config.ticket_keys)),
-        dispatch=Dispatch(view, desk),
+        dispatch=Dispatch(view, desk, fleet, scheduling),
         intake=intake,
         telling=Telling(meters, ExplainStore(config.explain_last), tracing("baton-router")),
         tasks=Tasks(),
     )
 
 
-def _intake(config: RouterConfig, log: DecisionLog | None, view: FleetView, desk: Scheduler) -> RequestPredictor | None:
+def _intake(config: RouterConfig, fleet: Fleet, desk: Scheduler) -> RequestPredictor | None:
     """Only where something is foretold. Routers of a fleet with ticket keys give the same names to prompts; elsewhere
     each has names of its own, which no other reads yet.
     """
@@ -258,14 +261,15 @@ def _intake(config: RouterConfig, log: DecisionLog | None, view: FleetView, desk
         return None
     keys = config.ticket_keys
     secret = secrets.token_bytes(KEY_BYTES) if keys is None else keys()[0].secret
-    prefixes = view.all().prefixes = prefixes_of(log)
-    return RequestPredictor(desk.foresight.lengths, prefixes, chunk_key(secret))
+    fleet.handle(events.Indexed(), 0.0)
+    return RequestPredictor(desk.foresight.lengths, chunk_key(secret))
 
 
 def _prover(parts: Parts) -> Prover:
     return Prover(
         parts.view,
         parts.engines,
+        fold=parts.dispatch.fleet.handle,
         leg_ended=parts.dispatch.leg_ended,
         counted=lambda result: parts.meters.proofs.labels(result).inc(),
         changed=parts.dispatch.fleet_changed,

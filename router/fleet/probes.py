@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, models_in
 from engine.vllm.metrics import parse_load
 from router.core.engine_answers import object_in
+from router.fleet import events as d
 from router.fleet.engine_paths import Catalogue, paths_in
 from router.fleet.view import FleetView
 from router.http.tasks import FOREVER, Tasks
@@ -51,9 +52,11 @@ class Prober:
         *,
         read_metrics: bool,
         catalogue: Catalogue | None = None,
+        fold: Callable[[d.FleetEvent, float], object] | None = None,
     ) -> None:
-        """`catalogue`: is told which paths engines have."""
+        """`catalogue`: is told which paths engines have. `fold`: tells the view what was seen; None: `view` itself."""
         self._view = view
+        self._fold = view.handle if fold is None else fold
         self._upstream = upstream
         self._headers = headers
         self._tell = tell
@@ -96,11 +99,11 @@ class Prober:
             if isinstance(error, EngineLost) and error.ours:
                 return False
             if self._view.knows(instance.id):
-                self._view.probe_failed(instance.id)
+                self._fold(d.ProbeFailed(instance.id), time.monotonic())
             return False
         told = not paths or await self._tell_paths(instance)
         if self._view.knows(instance.id):
-            self._view.seen(instance.id, served, load)
+            self._fold(d.Seen(instance.id, served, load), time.monotonic())
         return told
 
     async def _models(self, instance: Instance) -> tuple[dict[str, object], ...]:

@@ -23,7 +23,8 @@ from cluster import wire
 from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.readable import json_in
 from router.core.eligibility import CHAT, COMPLETIONS
-from router.core.values import NOTHING_PROVEN
+from router.core.values import NOTHING_PROVEN, Standing
+from router.fleet import events as d
 from router.fleet import pair_proofs
 from router.fleet.pair_proofs import Pair, PairProofs, ProofAnswer
 from router.fleet.view import FleetView
@@ -68,6 +69,7 @@ class Prover:
         view: FleetView,
         engines: Engines,
         *,
+        fold: Callable[[d.FleetEvent, float], object],
         leg_ended: Callable[[InstanceId], None],
         counted: Callable[[str], None],
         changed: Callable[[], None],
@@ -75,7 +77,8 @@ class Prover:
         """Where proofs are made and told.
 
         Args:
-            view: is told what was proven.
+            view: what is known of the fleet.
+            fold: tells the view what was proven, and that a leg goes out.
             engines: get the legs.
             leg_ended: hears that one of them is over: its place is free.
             counted: hears what came of each proof: passed, failed or none.
@@ -83,6 +86,7 @@ class Prover:
         """
         self._view: Final = view
         self._engines: Final = engines
+        self._fold: Final = fold
         self._leg_ended: Final = leg_ended
         self._counted: Final = counted
         self._changed: Final = changed
@@ -90,7 +94,7 @@ class Prover:
         self.news: Final = asyncio.Event()
         """The fleet has changed: there may be a pair to prove."""
         self._complete_at: float | None = None
-        view.proven(NOTHING_PROVEN)  # from here on, nothing else is handed over
+        self._prove(NOTHING_PROVEN)  # from here on, nothing else is handed over
 
     def settled(self, now: float) -> bool:
         """Whether a router with an instance for each leg, now, has proven enough to begin: one pair, or as long as
@@ -145,7 +149,7 @@ class Prover:
         inexact = doubt = ""
         try:
             because, inexact = await _Proof(
-                self._view, self._engines, self._leg_ended, pair, model, joining=joining
+                self._view, self._engines, self._fold, self._leg_ended, pair, model, joining=joining
             ).made()
         except (_NoWord, EngineLost, TimeoutError) as none:
             because, doubt = None, str(none) or "it took too long"
@@ -164,11 +168,18 @@ class Prover:
 
     def _tell(self) -> None:
         view = self._view
-        view.proven(self.proofs.standing(view.all()))
+        self._prove(self.proofs.standing(view.all()))
         failed = self.proofs.failed()
         if failed != view.distrusted:
-            view.distrust(failed)
+            pairs = [(*names, because) for names, because in failed.items()]
+            self._fold(d.Distrusted(pairs), time.monotonic())
         self._changed()
+
+    def _prove(self, standing: Standing) -> None:
+        doubts = [(*names, because) for names, because in standing.doubts.items()]
+        inexact = [(*names, because) for names, because in standing.inexact.items()]
+        told = d.Proven(dict(standing.gives), dict(standing.takes), doubts, inexact)
+        self._fold(told, time.monotonic())
 
 
 class _Proof:
@@ -178,6 +189,7 @@ class _Proof:
         self,
         view: FleetView,
         engines: Engines,
+        fold: Callable[[d.FleetEvent, float], object],
         leg_ended: Callable[[InstanceId], None],
         pair: Pair,
         model: str,
@@ -186,6 +198,7 @@ class _Proof:
     ) -> None:
         self._view = view
         self._engines = engines
+        self._fold = fold
         self._leg_ended = leg_ended
         self._pair = pair
         self._model = model
@@ -298,7 +311,7 @@ class _Proof:
         view = self._view
         self._room(instance)
         target = view.get(instance).instance
-        view.leg_started(instance)
+        self._fold(d.LegStarted(instance), time.monotonic())
         try:
             async with asyncio.timeout(LEG_S):
                 answer = await self._engines.upstream.call(

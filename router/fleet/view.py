@@ -6,14 +6,16 @@ read).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load
 from router.core.values import Reported, Standing
+from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import Make
 
 MET_MAX: Final = 4096
@@ -27,6 +29,8 @@ class FleetView:
     """The fleet, instance by instance, in the order in which they were added."""
 
     def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
+        self.makes: Final = makes
+        """What is known beforehand of an instance's speed."""
         self._fleet: Final = FleetSnapshot(makes)
         self._instances: Final = self._fleet.by_id
         self._met: Final[dict[InstanceId, dict[str, None]]] = {}
@@ -38,6 +42,18 @@ class FleetView:
         """At which version of the columns these were all that is served."""
         self.routers = 1
         """Routers that share the fleet, this one included."""
+
+    # --- as a machine -------------------------------------------------------------------------------------------------
+
+    def handle(self, event: d.FleetEvent, now: float) -> tuple[d.InstanceLost, ...]:
+        """Fold one event in; which instances are lost by it. `now`: no fact of the fleet depends on it."""
+        return tuple(map(d.InstanceLost, _FOLD[type(event)](self, event)))
+
+    def next_wakeup(self) -> float | None:
+        """Never: a fleet changes by events alone."""
+        return None
+
+    # --- event by event -----------------------------------------------------------------------------------------------
 
     def add(self, instance: Instance) -> None:
         """A new instance, or a new incarnation of a known one."""
@@ -218,3 +234,86 @@ class FleetView:
         say.
         """
         return model not in self.models(tenant) and any(view.models for view in self.all())
+
+    def cached(self, told: d.Cached) -> None:
+        """An engine has said with its answer how much of a prompt it had."""
+        prefixes = self._fleet.prefixes
+        if prefixes is not None:
+            prefixes.reported(told.sent, told.each, told.tokens)
+
+    def index(self) -> None:
+        """Keep prefixes from here on."""
+        self._fleet.prefixes = PrefixCacheIndex()
+
+
+_NONE: Final[tuple[InstanceId, ...]] = ()
+
+
+def _add(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.add(event.instance)
+    return _NONE
+
+
+def _fold(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    return sorted(view.fold(event.reported))
+
+
+def _seen(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.seen(event.instance, event.models, event.load)
+    return _NONE
+
+
+def _probe_failed(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    return (event.instance,) if view.probe_failed(event.instance) else _NONE
+
+
+def _unreachable(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    return (event.instance,) if view.unreachable(event.instance) else _NONE
+
+
+def _set_aside(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.set_aside(event.reasons)
+    return _NONE
+
+
+def _distrust(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.distrust({(prefill, decode): because for prefill, decode, because in event.pairs})
+    return _NONE
+
+
+def _proven(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    inexact = {(prefill, decode): because for prefill, decode, because in event.inexact}
+    doubts = {(prefill, decode): because for prefill, decode, because in event.doubts}
+    view.proven(Standing(event.gives, event.takes, inexact, doubts))
+    return _NONE
+
+
+def _leg_started(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.leg_started(event.instance)
+    return _NONE
+
+
+def _index(view: FleetView, _: Any) -> Iterable[InstanceId]:
+    view.index()
+    return _NONE
+
+
+def _cached(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.cached(event)
+    return _NONE
+
+
+_FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = {
+    d.Added: _add,
+    d.Folded: _fold,
+    d.Seen: _seen,
+    d.ProbeFailed: _probe_failed,
+    d.Unreachable: _unreachable,
+    d.SetAside: _set_aside,
+    d.Distrusted: _distrust,
+    d.Proven: _proven,
+    d.LegStarted: _leg_started,
+    d.Indexed: _index,
+    d.Cached: _cached,
+}
+"""What each event does; instances that are lost by it."""

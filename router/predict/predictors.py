@@ -9,7 +9,7 @@ intake: it costs them some tens of microseconds a request.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
@@ -18,10 +18,9 @@ from msgspec.structs import replace
 
 from router.core.eligibility import COMPLETIONS
 from router.core.unread import Sort, Unread
-from router.core.values import Sent, Wanted
+from router.core.values import Wanted
 from router.predict.answer_lengths import SHARES, Features, Lengths, Predictor, cues_of
 from router.predict.chunks import CHUNK_BYTES, Hasher, prompt_bytes, prompt_text
-from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.prompt_tokens import Kind, Ratios, kind_of
 
 COMPLETION_TOKENS: Final = 16
@@ -46,10 +45,9 @@ class PredictedRequest:
 class RequestPredictor:
     """Of one router."""
 
-    def __init__(self, lengths: Predictor, prefixes: PrefixCacheIndex | None, key: bytes) -> None:
+    def __init__(self, lengths: Predictor, key: bytes) -> None:
         """`key`: for names of chunks, the same for all routers that are to understand each other's."""
         self._lengths: Final = lengths
-        self._prefixes: Final = prefixes
         self._hasher: Final = Hasher(key)
         self._ratios: Final = Ratios()
 
@@ -89,12 +87,6 @@ class RequestPredictor:
             return wanted
         self._ratios.learn(wanted.tenant, wanted.model or "", taken.kind, taken.text_bytes, tokens)
         return replace(wanted, prompt_tokens=tokens, prefix_block_tokens=_chunk_tokens(tokens, taken.text_bytes))
-
-    def reported(self, sent: Iterable[Sent], wanted: Wanted, cached_tokens: int) -> None:
-        """With the answer's end its engine has said how much of the prompt was cached."""
-        if self._prefixes is not None:
-            for each in sent:
-                self._prefixes.reported(each, wanted.prefix_block_tokens, cached_tokens)
 
 
 _LOGITS: Final = tuple(math.log(share / (1.0 - share)) for share in SHARES)

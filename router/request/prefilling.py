@@ -71,7 +71,7 @@ class Prefilling:
         leg.started = time.monotonic()
         target = parts.view.get(instance).instance
         headers = self._outgoing.lines(Stage.PREFILL_LEG, target)
-        parts.view.leg_started(instance)
+        parts.dispatch.leg_started(instance)
         self._legs[instance] = leg
         parts.losses.watch(instance, leg, leg.left)
         leg.http = parts.engines.legs.send(target.url, self._request.path, headers, body, leg)

@@ -12,10 +12,11 @@ from cluster.ids import InstanceId
 from cluster.request import Request
 from router.core import journey as j
 from router.core.values import Sent
+from router.fleet import events as d
 from router.predict.predictors import PredictedRequest, answer_tokens, cached_in
 from router.request.parts import Parts
 from router.request.trace import RequestTrace
-from router.scheduler.scheduler import Calls, SchedulingContext
+from router.scheduler.scheduler import SchedulingContext
 
 _NO_USAGE: Mapping[str, Any] = {}
 
@@ -51,19 +52,17 @@ class ScheduledRequest:
         """Whether its answer's length and its prompt's size were predicted."""
         return self._predicted is not None
 
-    def call(self, whom: Calls) -> None:
-        """To be asked again, where there is anybody; most often there is not."""
-        if whom or self._parts.desk.wakeup_s is not None:
-            self._parts.dispatch.call(whom)
-
     def choose(self, effect: j.Choose, *, relayed: bool) -> j.Chosen:
         """Ask where to go. `relayed`: the client has a part of an answer already."""
         context = self.context
         if self._made_by is not None and effect.excluded:
             weights, circle, meaning = self._made_by
             context.wanted = msgspec.structs.replace(context.wanted, weights=weights, circle=circle, meaning=meaning)
-        chosen, called = self._parts.desk.choose(context, effect, time.monotonic())
-        self.call(called)
+        now = time.monotonic()
+        chosen, *called = self._parts.dispatch.scheduling.handle(d.Asked(context, effect, now), now)
+        assert isinstance(chosen, j.Chosen)
+        if called or self._parts.desk.wakeup_s is not None:  # most often there is nothing
+            self._parts.dispatch.call(tuple(called))
         if effect.second and chosen.prefill is None:  # all stays as it is
             return chosen
         if effect.excluded:
@@ -78,7 +77,7 @@ class ScheduledRequest:
 
     def found_none(self) -> None:
         """It waits for a place."""
-        self.call(self._parts.desk.found_none(self.context))
+        self._parts.dispatch.tell(d.FoundNone(self.context), time.monotonic())
 
     def spoken_by(self, instance: InstanceId) -> None:
         """The client has text of this engine: from here on only its like goes on."""
@@ -90,7 +89,7 @@ class ScheduledRequest:
 
     def occupy(self, instance: InstanceId | None) -> None:
         """Count its answering leg at this instance, and nowhere else."""
-        self.call(self._parts.desk.occupy(self.context, instance))
+        self._parts.dispatch.tell(d.Occupied(self.context, instance), time.monotonic())
 
     def prompt_over(self, *, done: bool, usage: Mapping[str, Any] = _NO_USAGE) -> None:
         """Its prompt was computed where it was last sent to, or will not be (`done` false)."""
@@ -102,17 +101,29 @@ class ScheduledRequest:
         if done and cached is not None and context.expected.booking is not None:
             self._count_cached(cached)
         self._sent = ()
-        self._parts.desk.prompt_over(context, time.monotonic(), done=done, cached_tokens=cached)
+        self._prompt_over(done=done, cached_tokens=cached)
 
     def prompt_presumed(self) -> None:
         """Its prompt is taken to be computed: its time has passed, and its engine will say nothing of it."""
-        self._parts.desk.prompt_over(self.context, time.monotonic(), done=False)
-        self.call(self._parts.desk.room())
+        self._prompt_over(done=False, cached_tokens=None)
+        self._look_for_room()
+
+    def _prompt_over(self, *, done: bool, cached_tokens: int | None) -> None:
+        if self._parts.desk.remembers:
+            now = time.monotonic()
+            self._parts.dispatch.scheduling.handle(d.PromptOver(self.context, now, done, cached_tokens), now)
+
+    def _look_for_room(self) -> None:
+        """A prompt is computed: where room is more than credits, there may be some."""
+        if self._parts.desk.gate is not None:
+            self._parts.dispatch.tell(d.Roomy(), time.monotonic())
 
     def opened(self) -> None:
         """The first token of its answer has come from where it is decoded."""
-        self._parts.desk.opened(self.context, time.monotonic())
-        self.call(self._parts.desk.room())
+        if self._parts.desk.remembers:
+            now = time.monotonic()
+            self._parts.dispatch.scheduling.handle(d.AnswerOpened(self.context, now), now)
+        self._look_for_room()
 
     def _count_cached(self, cached_tokens: int) -> None:
         """An engine has said how much of the prompt it had."""
@@ -130,18 +141,20 @@ class ScheduledRequest:
             cached_tokens = cached_in(usage)
             if cached_tokens is not None:
                 self._count_cached(cached_tokens)
-                intake.reported(self._sent, self.context.wanted, cached_tokens)
+                each = self.context.wanted.prefix_block_tokens
+                for sent in self._sent:
+                    self._parts.dispatch.fleet.handle(d.Cached(sent, each, cached_tokens), time.monotonic())
         tokens, answers = answer_tokens(usage) or events, request.body.get("n")
         return tokens // answers if tokens and isinstance(answers, int) and answers > 1 else tokens
 
     def finish(self, now: float, tokens: int | None, engine_ms: tuple[float, float] | None, *, cut_off: bool) -> None:
         """It is over. See `Scheduler.finish`."""
-        desk = self._parts.desk
-        self.call(desk.finish(self.context, now, tokens, cut_off=cut_off, engine_ms=engine_ms))
+        self._parts.dispatch.tell(d.Finished(self.context, now, tokens, cut_off, engine_ms), now)
         self._at_scheduler = False
 
     def leave(self) -> None:
         """A bug of ours ends it: its place is given back."""
         if self._at_scheduler:
-            self.call(self._parts.desk.finish(self.context, time.monotonic()))
+            now = time.monotonic()
+            self._parts.dispatch.tell(d.Finished(self.context, now, None, cut_off=False), now)
             self._at_scheduler = False

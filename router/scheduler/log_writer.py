@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from router.scheduler.log_entries import Missing, line_of
+from router.fleet.events import Missing, line_of
 
 logger = logging.getLogger("baton.router")
 

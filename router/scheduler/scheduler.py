@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from cluster.ids import InstanceId
 from router.core.journey import Choose, Chosen, Lost
 from router.core.values import NO_PROMISE, Promise, Wanted
+from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
 from router.scheduler.flow_control.queue import PROMPTLY, FlowControlQueue
@@ -126,6 +127,25 @@ class Scheduler:
         """Second legs that may be sent now."""
         self._ended: Final[dict[InstanceId, int]] = {}
         """Our legs that have ended, by instance."""
+
+    # --- as a machine -------------------------------------------------------------------------------------------------
+
+    def handle(self, event: d.SchedulerEvent, now: float) -> tuple[Chosen | SchedulingContext, ...]:
+        """Fold one event in. Effects: what a request that asked is told, then requests that are to ask again.
+
+        `now`: events whose outcome depends on the time say it themselves.
+        """
+        effects: tuple[Chosen | SchedulingContext, ...] = _FOLD[type(event)](self, event)
+        return effects
+
+    def next_wakeup(self) -> float | None:
+        """When a request in line may find room although nothing happens until then: `Looked` then."""
+        return self.wakeup_s
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it matters here what becomes of a request between its choice and its end."""
+        return self.foresight is not None
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
@@ -418,3 +438,73 @@ class Scheduler:
         if self.view.knows(instance) and self.view.get(instance).ready:
             return None
         return Lost("it went away while the prompt was prefilled", untouched=True)  # draining, down, or a new epoch
+
+
+def _asked(scheduler: Scheduler, event: Any) -> Any:
+    chosen, called = scheduler.choose(event.seat, event.effect, event.now)
+    return (chosen, *called)
+
+
+def _picked(scheduler: Scheduler, event: Any) -> Any:
+    return (scheduler.pick(event.wanted),)
+
+
+def _shared(scheduler: Scheduler, event: Any) -> Any:
+    scheduler.view.routers = event.routers
+    scheduler.shares, scheduler.local_shares = event.shares, event.local_shares
+    return ()
+
+
+def _prompt_over(scheduler: Scheduler, event: Any) -> Any:
+    scheduler.prompt_over(event.seat, event.now, done=event.done, cached_tokens=event.cached_tokens)
+    return ()
+
+
+def _opened(scheduler: Scheduler, event: Any) -> Any:
+    scheduler.opened(event.seat, event.now)
+    return ()
+
+
+def _finished(scheduler: Scheduler, event: Any) -> Any:
+    return scheduler.finish(event.seat, event.now, event.tokens, cut_off=event.cut_off, engine_ms=event.engine_ms)
+
+
+def _found_none(scheduler: Scheduler, event: Any) -> Any:
+    return scheduler.found_none(event.seat)
+
+
+def _occupied(scheduler: Scheduler, event: Any) -> Any:
+    return scheduler.occupy(event.seat, event.instance)
+
+
+def _leg_ended(scheduler: Scheduler, event: Any) -> Any:
+    return scheduler.leg_ended(event.instance)
+
+
+def _room(scheduler: Scheduler, _: Any) -> Any:
+    return scheduler.room()
+
+
+def _look(scheduler: Scheduler, event: Any) -> Any:
+    return scheduler.look(event.now)
+
+
+def _fleet_changed(scheduler: Scheduler, _: Any) -> Any:
+    return scheduler.fleet_changed()
+
+
+_FOLD: Final[Mapping[type, Callable[[Scheduler, Any], Any]]] = {
+    d.Shared: _shared,
+    d.Asked: _asked,
+    d.Picked: _picked,
+    d.PromptOver: _prompt_over,
+    d.AnswerOpened: _opened,
+    d.Finished: _finished,
+    d.FoundNone: _found_none,
+    d.Occupied: _occupied,
+    d.LegEnded: _leg_ended,
+    d.Roomy: _room,
+    d.Looked: _look,
+    d.FleetChanged: _fleet_changed,
+}
+"""What each event does; its effects."""

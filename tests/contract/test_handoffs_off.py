@@ -15,8 +15,8 @@ from cluster.instance import Role
 from cluster.spec import SloClass
 from costs.step import StepCost
 from engine.mock.settings import SimpleCosts
+from router.fleet.events import entry_of
 from router.predict.step_model import Make
-from router.scheduler.log_entries import entry_of
 from router.scheduler.scoring.handoff_guard import TRIES
 from sim.replay import replay
 

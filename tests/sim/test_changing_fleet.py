@@ -13,7 +13,7 @@ from cluster.instance import Role
 from goodput import actions as do
 from goodput.budget import Budget
 from loadgen.arrival import Arrival
-from router.scheduler import log_entries
+from router.fleet import events as log_entries
 from router.scheduler.decision_log import DecisionLog
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Fault, Faults

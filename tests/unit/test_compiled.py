@@ -17,7 +17,7 @@ import pytest
 
 from baton import compiled
 from cluster.registry.membership import Heartbeat
-from router.scheduler import log_entries
+from router.fleet import events as log_entries
 from tools.compiled_modules import MODULES
 
 SOURCES = {name: compiled.source_of(name) for name in MODULES}

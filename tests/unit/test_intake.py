@@ -17,7 +17,7 @@ TEXT = "The harbour master wrote down which ships had come. " * 100
 
 
 def intake(key: bytes = b"k" * 32) -> RequestPredictor:
-    return RequestPredictor(Predictor(), None, key)
+    return RequestPredictor(Predictor(), key)
 
 
 def chat(*texts: str, **more: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.scheduler.log_entries import Looked, Missing, entry_of, line_of
+from router.fleet.events import Looked, Missing, entry_of, line_of
 from router.scheduler.log_writer import BATCH_BYTES, FLUSH_S, LogWriter
 
 

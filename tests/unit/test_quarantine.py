@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from cluster.registry.membership import QUARANTINED_MAX, Heartbeat, Kind, decode, encode
-from router.core.journey import Choose
+from router.core.journey import Choose, Chosen
 from router.core.values import Wanted
+from router.fleet import events
+from router.fleet.events import entry_of
 from router.fleet.quarantine import BECAUSE_MAX, STAMP_MAX, WORDS_MAX, Quarantine, Word
 from router.fleet.view import FleetView
-from router.scheduler.decision_log import DecisionLog, desk_of, view_of
-from router.scheduler.log_entries import entry_of
+from router.scheduler.decision_log import DecisionLog, fleet_of, scheduler_of
 from router.scheduler.scheduler import SchedulingContext
 from router.scheduler.scoring.policies import POLICIES
 from sim.replay import replay
@@ -85,15 +86,17 @@ def test_a_decision_log_tells_it() -> None:
     """Else its choices could not be made again."""
     lines: list[bytes] = []
     log = DecisionLog(lines.append, "least_load")
-    view = view_of(log, None)
+    view = FleetView()
+    fleet = fleet_of(log, view)
     for name in (A, B):
-        view.add(Instance(id=name, role=Role.BOTH, url=f"http://{name}"))
-        view.seen(name, ({"id": "m"},), Load())
-    desk = desk_of(log, view, POLICIES["least_load"], admission=False, foresees=False)
+        fleet.handle(events.Added(Instance(id=name, role=Role.BOTH, url=f"http://{name}")), 0.0)
+        fleet.handle(events.Seen(name, ({"id": "m"},), Load()), 0.0)
+    _, scheduler = scheduler_of(log, view, POLICIES["least_load"], admission=False, foresees=False)
     ask = Choose(frozenset(), hand_over=False)
     for reasons in ({A: "slow"}, {B: "slow"}):
-        view.set_aside(reasons)
-        chosen, _ = desk.choose(SchedulingContext(Wanted(model="m", hand_over=False)), ask, 0.0)
+        fleet.handle(events.SetAside(reasons), 0.0)
+        (chosen,) = scheduler.handle(events.Asked(SchedulingContext(Wanted(model="m", hand_over=False)), ask, 0.0), 0.0)
+        assert isinstance(chosen, Chosen)
         assert chosen.decode not in reasons
     replayed = replay(map(entry_of, lines))
     assert (replayed.choices, replayed.differences) == (2, ())

@@ -1,11 +1,12 @@
-"""The decision log: everything that changes what a router chooses by, and every choice. Pure: others open the file.
+"""What happens to a router's two machines, its view of the fleet and its scheduler (law 2); and the decision log. Pure.
 
-One JSON object a line, in the order in which it happened, so that the choices can be made again from nothing but the
-log (`sim.replay`). An entry is a call of the view, the desk or the prefix index as it was made from outside; what those
-do to each other in the course of it follows from it, and is not written. After a call of the desk stands what came of
-it: what the policy said (`Decided`), and who was told what (`Came`).
+The log is the list of these events, one JSON object a line, in the order in which they happened, so that the choices
+can be made again from nothing but the log (`sim.replay`). What the machines do to each other in the course of an event
+follows from it, and is not written. After an event of the scheduler stands what came of it: what the policy said
+(`Decided`), and which requests were told what (`Came`).
 
-Prompts are in it as names of chunks (`router.predict.chunks`: hashes with a key), tenants and models by name.
+Prompts are in it as names of chunks (`router.predict.chunks`: hashes with a key), tenants and models by name. A request
+is in an event itself (`seat`), and by its number in the log.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class Proven(msgspec.Struct, tag="proven"):
     takes: dict[InstanceId, int]
     doubts: list[tuple[InstanceId, InstanceId, str]] = []
     """Pairs that could not be tried, and why: a choice says so."""
+    inexact: list[tuple[InstanceId, InstanceId, str]] = []
+    """Pairs whose first tokens differ, or cannot be compared, and why: no choice depends on it."""
 
 
 class LegStarted(msgspec.Struct, tag="leg_started"):
@@ -101,7 +104,7 @@ class Cached(msgspec.Struct, tag="cached"):
     tokens: int
 
 
-# --- the desk ---------------------------------------------------------------------------------------------------------
+# --- the scheduler ----------------------------------------------------------------------------------------------------
 
 
 class Began(msgspec.Struct, tag="began"):
@@ -123,7 +126,7 @@ class Shared(msgspec.Struct, tag="shared"):
 class Seated(msgspec.Struct, tag="seated"):
     """A request comes to the desk, or wants something else; it has a number from here on."""
 
-    seat: int
+    seat: Any
     wanted: Wanted
     promise: Promise
 
@@ -131,7 +134,7 @@ class Seated(msgspec.Struct, tag="seated"):
 class Counted(msgspec.Struct, tag="counted"):
     """An engine has counted its prompt's tokens."""
 
-    seat: int
+    seat: Any
     prompt_tokens: int
     prefix_block_tokens: float
 
@@ -139,7 +142,7 @@ class Counted(msgspec.Struct, tag="counted"):
 class Asked(msgspec.Struct, tag="asked"):
     """It asks where to go."""
 
-    seat: int
+    seat: Any
     effect: Choose
     now: float
 
@@ -153,7 +156,7 @@ class Picked(msgspec.Struct, tag="picked"):
 class PromptOver(msgspec.Struct, tag="prompt_over"):
     """Its prompt is computed, or will not be."""
 
-    seat: int
+    seat: Any
     now: float
     done: bool
     cached_tokens: int | None
@@ -162,14 +165,14 @@ class PromptOver(msgspec.Struct, tag="prompt_over"):
 class AnswerOpened(msgspec.Struct, tag="answer_opened"):
     """Its first token is here."""
 
-    seat: int
+    seat: Any
     now: float
 
 
 class Finished(msgspec.Struct, tag="finished"):
     """It is over; its number is of no use after it."""
 
-    seat: int
+    seat: Any
     now: float
     tokens: int | None
     cut_off: bool
@@ -179,13 +182,13 @@ class Finished(msgspec.Struct, tag="finished"):
 class FoundNone(msgspec.Struct, tag="found_none"):
     """It waits."""
 
-    seat: int
+    seat: Any
 
 
 class Occupied(msgspec.Struct, tag="occupied"):
     """Its answering leg is there, and nowhere else."""
 
-    seat: int
+    seat: Any
     instance: InstanceId | None
 
 
@@ -236,6 +239,23 @@ class Missing(msgspec.Struct, tag="missing"):
     entries: int
 
 
+class InstanceLost(msgspec.Struct, frozen=True):
+    """An effect of the fleet's view: legs there can no longer end well. Never in a log."""
+
+    instance: InstanceId
+
+
+FleetEvent = (
+    Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed | Cached
+)  # fmt: skip
+"""What the view of the fleet (`router.fleet.view`) folds in."""
+
+SchedulerEvent = (
+    Shared | Asked | Picked | PromptOver | AnswerOpened | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked
+    | FleetChanged
+)  # fmt: skip
+"""What the scheduler (`router.scheduler.scheduler`) folds in."""
+
 Outcome = Decided | Came
 
 Entry = (
@@ -246,8 +266,16 @@ Entry = (
 
 
 def line_of(entry: Entry) -> bytes:
-    """An entry as a line of JSON, with its line feed."""
-    return msgspec.json.encode(entry) + b"\n"
+    """An entry as a line of JSON, with its line feed. A request in it must have its number (`entered`)."""
+    return _ENCODER.encode(entry) + b"\n"
+
+
+def _number(seat: Any) -> int:
+    number: int = seat.entered[0]
+    return number
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_number)
 
 
 _DECODER: Final[msgspec.json.Decoder[Entry]] = msgspec.json.Decoder(Entry)
