@@ -23,7 +23,7 @@ def read(name: str) -> Parsed:
         UsageError: the file cannot be read at all.
     """
     from baton.floor import floor_of
-    from router.policy import POLICIES
+    from router.scheduler.scoring.policies import POLICIES
 
     parsed = parse(_text(name), name, floor_of=floor_of)
     return check_outside(

@@ -10,9 +10,9 @@ import msgspec
 
 from baton.output import emit, say
 from cluster.errors import UsageError
-from router.decisions import Came, Decided, Entry, Outcome, entry_of
-from router.journey import Chosen
-from router.policy import Policy
+from router.core.journey import Chosen
+from router.fleet.events import Came, Decided, Entry, Outcome, entry_of
+from router.scheduler.scoring.policies import Policy
 from sim.replay import Difference, Replayed, replay
 
 SHOWN = 5
@@ -27,7 +27,7 @@ def opened_log(path: Path, flag: str, closing: ExitStack, *, buffered: bool = Tr
         flag: that named it.
         closing: closes it.
         buffered: a write that fails ends the command, with a UsageError. False: it raises OSError, and at once, for a
-            caller that goes on without it (`router.logwriter`).
+            caller that goes on without it (`router.scheduler.log_writer`).
 
     Raises:
         UsageError: it cannot be opened.

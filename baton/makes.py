@@ -13,7 +13,7 @@ from costs.cost import costs_of
 from costs.hardware import find_gpu
 from costs.power import cap_of
 from costs.shipped import find_model, profiles
-from router.speeds import Make, make_of
+from router.predict.step_model import Make, make_of
 
 BUDGET_FLAGS = ("max-num-batched-tokens", "max_num_batched_tokens")
 

@@ -30,8 +30,8 @@ from goodput.floors import Floor, Floors
 from goodput.search import EQUALS, Counts, Found, Space, Trial, Verdict, losses, search
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.promises import promises_of
-from router.records import NO_PROMISE
+from router.core.slo import promises_of
+from router.core.values import NO_PROMISE
 from sim.engine_args import engine_of, read_words
 from sim.evaluate import Evaluation, Goal, Tried, evaluate
 from sim.evaluate import tried as simulated

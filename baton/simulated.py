@@ -20,8 +20,8 @@ from costs.model import ModelShape
 from costs.power import cap_of
 from costs.shape import Spans
 from loadgen.report import Targets
-from router.promises import promises_of
-from router.records import Promise
+from router.core.slo import promises_of
+from router.core.values import Promise
 from sim.engine_args import engine_of, read_words
 from sim.fleet import Member, member
 from sim.startup import StartUp

@@ -9,7 +9,7 @@ from cluster.errors import UsageError
 from cluster.keys import read_digests
 from cluster.spec import Spec
 from kvtransfer.keyfile import KeyFile
-from router.clients import Keys
+from router.core.clients import Keys
 
 FILE_BYTES_MAX = 1 << 20
 """A key file of ten thousand keys stays below it."""

@@ -32,13 +32,14 @@ from cluster.instance import Instance, Load, Role
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import FORESEEING, POLICIES
-from router.prefixes import Prefixes
-from router.records import Promise, Wanted
-from router.speeds import make_of
-from router.view import View
+from router.core.journey import Choose
+from router.core.values import Promise, Wanted
+from router.fleet.view import FleetView
+from router.predict.predictors import foretold
+from router.predict.prefix_cache import PrefixCacheIndex
+from router.predict.step_model import make_of
+from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.scoring.policies import FORESEEING, POLICIES
 
 SIZES: Final = (16, 1000)
 TARGETS_US: Final = {16: 60.0, 1000: 200.0}
@@ -63,11 +64,11 @@ class Desks:
     def __init__(self, policy: str, size: int, roles: tuple[Role, ...], *, admission: bool) -> None:
         costs = costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles())
         make = make_of(costs)
-        view = View(lambda _: make)
+        view = FleetView(lambda _: make)
         self.policy: Final = POLICIES[policy]
-        self.desk: Final = Desk(view, self.policy, admission=admission, foresees=self.policy in FORESEEING)
+        self.desk: Final = Scheduler(view, self.policy, admission=admission, foresees=self.policy in FORESEEING)
         if self.desk.foresight is not None:
-            view.all().prefixes = Prefixes()
+            view.all().prefixes = PrefixCacheIndex()
         self.promise: Final = PROMISE if admission else Promise()
         self.rng: Final = Random(1)
         self.now = 1.0
@@ -89,7 +90,7 @@ class Desks:
         """As the desk would ask the policy for it now."""
         promise = self.promise
         if self.desk.foresight is not None:
-            wanted, _ = self.desk.foresight.foretell(wanted, max_tokens=512)
+            wanted, _ = foretold(self.desk.foresight.lengths, wanted, max_tokens=512)
         return replace(wanted, ttft_ms=promise.ttft_ms, tpot_ms=promise.tpot_ms, now=self.now)
 
     def wanted(self) -> Wanted:
@@ -110,9 +111,9 @@ class Desks:
         while self._due and self._due[0][0] <= self.now:
             at, _, happens = heapq.heappop(self._due)
             happens(at)
-        desk, seat = self.desk, Seat(wanted, self.promise)
+        desk, seat = self.desk, SchedulingContext(wanted, self.promise)
         if desk.foresight is not None:
-            seat.wanted, seat.expected.lengths = desk.foresight.foretell(wanted, max_tokens=512)
+            seat.wanted, seat.expected.lengths = foretold(desk.foresight.lengths, wanted, max_tokens=512)
         chosen, _ = desk.choose(seat, ASK, self.now)
         took = time.thread_time() - began
         self.waiting += chosen.decode is None

@@ -6,8 +6,8 @@
 Every request of a trace, in order of time, is predicted when it arrives and learned from when it would have ended (its
 tokens times 30 ms later), as a router would. Compared at p50, p90 and p99:
 
-    Baton           `router.lengths`, with what the trace says: prompt tokens, and the client where it names one
-    uncalibrated    the same without the online calibration
+    Baton           `router.predict.answer_lengths`, with what the trace says: prompt tokens, and the client where it
+    names one uncalibrated    the same without the online calibration
     all alike       the same quantile of the last 3,000 answers, whoever asked
     by client       the same quantile of this client's last 3,000 answers
     mean            a client's mean answer so far, for every quantile: what planners that use averages do
@@ -38,7 +38,7 @@ from bench import inputs
 from bench.published import Table, machine, note_of, publish, result, say, show, target
 from loadgen import servegen, traces
 from loadgen.arrival import Arrival
-from router.lengths import LEVELS, Features, Lengths, Predictor
+from router.predict.answer_lengths import LEVELS, Features, Lengths, Predictor
 
 TOKEN_S = 0.03
 SERVEGEN_FROM_S, SERVEGEN_COUNT = 36_000.0, 60_000

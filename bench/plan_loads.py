@@ -27,7 +27,7 @@ from goodput.demand import demand_of
 from loadgen.arrival import Arrival
 from loadgen.arrivals import poisson
 from loadgen.report import Targets
-from router.records import Promise
+from router.core.values import Promise
 from sim.evaluate import Goal
 
 FACTOR: Final = 5

@@ -37,9 +37,9 @@ from engine.twin.blocks import Pool
 from engine.twin.tokens import Text
 from loadgen.arrival import Arrival
 from loadgen.traces import mooncake
-from router.chunks import CHUNK_BYTES, Hasher, prompt_text
-from router.prefixes import Prefixes
-from router.records import Sent
+from router.core.values import Sent
+from router.predict.chunks import CHUNK_BYTES, Hasher, prompt_text
+from router.predict.prefix_cache import PrefixCacheIndex
 
 TRACE = "traces/mooncake/conversation_trace.jsonl"
 BLOCK = mooncake.BLOCK_TOKENS
@@ -111,7 +111,7 @@ class Fleet:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.engines = [Engine(Pool(case.blocks, row)) for row in range(INSTANCES)]
-        self.index = Prefixes()
+        self.index = PrefixCacheIndex()
         for row in range(INSTANCES):
             tokens = case.blocks * BLOCK * case.told if case.forgets else 1 << 40
             self.index.join(row, int(tokens), 1)
@@ -278,7 +278,7 @@ def cost() -> tuple[Table, dict[str, float]]:
         figures[f"the same with chained {name}, us"] = microseconds(partial(chained, digest, text.encode()))
     names = hasher.names(scope, text.encode())
     for instances in (16, 300, 1000):
-        index = Prefixes()
+        index = PrefixCacheIndex()
         for row in range(instances):
             index.join(row, 500_000, 1)
             index.sent(row, names[: 10 + row % 40], float(row))
@@ -287,7 +287,7 @@ def cost() -> tuple[Table, dict[str, float]]:
         figures[f"its column for {instances}, us"] = microseconds(partial(match.column, instances))
         figures[f"sent 100 KB, one of {instances}, us"] = microseconds(partial(index.sent, 7, names, 1e9))
     for millions in (0.5, 4):
-        index = Prefixes()
+        index = PrefixCacheIndex()
         index.join(0, int(millions * 1e6), 1)
         figures[f"sent 100 KB, new to a full index of {millions:g}M tokens, us"] = full_us(index)
     figures["MB of 500,000 entries, 50 instances"] = memory_mb()
@@ -295,7 +295,7 @@ def cost() -> tuple[Table, dict[str, float]]:
     return Table("What the index costs", ["what", "value"], rows), {k: round(v, 2) for k, v in figures.items()}
 
 
-def full_us(index: Prefixes) -> float:
+def full_us(index: PrefixCacheIndex) -> float:
     """Prompts that are new to an instance whose KV cache is full push as much out. The mean: some make dicts grow."""
     draw, took = np.random.default_rng(1), 0
     prompts = [draw.integers(1 << 62, size=100).tolist() for _ in range(600)]
@@ -321,7 +321,7 @@ def memory_mb() -> float:
     """Of a full index whose instances share half of what they hold."""
     gc.collect()
     tracemalloc.start()
-    index = Prefixes()
+    index = PrefixCacheIndex()
     for row in range(50):
         index.join(row, 10_000_000, 1)
     draw = np.random.default_rng(1)

@@ -24,7 +24,7 @@ from costs.hardware import gpu_named
 from costs.shape import ONE_GPU
 from costs.shipped import model_named, profiles
 from engine.twin.config import Config
-from router.policy import POLICIES
+from router.scheduler.scoring.policies import POLICIES
 from sim.baselines import BASELINES
 from sim.engine_args import engine_of, read_words
 from sim.fleet import Member, member

@@ -1,5 +1,5 @@
 """The front door: takes OpenAI requests, chooses a prefill and a decode instance, and carries the answer back.
 
-Deciding modules (`journey`, `exact`, `view`, `body`, `policy`) are pure; `server`, `exchange`, `upstream` and `prober`
-are the shells that own sockets and clocks.
+Each folder is a room and imports only the rooms below it (`lint-imports`): `api`, `admin`, `request`, `scheduler`,
+`telemetry`, `fleet`, `predict`, `http`, `core`. docs/architecture.md says what each is for.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from router import journey as j
+from router.core import journey as j
 from sim.kernel import NS
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.policy import POLICIES
-from router.records import Promise
+from router.core.values import Promise
+from router.scheduler.scoring.policies import POLICIES
 from sim.fleet import Member
 from sim.kernel import NS
 from sim.result import Result

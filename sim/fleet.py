@@ -15,7 +15,7 @@ from costs.shape import ONE_GPU, Shape, gpus
 from costs.transfer import NIC_EFFICIENCY, NIC_LATENCY_MS, copies, paths
 from engine.twin.config import Config, StepCosts
 from goodput.budget import Footprint
-from router.speeds import Make, make_of
+from router.predict.step_model import Make, make_of
 from sim.kernel import NS
 from sim.startup import StartUp
 

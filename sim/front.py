@@ -11,9 +11,11 @@ from cluster.ids import InstanceId
 from cluster.wire import Transfer
 from engine.twin.request import Source
 from loadgen.arrival import Arrival
-from router import journey as j
-from router.desk import HANDSHAKE_S, Desk
-from router.records import Promise
+from router.core import journey as j
+from router.core.values import Promise
+from router.fleet import events as d
+from router.scheduler.decision_log import Scheduling
+from router.scheduler.scheduler import HANDSHAKE_S, Scheduler
 from sim import result as rows
 from sim.instance import Leg
 from sim.kernel import NS
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
 class Front:
     """One simulated router."""
 
-    def __init__(self, world: World, desk: Desk, model: str) -> None:
+    def __init__(self, world: World, desk: Scheduler, scheduling: Scheduling, model: str) -> None:
         self.world: Final = world
         self.kernel: Final = world.kernel
         self.settings: Final = world.settings
         self.desk: Final = desk
+        self.scheduling: Final = scheduling
+        """The same as a machine."""
         self.model: Final = model
         self.promises: Mapping[str, Promise] = {}
         """Of SLO classes by name; that of requests which name none is under the empty one."""
@@ -65,6 +69,10 @@ class Front:
         self.kernel.at(self.kernel.now_ns + self.lead_ns, passage.begin)
         self.arm(passage.journey.deadline, number)
 
+    def tell(self, event: d.SchedulerEvent) -> None:
+        """The scheduler hears of it; requests that may find a place now ask again."""
+        self.call(self.scheduling.handle(event, self.kernel.now_s))
+
     def call(self, whom: tuple[Any, ...]) -> None:
         """These ask again, after what is under way now."""
         for passage in whom:
@@ -78,14 +86,14 @@ class Front:
         """There may be room in the fleet, if nothing has happened since."""
         if wakeup_s == self._looks_s:
             self._looks_s = -1.0
-            self.call(self.desk.look(self.kernel.now_s))
+            self.tell(d.Looked(self.kernel.now_s))
 
     def leg_over(self, leg: Leg) -> None:
         """The router is done with a prefill leg: its place is free."""
         if not leg.detached:
             leg.detached = True
             del self.prefilling[leg]
-            self.call(self.desk.leg_ended(leg.at.name))
+            self.tell(d.LegEnded(leg.at.name))
 
     def outlast(self, leg: Leg) -> None:
         """Its request goes on without it: it may end by itself, is aborted after a while, and given up at last."""
@@ -129,13 +137,15 @@ class Front:
 
     def unreachable(self, instance: InstanceId) -> bool:
         """A leg could not connect. Whether the instance went down by it."""
-        return self.desk.view.knows(instance) and self.desk.view.unreachable(instance)
+        if not self.desk.view.knows(instance):
+            return False
+        return bool(self.world.fleet.handle(d.Unreachable(instance), self.kernel.now_s))
 
     def finish(self, passage: Passage, outcome: str) -> None:
         """A journey is over: write its row, forget the rest."""
         leg, arrival = passage.answer, passage.arrival
         tokens = leg.outputs if leg is not None else None
-        self.call(self.desk.finish(passage, self.kernel.now_s, tokens, cut_off=outcome != "served"))
+        self.tell(d.Finished(passage, self.kernel.now_s, tokens, outcome != "served"))
         first_ns, last_ns = passage.first_ns, -1
         if leg is not None and first_ns >= 0:
             passage.keep_second(leg)

@@ -19,7 +19,7 @@ from engine.twin.request import Request
 from engine.vllm import supervise
 from engine.vllm.supervise import Supervisor
 from prefill.rules import PrefillRules
-from router.records import Reported
+from router.core.values import Reported
 from sim.fleet import Member
 from sim.link import Nic
 

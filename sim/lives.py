@@ -14,6 +14,7 @@ from engine.agent.machine import EngineIs, Leave, Publish, StopEngine
 from engine.twin import events as ev
 from engine.vllm import supervise
 from engine.vllm.supervise import Announce, ChildExited, Healthy, KillChild, StartChild, StopAsked, StopChild
+from router.fleet import events as d
 from sim.instance import Leg, SimInstance
 from sim.kernel import NS, Kernel
 
@@ -213,15 +214,19 @@ class Lives:
         if self._world.busy:
             self._kernel.at(self._kernel.now_ns + self._beat_ns, self._beat, at)
 
+    def _tell(self, event: d.FleetEvent) -> tuple[d.InstanceLost, ...]:
+        """The router's view hears of it."""
+        return self._world.fleet.handle(event, self._kernel.now_ns / NS)
+
     def _probe(self, at: SimInstance) -> None:
         if not self._world.view.knows(at.name):
             return
         seen = self._world.view.get(at.name)
         if at.ready and not at.cut_off:
             if not seen.up or seen.failures:
-                self._world.view.seen(at.name, None, None)
-                self._world.front.call(self._world.front.desk.fleet_changed())
-        elif self._world.view.probe_failed(at.name):
+                self._tell(d.Seen(at.name, None, None))
+                self._world.front.tell(d.FleetChanged())
+        elif self._tell(d.ProbeFailed(at.name)):
             self._world.front.announce_lost(at.name, list(at.legs.values()))
 
     def _publish(self, at: SimInstance) -> None:
@@ -234,12 +239,12 @@ class Lives:
             self._kernel.at(self._kernel.now_ns + round(self._world.settings.registry_ms * 1e6), self._read)
 
     def _read(self, _: object) -> None:
-        """The router reads the registry, as `router.watch` does."""
+        """The router reads the registry, as `router.fleet.discovery` does."""
         now_ns, ttl_ns = self._kernel.now_ns, self._ttl_ns
         heard = tuple(at.reported for at in self._world.living if now_ns - at.heard_ns <= ttl_ns)
-        for name in sorted(self._world.view.fold(heard)):  # a set: in the same order at every run
-            self._world.front.announce_lost(name, list(self._world.by_name[name].legs.values()))
-        self._world.front.call(self._world.front.desk.fleet_changed())
+        for lost in self._tell(d.Folded(heard)):
+            self._world.front.announce_lost(lost.instance, list(self._world.by_name[lost.instance].legs.values()))
+        self._world.front.tell(d.FleetChanged())
 
     def _read_again(self, _: object) -> None:
         self._read(None)

@@ -1,4 +1,5 @@
-"""One request on its way through the simulated fleet: carries out its journey's effects (live: `router.exchange`).
+"""One request on its way through the simulated fleet: carries out its journey's effects (live:
+`router.request.driver`).
 
 Nothing is decided here. What a leg is answered with comes from the world, choices come from the router's desk.
 """
@@ -15,11 +16,13 @@ from engine.twin import events as ev
 from engine.twin.request import Request, Source
 from engine.twin.tokens import Prompt, Segment
 from loadgen.arrival import Arrival
-from router import exact
-from router import journey as j
-from router.desk import Seat
-from router.records import NO_PROMISE, Wanted
-from router.ways import Way
+from router.core import eligibility
+from router.core import journey as j
+from router.core.values import NO_PROMISE, Wanted
+from router.core.verdict import Way
+from router.fleet import events as d
+from router.predict.predictors import foretold
+from router.scheduler.scheduler import SchedulingContext
 from sim import result as rows
 from sim.instance import Leg
 from sim.kernel import NS
@@ -35,13 +38,13 @@ _FIRST_TOKEN: Final = 0
 
 _PLAIN: Final = {"prompt": "x", "stream": True}
 VERDICTS: Final = {
-    (one, greedy): exact.verdict(
-        exact.COMPLETIONS, {**_PLAIN, "max_tokens": 1 if one else 2, **({"temperature": 0} if greedy else {})}
+    (one, greedy): eligibility.verdict(
+        eligibility.COMPLETIONS, {**_PLAIN, "max_tokens": 1 if one else 2, **({"temperature": 0} if greedy else {})}
     )
     for one in (True, False)
     for greedy in (True, False)
 }
-"""What `router.exact` says of an ordinary streamed completion: of one token or more, repeatable or not."""
+"""What `router.core.eligibility` says of an ordinary streamed completion: of one token or more, repeatable or not."""
 
 
 def prompt_of(arrival: Arrival, number: int) -> Prompt:
@@ -59,11 +62,11 @@ def prompt_of(arrival: Arrival, number: int) -> Prompt:
     return tuple(parts)
 
 
-class Passage(Seat):
+class Passage(SchedulingContext):
     """One request on its way through the fleet.
 
-    Long, as it does for one request what `router.exchange` does on real connections: a method for each effect of the
-    journey and for each event of its legs.
+    Long, as it does for one request what `router.request.driver` does on real connections: a method for each effect of
+    the journey and for each event of its legs.
     """
 
     __slots__ = (
@@ -107,7 +110,7 @@ class Passage(Seat):
         if foresight is None:
             super().__init__(wanted, promise)
         else:
-            wanted, lengths = foresight.foretell(wanted)
+            wanted, lengths = foretold(foresight.lengths, wanted)
             super().__init__(wanted, promise)
             self.expected.lengths = lengths
         limit_s = front.settings.first_token_s
@@ -186,7 +189,7 @@ class Passage(Seat):
             case j.Finish(outcome):
                 front.finish(self, outcome)
             case j.AwaitFleet():
-                front.call(front.desk.found_none(self))
+                front.tell(d.FoundNone(self))
             case j.Release(via, transfer):
                 front.release(self, via, transfer, waits=self.journey.state is j.State.RELEASING)
             case j.CloseDecode():
@@ -210,15 +213,17 @@ class Passage(Seat):
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
         front = self.front
-        chosen, called = front.desk.choose(self, effect, front.kernel.now_s)
+        now = front.kernel.now_s
+        chosen, *called = front.scheduling.handle(d.Asked(self, effect, now), now)
+        assert isinstance(chosen, j.Chosen)
         if front.on_choice is not None:
             front.on_choice(self, chosen)
-        front.call(called)
+        front.call(tuple(called))
         return chosen
 
     def _send_prefill(self, instance: InstanceId) -> None:
         front = self.front
-        front.desk.view.leg_started(instance)
+        front.world.fleet.handle(d.LegStarted(instance), front.kernel.now_s)
         at = front.world.by_name[instance]
         name = RequestId(str(self.number))
         hold = TransferId(name, self.journey.attempt, at.epoch)
@@ -241,7 +246,7 @@ class Passage(Seat):
         away = front.desk.turned_away(instance)
         if away is not None:
             return away
-        front.call(front.desk.occupy(self, instance))
+        front.tell(d.Occupied(self, instance))
         source: Source | None = None
         if transfer is not None:
             source = transfer.fields["source"]
@@ -263,7 +268,7 @@ class Passage(Seat):
         if self.answer is not None and not self.answer.over:
             self.answer.detached = True
             self.front.world.abort(self.answer)
-        self.front.call(self.front.desk.occupy(self, None))
+        self.front.tell(d.Occupied(self, None))
 
     def _close_prefill(self) -> None:
         for leg in self.prefill_legs:
@@ -296,7 +301,8 @@ class Passage(Seat):
             self.front.release_elsewhere(leg, _transfer(leg, finished))
             return
         self.cached_tokens, self.prefilled_on = finished.local_tokens, leg.at.index
-        self.front.desk.prompt_over(self, self.front.kernel.now_s, done=True, cached_tokens=finished.local_tokens)
+        if self.front.desk.remembers:
+            self.front.tell(d.PromptOver(self, self.front.kernel.now_s, True, finished.local_tokens))
         seeds = self.front.settings.seeding and self.verdict.way is Way.SEEDED and self.first_ns < 0
         first = _FIRST_TOKEN if seeds and self.front.desk.pins(self) else None
         self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first, by=leg.at.name))
@@ -305,8 +311,10 @@ class Passage(Seat):
         """The first token of the answer is here."""
         if not leg.detached and leg is self.answer:
             self.front.met(leg)
-            self.front.desk.opened(self, self.front.kernel.now_s)
-            self.front.call(self.front.desk.room())
+            if self.front.desk.remembers:
+                self.front.tell(d.AnswerOpened(self, self.front.kernel.now_s))
+            if self.front.desk.gate is not None:
+                self.front.tell(d.Roomy())
             self.feed(j.Opened())
 
     def refused(self, leg: Leg, status: int, because: str) -> None:
@@ -346,7 +354,7 @@ class Passage(Seat):
         else:
             leg.detached = True
             if self.journey.state is j.State.OPENING:
-                self.front.call(self.front.desk.occupy(self, None))
+                self.front.tell(d.Occupied(self, None))
 
 
 def _transfer(leg: Leg, finished: ev.Finished) -> Transfer | None:

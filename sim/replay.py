@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from cluster.ids import InstanceId
-from router import decisions as d
-from router.desk import Calls, Desk, Seat
-from router.journey import Chosen
-from router.logged import nameless, numbers
-from router.policy import POLICIES, Policy
-from router.prefixes import Prefixes
-from router.records import Standing, Wanted
-from router.speeds import Make
-from router.view import Fleet, View
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet import events as d
+from router.fleet.snapshot import FleetSnapshot
+from router.fleet.view import FleetView
+from router.predict.step_model import Make
+from router.scheduler.decision_log import nameless, numbers
+from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.scoring.policies import POLICIES, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class _Again:
         self._policies = policies
         self._next: d.Entry | None = next(entries, None)
         self._makes: dict[InstanceId, Make | None] = {}
-        self._view = View(lambda instance: self._makes.get(instance.id))
-        self._desk: Desk | None = None
-        self._seats: dict[int, Seat] = {}
+        self._view = FleetView(lambda instance: self._makes.get(instance.id))
+        self._scheduler: Scheduler | None = None
+        self._seats: dict[int, SchedulingContext] = {}
         self.count = self.choices = self.missing = 0
         self.differences: list[Difference] = []
 
@@ -84,9 +84,10 @@ class _Again:
             entry = self._take()
             if isinstance(entry, d.Decided | d.Came):
                 self.differences.append(Difference(self.count - 1, entry, None))
-            elif not self._tell_fleet(entry):
-                called, chosen = self._tell_desk(entry)
-                self._compare(d.Came(chosen, numbers(called)) if called or chosen is not None else None)
+            else:
+                came = self._tell(entry)
+                if isinstance(entry, d.SchedulerEvent):
+                    self._compare(came)
 
     def _take(self) -> d.Entry:
         entry, self._next = self._next, next(self._entries, None)
@@ -107,7 +108,7 @@ class _Again:
             assert logged is None or isinstance(logged, d.Came)
             self.differences.append(Difference(self.count - 1, logged, here))
 
-    def _decide(self, name: str, fleet: Fleet, wanted: Wanted) -> Chosen:
+    def _decide(self, name: str, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         """The policy again: what it says is held against the log, what the log says is done."""
         chosen = self._policies[name](fleet, wanted)
         here = d.Decided(name, nameless(wanted), chosen)
@@ -122,93 +123,48 @@ class _Again:
 
     # --- what happened ------------------------------------------------------------------------------------------------
 
-    def _tell_fleet(self, entry: d.Entry) -> bool:
-        """Whether it was about the fleet."""
-        view = self._view
+    def _tell(self, entry: d.Entry) -> d.Came | None:
+        """Fold an event in, or note what is known beforehand; what came of it, where anything did."""
         match entry:
             case d.Made(instance, make):
                 self._makes[instance] = make
-            case d.Added(instance):
-                view.add(instance)
-            case d.Folded(reported):
-                view.fold(reported)
-            case d.Seen(instance, models, load):
-                view.seen(instance, models, load)
-            case d.ProbeFailed(instance):
-                view.probe_failed(instance)
-            case d.Unreachable(instance):
-                view.unreachable(instance)
-            case d.SetAside(reasons):
-                view.set_aside(reasons)
-            case d.Distrusted(pairs):
-                view.distrust({(prefill, decode): because for prefill, decode, because in pairs})
-            case d.Proven(gives, takes, doubts):
-                told = {(prefill, decode): because for prefill, decode, because in doubts}
-                view.proven(Standing(gives, takes, {}, told))
-            case d.LegStarted(instance):
-                view.leg_started(instance)
-            case d.Indexed():
-                view.all().prefixes = Prefixes()
-            case d.Cached(sent, each, tokens):
-                prefixes = view.all().prefixes
-                if prefixes is not None:
-                    prefixes.reported(sent, each, tokens)
             case d.Began(name, admission, foresees):
                 self._begin(name, admission=admission, foresees=foresees)
             case d.Seated(number, wanted, promise):
-                seat = self._seats.setdefault(number, Seat(wanted, promise))
+                seat = self._seats.setdefault(number, SchedulingContext(wanted, promise))
                 seat.wanted, seat.entered = wanted, (number, wanted)
             case d.Counted(number, tokens, each):
                 seat = self._seat(number)
                 seat.wanted = replace(seat.wanted, prompt_tokens=tokens, prefix_block_tokens=each)
+            case _ if isinstance(entry, d.FleetEvent):
+                self._view.handle(entry, 0.0)
             case _:
-                return False
-        return True
+                assert isinstance(entry, d.SchedulerEvent)
+                return self._schedule(entry)
+        return None
 
     def _begin(self, name: str, *, admission: bool, foresees: bool) -> None:
         if name not in self._policies:
             raise ValueError(f"entry {self.count - 1}: there is no policy `{name}` here")
-        self._desk = Desk(
+        self._scheduler = Scheduler(
             self._view, lambda fleet, wanted: self._decide(name, fleet, wanted), admission=admission, foresees=foresees
         )
 
-    def _tell_desk(self, entry: d.Entry) -> tuple[Calls, Chosen | None]:
-        """Who is called, and what a request that asked is told."""
-        desk = self._desk
-        if desk is None:
+    def _schedule(self, event: d.SchedulerEvent) -> d.Came | None:
+        """An event of the scheduler, with the request itself instead of its number."""
+        if self._scheduler is None:
             raise ValueError(f"entry {self.count - 1}: no desk has begun; a log is replayed from its router's start")
-        called: Calls = ()
-        match entry:
-            case d.Asked(number, effect, now):
-                chosen, called = desk.choose(self._seat(number), effect, now)
-                return called, chosen
-            case d.Picked(wanted):
-                desk.pick(wanted)
-            case d.Shared(routers, shares, local_shares):
-                self._view.routers, desk.shares, desk.local_shares = routers, shares, local_shares
-            case d.PromptOver(number, now, done, cached_tokens):
-                desk.prompt_over(self._seat(number), now, done=done, cached_tokens=cached_tokens)
-            case d.AnswerOpened(number, now):
-                desk.opened(self._seat(number), now)
-            case d.Finished(number, now, tokens, cut_off, engine_ms):
-                seat = self._seat(number)
-                called = desk.finish(seat, now, tokens, cut_off=cut_off, engine_ms=engine_ms)
-                del self._seats[number]
-            case d.FoundNone(number):
-                called = desk.found_none(self._seat(number))
-            case d.Occupied(number, instance):
-                called = desk.occupy(self._seat(number), instance)
-            case d.LegEnded(instance):
-                called = desk.leg_ended(instance)
-            case d.Roomy():
-                called = desk.room()
-            case d.Looked(now):
-                called = desk.look(now)
-            case d.FleetChanged():
-                called = desk.fleet_changed()
-        return called, None
+        number: int | None = getattr(event, "seat", None)
+        if number is not None:
+            event = replace(event, seat=self._seat(number))
+        effects = self._scheduler.handle(event, 0.0)
+        if number is not None and isinstance(event, d.Finished):
+            del self._seats[number]
+        if not effects or isinstance(event, d.Picked):
+            return None
+        return d.Came(effects[0] if isinstance(effects[0], Chosen) else None, numbers(effects))
 
-    def _seat(self, number: int) -> Seat:
+    def _seat(self, number: int) -> SchedulingContext:
         found = self._seats.get(number)
         if found is None:
             raise ValueError(f"entry {self.count - 1}: request {number} has not come to the desk yet, or is over")

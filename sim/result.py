@@ -31,7 +31,7 @@ DTYPE: Final = np.dtype([(name, kind) for name, kind in _FIELDS])
 assert DTYPE.itemsize == _SIZE
 
 OUTCOMES: Final = ("open", "served", "refused", "failed", "expired", "client_left")
-"""`router.journey.OUTCOMES`, after the one of a request that has not ended."""
+"""`router.core.journey.OUTCOMES`, after the one of a request that has not ended."""
 
 HANDED_OVER, BROKE_OFF, WRONG, PREEMPTED, SEEDED, RESUMED = 1, 2, 4, 8, 16, 32
 """Flags of a row: two legs; a stream that ended with an error; text that is not the model's; blocks lost to others; the

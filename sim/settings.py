@@ -26,18 +26,20 @@ class Settings:
     (vLLM's own front end takes low single milliseconds); a prompt leg's is the cost model's `first_token_ms`."""
     handshake_ms: float = 0.0
     """A pair's first pull waits this long. 0: pairs are taken as warmed; 100 to 300 ms were measured on loopback
-    (`router.desk.HANDSHAKE_S`), which is what an unwarmed fleet of today pays once for each pair."""
+    (`router.scheduler.scheduler.HANDSHAKE_S`), which is what an unwarmed fleet of today pays once for each pair."""
     first_token_s: float = 300.0
-    """`router.config.RouterConfig.first_token_s`: the deadline where no class promises anything."""
+    """`router.api.config.RouterConfig.first_token_s`: the deadline where no class promises anything."""
     seeding: bool = True
-    """`router.config.RouterConfig.seeding`: P's first token goes out before the handoff. Every engine can be told."""
+    """`router.api.config.RouterConfig.seeding`: P's first token goes out before the handoff. Every engine can be
+    told.
+    """
     greedy: bool = False
-    """Whether requests are repeatable (temperature 0 or a seed), so that `router.exact` lets a dead stream be resumed.
-    Clients' default is not."""
+    """Whether requests are repeatable (temperature 0 or a seed), so that `router.core.eligibility` lets a dead stream
+    be resumed. Clients' default is not."""
     stall_s: float = 120.0
-    """`router.config.RouterConfig.stall_s`."""
+    """`router.api.config.RouterConfig.stall_s`."""
     connect_s: float = 5.0
-    """`router.upstream.CONNECT_S`: until a leg to a host that does not answer is given up."""
+    """`router.http.upstream.CONNECT_S`: until a leg to a host that does not answer is given up."""
     digests: bool = False
     """Whether D compares what it has pulled with what P held, and computes the prompt where it differs, as Baton's
     connector with ``transfer.digests``. The time it takes is not simulated."""
@@ -48,7 +50,7 @@ class Settings:
     A process that is killed by a fault is gone at once."""
     beat_every_s: float = BEAT_EVERY_S
     read_every_s: float = 0.5
-    """`router.watch.READ_EVERY_S`."""
+    """`router.fleet.discovery.READ_EVERY_S`."""
     registry_ms: float = 2.0
     """From an agent's word to the router's reading, where the registry wakes it: two hops and Redis."""
     ttl_s: float = TTL_S

@@ -17,10 +17,11 @@ from engine.twin import events as ev
 from engine.twin.request import Source
 from engine.twin.tokens import answer_key
 from loadgen.arrival import Arrival
-from router.logged import Log, desk_of, prefixes_of, view_of
-from router.policy import FORESEEING, POLICIES, Policy
-from router.records import Promise
-from router.view import View
+from router.core.values import Promise
+from router.fleet import events
+from router.fleet.view import FleetView
+from router.scheduler.decision_log import DecisionLog, fleet_of, scheduler_of
+from router.scheduler.scoring.policies import FORESEEING, POLICIES, Policy
 from sim import result as rows
 from sim.checks import Checks
 from sim.energy import Energy
@@ -51,9 +52,9 @@ class World:
         *,
         policy: Policy = POLICIES[POLICY],
         model: str | None = None,
-        view: View | None = None,
+        view: FleetView | None = None,
         promises: Mapping[str, Promise] | None = None,
-        log: Log | None = None,
+        log: DecisionLog | None = None,
         site: Site | None = None,
     ) -> None:
         """One cluster.
@@ -64,7 +65,7 @@ class World:
             policy: who chooses.
             model: what requests name; None: the first instance's.
             view: the router's, where its caller wants it; None: one of its own.
-            promises: what SLO classes are promised; with them the router admits by them (`router.admission`).
+            promises: what SLO classes are promised; with them it admits (`router.scheduler.flow_control`).
             log: gets what choices depend on, as a live router's decision log does. A `view` is to be logged there, too.
             site: what instances may be started while it runs, and the budget; None: the fleet stays as it is.
         """
@@ -78,12 +79,13 @@ class World:
         self.hop_ns: Final = round(self.settings.hop_us * 1000)
         self.keeps_contents: Final = all(map(_keeps_contents, members))
         self.counts: Final[Counter[str]] = Counter()
-        self.view: Final = view or view_of(log, lambda instance: make_of_member(self.by_name[instance.id].member))
+        self.view: Final = view or FleetView(lambda instance: make_of_member(self.by_name[instance.id].member))
+        self.fleet: Final = fleet_of(log, self.view)
         if any(map(_caches, everybody)) and (promises or policy in FORESEEING):
-            self.view.all().prefixes = prefixes_of(log)
+            self.fleet.handle(events.Indexed(), 0.0)
         self.view.routers = self.settings.routers
-        desk = desk_of(log, self.view, policy, admission=bool(promises), foresees=policy in FORESEEING)
-        self.front: Final = Front(self, desk, model or members[0].model)
+        desk, scheduling = scheduler_of(log, self.view, policy, admission=bool(promises), foresees=policy in FORESEEING)
+        self.front: Final = Front(self, desk, scheduling, model or members[0].model)
         self.front.promises = promises or {}
         self.pulls: Final = Pulls(self)
         self.lives: Final = Lives(self)

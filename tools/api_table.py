@@ -1,4 +1,4 @@
-"""Make docs/api.md's table and docs/openapi.json from `router.paths`: `.venv/bin/python tools/api_table.py`.
+"""Make docs/api.md's table and docs/openapi.json from `router.api.paths`: `.venv/bin/python tools/api_table.py`.
 
 Of docs/api.md everything between the two marks is made here; the words around it are written by hand. A test compares.
 """
@@ -9,8 +9,8 @@ import json
 from itertools import groupby
 from pathlib import Path
 
-from router.openapi import document
-from router.paths import PATHS
+from router.api.openapi import document
+from router.api.paths import PATHS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "api.md"

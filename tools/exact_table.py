@@ -1,4 +1,4 @@
-"""Make docs/exactness.md's table from `router.exact.RULES`: `.venv/bin/python tools/exact_table.py`.
+"""Make docs/exactness.md's table from `router.core.eligibility.RULES`: `.venv/bin/python tools/exact_table.py`.
 
 Everything between the two marks is made here; the words around it are written by hand. A test compares.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.exact import RULES
-from router.ways import Way
+from router.core.eligibility import RULES
+from router.core.verdict import Way
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "exactness.md"
 BEGIN = "<!-- made by tools/exact_table.py: begin -->"

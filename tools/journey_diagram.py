@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster.ids import InstanceId
 from cluster.wire import Transfer
-from router import journey as j
+from router.core import journey as j
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "journey.md"
 BEGIN = "<!-- made by tools/journey_diagram.py: begin -->"

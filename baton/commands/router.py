@@ -45,9 +45,9 @@ from cluster.instance import Instance, Role
 from cluster.registry.registry import Registry
 from cluster.spec import POLICY, Spec
 from cluster.telemetry import configure_logging
-from router.app import serve
-from router.config import Renewed, RouterConfig
-from router.policy import POLICIES
+from router.api.app import serve
+from router.api.config import Renewed, RouterConfig
+from router.scheduler.scoring.policies import POLICIES
 
 PORT_MAX = 65535
 

@@ -43,8 +43,8 @@ from goodput.actions import Start
 from loadgen.arrival import Arrival
 from loadgen.record import line_of
 from loadgen.report import as_json
-from router.logged import Log
-from router.policy import POLICIES, Policy
+from router.scheduler.decision_log import DecisionLog
+from router.scheduler.scoring.policies import POLICIES, Policy
 from sim.baselines import BASELINES, follow
 from sim.changes import read_changes
 from sim.faults import PRESETS, Fault, Faults, preset, read_faults
@@ -170,7 +170,7 @@ def _run(args: argparse.Namespace, closing: ExitStack) -> int:
     if args.dry_run:
         raise UsageError("--dry-run is `baton load`'s: simulating costs nothing")
     settings = _settings(args, fleet)
-    log = args.decision_log and Log(opened_log(args.decision_log, "--decision-log", closing), name)
+    log = args.decision_log and DecisionLog(opened_log(args.decision_log, "--decision-log", closing), name)
     site, changes = _site(args, fleet)
     try:
         world = World(

@@ -44,7 +44,7 @@ from cluster.spec import POLICY, Spec
 from cluster.spec.plan import stems
 from engine.vllm.hardware import Hardware, find_hardware
 from engine.vllm.transfer import ASKED, connector_for
-from router.policy import POLICIES
+from router.scheduler.scoring.policies import POLICIES
 
 if TYPE_CHECKING:
     from baton.local_fleet import LocalScaling

@@ -146,7 +146,7 @@ class Heartbeat:
     quarantined: Annotated[dict[_Name, tuple[_Count, bool, _Text, _Name]], msgspec.Meta(max_length=QUARANTINED_MAX)] = (
         field(default_factory=dict)
     )
-    """Of a router: what it has heard of instances that operators set aside (`router.quarantine.Word`)."""
+    """Of a router: what it has heard of instances that operators set aside (`router.fleet.quarantine.Word`)."""
     holds: _Count = 0
     """Holds it keeps for decode instances, as far as its agent knows."""
     shuns: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()

@@ -1,8 +1,9 @@
 """What an engine has thrown out of its KV cache, from vLLM's KV events. Pure: `engine.agent.kv_events` hears them.
 
 vLLM names blocks by hashes that no text leads to, so nobody can learn from events who has which prompt (that is
-guessed from what went there, `router.prefixes`). They say how much was thrown out: routers forget as much, also where
-others filled that cache. The events hold the prompts' tokens: their socket is a file that its owner alone can open.
+guessed from what went there, `router.predict.prefix_cache`). They say how much was thrown out: routers forget as much,
+also where others filled that cache. The events hold the prompts' tokens: their socket is a file that its owner alone
+can open.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Protocol, cast
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.errors import ApiError, body_timeout, no_room, too_large
-from router.exact import CHAT, COMPLETIONS
+from router.core.eligibility import CHAT, COMPLETIONS
 from router.http.doors import Doors, Place
 from router.http.framing import Chunks
 from router.http.headers import Headers

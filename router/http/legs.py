@@ -1,7 +1,7 @@
 """Connections to engines for legs: kept alive, one leg at a time on each, answers told piece by piece. A shell.
 
 Who sends a leg hears `Listener`'s calls: never while it is being sent, and none after `Leg.close`. Of a lost leg holds
-what `router.upstream` promises: `EngineLost.reached` tells whether there was a connection at all.
+what `router.http.upstream` promises: `EngineLost.reached` tells whether there was a connection at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import httptools
 
 from cluster.bounded import encoding
 from router.http.headers import printable
-from router.upstream import CONNECT_S, KEEPALIVE_S, EngineLost, not_connected
+from router.http.upstream import CONNECT_S, KEEPALIVE_S, EngineLost, not_connected
 
 SWEEP_S: Final = 0.5
 """Idle connections are looked at this often, and legs that may be silent for long. (An idle connection older than

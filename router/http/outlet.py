@@ -18,7 +18,7 @@ from router.http.headers import lines
 _REASONS: Final = {each.value: each.phrase for each in HTTPStatus}
 
 
-class Exchange(Protocol):
+class OutletListener(Protocol):
     """Who answers, as far as a connection knows him."""
 
     def client_left(self) -> None:
@@ -57,7 +57,7 @@ class Outlet:
         self.begun = False
         """A head has been given."""
         self.full = False
-        self.exchange: Exchange | None = None
+        self.exchange: OutletListener | None = None
 
     @property
     def gone(self) -> bool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.policy import Policy
+from router.scheduler.scoring.policies import Policy
 from sim.baselines.dynamo import Dynamo
 from sim.baselines.following import Following, follow
 from sim.baselines.llmd import Llmd

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.ids import InstanceId
-from router.columns import Ints
-from router.journey import Chosen
-from router.records import Wanted
-from router.view import Fleet
+from router.core.arrays import Ints
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
 from sim.baselines.pools import by_rule
 from sim.baselines.sent import Sent
 
@@ -67,7 +67,7 @@ class Dynamo:
         self._active: Final[dict[int, Booking]] = {}
         self._prefilling: Final[set[int]] = set()
 
-    def __call__(self, fleet: Fleet, wanted: Wanted) -> Chosen:
+    def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         def prefill(rows: Ints) -> int:
             return self._cheapest(fleet, rows, lambda name: self.prefill_cost(name, wanted))
 
@@ -92,7 +92,7 @@ class Dynamo:
         return self.decode_blocks[name] + _blocks(wanted)
 
     @staticmethod
-    def _cheapest(fleet: Fleet, rows: Ints, cost: _Cost) -> int:
+    def _cheapest(fleet: FleetSnapshot, rows: Ints, cost: _Cost) -> int:
         of = fleet.columns
         ranked = [(cost(fleet.at(row).id), int(of.sent[row]), int(of.order[row]), int(row)) for row in rows.tolist()]
         return min(ranked)[3]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from engine.twin import events as ev
-from router.journey import Chosen
-from router.records import Wanted
+from router.core.journey import Chosen
+from router.core.values import Wanted
 from sim.instance import SimInstance
 from sim.world import World
 

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.instance import Role
-from router.columns import Ints
-from router.journey import Chosen
-from router.policy.candidates import of_role, ready, with_place
-from router.records import Wanted
-from router.view import Fleet
+from router.core.arrays import Ints
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.scheduler.scoring.filters import of_role, ready, with_place
 from sim.baselines.pools import by_rule
 from sim.baselines.sent import Sent
 
@@ -60,7 +60,7 @@ class Llmd:
         self.non_cached_tokens: Final = non_cached_tokens
         self.sent: Final = Sent(LRU_TOKENS)
 
-    def __call__(self, fleet: Fleet, wanted: Wanted) -> Chosen:
+    def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         def by(weights: Weights, rows: Ints) -> int:
             row = self.best(fleet, rows, wanted, weights)
             self.sent.add(fleet.at(row).id, wanted)
@@ -79,7 +79,7 @@ class Llmd:
             lambda rows: by(self.whole, rows),
         )
 
-    def _has_it_already(self, fleet: Fleet, wanted: Wanted) -> int | None:
+    def _has_it_already(self, fleet: FleetSnapshot, wanted: Wanted) -> int | None:
         """The decode instance that would be chosen, where so little is missing that it does all of it."""
         found = ready(fleet, wanted)
         decodes = with_place(fleet, of_role(found, Role.DECODE), wanted)
@@ -89,7 +89,7 @@ class Llmd:
         missing = wanted.prompt_tokens - self.sent.matched(fleet.at(row).id, wanted)
         return row if missing <= self.non_cached_tokens else None
 
-    def best(self, fleet: Fleet, rows: Ints, wanted: Wanted, weights: Weights) -> int:
+    def best(self, fleet: FleetSnapshot, rows: Ints, wanted: Wanted, weights: Weights) -> int:
         """The row with the highest score."""
         of = fleet.columns
         waiting = of.waiting[rows]

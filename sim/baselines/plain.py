@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from engine.twin.tokens import mix
-from router.columns import Ints
-from router.journey import Chosen
-from router.policy.candidates import least
-from router.records import Wanted
-from router.view import Fleet
+from router.core.arrays import Ints
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.scheduler.scoring.filters import least
 from sim.baselines.pools import by_rule
 
 
@@ -24,7 +24,7 @@ class RoundRobin:
         self.turns: Final = {"prefill": 0, "decode": 0, "whole": 0}
         """Choices made so far in each pool."""
 
-    def __call__(self, fleet: Fleet, wanted: Wanted) -> Chosen:
+    def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         prefill, decode, whole = (_Turn(self, fleet, pool) for pool in self.turns)
         return by_rule(fleet, wanted, "round robin", prefill, decode, whole)
 
@@ -32,7 +32,7 @@ class RoundRobin:
 class _Turn:
     """Whose turn it is among these rows, in the order of their names."""
 
-    def __init__(self, policy: RoundRobin, fleet: Fleet, pool: str) -> None:
+    def __init__(self, policy: RoundRobin, fleet: FleetSnapshot, pool: str) -> None:
         self._policy, self._fleet, self._pool = policy, fleet, pool
 
     def __call__(self, rows: Ints) -> int:
@@ -42,7 +42,7 @@ class _Turn:
         return int(ordered[turn % len(ordered)])
 
 
-def least_requests(fleet: Fleet, wanted: Wanted) -> Chosen:
+def least_requests(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     """The instance with the fewest requests of ours in flight; equal ones take turns.
 
     Source: "least outstanding requests" of load balancers; DistServe's dispatch (OSDI 2024, section 4.3: shortest
@@ -69,7 +69,7 @@ class PowerOfTwo:
         self.seed: Final = seed
         self.draws = 0
 
-    def __call__(self, fleet: Fleet, wanted: Wanted) -> Chosen:
+    def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         def pick(rows: Ints) -> int:
             if len(rows) == 1:
                 return int(rows[0])

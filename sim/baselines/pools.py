@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cluster.instance import Role
-from router.columns import Ints
-from router.journey import Chosen
-from router.policy.candidates import of_role, ready, with_place
-from router.records import Wanted
-from router.view import Fleet
+from router.core.arrays import Ints
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.scheduler.scoring.filters import of_role, ready, with_place
 
 Pick = Callable[[Ints], int]
 """One of these rows; there is at least one."""
@@ -23,7 +23,7 @@ _WHOLE = (Role.BOTH, Role.DECODE, Role.PREFILL)
 _ONE_TOKEN = (Role.PREFILL, Role.BOTH, Role.DECODE)
 
 
-def by_rule(fleet: Fleet, wanted: Wanted, rule: str, prefill: Pick, decode: Pick, whole: Pick) -> Chosen:
+def by_rule(fleet: FleetSnapshot, wanted: Wanted, rule: str, prefill: Pick, decode: Pick, whole: Pick) -> Chosen:
     """A pair where there are both pools, else one instance for all of it, each picked among those with a place."""
     found = ready(fleet, wanted)
     if not len(found.any):

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from typing import Final
 
 from cluster.ids import InstanceId
-from router.records import Wanted
+from router.core.values import Wanted
 
 
 class Sent:

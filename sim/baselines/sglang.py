@@ -15,11 +15,11 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.ids import InstanceId
-from router.columns import Ints
-from router.journey import Chosen
-from router.policy.candidates import least
-from router.records import Wanted
-from router.view import Fleet
+from router.core.arrays import Ints
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.scheduler.scoring.filters import least
 from sim.baselines.pools import by_rule
 from sim.baselines.sent import Sent
 
@@ -45,7 +45,7 @@ class CacheAware:
         self.balance_rel: Final = balance_rel
         self.sent: Final = Sent(MAX_TREE_CHARACTERS // CHARACTERS_PER_TOKEN)
 
-    def __call__(self, fleet: Fleet, wanted: Wanted) -> Chosen:
+    def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         of = fleet.columns
 
         def least_load(rows: Ints) -> int:
@@ -65,7 +65,7 @@ class CacheAware:
 
         return by_rule(fleet, wanted, "cache-aware (SGLang)", cache_aware, least_load, cache_aware)
 
-    def _by_tree(self, fleet: Fleet, rows: Ints, wanted: Wanted) -> int:
+    def _by_tree(self, fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> int:
         """The longest match if it is long enough, else where the least is remembered."""
         of = fleet.columns
 

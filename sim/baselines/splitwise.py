@@ -24,10 +24,10 @@ from typing import Final
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from router.journey import Chosen
-from router.policy.candidates import of_role, ready, with_place
-from router.records import Wanted
-from router.view import Fleet, InstanceView
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.scheduler.scoring.filters import of_role, ready, with_place
 
 PROMPT_PENDING_MAX: Final = 8192
 """``prompt_max_pending_batch_tokens``."""
@@ -81,7 +81,7 @@ class Splitwise:
             return Role.BOTH
         return self.homes.get(view.id, view.role)
 
-    def __call__(self, fleet: Fleet, wanted: Wanted) -> Chosen:
+    def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         found = ready(fleet, wanted)
         if not len(found.any):
             return Chosen(None, None, "no ready instance serves this model")

@@ -1,6 +1,7 @@
 """Always hand off, never, or as the policy says: the same traces three ways, and single decisions both ways.
 
-The modes are thin policies around `router.policy.workload`: they restrict what it may choose, and decide nothing.
+The modes are thin policies around `router.scheduler.scoring.workload`: they restrict what it may choose, and decide
+nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from msgspec import structs
 
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.journey import Chosen
-from router.policy import Policy
-from router.policy.workload import weighed, workload
-from router.records import Wanted
-from router.view import Fleet
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.scheduler.scoring.policies import Policy
+from router.scheduler.scoring.workload import weighed, workload
 from sim.experiments.goodput import steady
 from sim.experiments.systems import Shelf, System, simulate
 from sim.kernel import NS
@@ -35,7 +36,7 @@ PATIENCE_S: Final = 300.0
 """Nobody expires: a latency is wanted of every request."""
 
 
-def always(fleet: Fleet, wanted: Wanted) -> Chosen:
+def always(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     """The best pair; where a single instance is all there is room for now, wait. What cannot be handed over is not."""
     if not wanted.hand_over or wanted.prefill_only:
         return workload(fleet, wanted)
@@ -45,7 +46,7 @@ def always(fleet: Fleet, wanted: Wanted) -> Chosen:
     return chosen
 
 
-def locally(fleet: Fleet, wanted: Wanted) -> Chosen:
+def locally(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     """The best single instance of those the policy itself may take: no prefill instance."""
     chosen = weighed(fleet, wanted, _SINGLES, _SINGLES)
     if chosen.prefill is not None:
@@ -53,7 +54,7 @@ def locally(fleet: Fleet, wanted: Wanted) -> Chosen:
     return chosen
 
 
-def never(fleet: Fleet, wanted: Wanted) -> Chosen:
+def never(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     """The best single instance, prefill instances too: in a fleet that never hands off they would decode."""
     return workload(fleet, structs.replace(wanted, hand_over=False))
 
@@ -110,7 +111,7 @@ class Forced:
     """Whether it would have been handed over; None: it was asked for when the policy would have waited."""
     asked: bool = False
 
-    def __call__(self, fleet: Fleet, wanted: Wanted) -> Chosen:
+    def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         """One of the modes for that request."""
         if wanted.arrived != self.arrived:
             return workload(fleet, wanted)

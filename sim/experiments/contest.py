@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from cluster.instance import Role
-from router.policy import Policy
+from router.scheduler.scoring.policies import Policy
 from sim.baselines.splitwise import Splitwise
 from sim.experiments.estimate import decode_rate, prefill_rate, tpot_of
 from sim.experiments.systems import Pool, Shelf, System

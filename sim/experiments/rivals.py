@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cluster.instance import Role
-from router.policy import Policy
+from router.scheduler.scoring.policies import Policy
 from sim.baselines import BASELINES
 from sim.baselines.splitwise import Splitwise
 from sim.experiments.scenarios import Compared, pair

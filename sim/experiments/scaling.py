@@ -19,8 +19,8 @@ from goodput.budget import Budget
 from goodput.pools import ScalingPool
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.policy import POLICIES
-from router.records import Promise as Promised
+from router.core.values import Promise as Promised
+from router.scheduler.scoring.policies import POLICIES
 from sim.baselines.scaling.clairvoyant import Clairvoyant, needs
 from sim.baselines.scaling.laws import HpaOnKv, KedaOnQueues, Law, LlmdSlo, LlmdTokens
 from sim.baselines.scaling.narwhal import Narwhal

@@ -7,7 +7,7 @@ from typing import Any
 from goodput.control_rules import Rules
 from goodput.controller import Controller
 from goodput.demand import Promise
-from router.records import Promise as Promised
+from router.core.values import Promise as Promised
 from sim.checked import checker
 from sim.controlled import Ours
 from sim.evaluate import Goal

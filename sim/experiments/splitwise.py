@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from cluster.instance import Role
 from costs.cost import Costs
 from loadgen.report import Targets
-from router.policy import Policy
+from router.scheduler.scoring.policies import Policy
 from sim.baselines.splitwise import Splitwise
 from sim.experiments.goodput import steady
 from sim.experiments.loads import Load, Size

@@ -17,10 +17,10 @@ from costs.step import StepCost, Work
 from engine.twin.config import Config, Version
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.policy import POLICIES, Policy
-from router.records import NO_PROMISE, Promise
-from router.speeds import Make
-from router.view import View
+from router.core.values import NO_PROMISE, Promise
+from router.fleet.view import FleetView
+from router.predict.step_model import Make
+from router.scheduler.scoring.policies import POLICIES, Policy
 from sim.baselines import BASELINES, follow
 from sim.engine_args import engine_of, read_words
 from sim.fleet import Member, make_of_member, member
@@ -204,10 +204,10 @@ def policy_of(system: System, members: Sequence[Member]) -> Policy:
     return BASELINES[system.policy]() if system.policy in BASELINES else POLICIES[system.policy]
 
 
-def misled(members: Sequence[Member], off: float) -> View:
+def misled(members: Sequence[Member], off: float) -> FleetView:
     """The fleet as a router sees it whose cost model is wrong by a factor."""
     makes = {each.name: believed(make_of_member(each), off) for each in members}
-    return View(lambda instance: makes[instance.id])
+    return FleetView(lambda instance: makes[instance.id])
 
 
 def believed(make: Make | None, off: float) -> Make | None:

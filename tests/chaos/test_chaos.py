@@ -24,7 +24,9 @@ from support.redis_server import RedisServer
 from cluster import wire
 from cluster.registry.redis import RedisRegistry
 from engine.mock.instance import Instance as Mock
-from router import journey, prober, upstream
+from router.core import journey
+from router.fleet import probes
+from router.http import upstream
 
 SEEDS = (0, 1, 2)
 TRIES = 3
@@ -39,8 +41,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journey, "CANCEL_WAIT_S", 0.5)
     monkeypatch.setattr(journey, "PATIENCE_S", 0.5)
     monkeypatch.setattr(journey, "HOLD_USE_S", 0.6 * LIMITS.lease_s)
-    monkeypatch.setattr(prober, "INTERVAL_S", 0.2)
-    monkeypatch.setattr(prober, "PROBE_S", 0.5)
+    monkeypatch.setattr(probes, "INTERVAL_S", 0.2)
+    monkeypatch.setattr(probes, "PROBE_S", 0.5)
     monkeypatch.setattr(upstream, "WORD_S", 0.5)
 
 

@@ -17,7 +17,7 @@ from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
-from router.config import RouterConfig
+from router.api.config import RouterConfig
 
 
 @pytest.fixture

@@ -11,14 +11,16 @@ from support.fleet import Fleet, Starter
 
 from cluster.keys import digest
 from cluster.spec import Tenant
-from router.account import Account
-from router.desk import Desk
-from router.exchange import Exchange
-from router.memory import Memory
-from router.meters import Meters
-from router.reply import Reply
-from router.server import Router
-from router.timing import Timeline
+from router.request.driver import RequestDriver
+from router.request.reply import Reply
+from router.request.scheduled import ScheduledRequest
+from router.request.trace import RequestTrace
+from router.request.waiting import Waiting
+from router.scheduler.dispatch import Dispatch
+from router.scheduler.scheduler import Scheduler
+from router.telemetry.explain_store import ExplainStore
+from router.telemetry.metrics import RouterMetrics
+from router.telemetry.timing import Timeline
 
 pytestmark = pytest.mark.interpreted
 
@@ -30,26 +32,26 @@ ONE_AT_A_TIME: dict[str, Any] = {
 HEADERS = {"Authorization": "Bearer sk-acme"}
 
 STEPS: list[tuple[Any, str]] = [
-    (Account, "chose"),
-    (Account, "opened"),
-    (Account, "_end_span"),
+    (RequestTrace, "chose"),
+    (RequestTrace, "opened"),
+    (RequestTrace, "_end_span"),
     (Timeline, "end"),
-    (Account, "sends"),
-    (Memory, "begin"),
-    (Memory, "finish"),
-    (Meters, "ended"),
-    (Meters, "leg"),
-    (Meters, "over"),
-    (Desk, "choose"),
-    (Desk, "finish"),
-    (Desk, "occupy"),
-    (Exchange, "_set_out"),
-    (Exchange, "_count_tokens"),
-    (Exchange, "_part"),
+    (RequestTrace, "sends"),
+    (ExplainStore, "begin"),
+    (ExplainStore, "finish"),
+    (RouterMetrics, "ended"),
+    (RouterMetrics, "leg"),
+    (RouterMetrics, "over"),
+    (Scheduler, "choose"),
+    (Scheduler, "finish"),
+    (Scheduler, "occupy"),
+    (Waiting, "__init__"),
+    (ScheduledRequest, "count_tokens"),
+    (RequestDriver, "_part"),
     (Reply, "relay"),
     (Reply, "respond"),
     (Reply, "ended"),
-    (Router, "call"),
+    (Dispatch, "call"),
 ]
 
 

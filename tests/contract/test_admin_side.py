@@ -18,9 +18,10 @@ from cluster.instance import Instance, Role
 from cluster.keys import digest
 from cluster.readable import SMALL_BYTES_MAX
 from cluster.spec import Tenant
-from router import app
-from router.config import RouterConfig
-from router.server import Router, admin_app
+from router.api import app
+from router.api.config import RouterConfig
+from router.api.endpoints import admin_app
+from router.api.server import Router
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 TENANTS: dict[str, Any] = {
@@ -67,7 +68,7 @@ def elsewhere() -> aiohttp.TCPConnector:
 
 
 async def test_every_admin_endpoint_is_in_the_table() -> None:
-    routes = admin_app(Router(RouterConfig(instances=NOWHERE))).router.routes()
+    routes = admin_app(Router(RouterConfig(instances=NOWHERE)).endpoints).router.routes()
     there = {(each.method, each.resource.canonical) for each in routes if each.resource and each.method != "HEAD"}
     asked = {(method, path.partition("?")[0].replace("{instance}", "{id}")) for method, path, _ in ENDPOINTS}
     assert there == asked

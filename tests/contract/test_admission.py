@@ -14,8 +14,8 @@ from cluster.keys import digest
 from cluster.spec import SloClass, Tenant, WhenMissed
 from costs.step import StepCost
 from engine.mock.settings import SimpleCosts
-from router import admission
-from router.speeds import Make
+from router.predict.step_model import Make
+from router.scheduler.flow_control import queue
 
 STORY = "Once upon a time a small robot found a bright red lantern near the river. " * 40
 """About 700 tokens; the mock computes 1,000 in 100 ms here."""
@@ -162,7 +162,7 @@ async def test_more_than_can_be_in_time_is_refused_and_the_rest_is_in_time() -> 
 @pytest.mark.interpreted
 async def test_tenants_that_wait_are_served_by_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """One asks for all it wants first, the other after it: with equal shares neither waits for all of the other's."""
-    monkeypatch.setattr(admission, "FAIR_MS", 50.0)
+    monkeypatch.setattr(queue, "FAIR_MS", 50.0)
     tenants = {"many": Tenant(), "few": Tenant()}
     keys = {name: lambda name=name: (digest(name),) for name in tenants}
     classes = {"any": SloClass(ttft_ms=EASY)}

@@ -12,12 +12,12 @@ from support.fleet import eventually
 from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
 
-import router.app
+import router.api.app
 from cluster.instance import Instance, Role
 from cluster.spec import SloClass, WhenMissed
 from costs.step import StepCost
-from router.server import Router
-from router.speeds import Make
+from router.api.server import Router
+from router.predict.step_model import Make
 
 STORY = "Once upon a time a small robot found a bright red lantern near the river. "
 STEP = StepCost(floor_ms=1.0, start_ms=1.0, token_ms=0.005, area_ms=0.0, decode_ms=1.0, context_ms=0.0, request_ms=0.0)
@@ -87,7 +87,7 @@ async def disturb(front: MockedRouter, chance: random.Random) -> None:
 
 
 def lines(made: Router) -> list[dict[str, Any]]:
-    return [story.line(0.0) for story in made.memory.latest(2 * REQUESTS)]
+    return [story.line(0.0) for story in made.parts.telling.memory.latest(2 * REQUESTS)]
 
 
 @pytest.mark.parametrize("policy", ["workload", "least_load"])
@@ -99,7 +99,7 @@ async def test_nothing_of_any_request_stays(policy: str, monkeypatch: pytest.Mon
             super().__init__(*given)
             made.append(self)
 
-    monkeypatch.setattr(router.app, "Router", Seen)
+    monkeypatch.setattr(router.api.app, "Router", Seen)
     chance = random.Random(7)
     roles = (Role.PREFILL, Role.DECODE)
     mocks = [mock_settings(f"{role.value}-{number}", role) for role in roles for number in range(2)]
@@ -109,7 +109,7 @@ async def test_nothing_of_any_request_stays(policy: str, monkeypatch: pytest.Mon
         await disturb(front, chance)
         await asyncio.gather(*asking)
         await hopeless(front)
-        desk = made[0].desk
+        desk = made[0].parts.desk
         fleet = desk.view.all()
         await eventually(lambda: all(each["state"] != "open" for each in lines(made[0])), "every request is over")
         await eventually(lambda: not any(seen.inflight for seen in fleet), "no leg is under way")

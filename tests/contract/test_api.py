@@ -17,8 +17,8 @@ from support.fleet import Fleet, Starter
 
 from cluster.keys import digest
 from cluster.spec import SloClass, Tenant
-from router import prober
-from router.paths import PATHS, How
+from router.api.paths import PATHS, How
+from router.fleet import probes
 
 ASK = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 GENERATES = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/responses/{response_id}", "/tokenize"]
@@ -134,8 +134,8 @@ async def test_an_adapter_goes_where_it_is_loaded(start: Starter) -> None:
 
 
 async def test_adapters_come_and_go_while_engines_run(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prober, "INTERVAL_S", 0.02)
-    monkeypatch.setattr(prober, "MODELS_EVERY_S", 0.02)
+    monkeypatch.setattr(probes, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(probes, "MODELS_EVERY_S", 0.02)
     fleet = await start()
     poet = {**ASK, "model": "poet"}
     assert (await fleet.post("/v1/completions", json=poet))[0] == 404

@@ -11,12 +11,13 @@ from cluster.registry.memory import MemoryRegistry
 from decode.rules import DecodeRules
 from engine.agent.grants import concerning
 from engine.agent.machine import AgentMachine, EngineIs, LoadRead, RoutersHeard
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import POLICIES
-from router.records import Reported, Wanted
-from router.view import View
-from router.watch import Watch
+from router.core.journey import Choose
+from router.core.values import Reported, Wanted
+from router.fleet.discovery import Discovery
+from router.fleet.view import FleetView
+from router.scheduler.demand import OwnWord
+from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.scoring.policies import POLICIES
 
 D = InstanceId("d")
 
@@ -46,10 +47,10 @@ class Router:
     """A router without sockets."""
 
     def __init__(self, registry: MemoryRegistry) -> None:
-        self.view = View()
-        self.desk = Desk(self.view, POLICIES["least_load"])
-        self.watch = Watch(registry, self.told)
-        self.watch.desk = self.desk
+        self.view = FleetView()
+        self.desk = Scheduler(self.view, POLICIES["least_load"])
+        self.watch = Discovery(registry, self.told)
+        self.watch.own = OwnWord(self.desk)
         self.registry = registry
 
     def told(self, reported: tuple[Reported, ...], routers: int) -> None:
@@ -63,7 +64,7 @@ class Router:
 
     def arrive(self, tenant: str, count: int) -> int:
         """How many of so many requests find a place."""
-        seats = [Seat(Wanted(model="m", hand_over=False, tenant=tenant)) for _ in range(count)]
+        seats = [SchedulingContext(Wanted(model="m", hand_over=False, tenant=tenant)) for _ in range(count)]
         chosen = [self.desk.choose(seat, Choose(frozenset(), hand_over=False), 0.0)[0] for seat in seats]
         return sum(each.decode is not None for each in chosen)
 

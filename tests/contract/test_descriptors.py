@@ -21,13 +21,13 @@ from support.fleet import Fleet, Starter
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
-from router import app
-from router.config import RouterConfig
+from router.api import app
+from router.api.config import RouterConfig
+from router.fleet.engine_paths import Catalogue
+from router.fleet.probes import Prober
+from router.fleet.view import FleetView
 from router.http.doors import CLIENTS_MAX
-from router.paths import Catalogue
-from router.prober import Prober
-from router.upstream import EngineLost, Upstream
-from router.view import View
+from router.http.upstream import EngineLost, Upstream
 
 ASKED = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 
@@ -69,7 +69,7 @@ async def test_no_descriptor_for_a_probe_or_a_relay_is_no_fault_either(monkeypat
 
     monkeypatch.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", none_left)
     instance = Instance(id=InstanceId("both-0"), role=Role.BOTH, url="http://127.0.0.1:9")
-    view = View()
+    view = FleetView()
     view.add(instance)
     view.seen(instance.id, ({"id": "fake"},), None)
     upstream = Upstream()

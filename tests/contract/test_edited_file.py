@@ -10,8 +10,8 @@ from baton.changing import Changing
 from baton.commands.router import _renewed
 from cluster.errors import ApiError
 from cluster.spec import SloClass, Spec
-from router.config import Renewed, RouterConfig
-from router.server import Router
+from router.api.config import Renewed, RouterConfig
+from router.api.server import Router
 
 FILE = """\
 models:
@@ -80,23 +80,23 @@ def promise(ttft_ms: float) -> SloClass:
 
 async def test_a_router_goes_by_the_new_classes_and_counts_its_open_requests_on() -> None:
     router = Router(RouterConfig(classes={"chat": promise(500)}, proves=False, has_registry=True))
-    router.clients.enter("", 1)
-    before = router.clients.client("", {"x-slo-class": "chat"})
+    router.parts.clients.enter("", 1)
+    before = router.parts.clients.client("", {"x-slo-class": "chat"})
     assert router.renew(Renewed(classes={"chat": promise(900), "new": promise(100)}, tenants={}, tenant_keys={})) == ""
     assert before.slo is not None
     assert before.slo.ttft_ms == 500, "what is under way ends as what it came as"
-    after = router.clients.client("", {"x-slo-class": "chat"})
+    after = router.parts.clients.client("", {"x-slo-class": "chat"})
     assert after.slo is not None
     assert after.slo.ttft_ms == 900
-    assert router.promises["new"].ttft_ms == 100
-    router.clients.leave("")
+    assert router.generation.promises["new"].ttft_ms == 100
+    router.parts.clients.leave("")
 
 
 async def test_a_class_that_is_gone_is_refused_by_name() -> None:
     router = Router(RouterConfig(classes={"chat": promise(500), "old": promise(9)}, proves=False, has_registry=True))
     assert router.renew(Renewed(classes={"chat": promise(500)}, tenants={}, tenant_keys={})) == ""
     with pytest.raises(ApiError, match="no such class"):
-        router.clients.client("", {"x-slo-class": "old"})
+        router.parts.clients.client("", {"x-slo-class": "old"})
 
 
 @pytest.mark.parametrize(("had", "has"), [({}, {"chat": promise(5)}), ({"chat": promise(5)}, {})])
@@ -106,4 +106,4 @@ async def test_what_takes_a_restart_says_so_and_changes_nothing(
     router = Router(RouterConfig(classes=had, proves=False, has_registry=True))
     said = router.renew(Renewed(classes=has, tenants={}, tenant_keys={}))
     assert "takes a restart" in said
-    assert set(router.promises) == set(had)
+    assert set(router.generation.promises) == set(had)

@@ -20,7 +20,7 @@ from support.mocked_router import MockedRouter, mocked_router
 from cluster.instance import Role
 from engine.mock.fleet import MockFleet
 from engine.mock.settings import Ends
-from router import proofs, prover
+from router.fleet import pair_proofs, prover
 
 BODY = {"model": "fake", "prompt": "A small robot found a bright red lantern. " * 3, "max_tokens": 12, "temperature": 0}
 STREAM = {**BODY, "stream": True}
@@ -142,7 +142,7 @@ async def test_a_bug_of_ours_in_one_proof_ends_no_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(prover, "EVERY_S", 0.01)
-    monkeypatch.setattr(proofs, "LATER_S", 0.01)
+    monkeypatch.setattr(pair_proofs, "LATER_S", 0.01)
     made, failed = prover._Proof.made, list[object]()
 
     async def fails_once(proof: prover._Proof) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from support.fleet import Fleet, Starter, eventually
 from cluster.errors import UsageError
 from cluster.keys import digest
 from cluster.spec import Tenant
-from router.tls import server_context
+from router.http.tls import server_context
 
 ASK = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 

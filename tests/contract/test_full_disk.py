@@ -11,7 +11,7 @@ import pytest
 from support.fleet import Fleet, Starter, eventually
 
 from baton.decisions_again import opened_log
-from router.decisions import Missing, entry_of
+from router.fleet.events import Missing, entry_of
 from sim.replay import replay
 
 ASK = {"model": "fake", "prompt": "hello", "max_tokens": 5}

@@ -14,8 +14,8 @@ from support.served import served
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from engine.mock.fleet import MockFleet
-from router.config import RouterConfig
-from router.paths import PATHS, How
+from router.api.config import RouterConfig
+from router.api.paths import PATHS, How
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMATHESIS = ROOT / ".bench" / "fuzz" / "bin" / "schemathesis"

@@ -15,9 +15,9 @@ from cluster.instance import Role
 from cluster.spec import SloClass
 from costs.step import StepCost
 from engine.mock.settings import SimpleCosts
-from router.decisions import entry_of
-from router.handoff_guard import TRIES
-from router.speeds import Make
+from router.fleet.events import entry_of
+from router.predict.step_model import Make
+from router.scheduler.scoring.handoff_guard import TRIES
 from sim.replay import replay
 
 STEP = StepCost(floor_ms=1.0, start_ms=1.0, token_ms=0.1, area_ms=0.0, decode_ms=1.0, context_ms=0.0, request_ms=0.0)

@@ -15,7 +15,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from engine.vllm.probe import Probe, Unwell
 from loadgen.http import Connection, Pool
-from router.upstream import EngineLost, Upstream
+from router.http.upstream import EngineLost, Upstream
 
 ENDLESS = Script(
     (head("Content-Type: application/json"), *[b"x" * (1 << 16)] * (WORD_BYTES_MAX // (1 << 16) + 8)), "hang"

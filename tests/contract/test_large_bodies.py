@@ -22,15 +22,16 @@ from support.mocked_router import MockedRouter, mocked_router
 from cluster.errors import ApiError, bad_request
 from cluster.instance import Role
 from cluster.scan import Steps
-from router import slices
-from router.config import RouterConfig
-from router.heavy import HEAVY_BYTES
+from router.api.config import RouterConfig
+from router.api.endpoints import _errors
+from router.api.server import Router
+from router.core.values import Wanted
 from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.uploads import Uploads, share_of
-from router.records import Wanted
-from router.server import Router, _errors
-from router.slices import ClientLeft, Slices
+from router.request import slices
+from router.request.heavy import HEAVY_BYTES
+from router.request.slices import ClientLeft, Slices
 
 JSON = "application/json"
 
@@ -120,10 +121,10 @@ async def test_what_is_relayed_is_chosen_for_at_this_moment(monkeypatch: pytest.
             asked.append(wanted)
             raise bad_request("that is enough")
 
-    monkeypatch.setattr(router, "desk", Desk())
+    monkeypatch.setattr(router.parts, "desk", Desk())
     before = time.monotonic()
     with pytest.raises(ApiError, match="enough"):
-        await router.whole._instance("/tokenize", "", None, {})
+        await router.endpoints._passthrough._instance("/tokenize", "", None, {})
     assert before <= asked[0].now <= time.monotonic()
 
 
@@ -208,19 +209,21 @@ async def test_a_body_counts_until_it_is_parsed() -> None:
         while not hold.done():
             yield
 
-    first = asyncio.create_task(router.slices.through(held(), size=1))
+    first = asyncio.create_task(router.endpoints._passthrough._slices.through(held(), size=1))
     await asyncio.sleep(0)
     raw = b'{"model":"fake","a":"' + b"x" * HEAVY_BYTES + b'"}'
     form = b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--x--\r\n"
     heads = {"Content-Type": "multipart/form-data; boundary=x"}
     transport = Mock(get_extra_info=lambda _: ("10.0.0.1", 1), is_closing=lambda: False)
     outlet = Outlet(transport, lambda *_: None, chunked=True, keep=True)
-    router.clients.enter("", 1)
+    router.parts.clients.enter("", 1)
     headers = Headers()
     headers.add(b"content-type", b"application/json")
     router.generation.answer(outlet, "/v1/completions", headers, raw, "")
     works = [
-        asyncio.create_task(router.whole.place(make_mocked_request("POST", "/tokenize", headers=each), "", body))
+        asyncio.create_task(
+            router.endpoints._passthrough.place(make_mocked_request("POST", "/tokenize", headers=each), "", body)
+        )
         for each, body in (({}, raw), (heads, form))
     ]
     await asyncio.sleep(0.01)
@@ -253,7 +256,7 @@ async def test_a_refused_body_is_not_kept() -> None:
 
     gc.disable()
     try:
-        answer = await _errors(router)(None, handler)
+        answer = await _errors(router.endpoints)(None, handler)
         assert answer.status == 400
         assert kept[0]() is None
     finally:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from router.http.legs import Leg, Legs
-from router.upstream import EngineLost
+from router.http.upstream import EngineLost
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"

@@ -16,8 +16,8 @@ from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.instance import Role
 from engine.mock.settings import Settings, SimpleCosts
-from router import operators
-from router.operators import PAGE_HEADERS
+from router.admin import operators
+from router.admin.operators import PAGE_HEADERS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 PAGE = Path(operators.__file__).parent / "ui"
@@ -80,7 +80,7 @@ SLOW_DECODE, SLOW_PREFILL = (5.0, 2), (400.0, 64)
 async def test_it_says_which_pool_is_the_bottleneck(
     slow: tuple[float, int], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.bottleneck.LATE_S", float("inf"))  # this machine may be busy with other tests
+    monkeypatch.setattr("router.admin.bottleneck.LATE_S", float("inf"))  # this machine may be busy with other tests
     async with mocked_router(fleet(*slow)) as router:
         asking = await under_load(router, seconds=30, rate=40)
         told = await data(router)

@@ -17,7 +17,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import Heartbeat, State
 from cluster.registry.memory import MemoryRegistry
-from router.config import RouterConfig
+from router.api.config import RouterConfig
 
 GENERATES = ["/v1/completions", "/v1/chat/completions", "/tokenize"]
 

@@ -14,7 +14,7 @@ from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.instance import Instance, Role
 from costs.step import StepCost
-from router.speeds import Make
+from router.predict.step_model import Make
 
 pytestmark = pytest.mark.timed
 

@@ -27,8 +27,8 @@ from kvtransfer.keys import InstanceKeys, instance_key
 from kvtransfer.proving import AGE_S, FleetProofs, InstanceProofs
 from kvtransfer.signed import READER
 from kvtransfer.ticket import Key
-from router.config import RouterConfig
-from router.siblings import FROM
+from router.admin.peers import FROM
+from router.api.config import RouterConfig
 
 FLEET = Key("k1", b"f" * 32)
 CLIENT = {"Authorization": "Bearer sk-clients-own"}

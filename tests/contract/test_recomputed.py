@@ -9,7 +9,8 @@ from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.instance import Role
-from router import operators, prober
+from router.admin import operators
+from router.fleet import probes
 
 NAME = 'baton_handoff_recomputed_tokens_total{instance="decode-0"}'
 PULLED = 'baton_handoff_pulled_tokens_total{instance="decode-0"}'
@@ -19,7 +20,7 @@ PULLED = 'baton_handoff_pulled_tokens_total{instance="decode-0"}'
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines are asked, and looked at, every few milliseconds."""
     monkeypatch.setattr(operators, "LOOK_S", 0.01)
-    monkeypatch.setattr(prober, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(probes, "INTERVAL_S", 0.01)
 
 
 async def shown(router: MockedRouter) -> tuple[int | None, int]:

@@ -28,7 +28,7 @@ from decode.rules import DecodeRules
 from engine.agent.agent import ROUTERS_MAX
 from engine.agent.grants import concerning
 from engine.agent.machine import AgentMachine, RoutersHeard, Tick
-from router.config import RouterConfig
+from router.api.config import RouterConfig
 
 SEEDS = range(3)
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 2}
@@ -76,7 +76,7 @@ async def until(count: Any, more: int, registry: Watched) -> None:
 async def test_a_router_outlives_whatever_stands_in_its_registry(
     seed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.watch.BEAT_EVERY_S", 0.02)
+    monkeypatch.setattr("router.fleet.discovery.BEAT_EVERY_S", 0.02)
     caplog.set_level(logging.ERROR)
     registry = Watched()
     async with FakeEngine("good") as engine, aiohttp.ClientSession() as client, router(registry) as (endpoint, admin):

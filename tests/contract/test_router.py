@@ -200,7 +200,7 @@ async def test_deadline_before_the_first_token(start: Starter) -> None:
 
 async def test_a_deadline_that_was_far_away(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is due much later has no timer before it is near; here that is anything beyond a tenth of a second."""
-    monkeypatch.setattr("router.exchange.FAR_S", 0.1)
+    monkeypatch.setattr("router.request.waiting.FAR_S", 0.1)
     monkeypatch.setattr("router.http.legs.SWEEP_S", 0.05)
     fleet = await start(first_token_s=0.6)
     fleet.engines["prefill-0"].hold_leg = asyncio.Event()
@@ -362,8 +362,8 @@ async def test_busy_port_names_the_flag(start: Starter) -> None:
     from cluster.errors import UsageError
     from cluster.ids import InstanceId
     from cluster.instance import Instance, Role
-    from router.app import serve
-    from router.config import RouterConfig
+    from router.api.app import serve
+    from router.api.config import RouterConfig
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

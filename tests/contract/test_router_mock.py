@@ -27,8 +27,8 @@ from cluster.instance import Instance, Role
 from engine.mock.fleet import MockFleet
 from engine.mock.instance import Instance as Mock
 from engine.mock.settings import Ends
-from router.config import RouterConfig
-from router.upstream import EngineLost, Upstream
+from router.api.config import RouterConfig
+from router.http.upstream import EngineLost, Upstream
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 STORY = "Once upon a time a small robot found a bright red lantern near the river. " * 3

@@ -26,10 +26,10 @@ from cluster.registry.membership import Heartbeat, State
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import RegistryDown
 from cluster.spec import Tenant
-from router import prover
-from router.app import serve
-from router.config import RouterConfig
-from router.paths import owner_tag, response_id
+from router.api.app import serve
+from router.api.config import RouterConfig
+from router.api.paths import owner_tag, response_id
+from router.fleet import prover
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 

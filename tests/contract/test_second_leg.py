@@ -8,7 +8,7 @@ import pytest
 from support.fleet import Fleet, Starter, eventually
 
 from cluster import wire
-from router import journey
+from router.core import journey
 
 pytestmark = pytest.mark.timed
 

@@ -12,10 +12,10 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from cluster.registry.memory import MemoryRegistry
 from cluster.spec import SloClass, Tenant
-from router.config import RouterConfig
-from router.desk import Seat
-from router.records import Reported, Wanted
-from router.server import Router
+from router.api.config import RouterConfig
+from router.api.server import Router
+from router.core.values import Reported, Wanted
+from router.scheduler.scheduler import SchedulingContext
 
 ONE = Instance(id=InstanceId("one"), role=Role.BOTH, url="http://127.0.0.1:1", epoch=1)
 
@@ -34,7 +34,7 @@ async def told(here: Router) -> None:
     try:
         here._fleet_told(reported(), 2)
     finally:
-        for _, probe in here._probes.values():
+        for _, probe in here.probing.tasks.values():
             probe.cancel()
         await asyncio.sleep(0)
 
@@ -44,24 +44,24 @@ async def test_what_counts_here_follows_the_registry_and_what_is_announced_stays
 ) -> None:
     keys = {"acme": lambda: ("x",), "other": lambda: ("y",)}
     here = router(tenants={"acme": Tenant(share=3), "other": Tenant()}, tenant_keys=keys)
-    assert (here.desk.shares, here.desk.local_shares) == ({"acme": 3.0, "other": 1.0}, {})
+    assert (here.parts.desk.shares, here.parts.desk.local_shares) == ({"acme": 3.0, "other": 1.0}, {})
     assert here.watch is not None
     monkeypatch.setattr(here.watch, "local_shares", lambda: {"acme": 1.5})
-    here._prober = Prober()  # type: ignore[assignment]
+    here.probing.prober = Prober()  # type: ignore[assignment]
     await told(here)
-    assert here.desk.local_shares == {"acme": 1.5}
-    assert here.desk.shares == {"acme": 3.0, "other": 1.0}
-    seat = Seat(Wanted(model="m", hand_over=False, tenant="acme"))
-    here.desk.line.enter(seat, seat.wanted)
+    assert here.parts.desk.local_shares == {"acme": 1.5}
+    assert here.parts.desk.shares == {"acme": 3.0, "other": 1.0}
+    seat = SchedulingContext(Wanted(model="m", hand_over=False, tenant="acme"))
+    here.parts.desk.line.enter(seat, seat.wanted)
     demand = here.watch.announcement("http://127.0.0.1:1", "http://127.0.0.1:2").demand
     assert [each.tenants for each in demand] == [{"acme": (1, 3.0)}]
 
 
 async def test_without_tenants_there_is_nothing_to_divide() -> None:
     here = router()
-    here._prober = Prober()  # type: ignore[assignment]
+    here.probing.prober = Prober()  # type: ignore[assignment]
     await told(here)
-    assert here.desk.shares == here.desk.local_shares == {}
+    assert here.parts.desk.shares == here.parts.desk.local_shares == {}
 
 
 class Prober:

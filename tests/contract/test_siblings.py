@@ -25,8 +25,8 @@ from cluster.registry.memory import MemoryRegistry
 from cluster.spec import Tenant
 from kvtransfer.signed import BY, LIFE_S, READER, SIGNATURE, TO, Ask, signed_headers
 from kvtransfer.ticket import SKEW_S, Key
-from router.config import RouterConfig
-from router.siblings import FROM, Answered, Siblings
+from router.admin.peers import FROM, PeerAnswer, Peers
+from router.api.config import RouterConfig
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 FLEET_KEY = Key("k1", b"s" * 32)
@@ -338,9 +338,9 @@ async def test_an_answer_of_many_pieces_is_heard_to_its_end() -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     beat = Heartbeat(id=InstanceId("other"), agent="o", kind=Kind.ROUTER, url=url, agent_url=url)
-    siblings = Siblings("one", lambda: (beat,), None)
+    siblings = Peers("one", lambda: (beat,), None)
     found = (await siblings.ask("/?n=20", None))["other"]
-    assert isinstance(found, Answered)
+    assert isinstance(found, PeerAnswer)
     assert len(found.body) == 20 * 65536
     said = (await siblings.ask("/?n=200", None))["other"]
     assert isinstance(said, str)
@@ -353,7 +353,7 @@ async def test_an_answer_of_many_pieces_is_heard_to_its_end() -> None:
 async def test_what_is_sent_is_what_is_signed(name: str) -> None:
     """However a client library spells a path: the receiver checks the bytes that came."""
     vouched: list[bool] = []
-    receiver = Siblings("asked", tuple, lambda: (FLEET_KEY,))
+    receiver = Peers("asked", tuple, lambda: (FLEET_KEY,))
 
     async def answer(http: web.Request) -> web.Response:
         vouched.append(receiver.vouched(http.method, http.path_qs, http.headers, await http.read()))
@@ -367,10 +367,10 @@ async def test_what_is_sent_is_what_is_signed(name: str) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     beat = Heartbeat(id=InstanceId("asked"), agent="a", kind=Kind.ROUTER, state=State.READY, url=url, agent_url=url)
-    asker = Siblings("asker", lambda: (beat,), lambda: (FLEET_KEY,))
+    asker = Peers("asker", lambda: (beat,), lambda: (FLEET_KEY,))
     try:
         told = await asker.ask(f"/explain/{quote(name, safe='')}", None)
-        assert told == {"asked": Answered(200, b"{}")}
+        assert told == {"asked": PeerAnswer(200, b"{}")}
         assert vouched == [True]
     finally:
         await asker.close()
@@ -380,8 +380,8 @@ async def test_what_is_sent_is_what_is_signed(name: str) -> None:
 def test_a_router_vouches_for_what_it_asks_once_and_for_nothing_else() -> None:
     now = [1000.0]
 
-    def asked(name: str = "asked", keys: tuple[Key, ...] | None = (FLEET_KEY,)) -> Siblings:
-        return Siblings(name, tuple, None if keys is None else lambda: keys, lambda: now[0])
+    def asked(name: str = "asked", keys: tuple[Key, ...] | None = (FLEET_KEY,)) -> Peers:
+        return Peers(name, tuple, None if keys is None else lambda: keys, lambda: now[0])
 
     def signed(**more: str) -> dict[str, str]:
         ask = Ask(method="POST", path="/quarantine/p", body=b"{}", by="asker", to="asked", **more)

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from support.fleet import Fleet, Starter
 
-from router.decisions import Decided, entry_of
+from router.fleet.events import Decided, entry_of
 from sim.replay import replay
 
 

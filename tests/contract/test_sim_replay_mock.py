@@ -17,9 +17,9 @@ from cluster.spec import SloClass, WhenMissed
 from costs.step import StepCost
 from engine.mock.fleet import MockFleet
 from engine.mock.settings import SimpleCosts
-from router.config import RouterConfig
-from router.decisions import Cached, Came, Counted, Decided, PromptOver, entry_of
-from router.speeds import Make
+from router.api.config import RouterConfig
+from router.fleet.events import Cached, Came, Counted, Decided, PromptOver, entry_of
+from router.predict.step_model import Make
 from sim.replay import replay
 
 ROLES = {"prefill-0": Role.PREFILL, "prefill-1": Role.PREFILL, "decode-0": Role.DECODE, "decode-1": Role.DECODE}

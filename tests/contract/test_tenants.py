@@ -11,8 +11,8 @@ from support.fleet import Fleet, Starter, eventually
 from cluster.keys import digest, key_line, read_digests
 from cluster.spec import CacheScope, SloClass, Tenant
 from kvtransfer.keyfile import KeyFile
-from router import clients
-from router.clients import Keys
+from router.core import clients
+from router.core.clients import Keys
 
 ASK = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 ACME, NIGHTLY, OPEN = "sk-baton-acme", "sk-baton-nightly", "sk-baton-open"

@@ -25,7 +25,7 @@ from engine.mock.transfer import read_reference, wants_hold
 from kvtransfer.guard import Guard
 from kvtransfer.keys import FILE_VARIABLE, instance_text
 from kvtransfer.ticket import Key
-from router.config import RouterConfig
+from router.api.config import RouterConfig
 
 PROMPT = {"model": "fake", "prompt": "Hello", "max_tokens": 8}
 

@@ -36,8 +36,8 @@ from cluster.telemetry import TraceIds, Tracing, tracing
 from engine.mock.fleet import MockFleet
 from engine.mock.instance import Instance as Mock
 from engine.twin.events import Effect, Event, Finished, Submit
-from router import body as bodies
-from router.config import RouterConfig
+from router.api.config import RouterConfig
+from router.request import body as bodies
 
 pytestmark = pytest.mark.timed
 
@@ -586,7 +586,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("router.server.tracing", lambda _: Tracing(provider))
+    monkeypatch.setattr("router.api.server.tracing", lambda _: Tracing(provider))
     return exporter
 
 
@@ -667,7 +667,7 @@ async def test_a_trace_that_is_not_sampled_has_no_spans_but_a_decision(
     provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False, id_generator=ids)
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("router.server.tracing", lambda _: Tracing(provider))
+    monkeypatch.setattr("router.api.server.tracing", lambda _: Tracing(provider))
     fleet = await start(pins=True)
     await post(fleet, GREEDY, X_Request_Id="one")
     assert (await explained(fleet, "one"))["state"] == "served"
@@ -706,5 +706,5 @@ def test_opentelemetrys_environment_turns_tracing_on(monkeypatch: pytest.MonkeyP
 
 
 def test_a_router_without_tracing_does_not_even_import_it() -> None:
-    check = "import sys, router.app; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    check = "import sys, router.api.app; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", check], check=False, timeout=60).returncode == 0

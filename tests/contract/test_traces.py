@@ -41,7 +41,7 @@ def traced(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> Trac
     """Whatever starts now traces into memory."""
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    for module in ("router.server", "loadgen.replay", "goodput.actuate.scaler"):
+    for module in ("router.api.server", "loadgen.replay", "goodput.actuate.scaler"):
         monkeypatch.setattr(f"{module}.tracing", lambda _: Tracing(provider))
     return Tracing(provider)
 

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from router.paths import PATHS, Catalogue, How, paths_in
+from router.api.paths import PATHS, How
+from router.fleet.engine_paths import Catalogue, paths_in
 
 TASKS = ["generate", "transcription"]
 LIST = f"""

@@ -22,7 +22,7 @@ import pytest
 from support.adapter import make_adapter
 from support.cluster import START_S, Cluster, within
 
-from router.paths import PATHS, How
+from router.api.paths import PATHS, How
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * START_S)]
 

@@ -62,7 +62,9 @@ async def test_the_very_first_requests_are_handed_over(cluster: Cluster) -> None
 
 
 def proven(cluster: Cluster) -> float:
-    """Pairs that have passed their proof, a fresh prompt whose answer D knows also alone (`router.proofs`)."""
+    """Pairs that have passed their proof, a fresh prompt whose answer D knows also alone
+    (`router.fleet.pair_proofs`).
+    """
     return cluster.router_metric('baton_pair_proofs_total{result="passed"}', 0.0)
 
 

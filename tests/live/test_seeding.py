@@ -27,7 +27,7 @@ SEEDED: dict[str, dict[str, Any]] = {
     "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
 }
-"""Rows of `router.exact` in which the client has the first token before the handoff."""
+"""Rows of `router.core.eligibility` in which the client has the first token before the handoff."""
 
 PLAIN: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 2},

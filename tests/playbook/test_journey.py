@@ -5,7 +5,7 @@ import pytest
 from cluster.errors import ApiError
 from cluster.ids import InstanceId
 from cluster.wire import Transfer
-from router.journey import (
+from router.core.journey import (
     CANCEL_WAIT_S,
     HOLD_USE_S,
     PATIENCE_S,

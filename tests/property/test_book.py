@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
-from router.book import Book, Booking
-from router.speeds import make_of
+from router.predict.inflight_load import InflightLoad, InflightRequest
+from router.predict.step_model import make_of
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
 
 
-def book() -> Book:
-    made = Book()
+def book() -> InflightLoad:
+    made = InflightLoad()
     made.reach(1)
     made.know(0, MAKE)
     return made
 
 
-def booking(prompt: int, short: float, tpot_ms: float) -> Booking:
-    return Booking(
+def booking(prompt: int, short: float, tpot_ms: float) -> InflightRequest:
+    return InflightRequest(
         prompt_tokens=prompt, mean_tokens=4 * short, short_tokens=short, middle_tokens=3 * short, variance=100.0,
         tpot_ms=tpot_ms,
     )  # fmt: skip
@@ -33,7 +33,7 @@ class Twice:
 
     def __init__(self) -> None:
         self.books = book(), book()
-        self.open: list[tuple[Booking, Booking]] = []
+        self.open: list[tuple[InflightRequest, InflightRequest]] = []
 
     def begin(self, now: float, prompt: int, short: float, tpot_ms: float) -> None:
         both = booking(prompt, short, tpot_ms), booking(prompt, short, tpot_ms)

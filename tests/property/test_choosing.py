@@ -13,17 +13,19 @@ from support.plain_prices import Plain, choose
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from costs.step import StepCost
-from router.admission import Gate, Line
-from router.foresight import Expected, Foresight
-from router.journey import Chosen
-from router.policy.workload import K, workload
-from router.prefixes import Prefixes
-from router.prices.ask import prices_of
-from router.prices.few import RowByRow
-from router.prices.many import ByColumns
-from router.records import Wanted
-from router.speeds import Make
-from router.view import Fleet, View
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.fleet.view import FleetView
+from router.predict.prefix_cache import PrefixCacheIndex
+from router.predict.step_model import Make
+from router.scheduler.flow_control.queue import FlowControlQueue
+from router.scheduler.flow_control.saturation import SaturationDetector
+from router.scheduler.placements import Placement, Placements
+from router.scheduler.scoring.prices_ask import Scoring, prices_of
+from router.scheduler.scoring.prices_few import RowByRow
+from router.scheduler.scoring.prices_many import ByColumns
+from router.scheduler.scoring.workload import K, workload
 
 LENGTHS = (0.05, 0.1, 0.25, 0.6, 1.0, 2.0, 5.0)
 """Quantiles of answers, of the middle one."""
@@ -63,13 +65,13 @@ class Scene:
         kinds = rng.choice([MAKES[:1], MAKES[:2], MAKES])
         makes: dict[str, Make | None] = {}
         self.now = rng.choice([0.0, 1e6])
-        self.view = View(lambda instance: makes[instance.id])
-        self.fleet: Fleet = self.view.all()
+        self.view = FleetView(lambda instance: makes[instance.id])
+        self.fleet: FleetSnapshot = self.view.all()
         if rng.random() < 0.7:
-            self.fleet.prefixes = Prefixes()
-        if rng.random() < 0.7:
-            self.fleet.gate = Gate(Line())
-        self.foresight = Foresight(self.fleet)
+            self.fleet.prefixes = PrefixCacheIndex()
+        self.gate = SaturationDetector(FlowControlQueue()) if rng.random() < 0.7 else None
+        self.scoring = Scoring(self.gate)
+        self.foresight = Placements(self.fleet)
         roles = rng.choice([(Role.BOTH,), (Role.PREFILL, Role.DECODE), tuple(Role)])
         names = [InstanceId(f"i{number}") for number in range(rng.choice(SIZES))]
         weights = rng.choice([("",), ("a",), ("", "a"), ("a", "b"), ("", "a", "b")])
@@ -88,20 +90,20 @@ class Scene:
                 Load(kv_tokens=rng.choice([0, 0, 30_000]), kv_usage=full, waiting=rng.choice([0, 3])),
             )
             self.view.get(name).credits = rng.choice([None, 3, 40])
-        self.placed: list[tuple[Expected, Wanted]] = []
+        self.placed: list[tuple[Placement, Wanted]] = []
         for _ in range(rng.choice([0, 1, 4, 30]) * len(names)):
             self.now += rng.expovariate(len(names) * 20)
             self._place(names)
 
     def _place(self, names: list[InstanceId]) -> None:
         """One more, wherever it fits nobody; some that are there have their prompt computed, some are over."""
-        rng, expected, wanted = self.rng, Expected(), self.wanted()
+        rng, expected, wanted = self.rng, Placement(), self.wanted()
         decode = rng.choice(names)
         prefill = rng.choice(names)
         self.foresight.placed(expected, wanted, Chosen(None if prefill == decode else prefill, decode, ""))
         self.view.leg_started(decode)
-        if wanted.late and self.fleet.gate is not None:
-            self.fleet.gate.took(self.view.get(prefill).row)
+        if wanted.late and self.gate is not None:
+            self.gate.took(self.view.get(prefill).row)
         self.placed.append((expected, wanted))
         if rng.random() < 0.8:
             self.foresight.prompt_over(*rng.choice(self.placed), self.now, done=True)
@@ -133,12 +135,13 @@ class Scene:
             now=self.now,
             late=rng.random() < 0.2,
             unseeded=rng.random() < 0.2,
+            scoring=self.scoring,
         )
 
     def fill_line(self) -> None:
         """Others wait, so that where there is no room there is a queue."""
-        if self.fleet.gate is not None and self.rng.random() < 0.5:
-            self.fleet.gate._line.enter("somebody", self.wanted(), 50.0)
+        if self.gate is not None and self.rng.random() < 0.5:
+            self.gate._line.enter("somebody", self.wanted(), 50.0)
 
 
 def close(value: float) -> object:
@@ -180,7 +183,7 @@ def _same_between(scene: Scene, plain: Plain) -> None:
         assert fleet.apart(p, d) == (one != other and "" not in (one, other))
 
 
-def _both_ways(fleet: Fleet, wanted: Wanted) -> None:
+def _both_ways(fleet: FleetSnapshot, wanted: Wanted) -> None:
     """Row by row and by columns: the same to the last bit, so that what is chosen does not depend on which is used."""
     one, other = RowByRow(fleet, wanted), ByColumns(fleet, wanted)
     found = fleet.ready_for(wanted)
@@ -204,7 +207,7 @@ ASKED = (
 """What prices tell of one row."""
 
 
-def _same_choice(fleet: Fleet, wanted: Wanted) -> None:
+def _same_choice(fleet: FleetSnapshot, wanted: Wanted) -> None:
     """The same instances; where two cost the same to the last digits, either."""
     expected = choose(fleet, wanted)
     chosen = workload(fleet, wanted)
@@ -225,7 +228,7 @@ def _same_choice(fleet: Fleet, wanted: Wanted) -> None:
         assert f" {expected.other:.2f}" in chosen.because or "no pair costs less" in chosen.because
 
 
-def cost(fleet: Fleet, wanted: Wanted, prefill: int | None, decode: int) -> float:
+def cost(fleet: FleetSnapshot, wanted: Wanted, prefill: int | None, decode: int) -> float:
     plain = Plain(fleet, wanted)
     first = plain.rows[decode if prefill is None else prefill]
     price = first.prefill + first.harm + (0.0 if wanted.prefill_only else plain.rows[decode].decode)

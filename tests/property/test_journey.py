@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cluster.ids import InstanceId
 from cluster.wire import Transfer
-from router import journey as j
+from router.core import journey as j
 
 NAMES = st.sampled_from([InstanceId(name) for name in ("a", "b", "c")])
 HOLDS = st.none() | st.builds(lambda n: Transfer({"remote_num_tokens": n}), st.integers(1, 9))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.lengths import LENGTH_MAX, LEVELS, Features, Predictor, cues_of
-from router.tokens import Kind, Ratios, kind_of
+from router.predict.answer_lengths import LENGTH_MAX, LEVELS, Features, Predictor, cues_of
+from router.predict.prompt_tokens import Kind, Ratios, kind_of
 
 features = st.builds(
     Features,

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.chunks import CHUNK_BYTES, Hasher, answered_text, prompt_text
-from router.prefixes import Prefixes
-from router.records import Sent
+from router.core.values import Sent
+from router.predict.chunks import CHUNK_BYTES, Hasher, answered_text, prompt_text
+from router.predict.prefix_cache import PrefixCacheIndex
 
 HASHER = Hasher(b"0123456789abcdef")
 TOKENS = CHUNK_BYTES // 4
@@ -26,7 +26,7 @@ class Index(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = Prefixes(ENTRIES_MAX)
+        self.index = PrefixCacheIndex(ENTRIES_MAX)
         self.now = 0.0
         self.told: dict[int, set[int]] = {}
         self.open: list[Sent] = []

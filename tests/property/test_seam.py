@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.exact import CHAT, COMPLETIONS
-from router.seam import Said, Seam, SeamBroken, Seed, said_in, seed_of, stops_of
+from router.core.eligibility import CHAT, COMPLETIONS
+from router.request.splice import SaidSoFar, Seed, Splice, SpliceBroken, said_in, seed_of, stops_of
 
 PATHS = st.sampled_from([COMPLETIONS, CHAT])
 TEXTS = st.lists(st.text(max_size=4), min_size=1, max_size=8)
@@ -56,7 +56,7 @@ def test_what_was_said_is_taken_out_exactly(
 ) -> None:
     whole = "".join(texts)
     said_text = whole[: said % (len(whole) + 1)]
-    seam = Seam(path, Said(said_text, role=path == CHAT))
+    seam = Splice(path, SaidSoFar(said_text, role=path == CHAT))
     data = (b": ping\n\n" if comments else b"") + stream(path, texts)
     out = b"".join(seam.feed(piece) for piece in pieces(data, cuts)).replace(b": ping\n\n", b"")
     assert seam.closed
@@ -67,12 +67,12 @@ def test_what_was_said_is_taken_out_exactly(
 @given(PATHS, TEXTS, st.text(min_size=1, max_size=6), st.lists(st.integers(0, 5000), max_size=6))
 def test_another_answer_is_never_passed_on(path: str, texts: list[str], said: str, cuts: list[int]) -> None:
     whole = "".join(texts)
-    seam = Seam(path, Said(said, role=path == CHAT))
+    seam = Splice(path, SaidSoFar(said, role=path == CHAT))
     out = b""
     try:
         for piece in pieces(stream(path, texts), cuts):
             out += seam.feed(piece)
-    except SeamBroken:
+    except SpliceBroken:
         assert not whole.startswith(said)
         assert out == b"", "not one event of another answer"
     else:
@@ -84,7 +84,7 @@ def test_another_answer_is_never_passed_on(path: str, texts: list[str], said: st
 def test_what_a_client_heard_can_be_told_from_the_events(path: str, texts: list[str]) -> None:
     head = event(path, "", role=True) if path == CHAT else b""
     said = said_in(head + b"".join(event(path, text) for text in texts), path)
-    assert said == Said("".join(texts), role=path == CHAT)
+    assert said == SaidSoFar("".join(texts), role=path == CHAT)
     assert said_in(stream(path, texts), path) is None, "an end that was told is not told twice"
 
 
@@ -131,7 +131,7 @@ def test_no_seed_without_its_token(answer: dict[str, Any]) -> None:
 def test_a_seed_reads_as_its_text(path: str, text: str) -> None:
     seed = seed_of(leg_one(path, text), path, ())
     assert isinstance(seed, Seed)
-    assert said_in(seed.events, path) == Said(text, role=path == CHAT)
+    assert said_in(seed.events, path) == SaidSoFar(text, role=path == CHAT)
     assert read(path, seed.events) == (text, None, False)
 
 

@@ -9,11 +9,12 @@ from support.simulated import members, simulate
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from loadgen.arrival import Arrival
-from router.admission import Line
-from router.journey import Chosen
-from router.policy.least_load import _say, least_load
-from router.records import Wanted
-from router.view import InstanceView, View
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import InstanceView
+from router.fleet.view import FleetView
+from router.scheduler.flow_control.queue import FlowControlQueue
+from router.scheduler.scoring.least_load import _say, least_load
 from sim.faults import KINDS, Fault
 
 ROLES = st.sampled_from(list(Role))
@@ -87,7 +88,7 @@ ASKS = st.builds(
 )
 
 
-def move(view: View, what: str, name: InstanceId, role: Role, load: Load, legs: int | None) -> None:
+def move(view: FleetView, what: str, name: InstanceId, role: Role, load: Load, legs: int | None) -> None:
     """Something happens to one instance."""
     if what == "add":
         if not view.knows(name):
@@ -121,7 +122,7 @@ def move(view: View, what: str, name: InstanceId, role: Role, load: Load, legs: 
 @given(MOVES, st.lists(ASKS, min_size=1, max_size=4))
 @settings(max_examples=300, deadline=None)
 def test_columns_choose_as_loops_did(moves: list, asks: list[Wanted]) -> None:
-    view = View()
+    view = FleetView()
     for number in range(4):
         move(view, "add", InstanceId(f"i{number}"), list(Role)[number % 3], Load(), None)
         move(view, "seen", InstanceId(f"i{number}"), Role.BOTH, Load(), None)
@@ -140,7 +141,7 @@ def test_columns_choose_as_loops_did(moves: list, asks: list[Wanted]) -> None:
 )
 def test_no_free_place_is_left_while_somebody_waits_for_it(kinds: list[str], happens: list) -> None:
     """Places are of a kind; whoever is called asks at once, or gives up. After that no place is free and wanted."""
-    waiting, free = Line(), dict.fromkeys("xyz", 0)
+    waiting, free = FlowControlQueue(), dict.fromkeys("xyz", 0)
     wants = dict(enumerate(kinds))
     for who, kind in wants.items():
         waiting.enter(who, Wanted(model=kind, hand_over=True))

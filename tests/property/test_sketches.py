@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.lengths import EDGES, LENGTH_MAX, Features, Lengths, Predictor
-from router.sketches import Sketches, between
+from router.predict.answer_lengths import EDGES, LENGTH_MAX, Features, Lengths, Predictor
+from router.predict.sketches import Sketches, between
 
 BINS = (1.0, 2.0, 3.0, 5.0, 9.0, 17.0, 33.0, 65.0)
 PRIOR = np.array([4.0, 3.0, 2.0, 2.0, 1.0, 1.0, 0.5])

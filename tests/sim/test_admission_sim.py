@@ -16,11 +16,11 @@ from cluster.instance import Role
 from costs.step import StepCost
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.policy import POLICIES, Policy
-from router.prefixes import Prefixes
-from router.records import Promise
-from router.speeds import Make
-from router.view import View
+from router.core.values import Promise
+from router.fleet.view import FleetView
+from router.predict.prefix_cache import PrefixCacheIndex
+from router.predict.step_model import Make
+from router.scheduler.scoring.policies import POLICIES, Policy
 from sim.baselines import BASELINES
 from sim.faults import Faults, preset
 from sim.result import Result
@@ -78,7 +78,7 @@ def run(
         policy=policy,
         model=MODEL,
         promises=PROMISES,
-        view=View(lambda _: MAKE) if known else None,
+        view=FleetView(lambda _: MAKE) if known else None,
     )
     names = [each.name for each in instances]
     Faults(world, preset(faults, 3, names, arrivals[-1].at_s) if faults else (), 3)
@@ -164,7 +164,7 @@ def test_prefixes_are_found_where_they_are() -> None:
         for at in range(120)
     ]
     world, result = run((B, B, B, B), turns, POLICIES["workload"])
-    assert isinstance(world.view.all().prefixes, Prefixes)
+    assert isinstance(world.view.all().prefixes, PrefixCacheIndex)
     later = result.columns["cached_tokens"][12:]
     assert (later >= 304).mean() > 0.9
     by_session = [set(result.columns["decode"][12:][at::6].tolist()) for at in range(6)]

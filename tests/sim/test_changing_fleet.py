@@ -13,9 +13,9 @@ from cluster.instance import Role
 from goodput import actions as do
 from goodput.budget import Budget
 from loadgen.arrival import Arrival
-from router import decisions
-from router.logged import Log
-from router.policy import POLICIES
+from router.fleet import events as log_entries
+from router.scheduler.decision_log import DecisionLog
+from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Fault, Faults
 from sim.fleet import Member
 from sim.kernel import NS
@@ -60,7 +60,7 @@ def changing(
     *timed: tuple[float, do.Action],
     around: Site | None = None,
     faults: Sequence[Fault] = (),
-    log: Log | None = None,
+    log: DecisionLog | None = None,
     **settings: Any,
 ) -> tuple[World, Result]:
     world = World(fleet, Settings(**settings), policy=POLICIES["least_load"], site=around or site(), log=log)
@@ -271,15 +271,15 @@ def test_the_decision_log_of_a_fleet_that_changes_can_be_replayed() -> None:
     lines: list[bytes] = []
     timed = [(1.0, start("decode-2")), (4.0, drain("decode-0")), (5.0, do.Flip(instance=named("prefill-1"), role=D))]
     fleet = members(P, P, D, D, flips=True)
-    _, result = changing(fleet, every(0.03, 300), *timed, log=Log(lines.append, "least_load"))
+    _, result = changing(fleet, every(0.03, 300), *timed, log=DecisionLog(lines.append, "least_load"))
     assert all_served(result)
-    again = replay(map(decisions.entry_of, lines), {"least_load": POLICIES["least_load"]})
+    again = replay(map(log_entries.entry_of, lines), {"least_load": POLICIES["least_load"]})
     assert again.choices >= 300
     assert again.differences == ()
     roles = {
         each.instance.role
-        for entry in map(decisions.entry_of, lines)
-        if isinstance(entry, decisions.Folded)
+        for entry in map(log_entries.entry_of, lines)
+        if isinstance(entry, log_entries.Folded)
         for each in entry.reported
         if each.instance.id == "prefill-1"
     }

@@ -18,8 +18,8 @@ from cluster.instance import Role
 from engine.mock.settings import SimpleCosts
 from engine.twin.config import Config
 from loadgen.arrival import Arrival
-from router.policy import POLICIES
-from router.view import View
+from router.fleet.view import FleetView
+from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Fault, Faults
 from sim.fleet import Member
 from sim.settings import Settings
@@ -78,7 +78,7 @@ def chats(
 def run(arrivals: list[Arrival], *roles: Role, policy: str | None = None, faults: tuple[Fault, ...] = ()) -> Any:
     """Its columns. `policy`: another than the default."""
     more = {} if policy is None else {"policy": POLICIES[policy]}
-    world = World(fleet(*roles), Settings(seeding=False), view=View(lambda _: None), **more)
+    world = World(fleet(*roles), Settings(seeding=False), view=FleetView(lambda _: None), **more)
     Faults(world, faults, 0)
     return world.run(arrivals).columns
 

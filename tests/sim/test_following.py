@@ -7,10 +7,10 @@ import pytest
 from support.simulated import MODEL, every, members
 
 from cluster.instance import Role
-from router.journey import Chosen
-from router.policy import POLICIES
-from router.records import Wanted
-from router.view import Fleet
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.scheduler.scoring.policies import POLICIES
 from sim.baselines import follow
 from sim.settings import Settings
 from sim.world import World
@@ -27,7 +27,7 @@ class Listening:
         self.prompt_ns: dict[int, int] = {}
         self.end_ns: dict[int, int] = {}
 
-    def __call__(self, fleet: Fleet, wanted: Wanted) -> Chosen:
+    def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         return POLICIES["least_load"](fleet, wanted)
 
     def placed(self, request: int, wanted: Wanted, chosen: Chosen) -> None:

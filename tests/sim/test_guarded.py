@@ -11,8 +11,8 @@ from cluster.instance import Role
 from costs import shipped
 from loadgen.lengths import parse
 from loadgen.report import Targets
-from router.handoff_guard import FEW
-from router.steps import Chosen
+from router.core.events import Chosen
+from router.scheduler.scoring.handoff_guard import FEW
 from sim.experiments.breakeven import MODES, PATIENCE_S, in_mode
 from sim.experiments.loads import Load, made_up
 from sim.experiments.systems import Pool, Shelf, System, simulate
@@ -149,7 +149,7 @@ def test_a_choice_says_why_nothing_was_handed_over(shelf: Shelf) -> None:
 @pytest.mark.long
 def test_it_is_the_guard_that_has_p_answer_as_well(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the policy knows that the network is slow, and P stands idle."""
-    monkeypatch.setattr("router.handoff_guard.HandoffGuard.allows", lambda *_: True)
+    monkeypatch.setattr("router.scheduler.scoring.handoff_guard.HandoffGuard.allows", lambda *_: True)
     found = run("auto", Network(30.0), shelf)
     guarded = Network(30.0)
     monkeypatch.undo()

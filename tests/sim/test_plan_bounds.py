@@ -25,7 +25,7 @@ from goodput.bounds import (
 from goodput.demand import Demand, Promise, demand_of
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from router.policy import POLICIES
+from router.scheduler.scoring.policies import POLICIES
 from sim.engine_args import engine_of, read_words
 from sim.fleet import Member, member
 from sim.settings import Settings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from random import Random
 
@@ -13,14 +12,14 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from costs.step import StepCost
 from loadgen.arrival import Arrival
-from router import decisions as d
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.logged import Log, LoggedDesk, LoggedPrefixes, LoggedView
-from router.policy import POLICIES
-from router.records import Promise, Reported, Sent, Standing, Wanted
-from router.speeds import Make
-from router.view import View
+from router.core.journey import Choose
+from router.core.values import Promise, Reported, Sent, Wanted
+from router.fleet import events as d
+from router.fleet.view import FleetView
+from router.predict.step_model import Make
+from router.scheduler.decision_log import DecisionLog, Fleet, Scheduling, fleet_of, scheduler_of
+from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Faults, preset
 from sim.replay import replay
 from sim.settings import Settings
@@ -62,7 +61,7 @@ MAKE = Make(prefill=COST, decode=COST, capacity_tokens=400 * 16, budget_tokens=2
 def entries_of(policy: str, *, faults: str = "", count: int = 100, known: bool = False) -> list[d.Entry]:
     """A simulated router's log, read back from its lines. `known`: it knows what a step costs, else it learns that."""
     lines: list[bytes] = []
-    log = Log(lines.append, policy)
+    log = DecisionLog(lines.append, policy)
     instances = members(
         *(P, P, D, D), start_up_ns=2_000_000_000, config={"lease_s": 3.0, "num_blocks": 400, "prefix_caching": True}
     )
@@ -73,7 +72,7 @@ def entries_of(policy: str, *, faults: str = "", count: int = 100, known: bool =
         policy=POLICIES[policy],
         promises=PROMISES if policy == "workload" else None,
         log=log,
-        view=LoggedView(log, lambda _: MAKE if known else None),
+        view=FleetView(lambda _: MAKE if known else None),
     )
     Faults(world, preset(faults, 3, [each.name for each in instances], arrivals[-1].at_s) if faults else (), 3)
     world.run(arrivals)
@@ -87,7 +86,7 @@ def kinds(entries: list[d.Entry]) -> Counter[type]:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_simulated_routers_log_replays_to_the_same_choices(policy: str) -> None:
     lines: list[bytes] = []
-    log = Log(lines.append, policy)
+    log = DecisionLog(lines.append, policy)
     world = World(members(P, P, D, D), Settings(), policy=POLICIES[policy], log=log)
     world.run(every(0.005, 60))
     replayed = replay(map(d.entry_of, lines))
@@ -137,84 +136,99 @@ def test_what_is_left_out_is_missed(forgotten: type) -> None:
 def _two_tenants() -> list[d.Entry]:
     """One place, two tenants who wait for it, of whom one has three shares: it is called first."""
     lines: list[bytes] = []
-    desk = _desk(lines, promised=True)
-    desk.shares = {"a": 1.0, "b": 1e-6}
+    here, machine = _scheduler(lines, promised=True)
+    here.shares = {"a": 1.0, "b": 1e-6}
     seats = [_seat(tenant) for tenant in "abab" * 3]
+    ask = Choose(frozenset(), hand_over=False)
     for number, seat in enumerate(seats):
-        desk.choose(seat, Choose(frozenset(), hand_over=False), 0.001 * number)
+        machine.handle(d.Asked(seat, ask, 0.001 * number), 0.001 * number)
         if seat.decode is None:
-            desk.found_none(seat)
+            machine.handle(d.FoundNone(seat), 0.001 * number)
     for number, seat in enumerate(seats):
-        called = desk.finish(seat, 1.0 + number, 10)
-        for each in called:
-            assert isinstance(each, Seat)
-            desk.choose(each, Choose(frozenset(), hand_over=False), 1.0 + number)
+        now = 1.0 + number
+        for each in machine.handle(d.Finished(seat, now, 10, cut_off=False), now):
+            assert isinstance(each, SchedulingContext)
+            machine.handle(d.Asked(each, ask, now), now)
     return [d.entry_of(line) for line in lines]
 
 
 def _counted() -> list[d.Entry]:
     """An engine says that its prompt was ten times as long as it had been taken for; then it asks again."""
     lines: list[bytes] = []
-    desk, seat = _desk(lines), _seat()
-    desk.choose(seat, Choose(frozenset(), hand_over=False), 0.0)
+    (_, machine), seat = _scheduler(lines), _seat()
+    machine.handle(d.Asked(seat, Choose(frozenset(), hand_over=False), 0.0), 0.0)
     seat.wanted = Wanted(model="m", hand_over=False, prompt_tokens=3000, output_tokens=20.0)
-    desk.prompt_over(seat, 1.0, done=True)
-    desk.choose(seat, Choose(frozenset(), hand_over=False), 2.0)
+    machine.handle(d.PromptOver(seat, 1.0, True, None), 1.0)
+    machine.handle(d.Asked(seat, Choose(frozenset(), hand_over=False), 2.0), 2.0)
     return [d.entry_of(line) for line in lines]
 
 
-def _seat(tenant: str = "") -> Seat:
+def _seat(tenant: str = "") -> SchedulingContext:
     promise = Promise(ttft_ms=900.0, tpot_ms=50.0) if tenant else Promise()
-    return Seat(Wanted(model="m", hand_over=False, prompt_tokens=300, output_tokens=20.0, tenant=tenant), promise)
-
-
-def _desk(lines: list[bytes], *, promised: bool = False) -> LoggedDesk:
-    log = Log(lines.append, "workload")
-    view = LoggedView(log, lambda _: Make(prefill=COST, decode=COST))
-    desk = LoggedDesk(log, view, POLICIES["workload"], admission=promised, foresees=True)
-    instance = Instance(id=InstanceId("b"), role=B, url="u")
-    view.fold(
-        (Reported(instance=instance, state="ready", accepting=True, credits=2, load=Load(), models=({"id": "m"},)),)
+    return SchedulingContext(
+        Wanted(model="m", hand_over=False, prompt_tokens=300, output_tokens=20.0, tenant=tenant), promise
     )
-    return desk
+
+
+def _scheduler(lines: list[bytes], *, promised: bool = False) -> tuple[Scheduler, Scheduling]:
+    log = DecisionLog(lines.append, "workload")
+    view = FleetView(lambda _: Make(prefill=COST, decode=COST))
+    fleet = fleet_of(log, view)
+    made = scheduler_of(log, view, POLICIES["workload"], admission=promised, foresees=True)
+    instance = Instance(id=InstanceId("b"), role=B, url="u")
+    report = Reported(instance=instance, state="ready", accepting=True, credits=2, load=Load(), models=({"id": "m"},))
+    fleet.handle(d.Folded((report,)), 0.0)
+    return made
+
+
+def _every_event_of_a_fleet(fleet: Fleet, report: Reported) -> None:
+    name, p, q = report.instance.id, InstanceId("p"), InstanceId("q")
+    models = ({"id": "m", "max_model_len": 9},)
+    for event in (
+        d.Indexed(),
+        d.Added(Instance(id=p, role=P, url="http://p")),
+        d.Folded((report,)),
+        d.Seen(name, models, Load(running=1, kv_usage=0.5)),
+        d.ProbeFailed(name),
+        d.Unreachable(name),
+        d.SetAside({InstanceId("x"): "a fan is loud"}),
+        d.Distrusted([(p, name, "it answers otherwise")]),
+        d.Proven({p: 1}, {name: 1}, [(q, name, "it is busy")], [(p, name, "a tie")]),
+        d.Seen(name, None, None),
+        d.LegStarted(name),
+    ):
+        fleet.handle(event, 0.0)
 
 
 def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     lines: list[bytes] = []
-    log = Log(lines.append, "least_load")
-    view = LoggedView(log, lambda _: Make(prefill=COST, decode=COST))
-    index = view.all().prefixes = LoggedPrefixes(log)
-    desk = LoggedDesk(log, view, POLICIES["least_load"], admission=False, foresees=True)
+    log = DecisionLog(lines.append, "least_load")
+    view = FleetView(lambda _: Make(prefill=COST, decode=COST))
+    fleet = fleet_of(log, view)
+    _, machine = scheduler_of(log, view, POLICIES["least_load"], admission=False, foresees=True)
     name = InstanceId("d")
     instance = Instance(id=name, role=D, url="http://d", epoch=2, pins=True)
     report = Reported(instance=instance, state="ready", accepting=True, credits=1, load=Load(), models=({"id": "m"},))
-    view.add(Instance(id=InstanceId("p"), role=P, url="http://p"))
-    view.fold((report,))
-    view.seen(name, ({"id": "m", "max_model_len": 9},), Load(running=1, kv_usage=0.5))
-    view.probe_failed(name)
-    view.unreachable(name)
-    view.set_aside({InstanceId("x"): "a fan is loud"})
-    view.distrust({(InstanceId("p"), name): "it answers otherwise"})
-    view.proven(Standing({InstanceId("p"): 1}, {name: 1}, {}, {(InstanceId("q"), name): "it is busy"}))
-    view.seen(name, None, None)
-    view.leg_started(name)
-    desk.leg_ended(name)
+    _every_event_of_a_fleet(fleet, report)
+    machine.handle(d.LegEnded(name), 0.1)
     ask = Choose(frozenset({InstanceId("x")}), hand_over=True)
-    one, two = (Seat(Wanted(model="m", hand_over=True, prefix=(2**64 - 1, number))) for number in range(2))
-    assert desk.choose(one, ask, 0.5)[0].decode == name
-    assert desk.choose(two, ask, 0.5)[0].wait
-    desk.found_none(two)
-    desk.pick(Wanted(model=None, hand_over=False))
+    one, two = (SchedulingContext(Wanted(model="m", hand_over=True, prefix=(2**64 - 1, number))) for number in range(2))
+    (told,) = machine.handle(d.Asked(one, ask, 0.5), 0.5)
+    assert told.decode == name
+    (told,) = machine.handle(d.Asked(two, ask, 0.5), 0.5)
+    assert told.wait
+    machine.handle(d.FoundNone(two), 0.5)
+    machine.handle(d.Picked(Wanted(model=None, hand_over=False)), 0.5)
     one.wanted = Wanted(model="m", hand_over=True, prompt_tokens=7, prefix_block_tokens=1.5, prefix=one.wanted.prefix)
-    desk.prompt_over(one, 0.6, done=True, cached_tokens=3)
-    desk.opened(one, 0.7)
-    assert desk.occupy(one, None) == (two,)
-    desk.fleet_changed()
-    desk.look(0.75)
-    index.reported(Sent(0, 1, (2**64 - 1,), (0.1,)), 256.0, 5)
-    desk.finish(one, 0.8, 4, cut_off=True)
-    desk.finish(two, 0.9)
-    desk.finish(two, 1.0)
+    machine.handle(d.PromptOver(one, 0.6, True, 3), 0.6)
+    machine.handle(d.AnswerOpened(one, 0.7), 0.7)
+    assert machine.handle(d.Occupied(one, None), 0.7) == (two,)
+    machine.handle(d.FleetChanged(), 0.7)
+    machine.handle(d.Looked(0.75), 0.75)
+    fleet.handle(d.Cached(Sent(0, 1, (2**64 - 1,), (0.1,)), 256.0, 5), 0.75)
+    machine.handle(d.Finished(one, 0.8, 4, cut_off=True), 0.8)
+    machine.handle(d.Finished(two, 0.9, None, cut_off=False), 0.9)
+    machine.handle(d.Finished(two, 1.0, None, cut_off=False), 1.0)
     entries = [d.entry_of(line) for line in lines]
     assert [d.entry_of(d.line_of(entry)) for entry in entries] == entries
     written = {type(entry) for entry in entries}
@@ -222,28 +236,6 @@ def test_every_kind_of_entry_comes_back_as_it_was() -> None:
         "an admission's, in the runs above; a log writer's own"
     )
     assert replay(entries).differences == ()
-
-
-@pytest.mark.interpreted
-def test_nothing_that_changes_a_desk_or_a_view_is_overlooked() -> None:
-    """Whoever adds a method to one of them has to say here that it changes nothing, or write it down."""
-    asks = {
-        Desk: {"pins", "turned_away", "speaks_for"},
-        View: {
-            "all",
-            "get",
-            "knows",
-            "lacks",
-            "models",
-            "not_exact",
-            "pair_warm",
-            "pair_met",
-            "leg_ended",
-        },  # the last one is the desk's
-    }
-    for plain, logged in ((Desk, LoggedDesk), (View, LoggedView)):
-        public = {name for name, _ in inspect.getmembers(plain, inspect.isfunction) if not name.startswith("_")}
-        assert public - asks[plain] == {name for name in vars(logged) if not name.startswith("_")}
 
 
 def test_a_log_that_was_tampered_with_is_found_out() -> None:

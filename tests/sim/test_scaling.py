@@ -18,7 +18,7 @@ from goodput.observation import Phase
 from goodput.sizing import Lengths
 from goodput.sketch import sketch_of
 from loadgen.arrival import Arrival
-from router.records import Promise as Promised
+from router.core.values import Promise as Promised
 from sim.baselines.scaling.clairvoyant import Clairvoyant, schedule
 from sim.baselines.scaling.laws import Behavior
 from sim.baselines.scaling.narwhal import Narwhal

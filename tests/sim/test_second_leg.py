@@ -8,9 +8,9 @@ import pytest
 from support.simulated import HANDS_OVER, every, members, simulate
 
 from cluster.instance import Role
-from router import desk
-from router.desk import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE
-from router.journey import PATIENCE_S
+from router.core.journey import PATIENCE_S
+from router.scheduler import scheduler
+from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE
 from sim.faults import Fault, Faults
 from sim.kernel import NS
 from sim.settings import Settings
@@ -73,7 +73,7 @@ def test_a_fleet_that_is_slow_everywhere_serves_no_fewer(monkeypatch: pytest.Mon
 
     right, seconds = served()
     assert seconds <= SECOND_LEGS_SAVED + len(load) * SECOND_LEGS_SHARE
-    monkeypatch.setattr(desk, "SECOND_LEGS_SAVED", 0.0)
+    monkeypatch.setattr(scheduler, "SECOND_LEGS_SAVED", 0.0)
     without, none = served()
     assert none == 0 and 0 < without < len(load) / 4, "most had no chance"
     assert right >= without

@@ -8,10 +8,10 @@ import pytest
 from support.simulated import HANDS_OVER, MODEL, every, members, one, simulate
 
 import engine.twin.machine
-import router.desk
-import router.journey
-import router.policy
-import router.view
+import router.core.journey
+import router.fleet.snapshot
+import router.scheduler.scheduler
+import router.scheduler.scoring.policies
 import sim.front
 import sim.instance
 import sim.passage
@@ -57,13 +57,13 @@ def bytes_of(seed: int, **more: object) -> bytes:
 
 def test_the_parts_are_the_products_own() -> None:
     world = World(members(P, D))
-    assert type(world.view) is router.view.View
-    assert type(world.front.desk) is router.desk.Desk
-    assert world.front.desk.policy is router.policy.POLICIES["workload"]
+    assert type(world.view) is router.fleet.snapshot.View
+    assert type(world.front.desk) is router.scheduler.scheduler.Desk
+    assert world.front.desk.policy is router.scheduler.scoring.policies.POLICIES["workload"]
     assert type(world.instances[0].twin) is engine.twin.machine.Twin
-    assert sim.passage.j is router.journey
+    assert sim.passage.j is router.core.journey
     passage = sim.passage.Passage(world.front, 0, Arrival(at_s=0, input_tokens=1, output_tokens=2), MODEL)
-    assert type(passage.journey) is router.journey.Journey
+    assert type(passage.journey) is router.core.journey.Journey
     for module in (sim.front, sim.passage, sim.world, sim.instance):
         own = {name for name, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == module.__name__}
         assert not own & {"Journey", "View", "Desk", "Waiting", "Twin", "Ledger", "AgentMachine"}, module
@@ -215,7 +215,7 @@ def test_clients_that_leave_leave_nothing_behind() -> None:
 
 @pytest.mark.interpreted
 def test_a_place_that_is_never_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.desk.Desk, "finish", lambda *_args, **_more: ())
+    monkeypatch.setattr(router.scheduler.scheduler.Desk, "finish", lambda *_args, **_more: ())
     with pytest.raises(LawBroken, match="places taken"):
         simulate(members(P, D), every(0.1, 5))
 

@@ -24,7 +24,7 @@ from cluster.registry.membership import Heartbeat, State
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import Registry, RegistryDown
 from engine.mock.instance import Instance as Mock
-from router.config import RouterConfig
+from router.api.config import RouterConfig
 
 BEAT_S = 0.1
 CREDITS = 6

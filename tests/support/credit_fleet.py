@@ -21,13 +21,13 @@ from decode.rules import DecodeRules
 from engine.agent.grants import concerning
 from engine.agent.machine import AgentMachine, EngineIs, LoadRead, RoutersHeard
 from prefill.rules import PrefillRules
-from router.demand import demands, legs_said
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import POLICIES
-from router.records import Wanted
-from router.view import View
-from router.watch import _by_tenant, _reported
+from router.core.journey import Choose
+from router.core.values import Wanted
+from router.fleet.discovery import _by_tenant, _reported
+from router.fleet.view import FleetView
+from router.scheduler.demand import demands, legs_said
+from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.scoring.policies import POLICIES
 
 ASK = Choose(frozenset(), hand_over=True)
 
@@ -124,11 +124,11 @@ class Front:
 
     def __init__(self, world: World, name: str, *, announces: bool = True) -> None:
         self.world, self.name, self.alive, self.announces = world, name, True, announces
-        self.view = View()
-        self.desk = Desk(self.view, POLICIES["least_load"])
+        self.view = FleetView()
+        self.desk = Scheduler(self.view, POLICIES["least_load"])
         self.desk.shares = world.shares
         self.instances, self.others, self.seq = Membership(), Membership(), 0
-        self.line: dict[str, list[Seat]] = {}
+        self.line: dict[str, list[SchedulingContext]] = {}
         self.spent: dict[str, float] = {}
         """By tenant: legs had, by its weight; who comes late begins with what the last one served had (`begun`)."""
         self.begun = 0.0
@@ -173,7 +173,7 @@ class Front:
         for _ in range(times):
             if not self.line.get(tenant):
                 self.spent[tenant] = max(self.spent.get(tenant, 0.0), self.begun)
-            self.line.setdefault(tenant, []).append(Seat(Wanted(model="m", hand_over=True, tenant=tenant)))
+            self.line.setdefault(tenant, []).append(SchedulingContext(Wanted(model="m", hand_over=True, tenant=tenant)))
             self.ask()
 
     def called(self, whom: tuple[object, ...]) -> None:
@@ -192,9 +192,9 @@ class Front:
             for late in self.line.values():  # all stand in line, so that all are counted
                 for each in late:
                     self.desk.line.enter(each, each.wanted)
-            self.called(calls + (self.desk.found_none(called) if isinstance(called, Seat) else ()))
+            self.called(calls + (self.desk.found_none(called) if isinstance(called, SchedulingContext) else ()))
             return
-        if isinstance(called, Seat) and called is not seat:
+        if isinstance(called, SchedulingContext) and called is not seat:
             calls += self.desk.found_none(called)
         self.called(calls)
         self.line[tenant].pop(0)
@@ -207,12 +207,12 @@ class Front:
         prefill.take(prefill_s, lambda: self.prefilled(seat, prefill, decode, decode_s))
         self.ask()
 
-    def prefilled(self, seat: Seat, prefill: Agent, decode: Agent, decode_s: float) -> None:
+    def prefilled(self, seat: SchedulingContext, prefill: Agent, decode: Agent, decode_s: float) -> None:
         if self.alive:
             self.called(self.desk.leg_ended(InstanceId(prefill.name)))
             decode.take(decode_s, lambda: self.over(seat))
 
-    def over(self, seat: Seat) -> None:
+    def over(self, seat: SchedulingContext) -> None:
         self.world.served[seat.wanted.tenant] += 1
         if self.alive:
             self.called(self.desk.finish(seat, 0.0))

@@ -393,7 +393,9 @@ def reports_the_producers_cache_hits(pair: Pair) -> None:
 
 @check
 def counts_pulled_tokens_as_cached_where_the_producer_says_nothing(pair: Pair) -> None:
-    """By this a router proves that a pair hands over (`router.proofs`): what D did not compute, it had from P."""
+    """By this a router proves that a pair hands over (`router.fleet.pair_proofs`): what D did not compute, it had from
+    P.
+    """
     prompt = f"[{uuid.uuid4().hex}] " + STORY * 8
     _, transfer = pair.leg(prompt=prompt)
     _, answer = ask(pair.decode, COMPLETIONS, wire.decode_body(pair.body(prompt=prompt), transfer.untold()))

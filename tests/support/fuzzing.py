@@ -41,8 +41,8 @@ from support.hands_over import hands_over
 
 from cluster.instance import Instance
 from cluster.registry.registry import Registry
-from router.app import serve
-from router.config import RouterConfig
+from router.api.app import serve
+from router.api.config import RouterConfig
 
 HEALTH_S = 10.0
 """A router that does not answer /health within this hangs, also on a busy machine."""

@@ -1,7 +1,7 @@
 """Routers for tests of what becomes of a handoff: they hand over whenever they can.
 
-By itself a router hands over only where that costs less than one instance (`router.policy.workload`), and engines that
-compute in no time make that rare. A test of the default says `policy=POLICY`.
+By itself a router hands over only where that costs less than one instance (`router.scheduler.scoring.workload`), and
+engines that compute in no time make that rare. A test of the default says `policy=POLICY`.
 """
 
 from __future__ import annotations

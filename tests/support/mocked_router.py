@@ -16,7 +16,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance
 from engine.mock.fleet import MockFleet
 from engine.mock.settings import Settings
-from router.config import RouterConfig
+from router.api.config import RouterConfig
 
 
 @dataclass

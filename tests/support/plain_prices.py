@@ -1,5 +1,6 @@
 """What the workload policy says, worked out row by row with every formula written out: slow, and what the columns and
-short cuts of `router.prices`, `router.policy.workload` and `router.admission.Gate` have to agree with.
+short cuts of `router.scheduler.scoring.prices`, `router.scheduler.scoring.workload` and
+`router.scheduler.flow_control.queue.Gate` have to agree with.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from router.admission import AHEAD_MS, LATE_LANES, MARGIN
-from router.book import SPREAD
-from router.policy.candidates import ready
-from router.policy.workload import ALIKE, HYSTERESIS, WAITING, K
-from router.prices.base import HOLDS_FREE, LOOSE, OUTPUT_UNKNOWN, PULL_MS, PULL_STEPS, SHARES
-from router.prices.budget import BARRIER_MAX, MISS, RAMP
-from router.pulls import FADES_S, LEAST_MS
-from router.records import Wanted
-from router.speeds import Make
-from router.view import Fleet
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.predict.answer_lengths import OUTPUT_UNKNOWN, SHARES
+from router.predict.inflight_load import SPREAD
+from router.predict.step_model import Make
+from router.predict.transfer_model import FADES_S, LEAST_MS
+from router.scheduler.flow_control.saturation import AHEAD_MS, LATE_LANES, MARGIN
+from router.scheduler.scoring.budget import BARRIER_MAX, MISS, RAMP
+from router.scheduler.scoring.filters import ready, saturation_of
+from router.scheduler.scoring.prices import HOLDS_FREE, LOOSE, PULL_MS, PULL_STEPS
+from router.scheduler.scoring.workload import ALIKE, HYSTERESIS, WAITING, K
 
 _POINTS = np.concatenate([np.linspace(0.0, 1.2, 121), [1e6]])
 
@@ -57,8 +59,9 @@ class Row:
 class Plain:
     """One choice."""
 
-    def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
+    def __init__(self, fleet: FleetSnapshot, wanted: Wanted) -> None:
         self.fleet, self.wanted, self.book = fleet, wanted, fleet.book
+        self.gate = saturation_of(wanted)
         self.speeds = fleet.book.speeds
         self.tokens = max(1, wanted.prompt_tokens)
         self.output = wanted.output_tokens or OUTPUT_UNKNOWN
@@ -100,7 +103,7 @@ class Plain:
         return self._prompt(row) + self.speeds.first[row] + self.speeds.overhead[row] + self.waited
 
     def _row(self, row: int) -> Row:
-        book, speeds, wanted, gate, columns = self.book, self.speeds, self.wanted, self.fleet.gate, self.fleet.columns
+        book, speeds, wanted, gate, columns = self.book, self.speeds, self.wanted, self.gate, self.fleet.columns
         place = bool(columns.inflight[row] < columns.limits(wanted.routers)[row])
         waits = self.waits(row)
         make = self._make(row)
@@ -136,7 +139,7 @@ class Plain:
         return found
 
     def _price(self, found: Row, row: int, longer: float, idle: float) -> None:
-        book, wanted, gate = self.book, self.wanted, self.fleet.gate
+        book, wanted, gate = self.book, self.wanted, self.gate
         if gate is not None and gate.queue and not found.open:
             found.ttft += gate.queue_ms(len(self.fleet))
         table = _OWN_MISSED if wanted.ttft_ms and not wanted.late else _OWN
@@ -242,8 +245,8 @@ class Said:
     other: float = math.inf
 
 
-def choose(fleet: Fleet, wanted: Wanted) -> Said:
-    """As `router.policy.workload.workload`."""
+def choose(fleet: FleetSnapshot, wanted: Wanted) -> Said:
+    """As `router.scheduler.scoring.workload.workload`."""
     found = ready(fleet, wanted)
     plain = Plain(fleet, wanted)
     assert found.any.tolist() == [row for row in plain.may() if fleet.at(row).id not in wanted.excluded]

@@ -23,7 +23,7 @@ from goodput.search import Counts
 from loadgen.arrival import Arrival
 from loadgen.arrivals import poisson
 from loadgen.report import Targets
-from router.records import Promise
+from router.core.values import Promise
 from sim.engine_args import engine_of, read_words
 from sim.evaluate import Goal
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from cluster.registry.registry import Registry
-from router.app import serve
-from router.config import RouterConfig
+from router.api.app import serve
+from router.api.config import RouterConfig
 
 
 @asynccontextmanager

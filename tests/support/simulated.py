@@ -11,7 +11,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.twin.config import Config
 from loadgen.arrival import Arrival
-from router.policy import POLICIES, Policy
+from router.scheduler.scoring.policies import POLICIES, Policy
 from sim.faults import Fault, Faults
 from sim.fleet import Member
 from sim.result import Result

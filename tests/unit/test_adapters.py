@@ -13,11 +13,11 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from engine.agent.adapters import Adapters
 from engine.vllm.weights import adapter_marks, adapter_of
-from router.desk import Desk, Seat
-from router.journey import Choose, Chosen
-from router.policy import POLICIES
-from router.records import Reported, Wanted
-from router.view import View
+from router.core.journey import Choose, Chosen
+from router.core.values import Reported, Wanted
+from router.fleet.view import FleetView
+from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.scoring.policies import POLICIES
 
 P, P2, D = InstanceId("p"), InstanceId("p2"), InstanceId("d")
 ROLES = {P: Role.PREFILL, P2: Role.PREFILL, D: Role.DECODE}
@@ -27,9 +27,11 @@ def card(name: str, root: str = "") -> dict[str, Any]:
     return {"id": name, "root": root, "parent": "m"}
 
 
-def view_of(told: Mapping[InstanceId, Mapping[str, str] | None], *, base: frozenset[InstanceId] = frozenset()) -> View:
+def view_of(
+    told: Mapping[InstanceId, Mapping[str, str] | None], *, base: frozenset[InstanceId] = frozenset()
+) -> FleetView:
     """By instance the digest of each adapter; None: no agent says. `base`: those whose own model is `poet`."""
-    view = View()
+    view = FleetView()
     for name, digests in told.items():
         instance = Instance(id=name, role=ROLES[name], url=f"http://{name}", epoch=1)
         poet = {"id": "poet", "parent": None} if name in base else card("poet")
@@ -54,7 +56,7 @@ def _reported(instance: Instance, models: tuple[dict[str, object], ...], adapter
     )
 
 
-def chosen(view: View, model: str = "poet", policy: str = "least_load") -> Chosen:
+def chosen(view: FleetView, model: str = "poet", policy: str = "least_load") -> Chosen:
     return POLICIES[policy](view.all(), Wanted(model=model, hand_over=True))
 
 
@@ -183,8 +185,8 @@ def test_a_stream_goes_on_only_under_the_same_adapter() -> None:
 def test_what_is_held_goes_to_no_d_with_another_adapter() -> None:
     for digest, anew in (("a", False), ("b", True)):
         view = view_of({P: {"poet": "a"}, P2: {"poet": digest}, D: {"poet": digest}})
-        desk = Desk(view, POLICIES["least_load"])
-        seat = Seat(Wanted(model="poet", hand_over=True))
+        desk = Scheduler(view, POLICIES["least_load"])
+        seat = SchedulingContext(Wanted(model="poet", hand_over=True))
         found, _ = desk.choose(seat, Choose(frozenset(), hand_over=True, holders=(P,)), 0.0)
         assert (found.decode, found.anew) == (D, anew)
         second = Choose(frozenset({P}), hand_over=True, second=True, holders=(P,))

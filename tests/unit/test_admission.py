@@ -7,18 +7,19 @@ from msgspec.structs import replace
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.admission import AGING_S_MIN, AHEAD_MS, FAIR_MS, Gate, Line
-from router.records import Wanted
-from router.view import View
+from router.core.values import Wanted
+from router.fleet.view import FleetView
+from router.scheduler.flow_control.queue import AGING_S_MIN, FAIR_MS, FlowControlQueue
+from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
 
 ANY = Wanted(model="m", hand_over=True, prompt_tokens=1000, ttft_ms=500.0)
 
 
-def enter(line: Line, who: str, *, now: float = 0.0, work_ms: float = 20.0, **more: object) -> None:
+def enter(line: FlowControlQueue, who: str, *, now: float = 0.0, work_ms: float = 20.0, **more: object) -> None:
     line.enter(who, replace(ANY, arrived=now, **more), work_ms)  # type: ignore[arg-type]
 
 
-def order(line: Line) -> list[object]:
+def order(line: FlowControlQueue) -> list[object]:
     """Everybody, in the order in which places that become free one by one are given."""
     found: list[object] = []
     while len(line):
@@ -29,7 +30,7 @@ def order(line: Line) -> list[object]:
 
 
 def test_the_earliest_deadline_is_next_and_without_one_half_a_minute() -> None:
-    line = Line()
+    line = FlowControlQueue()
     enter(line, "patient", ttft_ms=0.0)
     enter(line, "loose", ttft_ms=20_000.0)
     enter(line, "tight", ttft_ms=300.0)
@@ -39,14 +40,14 @@ def test_the_earliest_deadline_is_next_and_without_one_half_a_minute() -> None:
 
 
 def test_without_targets_first_come_first_served() -> None:
-    line = Line()
+    line = FlowControlQueue()
     for at in range(5):
         enter(line, f"{at}", now=at * 0.1, ttft_ms=0.0)
     assert order(line) == ["0", "1", "2", "3", "4"]
 
 
 def test_a_tenant_that_was_given_more_waits_for_the_others() -> None:
-    line = Line()
+    line = FlowControlQueue()
     line.gave("rich", FAIR_MS * 2)
     for at in range(3):
         enter(line, f"rich {at}", tenant="rich", ttft_ms=100.0)
@@ -58,7 +59,7 @@ def test_a_tenant_that_was_given_more_waits_for_the_others() -> None:
 
 
 def test_shares_are_kept_over_time() -> None:
-    line, given = Line(), {"one": 0.0, "three": 0.0}
+    line, given = FlowControlQueue(), {"one": 0.0, "three": 0.0}
     for tenant in given:
         for at in range(400):
             enter(line, f"{tenant} {at}", tenant=tenant, ttft_ms=0.0)
@@ -73,7 +74,7 @@ def test_shares_are_kept_over_time() -> None:
 
 def test_those_with_most_work_are_given_up_so_that_most_are_in_time() -> None:
     """Moore and Hodgson: of six with the same target, one machine can do five if it leaves the large one."""
-    line = Line()
+    line = FlowControlQueue()
     for at in range(5):
         enter(line, f"small {at}", work_ms=90.0)
     enter(line, "large", work_ms=400.0)
@@ -82,7 +83,7 @@ def test_those_with_most_work_are_given_up_so_that_most_are_in_time() -> None:
 
 
 def test_nobody_is_given_up_while_all_can_be_in_time() -> None:
-    line = Line()
+    line = FlowControlQueue()
     for at in range(20):
         enter(line, f"{at}", work_ms=80.0)
     assert line.hopeless(0.0, 4) == []
@@ -90,13 +91,13 @@ def test_nobody_is_given_up_while_all_can_be_in_time() -> None:
 
 
 def test_only_who_has_a_target_can_miss_it() -> None:
-    line = Line()
+    line = FlowControlQueue()
     enter(line, "whenever", work_ms=1e6, ttft_ms=0.0)
     assert line.hopeless(100.0, 1) == []
 
 
 def test_who_has_been_late_for_long_goes_first() -> None:
-    line = Line()
+    line = FlowControlQueue()
     enter(line, "old", work_ms=600.0)
     assert line.hopeless(0.0, 1) == ["old"]
     assert list(line.aged(AGING_S_MIN - 0.1)) == []
@@ -108,7 +109,7 @@ def test_who_has_been_late_for_long_goes_first() -> None:
 
 
 def test_a_place_that_one_cannot_use_is_offered_to_those_who_want_something_else() -> None:
-    line = Line()
+    line = FlowControlQueue()
     enter(line, "long", prompt_tokens=100_000)
     enter(line, "long, too", prompt_tokens=100_000)
     enter(line, "short", prompt_tokens=100)
@@ -121,7 +122,7 @@ def test_a_place_that_one_cannot_use_is_offered_to_those_who_want_something_else
 
 
 def test_who_is_called_and_leaves_passes_the_place_on() -> None:
-    line = Line()
+    line = FlowControlQueue()
     enter(line, "one")
     enter(line, "two")
     assert line.call_first() == ("one",)
@@ -129,7 +130,7 @@ def test_who_is_called_and_leaves_passes_the_place_on() -> None:
 
 
 def test_a_second_place_while_one_asks_is_not_forgotten() -> None:
-    line = Line()
+    line = FlowControlQueue()
     for who in ("one", "two", "three"):
         enter(line, who)
     assert line.call_first() == ("one",)
@@ -140,7 +141,7 @@ def test_a_second_place_while_one_asks_is_not_forgotten() -> None:
 
 
 def test_a_fleet_that_changes_is_offered_to_all_as_long_as_they_find_places() -> None:
-    line = Line()
+    line = FlowControlQueue()
     for who in ("one", "two"):
         enter(line, who)
     assert line.call_all() == ("one",)
@@ -149,7 +150,7 @@ def test_a_fleet_that_changes_is_offered_to_all_as_long_as_they_find_places() ->
 
 def test_several_places_are_offered_until_one_finds_none() -> None:
     """What came together is asked for one by one, and nobody counts: it goes on as long as there are places."""
-    line = Line()
+    line = FlowControlQueue()
     for who in ("one", "two", "three", "four"):
         enter(line, who)
     assert line.call_all() == ("one",)
@@ -163,7 +164,7 @@ def test_several_places_are_offered_until_one_finds_none() -> None:
 
 
 def test_standing_in_line_twice_keeps_the_place() -> None:
-    line = Line()
+    line = FlowControlQueue()
     enter(line, "one")
     enter(line, "two")
     enter(line, "one")
@@ -171,7 +172,7 @@ def test_standing_in_line_twice_keeps_the_place() -> None:
 
 
 def test_how_long_the_line_takes() -> None:
-    line = Line()
+    line = FlowControlQueue()
     for at in range(10):
         enter(line, f"{at}", work_ms=200.0)
     assert line.drains_s(1) == pytest.approx(2.0)
@@ -182,7 +183,7 @@ def test_how_long_the_line_takes() -> None:
 
 
 def test_servers_of_one_tenant_judge_nobody_elses_requests() -> None:
-    line = Line()
+    line = FlowControlQueue()
     for at in range(5):
         enter(line, f"ann {at}", tenant="ann", whose="ann", work_ms=200.0)
         enter(line, f"eve {at}", tenant="eve", work_ms=200.0)
@@ -191,15 +192,15 @@ def test_servers_of_one_tenant_judge_nobody_elses_requests() -> None:
 
 
 def test_nobody_is_asked_because_somebody_elses_instance_opens() -> None:
-    view = View()
+    view = FleetView()
     for name, whose, opens_ms in (("shared", (), 9000.0), ("anns", ("ann",), 0.0)):
         view.add(Instance(id=InstanceId(name), role=Role.PREFILL, url=name, tenants=frozenset(whose)))
         view.seen(InstanceId(name), ({"id": "m"},), Load())
         view.all().book.opens[view.get(InstanceId(name)).row] = opens_ms
-    line = Line()
-    gate = Gate(line)
+    line = FlowControlQueue()
+    gate = SaturationDetector(line)
     enter(line, "eve", tenant="eve")
     assert gate.opens_at(view.all(), 1.0) == pytest.approx((9000.0 - AHEAD_MS) / 1000.0)
     enter(line, "ann", tenant="ann", whose="ann")
     assert gate.opens_at(view.all(), 1.0) == 1.0
-    assert gate.opens_at(View().all(), 1.0) == math.inf
+    assert gate.opens_at(FleetView().all(), 1.0) == math.inf

@@ -9,12 +9,12 @@ import pytest
 from cluster import wire
 from cluster.instance import MODELS_MAX, models_in
 from engine.vllm.metrics import parse_load
-from router.answers import BEGINNING_BYTES_MAX, beginning, completion_in, json_type, object_in, refusal
-from router.exact import CHAT, COMPLETIONS
+from router.core.eligibility import CHAT, COMPLETIONS
+from router.core.engine_answers import BEGINNING_BYTES_MAX, beginning, completion_in, json_type, object_in, refusal
+from router.core.timing_parts import Told
 from router.http.headers import printable
-from router.intake import answer_tokens, cached_in
-from router.seam import EVENT_BYTES_MAX, Said, Seam, SeamBroken, Seed, seed_of
-from router.sums import Told
+from router.predict.predictors import answer_tokens, cached_in
+from router.request.splice import EVENT_BYTES_MAX, SaidSoFar, Seed, Splice, SpliceBroken, seed_of
 
 TEXT = b'{"choices":[{"text":"a"}]}'
 DEEP = b"[" * 100_000
@@ -141,16 +141,16 @@ def test_a_token_that_is_none_is_no_seed(token: object) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_a_seam_keeps_no_event_without_an_end(path: str) -> None:
-    seam = Seam(path, Said("a", role=False))
+    seam = Splice(path, SaidSoFar("a", role=False))
     assert seam.feed(b"data: " + b"x" * (EVENT_BYTES_MAX - 6)) == b""
-    with pytest.raises(SeamBroken, match="more than"):
+    with pytest.raises(SpliceBroken, match="more than"):
         seam.feed(b"x")
 
 
 def test_a_seam_breaks_at_events_that_are_no_json() -> None:
     for event in (b"data: " + DEEP, b'data: {"choices":[{"text":"\xff"}]}', b"data: \xff"):
-        with pytest.raises(SeamBroken):
-            Seam(COMPLETIONS, Said("a", role=False)).feed(event + b"\n\n")
+        with pytest.raises(SpliceBroken):
+            Splice(COMPLETIONS, SaidSoFar("a", role=False)).feed(event + b"\n\n")
 
 
 def test_an_engines_models_are_those_with_names() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.journey import Chosen
-from router.policy import Policy
-from router.records import Reported, Wanted
-from router.view import View
+from router.core.journey import Chosen
+from router.core.values import Reported, Wanted
+from router.fleet.view import FleetView
+from router.scheduler.scoring.policies import Policy
 from sim.baselines import BASELINES, Following
 from sim.baselines.dynamo import Dynamo
 from sim.baselines.llmd import Llmd
@@ -25,8 +25,8 @@ P2D2 = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DE
 B3 = {"b0": Role.BOTH, "b1": Role.BOTH, "b2": Role.BOTH}
 
 
-def fleet(roles: dict[str, Role], credits: int = 100, **loads: Load) -> View:  # noqa: A002 - the fleet's own word
-    view = View()
+def fleet(roles: dict[str, Role], credits: int = 100, **loads: Load) -> FleetView:  # noqa: A002 - the fleet's own word
+    view = FleetView()
     said = [
         Reported(
             instance=Instance(id=InstanceId(name), role=role, url=f"http://{name}"),
@@ -47,13 +47,13 @@ def wanted(tokens: int = 1000, prefix: tuple[int, ...] = (), **rest: Any) -> Wan
     return Wanted(prefix_block_tokens=100 if prefix else 0, **fields)
 
 
-def ask(policy: Policy, view: View, what: Wanted | None = None) -> tuple[str | None, str | None]:
+def ask(policy: Policy, view: FleetView, what: Wanted | None = None) -> tuple[str | None, str | None]:
     chosen = policy(view.all(), what or wanted())
     assert chosen.because
     return chosen.prefill, chosen.decode
 
 
-def busy(view: View, **legs: int) -> None:
+def busy(view: FleetView, **legs: int) -> None:
     for name, count in legs.items():
         for _ in range(count):
             view.leg_started(InstanceId(name))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import ApiError
-from router import body
+from router.request import body
 
 JSON_TYPE = "application/json"
 

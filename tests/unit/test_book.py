@@ -8,14 +8,14 @@ import pytest
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
-from router.book import DUTY_S, IDLE_MIN, NEARLY, SPREAD, Book, Booking
-from router.speeds import make_of
+from router.predict.inflight_load import DUTY_S, IDLE_MIN, NEARLY, SPREAD, InflightLoad, InflightRequest
+from router.predict.step_model import make_of
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
 
 
-def book(rows: int = 2) -> Book:
-    made = Book()
+def book(rows: int = 2) -> InflightLoad:
+    made = InflightLoad()
     made.reach(rows)
     for row in range(rows):
         made.know(row, MAKE)
@@ -23,13 +23,13 @@ def book(rows: int = 2) -> Book:
     return made
 
 
-def booking(prompt: int = 1000, mean: float = 200.0, tpot: float = math.inf) -> Booking:
-    return Booking(
+def booking(prompt: int = 1000, mean: float = 200.0, tpot: float = math.inf) -> InflightRequest:
+    return InflightRequest(
         prompt_tokens=prompt, mean_tokens=mean, short_tokens=50.0, middle_tokens=50.0, variance=100.0, tpot_ms=tpot
     )
 
 
-def place(here: Book, one: Booking, row: int, ms: float, now: float) -> None:
+def place(here: InflightLoad, one: InflightRequest, row: int, ms: float, now: float) -> None:
     here.prompt_placed(one, row, ms, ms / 2, now)
     here.answer_placed(one, row, now)
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from router.bottleneck import PoolSeen, Seen, Where, bottleneck
+from router.admin.bottleneck import PoolSeen, PoolsSeen, Where, bottleneck
 
-CALM = Seen(
+CALM = PoolsSeen(
     prefill=PoolSeen(instances=2, running=2.0, places=2.0),
     decode=PoolSeen(instances=2, running=20.0, places=22.0),
     rate=5.0,
 )
 
 
-def seen(prefill: dict[str, float] | None = None, decode: dict[str, float] | None = None, **more: Any) -> Seen:
+def seen(prefill: dict[str, float] | None = None, decode: dict[str, float] | None = None, **more: Any) -> PoolsSeen:
     return replace(
         CALM, prefill=replace(CALM.prefill, **(prefill or {})), decode=replace(CALM.decode, **(decode or {})), **more
     )
@@ -26,7 +26,7 @@ def seen(prefill: dict[str, float] | None = None, decode: dict[str, float] | Non
     ("given", "where", "says"),
     [
         (CALM, Where.NOWHERE, "No bottleneck: hardly anything waits"),
-        (Seen(prefill=PoolSeen(instances=1), decode=PoolSeen(instances=1)), Where.IDLE, "the fleet is idle"),
+        (PoolsSeen(prefill=PoolSeen(instances=1), decode=PoolSeen(instances=1)), Where.IDLE, "the fleet is idle"),
         (seen(decode={"waiting": 15.0}), Where.DECODE, "15 requests wait for it on average, about 3.0 s each; none"),
         (seen(prefill={"waiting": 6.0}), Where.PREFILL, "6 requests wait for it on average, about 1.2 s each"),
         (seen(prefill={"waiting": 6.0}, decode={"waiting": 5.0}), Where.BOTH, "Both pools are short: 6 requests wait"),
@@ -39,7 +39,7 @@ def seen(prefill: dict[str, float] | None = None, decode: dict[str, float] | Non
         (seen(decode={"waiting": 15.0}, rate=0.0), Where.DECODE, "15 requests wait for it on average, and none has"),
     ],
 )  # fmt: skip
-def test_where(given: Seen, where: Where, says: str) -> None:
+def test_where(given: PoolsSeen, where: Where, says: str) -> None:
     verdict = bottleneck(given)
     assert (verdict.where, says in verdict.sentence) == (where, True), verdict.sentence
 
@@ -79,7 +79,9 @@ def test_without_a_queue_missed_promises_count() -> None:
 
 
 def test_instances_of_both_roles() -> None:
-    alone = Seen(prefill=PoolSeen(), decode=PoolSeen(), both=PoolSeen(instances=2, running=8.0, waiting=9.0), rate=3.0)
+    alone = PoolsSeen(
+        prefill=PoolSeen(), decode=PoolSeen(), both=PoolSeen(instances=2, running=8.0, waiting=9.0), rate=3.0
+    )
     verdict = bottleneck(alone)
     assert verdict.where is Where.BOTH
     assert "instances that run both legs are the bottleneck: 9 requests wait" in verdict.sentence

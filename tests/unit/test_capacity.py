@@ -8,9 +8,9 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from engine.mock.metrics import Metrics
 from engine.vllm.metrics import parse_load
-from router.prefixes import Prefixes
-from router.records import Reported
-from router.view import View
+from router.core.values import Reported
+from router.fleet.view import FleetView
+from router.predict.prefix_cache import PrefixCacheIndex
 
 ONE = Instance(id=InstanceId("one"), role=Role.BOTH, url="http://one", epoch=1)
 INFO = 'vllm:cache_config_info{{block_size="{}",cache_dtype="auto",engine="{}",num_gpu_blocks="{}",x="None"}} 1.0\n'
@@ -34,9 +34,9 @@ def test_engines_tell_the_size_of_their_cache(text: str, tokens: int) -> None:
 
 
 def test_a_probe_tells_the_book_and_the_index() -> None:
-    view = View()
+    view = FleetView()
     fleet = view.all()
-    prefixes = fleet.prefixes = Prefixes()
+    prefixes = fleet.prefixes = PrefixCacheIndex()
     view.add(ONE)
     row = view.get(ONE.id).row
     guessed = fleet.book.speeds.capacity[row]
@@ -51,7 +51,7 @@ def test_a_probe_tells_the_book_and_the_index() -> None:
 
 
 def test_so_does_a_heartbeat() -> None:
-    view = View()
+    view = FleetView()
     load = Load(kv_tokens=5000)
     view.fold((Reported(instance=ONE, state="ready", accepting=True, credits=3, load=load, models=()),))
     assert view.all().book.speeds.capacity[view.get(ONE.id).row] == 5000

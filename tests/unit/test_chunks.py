@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.chunks import CHUNK_BYTES, CHUNKS_MAX, Hasher, answered_text, prompt_text
+from router.predict.chunks import CHUNK_BYTES, CHUNKS_MAX, Hasher, answered_text, prompt_text
 
 HASHER = Hasher(b"k" * 16)
 SCOPE = HASHER.scope("qwen", "acme")

@@ -9,7 +9,7 @@ import pytest
 from cluster.errors import ApiError
 from cluster.keys import digest
 from cluster.spec import CacheScope, SloClass, Tenant
-from router.clients import KEYS_EVERY_S, Client, Clients
+from router.core.clients import KEYS_EVERY_S, Client, Clients
 
 FAST, SLOW = SloClass(ttft_ms=500), SloClass(ttft_ms=9000)
 CLASSES = {"fast": FAST, "slow": SLOW}

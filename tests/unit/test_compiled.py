@@ -17,7 +17,7 @@ import pytest
 
 from baton import compiled
 from cluster.registry.membership import Heartbeat
-from router import decisions
+from router.fleet import events as log_entries
 from tools.compiled_modules import MODULES
 
 SOURCES = {name: compiled.source_of(name) for name in MODULES}
@@ -84,7 +84,7 @@ def _read_by_type(root: Any, seen: set[type]) -> set[type]:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("root", [decisions.Entry, Heartbeat])
+@pytest.mark.parametrize("root", [log_entries.Entry, Heartbeat])
 def test_what_is_read_by_its_types_keeps_them(root: Any) -> None:
     """Compiled classes know no more than `tuple` of `tuple[int, ...]`, and nothing of `int | None`."""
     found = _read_by_type(root, set())
@@ -92,7 +92,7 @@ def test_what_is_read_by_its_types_keeps_them(root: Any) -> None:
     for each in found:
         if each.__module__ in MODULES:
             plain = [field.type for field in fields(each)] if is_dataclass(each) else each.__annotations__.values()
-            assert all(str(said).isidentifier() for said in plain), f"{each} belongs to router/records.py"
+            assert all(str(said).isidentifier() for said in plain), f"{each} belongs to router/core/values.py"
 
 
 # -- when it is taken --

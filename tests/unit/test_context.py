@@ -8,7 +8,7 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
-from router.view import View
+from router.fleet.view import FleetView
 
 BASE = {"id": "base", "max_model_len": 2048, "parent": None}
 
@@ -28,7 +28,7 @@ BASE = {"id": "base", "max_model_len": 2048, "parent": None}
     ],
 )
 def test_an_adapter_has_its_parents_length(models: tuple[dict[str, Any], ...], asked: str, context: int | None) -> None:
-    view = View()
+    view = FleetView()
     view.add(Instance(id=InstanceId("d"), role=Role.DECODE, url="http://d"))
     view.seen(InstanceId("d"), models, None)
     assert view.get(InstanceId("d")).context(asked) == context

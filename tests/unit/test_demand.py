@@ -7,29 +7,29 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, Kind, decode, encode
 from engine.agent.grants import RouterSays, concerning
-from router.demand import ENTRY_BYTES, demands, legs_said
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import POLICIES
-from router.records import Wanted
-from router.view import View
+from router.core.journey import Choose
+from router.core.values import Wanted
+from router.fleet.view import FleetView
+from router.scheduler.demand import ENTRY_BYTES, demands, legs_said
+from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.scoring.policies import POLICIES
 
 ASK = Choose(frozenset(), hand_over=True)
 
 
-def desk(places: int = 2) -> Desk:
-    view = View()
+def desk(places: int = 2) -> Scheduler:
+    view = FleetView()
     for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
         view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}"))
         view.seen(InstanceId(name), ({"id": "m"},), Load())
         view.get(InstanceId(name)).credits = 8 if role is Role.PREFILL else places
-    made = Desk(view, POLICIES["least_load"])
+    made = Scheduler(view, POLICIES["least_load"])
     made.shares = {"acme": 3.0}
     return made
 
 
-def arrive(at: Desk, tenant: str, times: int) -> list[Seat]:
-    seats = [Seat(Wanted(model="m", hand_over=True, tenant=tenant)) for _ in range(times)]
+def arrive(at: Scheduler, tenant: str, times: int) -> list[SchedulingContext]:
+    seats = [SchedulingContext(Wanted(model="m", hand_over=True, tenant=tenant)) for _ in range(times)]
     for seat in seats:
         chosen, _ = at.choose(seat, ASK, 0.0)
         if chosen.prefill is not None:
@@ -70,7 +70,7 @@ def test_small_tenants_are_summed_up() -> None:
 
 def test_legs_at_a_large_fleet_are_told_in_turns_and_fit_an_announcement() -> None:
     goes_by = {InstanceId(f"decode-of-a-long-name-{number}"): (20_000_000, number) for number in range(3000)}
-    turns = [legs_said(View(), goes_by, turn) for turn in range(8)]
+    turns = [legs_said(FleetView(), goes_by, turn) for turn in range(8)]
     assert all(sum(len(name) + ENTRY_BYTES for name in said) <= PLACES_BYTES_MAX for said in turns)
     assert set().union(*turns) == set(goes_by)
     tenants = {f"{number:02}" + "ä" * 31: (10**6, 1234.5) for number in range(TENANTS_MAX + 1)}

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.desk import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Desk, Seat
-from router.journey import Choose, Lost
-from router.policy import POLICIES
-from router.records import Wanted
-from router.view import View
+from router.core.journey import Choose, Lost
+from router.core.values import Wanted
+from router.fleet.view import FleetView
+from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Scheduler, SchedulingContext
+from router.scheduler.scoring.policies import POLICIES
 
 P, D, D2 = (InstanceId(name) for name in ("p", "d", "d2"))
 ASK = Choose(frozenset(), hand_over=True)
 
 
-def desk(*, places: int = 1, pins: bool = False) -> Desk:
-    view = View()
+def desk(*, places: int = 1, pins: bool = False) -> Scheduler:
+    view = FleetView()
     for name, role in ((P, Role.PREFILL), (D, Role.DECODE)):
         view.add(Instance(id=name, role=role, url=f"http://{name}", pins=pins))
         view.seen(name, ({"id": "m"},), Load())
         view.get(name).credits = 64 if role is Role.PREFILL else places
-    return Desk(view, POLICIES["least_load"])
+    return Scheduler(view, POLICIES["least_load"])
 
 
-def seat() -> Seat:
-    return Seat(Wanted(model="m", hand_over=True))
+def seat() -> SchedulingContext:
+    return SchedulingContext(Wanted(model="m", hand_over=True))
 
 
 def test_a_place_is_taken_with_the_choice_and_given_back_at_the_end() -> None:
@@ -99,7 +99,7 @@ SECOND = Choose(frozenset({P}), hand_over=True, second=True)
 P2 = InstanceId("p2")
 
 
-def with_second(*, places: int = 1) -> Desk:
+def with_second(*, places: int = 1) -> Scheduler:
     here = desk(places=places)
     here.view.add(Instance(id=P2, role=Role.PREFILL, url="http://p2"))
     here.view.seen(P2, ({"id": "m"},), Load())

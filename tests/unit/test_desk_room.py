@@ -8,27 +8,28 @@ from msgspec.structs import replace
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.admission import Gate
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import POLICIES
-from router.records import Promise, Wanted
-from router.speeds import SURE, UNKNOWN
-from router.view import View
+from router.core.journey import Choose
+from router.core.values import Promise, Wanted
+from router.fleet.view import FleetView
+from router.predict.step_model import SURE, UNKNOWN
+from router.scheduler.flow_control.saturation import SaturationDetector
+from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.scoring.policies import POLICIES
+from router.scheduler.scoring.prices_ask import Scoring
 
 ASK = Choose(frozenset(), hand_over=True)
 WANTED = Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0)
 
 
-def desk(*, admission: bool) -> Desk:
-    view = View()
+def desk(*, admission: bool) -> Scheduler:
+    view = FleetView()
     for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
         view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}"))
         view.seen(InstanceId(name), ({"id": "m"},), Load())
-    return Desk(view, POLICIES["workload"], admission=admission)
+    return Scheduler(view, POLICIES["workload"], admission=admission)
 
 
-class Shut(Gate):
+class Shut(SaturationDetector):
     """There is no room anywhere."""
 
     def opens_until_ms(self, wanted: Wanted) -> float:
@@ -42,11 +43,10 @@ class Shut(Gate):
 def test_what_nobody_can_foretell_is_held_back_by_credits_alone() -> None:
     here = desk(admission=True)
     fleet = here.view.all()
-    gate = fleet.gate = Shut(here.line)
+    scoring = Scoring(Shut(here.line))
     asked = Wanted(model=None, hand_over=False)
-    assert here.policy(fleet, replace(asked)).wait
+    assert here.policy(fleet, replace(asked, scoring=scoring)).wait
     assert here.pick(replace(asked)).decode is not None
-    assert fleet.gate is gate
     for each in fleet:
         each.credits, each.inflight = 1, 1
     assert here.pick(replace(asked)).decode is None
@@ -55,8 +55,8 @@ def test_what_nobody_can_foretell_is_held_back_by_credits_alone() -> None:
 @pytest.mark.interpreted
 def test_the_line_is_asked_when_a_prompt_is_computed_where_room_is_more_than_credits() -> None:
     here = desk(admission=True)
-    here.view.all().gate = Shut(here.line)
-    waits = Seat(WANTED, Promise(ttft_ms=60_000))
+    here.scoring.saturation = Shut(here.line)  # type: ignore[misc]
+    waits = SchedulingContext(WANTED, Promise(ttft_ms=60_000))
     assert here.choose(waits, ASK, 1.0)[0].wait
     assert here.room() == (waits,)
     best_effort = desk(admission=False)
@@ -71,7 +71,7 @@ def test_a_share_counts_here_by_the_part_of_its_demand_that_is_here() -> None:
     here.line.gave = lambda _, work: given.append(work)  # type: ignore[method-assign]
     for local in ({}, {"acme": 1.0}):
         here.local_shares = local
-        seat = Seat(Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0, tenant="acme"))
+        seat = SchedulingContext(Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0, tenant="acme"))
         assert here.choose(seat, ASK, 1.0)[0].decode is not None
         here.finish(seat, 2.0)
     assert given[1] > 3 * given[0]
@@ -79,7 +79,7 @@ def test_a_share_counts_here_by_the_part_of_its_demand_that_is_here() -> None:
 
 def test_what_was_foretold_stands_on_the_seat() -> None:
     here = desk(admission=True)
-    seat = Seat(WANTED, Promise(ttft_ms=60_000, tpot_ms=500))
+    seat = SchedulingContext(WANTED, Promise(ttft_ms=60_000, tpot_ms=500))
     here.choose(seat, ASK, 1.25)
     assert seat.ttft_ms > 250, "what it has waited is in it"
     assert seat.tpot_ms > 0
@@ -91,14 +91,14 @@ def test_who_only_decodes_need_not_have_timed_a_prompt() -> None:
     fleet = here.view.all()
     speeds, p, d = fleet.book.speeds, *(fleet.by_id[InstanceId(name)].row for name in "pd")
     for at in range(SURE):
-        hopeless = Seat(WANTED, Promise(ttft_ms=50))
+        hopeless = SchedulingContext(WANTED, Promise(ttft_ms=50))
         here.choose(hopeless, ASK, 1.0)
         assert not hopeless.late, f"nothing is believed after {at} prompts"
         here.finish(hopeless, 1.0)
         tokens = 100 + 37 * (at % 9)
         speeds.prompt_took(p, UNKNOWN.prompt_ms(tokens), 50 * UNKNOWN.prompt_ms(tokens))
     assert speeds.sure(np.array([p])) and not speeds.sure(np.array([d]))
-    hopeless, easy = Seat(WANTED, Promise(ttft_ms=50)), Seat(WANTED, Promise(ttft_ms=60_000))
+    hopeless, easy = SchedulingContext(WANTED, Promise(ttft_ms=50)), SchedulingContext(WANTED, Promise(ttft_ms=60_000))
     for seat in (hopeless, easy):
         here.choose(seat, ASK, 1.0)
     assert hopeless.late and not easy.late

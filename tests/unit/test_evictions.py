@@ -10,9 +10,9 @@ import pytest
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from engine.vllm.evictions import Evictions
-from router.prefixes import Prefixes
-from router.records import Reported
-from router.view import View
+from router.core.values import Reported
+from router.fleet.view import FleetView
+from router.predict.prefix_cache import PrefixCacheIndex
 
 
 def batch(*events: dict[str, Any]) -> bytes:
@@ -79,8 +79,8 @@ class Seen:
     """One instance as its agent tells of it, and ten chunks that went there."""
 
     def __init__(self, *, first: tuple[int, int] = (0, 0)) -> None:
-        self.view = View()
-        self.prefixes = self.view.all().prefixes = Prefixes()
+        self.view = FleetView()
+        self.prefixes = self.view.all().prefixes = PrefixCacheIndex()
         self.hears(first)
         sent = self.prefixes.sent(0, NAMES, 1.0)
         assert sent is not None

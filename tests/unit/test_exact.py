@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.exact import CHAT, COMPLETIONS, single_token, whole_because
+from router.core.eligibility import CHAT, COMPLETIONS, single_token, whole_because
 
 CHAT_BODY = {"messages": [{"role": "user", "content": "hello"}]}
 

@@ -6,13 +6,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
-from router.expositions import GAUGES, merged
-from router.meters import Meters
-from router.view import View
+from router.admin.expositions import GAUGES, merged
+from router.fleet.view import FleetView
+from router.telemetry.metrics import RouterMetrics
 
 
 def text_of(requests: int, waiting: int, seconds: tuple[float, ...], stale_s: float = 0.0) -> bytes:
-    meters, view = Meters(), View()
+    meters, view = RouterMetrics(), FleetView()
     view.add(Instance(id=InstanceId("d"), role=Role.DECODE, url="http://d"))
     view.leg_started(InstanceId("d"))
     for _ in range(requests):
@@ -48,10 +48,10 @@ def test_one_text_is_itself() -> None:
 
 
 def test_failed_pairs_are_told_and_others_are_not() -> None:
-    meters = Meters()
+    meters = RouterMetrics()
     meters.pulled(InstanceId("p"), InstanceId("d"), None)
     meters.pulled(InstanceId("p"), InstanceId("d2"), "no route")
-    found = samples(meters.text(View(), 0))
+    found = samples(meters.text(FleetView(), 0))
     assert found["baton_pair_failures_total,decode=d2,prefill=p"] == 1
     assert "baton_pair_failures_total,decode=d,prefill=p" not in found
     assert (found["baton_handoffs_total,result=ok"], found["baton_handoffs_total,result=failed"]) == (1, 1)
@@ -59,7 +59,7 @@ def test_failed_pairs_are_told_and_others_are_not() -> None:
 
 def test_every_gauge_says_how_it_is_merged() -> None:
     """All but the silent routers' own, which is added to the sum."""
-    registry = Meters().registry
+    registry = RouterMetrics().registry
     gauges = {family.name for family in registry.collect() if family.type == "gauge"}
     assert {name for name in gauges if not name.endswith("_created")} == set(GAUGES)
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.finished import SHAPES_MAX, TOGETHER, Finished
-from router.histograms import Times
-from router.lately import KINDS, SLOT_S, Lately
-from router.promises import seen_in
-from router.timing import EngineTimes, Stage, Timeline
+from router.core.slo import seen_in
+from router.telemetry.finished import SHAPES_MAX, TOGETHER, Finished
+from router.telemetry.histograms import Times
+from router.telemetry.rolling import KINDS, SLOT_S, RollingStatistics
+from router.telemetry.timing import EngineTimes, Stage, Timeline
 
 BOUNDS = (0.005, 0.05, 0.5)
 
@@ -65,7 +65,7 @@ def samples(registry: CollectorRegistry) -> Iterator[tuple[Any, float]]:
 def test_as_one_by_one(count: int) -> None:
     chance = Random(count)
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    times, single, lately, lone = Times(ours, BOUNDS), Times(theirs, BOUNDS), Lately(), Lately()
+    times, single, lately, lone = Times(ours, BOUNDS), Times(theirs, BOUNDS), RollingStatistics(), RollingStatistics()
     finished = Finished(times, lately)
     for _ in range(count):
         stream = chance.random() < 0.9
@@ -84,7 +84,7 @@ def test_as_one_by_one(count: int) -> None:
 
 
 def test_each_is_counted_in_its_own_time() -> None:
-    lately = Lately()
+    lately = RollingStatistics()
     finished = Finished(Times(CollectorRegistry(), BOUNDS), lately)
     for at in range(4):
         finished.add(at * SLOT_S, through(Random(at)), None)
@@ -92,7 +92,7 @@ def test_each_is_counted_in_its_own_time() -> None:
 
 
 def test_rows_of_stages_are_not_remembered_for_ever() -> None:
-    lately = Lately()
+    lately = RollingStatistics()
     finished = Finished(Times(CollectorRegistry(), BOUNDS), lately)
     for stages in range(SHAPES_MAX + 2):
         line = Timeline(0.0, stream=True)

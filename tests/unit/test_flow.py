@@ -6,10 +6,11 @@ from cluster.flow import OTHERS, SERIES_MAX
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat, Kind, decode, encode
 from goodput.sketch import bucket_of
-from router.desk import Seat
-from router.flow import Flow, backlog
-from router.promises import LEFT, MET, SHED
-from router.records import Wanted
+from router.core.slo import LEFT, MET, SHED
+from router.core.values import Wanted
+from router.scheduler.demand import backlog
+from router.scheduler.scheduler import SchedulingContext
+from router.telemetry.flow import Flow
 
 
 def test_arrivals_and_ends_are_counted_apart() -> None:
@@ -52,7 +53,8 @@ def test_counters_never_shrink_however_many_models_there_are() -> None:
 
 def test_the_backlog_says_how_many_wait_and_since_when() -> None:
     seats = [
-        Seat(Wanted(model=model, hand_over=True, arrived=at)) for model, at in (("a", 5.0), ("a", 2.0), ("b", 9.0))
+        SchedulingContext(Wanted(model=model, hand_over=True, arrived=at))
+        for model, at in (("a", 5.0), ("a", 2.0), ("b", 9.0))
     ]
     found = {each.model: (each.waiting, each.oldest_s) for each in backlog(seats, 10.0)}
     assert found == {"a": (2, 8.0), "b": (1, 1.0)}

@@ -11,12 +11,12 @@ from cluster.readable import json_in
 from engine.mock.asked import read_body
 from engine.vllm.evictions import Evictions
 from kvtransfer.asks import parse
-from router import body
-from router.prober import Unreadable, _models
-from router.seam import Seed, seed_of
-from router.timing import told_in
-from router.upstream import Answer
-from router.words import an_object
+from router.admin.peer_words import an_object
+from router.fleet.probes import Unreadable, _models
+from router.http.upstream import Answer
+from router.request import body
+from router.request.splice import Seed, seed_of
+from router.telemetry.timing import told_in
 
 DEEP = b"[" * 100_000
 ODD = [DEEP, b'{"a":' * 100_000, b"\xff", b'"\xff"', b"{", b""]

@@ -8,8 +8,18 @@ from typing import Any
 
 import pytest
 
-from router.handoff_guard import FEW, FORGIVEN, OVERDUE_S, SLOWEST, TRIED_MOST, TRIES, WORST, Foretold, HandoffGuard
-from router.prices.budget import MISS, OWN
+from router.scheduler.scoring.budget import MISS, OWN
+from router.scheduler.scoring.handoff_guard import (
+    FEW,
+    FORGIVEN,
+    OVERDUE_S,
+    SLOWEST,
+    TRIED_MOST,
+    TRIES,
+    WORST,
+    Foretold,
+    HandoffGuard,
+)
 
 pytestmark = pytest.mark.interpreted
 """It is asked with what looks like prices; compiled, it takes nothing but those."""

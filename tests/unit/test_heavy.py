@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from cluster import wire
 from cluster.errors import ApiError
 from cluster.scan import KEYS_MAX, SLICE_BYTES, Steps, run
-from router import body as bodies
-from router import exact, heavy
-from router.chunks import NAMED_BYTES, prompt_bytes, prompt_text
-from router.exact import CHAT, COMPLETIONS, verdict
-from router.heavy import FIELDS_MAX, HEAVY_BYTES, LIGHT_BYTES, Heavy, is_heavy, read
-from router.lengths import cues_of
-from router.unread import Sort, Unread, beginning
-from router.ways import Way
+from router.core import eligibility
+from router.core.eligibility import CHAT, COMPLETIONS, verdict
+from router.core.unread import Sort, Unread, beginning
+from router.core.verdict import Way
+from router.predict.answer_lengths import cues_of
+from router.predict.chunks import NAMED_BYTES, prompt_bytes, prompt_text
+from router.request import body as bodies
+from router.request import heavy
+from router.request.heavy import FIELDS_MAX, HEAVY_BYTES, LIGHT_BYTES, Heavy, is_heavy, read
 
 OURS = sorted(wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS | {"cache_salt"})
 WORDS = st.sampled_from(["prompt", "messages", "a", "x" * 40, "é", 'q"', "back\\", '{"kv_transfer_params": 1}', "[1]"])
@@ -277,8 +278,13 @@ def test_large_tools_stand_for_themselves() -> None:
 
 def test_many_stop_strings_are_not_looked_for_in_a_seed() -> None:
     plain = {"messages": [{}], "stream": True, "temperature": 0}
-    assert verdict(CHAT, {**plain, "stop": ["x"] * exact.STOPS_MAX}).way is Way.SEEDED
-    for stop in (["x"] * (exact.STOPS_MAX + 1), "x" * 5_000, ["x" * 5_000], Unread(memoryview(b"[]"), Sort.LIST, 1)):
+    assert verdict(CHAT, {**plain, "stop": ["x"] * eligibility.STOPS_MAX}).way is Way.SEEDED
+    for stop in (
+        ["x"] * (eligibility.STOPS_MAX + 1),
+        "x" * 5_000,
+        ["x" * 5_000],
+        Unread(memoryview(b"[]"), Sort.LIST, 1),
+    ):
         assert verdict(CHAT, {**plain, "stop": stop}).way is Way.PLAIN
 
 

@@ -6,20 +6,18 @@ from typing import Any
 
 import pytest
 
-from router.chunks import CHUNK_BYTES
-from router.foresight import Foresight
-from router.intake import Intake, answer_tokens, cached_in, chunk_key
-from router.records import Wanted
-from router.view import Fleet
+from router.core.values import Wanted
+from router.predict.answer_lengths import Predictor
+from router.predict.chunks import CHUNK_BYTES
+from router.predict.predictors import RequestPredictor, answer_tokens, cached_in, chunk_key
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WANTED = Wanted(model="m", hand_over=True, tenant="acme", slo_class="fast")
 TEXT = "The harbour master wrote down which ships had come. " * 100
 
 
-def intake(key: bytes = b"k" * 32) -> Intake:
-    fleet = Fleet()
-    return Intake(fleet, Foresight(fleet), key)
+def intake(key: bytes = b"k" * 32) -> RequestPredictor:
+    return RequestPredictor(Predictor(), key)
 
 
 def chat(*texts: str, **more: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.lately import NOW_SLOTS, SLOT_S, SLOTS, Lately, bucket, percentile, together
+from router.telemetry.rolling import NOW_SLOTS, SLOT_S, SLOTS, RollingStatistics, bucket, percentile, together
 
 
 def test_percentiles_are_within_five_percent() -> None:
@@ -19,7 +19,7 @@ def test_percentiles_are_within_five_percent() -> None:
 
 
 def test_windows_forget() -> None:
-    lately = Lately()
+    lately = RollingStatistics()
     lately.served(0.0, [0.2], (), ())
     now = SLOT_S * NOW_SLOTS
     lately.ended(now, "failed")
@@ -34,7 +34,7 @@ def test_windows_forget() -> None:
 
 
 def test_the_line_is_a_mean_and_parts_are_differences() -> None:
-    lately = Lately()
+    lately = RollingStatistics()
     lately.look(0.0, 4, {"queue_p": 10.0})
     lately.look(1.0, 0, {"queue_p": 12.5, "credit": 1.0})
     told = lately.told(1.0)["now"]
@@ -43,14 +43,14 @@ def test_the_line_is_a_mean_and_parts_are_differences() -> None:
 
 
 def test_promises() -> None:
-    lately = Lately()
+    lately = RollingStatistics()
     lately.judged(0.0, "chat", "met", late_ttft=False, late_tpot=False)
     lately.judged(0.0, "chat", "missed", late_ttft=False, late_tpot=True)
     assert lately.told(0.0)["now"]["results"] == {"chat": {"met": 1, "missed": 1, "late_ttft": 0, "late_tpot": 1}}
 
 
 def test_two_routers_are_the_sum() -> None:
-    one, other = Lately(), Lately()
+    one, other = RollingStatistics(), RollingStatistics()
     for each, count in ((one, 2), (other, 3)):
         for _ in range(count):
             each.served(0.0, [0.1], (), ())

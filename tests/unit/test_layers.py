@@ -210,3 +210,46 @@ def test_tests_are_no_packages() -> None:
     assert not list((ROOT / "tests").rglob("__init__.py")), (
         "tests run with --import-mode=importlib and have no __init__.py"
     )
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other in a ring, however long (Tarjan's strongly connected components)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        number[name] = lowest[name] = len(number)
+        path.append(name)
+        for target in sorted(arrows[name]):
+            if target not in number:
+                visit(target)
+            if target in path:
+                lowest[name] = min(lowest[name], lowest[target])
+        if lowest[name] == number[name]:
+            ring = path[path.index(name) :]
+            del path[path.index(name) :]
+            if len(ring) > 1:
+                found.append(sorted(ring))
+
+    for name in arrows:
+        if name not in number:
+            visit(name)
+    return found
+
+
+def arrows_in(top: str) -> dict[str, set[str]]:
+    """Which module of a package imports which, for types only or not."""
+    inside = {name: path for name, path in MODULES.items() if name.partition(".")[0] == top}
+    return {
+        name: {each for node in ast.walk(ast.parse(path.read_text())) for each in imported(node) if each in inside}
+        - {name}
+        for name, path in inside.items()
+    }
+
+
+def test_no_circle_in_the_router() -> None:
+    """What import-linter does not see: rings within a room, and those that are for types only."""
+    assert circles(arrows_in("router")) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]

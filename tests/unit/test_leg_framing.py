@@ -8,7 +8,7 @@ import random
 import pytest
 
 from router.http.legs import Leg, Legs, Pool
-from router.upstream import EngineLost
+from router.http.upstream import EngineLost
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 LETTERS = (b"data: x", b"\n\n", b"\n", b"\r\n", b"0\r\n\r\n", b"5\r\nx", b"\n\n\r\n", b"a" * 300, b"\0\xff")

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from router.lengths import (
+from router.predict.answer_lengths import (
     EDGES,
     LENGTH_MAX,
     LEVELS,

@@ -1,16 +1,16 @@
 """The line for places: who is asked when one becomes free. Whom targets put in another order: test_admission.py."""
 
-from router.admission import Line
-from router.records import Wanted
+from router.core.values import Wanted
+from router.scheduler.flow_control.queue import FlowControlQueue
 
 
 def wants(kind: str) -> Wanted:
     return Wanted(model=kind, hand_over=True)
 
 
-def line(**kinds: str) -> Line:
+def line(**kinds: str) -> FlowControlQueue:
     """Names and what they want, in order."""
-    waiting = Line()
+    waiting = FlowControlQueue()
     for who, kind in kinds.items():
         waiting.enter(who, wants(kind))
     return waiting
@@ -77,5 +77,5 @@ def test_a_changed_wish_keeps_its_turn() -> None:
 
 
 def test_nobody_in_line() -> None:
-    waiting = Line()
+    waiting = FlowControlQueue()
     assert (waiting.call_first(), waiting.call_all(), waiting.found_none("a")) == ((), (), ())

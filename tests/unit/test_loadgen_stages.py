@@ -12,7 +12,7 @@ from loadgen.arrival import Arrival
 from loadgen.record import Record, Timings, record_of
 from loadgen.stages import stages_of
 from loadgen.stream import TIMING_HEADER, Tally
-from router import account
+from router.request import trace
 
 
 def record(timing: dict[str, Any] | None, error: str | None = None) -> Record:
@@ -54,7 +54,7 @@ def test_what_is_no_sum_is_passed_over(timing: dict[str, Any]) -> None:
 
 
 def test_the_header_is_the_router_s() -> None:
-    assert TIMING_HEADER == account.HEADER
+    assert TIMING_HEADER == trace.HEADER
 
 
 def events(comment: bytes) -> bytes:

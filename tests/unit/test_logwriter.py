@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from router.decisions import Looked, Missing, entry_of, line_of
-from router.logwriter import BATCH_BYTES, FLUSH_S, LogWriter
+from router.fleet.events import Looked, Missing, entry_of, line_of
+from router.scheduler.log_writer import BATCH_BYTES, FLUSH_S, LogWriter
 
 
 class Disk:

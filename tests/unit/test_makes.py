@@ -8,7 +8,7 @@ from baton.makes import makes_of
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.spec import parse
-from router.speeds import Make
+from router.predict.step_model import Make
 
 FILE = """
 models:

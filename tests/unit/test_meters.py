@@ -9,21 +9,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.spec import SloClass
-from router.clients import Client
-from router.desk import Seat
-from router.meters import Meters
-from router.promises import COUNTED, MISSED
-from router.records import Wanted
-from router.view import View
+from router.core.clients import Client
+from router.core.slo import COUNTED, MISSED
+from router.core.values import Wanted
+from router.fleet.view import FleetView
+from router.scheduler.scheduler import SchedulingContext
+from router.telemetry.metrics import RouterMetrics
 
 
-def samples(meters: Meters, view: View, name: str, label: str) -> dict[str, float]:
+def samples(meters: RouterMetrics, view: FleetView, name: str, label: str) -> dict[str, float]:
     families = text_string_to_metric_families(meters.text(view, 0).decode())
     return {each.labels[label]: each.value for family in families for each in family.samples if each.name == name}
 
 
 def test_a_leg_that_nobody_runs_is_told() -> None:
-    meters, view = Meters(), View()
+    meters, view = RouterMetrics(), FleetView()
     assert samples(meters, view, "baton_leg_ready", "leg") == {"prefill": 0, "decode": 0}
     for name, role in (("p", Role.PREFILL), ("b", Role.BOTH)):
         view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}"))
@@ -37,11 +37,11 @@ def test_a_leg_that_nobody_runs_is_told() -> None:
 
 
 def test_a_class_that_has_met_nothing_has_the_counter_that_says_so() -> None:
-    meters = Meters()
+    meters = RouterMetrics()
     client = Client("acme", "fast", SloClass(ttft_ms=500.0))
-    seat = Seat(Wanted(model=None, hand_over=True))
+    seat = SchedulingContext(Wanted(model=None, hand_over=True))
     meters.attainment.ended(dataclasses.replace(client, slo=None), seat, MISSED)
-    assert samples(meters, View(), "baton_slo_requests_total", "result") == {}, "nothing was promised"
+    assert samples(meters, FleetView(), "baton_slo_requests_total", "result") == {}, "nothing was promised"
     meters.attainment.ended(client, seat, MISSED)
-    told = samples(meters, View(), "baton_slo_requests_total", "result")
+    told = samples(meters, FleetView(), "baton_slo_requests_total", "result")
     assert told == {**dict.fromkeys(COUNTED, 0.0), MISSED: 1.0}

@@ -16,9 +16,9 @@ import yaml
 from cluster.ids import InstanceId
 from engine.agent.meetings import Handoffs, Pulls, exposition
 from k8s.operator.hands import Counters
-from router.journey import OUTCOMES
-from router.meters import Meters
-from router.promises import COUNTED
+from router.core.journey import OUTCOMES
+from router.core.slo import COUNTED
+from router.telemetry.metrics import RouterMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 RULE_FILES = ("alerts", "operator")
@@ -36,7 +36,7 @@ def existing() -> dict[str, set[str]]:
     """Names of samples as Prometheus has them, each with its labels."""
     found: dict[str, set[str]] = {}
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
-    for collector in Meters().registry._collector_to_names:
+    for collector in RouterMetrics().registry._collector_to_names:
         for family in collector.collect():
             if family.name.endswith("_created"):
                 continue

@@ -11,10 +11,11 @@ from cluster import wire
 from cluster.errors import ApiError
 from cluster.ids import InstanceId
 from cluster.scan import run
-from router.aliases import Aliases, in_form
-from router.exact import GENERATING_PATHS
-from router.openapi import document
-from router.paths import PATHS, TEMPLATES_MAX, Catalogue, How, check, find, paths_in, response_id, tag_in
+from router.api.aliases import Aliases, in_form
+from router.api.openapi import document
+from router.api.paths import PATHS, How, check, find, response_id, tag_in
+from router.core.eligibility import GENERATING_PATHS
+from router.fleet.engine_paths import TEMPLATES_MAX, Catalogue, paths_in
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -2,20 +2,20 @@
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.policy import POLICIES
-from router.records import Reported, Wanted
-from router.view import MET_MAX, View
+from router.core.values import Reported, Wanted
+from router.fleet.view import MET_MAX, FleetView
+from router.scheduler.scoring.policies import POLICIES
 
 
-def fleet(*specs: tuple[str, Role]) -> View:
-    view = View()
+def fleet(*specs: tuple[str, Role]) -> FleetView:
+    view = FleetView()
     for name, role in specs:
         view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}"))
         view.seen(InstanceId(name), ({"id": "m"},), Load())
     return view
 
 
-def choose(view: View, **wanted: object) -> tuple[str | None, str | None]:
+def choose(view: FleetView, **wanted: object) -> tuple[str | None, str | None]:
     chosen = POLICIES["least_load"](view.all(), Wanted(**{"model": "m", "hand_over": True, **wanted}))  # type: ignore[arg-type]
     assert chosen.because
     return chosen.prefill, chosen.decode
@@ -96,7 +96,7 @@ def test_a_decode_instance_that_went_down_has_met_nobody() -> None:
 
 def test_whom_a_decode_instance_has_met_is_bounded() -> None:
     """Prefill engines have a new name at every start: what is kept of the old ones must not grow for ever."""
-    view = View()
+    view = FleetView()
     d = InstanceId("d")
     view.fold((reported("d", Role.DECODE),))
     for life in range(MET_MAX + 10):
@@ -144,7 +144,7 @@ def reported(name: str, role: Role, *, epoch: int = 1, state: str = "ready") -> 
 
 
 def test_the_fleet_as_heartbeats_tell_it() -> None:
-    view = View()
+    view = FleetView()
     p, d = reported("p", Role.PREFILL), reported("d", Role.DECODE)
     assert view.fold((p, d)) == frozenset()
     assert choose(view) == ("p", "d")
@@ -155,7 +155,7 @@ def test_the_fleet_as_heartbeats_tell_it() -> None:
 
 
 def test_a_new_epoch_is_a_new_engine() -> None:
-    view = View()
+    view = FleetView()
     view.fold((reported("p", Role.PREFILL), reported("d", Role.DECODE)))
     view.leg_started(InstanceId("p"))
     view.pair_met("e", InstanceId("d"))
@@ -169,7 +169,7 @@ def test_a_new_epoch_is_a_new_engine() -> None:
 
 def test_another_role_is_the_same_engine() -> None:
     """A flip: what runs there runs on, and only what comes next goes elsewhere."""
-    view = View()
+    view = FleetView()
     p, d = reported("p", Role.PREFILL), reported("d", Role.DECODE)
     view.fold((p, d, reported("e", Role.DECODE)))
     view.leg_started(InstanceId("d"))
@@ -185,7 +185,7 @@ def test_another_role_is_the_same_engine() -> None:
 
 
 def test_an_instance_that_left_is_forgotten_after_its_last_leg() -> None:
-    view = View()
+    view = FleetView()
     view.fold((reported("p", Role.PREFILL),))
     view.leg_started(InstanceId("p"))
     view.fold(())
@@ -196,7 +196,7 @@ def test_an_instance_that_left_is_forgotten_after_its_last_leg() -> None:
 
 def test_an_unreachable_instance_stays_out_until_a_probe_succeeds() -> None:
     """Its agent may well see it ready: what counts here is whether we do."""
-    view = View()
+    view = FleetView()
     view.fold((reported("d", Role.DECODE),))
     assert view.unreachable(InstanceId("d"))
     view.fold((reported("d", Role.DECODE),))
@@ -205,7 +205,7 @@ def test_an_unreachable_instance_stays_out_until_a_probe_succeeds() -> None:
     assert choose(view) == (None, "d")
 
 
-def hear(view: View, shuns: dict[str, tuple[str, ...]]) -> None:
+def hear(view: FleetView, shuns: dict[str, tuple[str, ...]]) -> None:
     """All of a view, as the registry would bring it, with whom each shuns."""
     told = [
         Reported(
@@ -261,7 +261,7 @@ def test_whom_one_shuns_is_forgotten_with_it() -> None:
 
 
 def test_instances_kept_for_tenants_serve_nobody_else() -> None:
-    view = View()
+    view = FleetView()
     for name, role, tenants in (
         (*PD[0], ()),
         (*PD[1], ()),

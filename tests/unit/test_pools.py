@@ -6,34 +6,34 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.desk import Desk, Seat
-from router.journey import Choose
-from router.policy import POLICIES
-from router.pools import Looks, lacks, together_pools
-from router.records import Wanted
-from router.view import View
+from router.admin.pools import Looks, lacks, together_pools
+from router.core.journey import Choose
+from router.core.values import Wanted
+from router.fleet.view import FleetView
+from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.scoring.policies import POLICIES
 
 P, D = InstanceId("p"), InstanceId("d")
 ASK = Choose(frozenset(), hand_over=True)
 
 
 @pytest.fixture
-def desk() -> Desk:
-    view = View()
+def desk() -> Scheduler:
+    view = FleetView()
     for name, role in ((P, Role.PREFILL), (D, Role.DECODE)):
         view.add(Instance(id=name, role=role, url=f"http://{name}"))
         view.seen(name, ({"id": "m"},), Load())
         view.get(name).credits = 2
-    return Desk(view, POLICIES["least_load"])
+    return Scheduler(view, POLICIES["least_load"])
 
 
-def wait(desk: Desk, legs: dict[InstanceId, int], count: int) -> None:
+def wait(desk: Scheduler, legs: dict[InstanceId, int], count: int) -> None:
     """So many legs are there, and then so many requests ask."""
     for name, each in legs.items():
         for _ in range(each):
             desk.view.leg_started(name)
     for _ in range(count):
-        chosen, _ = desk.choose(Seat(Wanted(model="m", hand_over=True)), ASK, 0.0)
+        chosen, _ = desk.choose(SchedulingContext(Wanted(model="m", hand_over=True)), ASK, 0.0)
         assert chosen.wait
 
 
@@ -41,22 +41,22 @@ def wait(desk: Desk, legs: dict[InstanceId, int], count: int) -> None:
     ("legs", "lacking"),
     [({P: 2}, {"prefill": 3}), ({D: 2}, {"decode": 3}), ({P: 2, D: 2}, {"prefill": 1.5, "decode": 1.5})],
 )
-def test_who_lacks_what(desk: Desk, legs: dict[InstanceId, int], lacking: dict[str, float]) -> None:
+def test_who_lacks_what(desk: Scheduler, legs: dict[InstanceId, int], lacking: dict[str, float]) -> None:
     wait(desk, legs, 3)
     assert lacks(desk, 0.0) == pytest.approx(lacking)
 
 
-def test_nobody_in_line_lacks_nothing(desk: Desk) -> None:
+def test_nobody_in_line_lacks_nothing(desk: Scheduler) -> None:
     assert lacks(desk, 0.0) == {}
 
 
-def test_a_leg_that_nobody_can_run_is_lacked(desk: Desk) -> None:
+def test_a_leg_that_nobody_can_run_is_lacked(desk: Scheduler) -> None:
     wait(desk, {D: 2}, 1)
     desk.view.get(P).accepting = False
     assert lacks(desk, 0.0) == {"prefill": 1}
 
 
-def test_means_and_places(desk: Desk) -> None:
+def test_means_and_places(desk: Scheduler) -> None:
     looks = Looks()
     for second, waiting in enumerate((0, 4)):
         desk.view.seen(D, None, Load(running=6, waiting=waiting, kv_usage=0.5))
@@ -72,7 +72,7 @@ def test_means_and_places(desk: Desk) -> None:
     assert looks.history(1.0)[-1]["decode"] == 2.0
 
 
-def test_a_pull_is_one_only_while_the_batch_has_room(desk: Desk) -> None:
+def test_a_pull_is_one_only_while_the_batch_has_room(desk: Scheduler) -> None:
     """Engines count a pull as one until its request is in a batch."""
     looks = Looks()
     for second, running in enumerate((8, 8, 3)):
@@ -82,14 +82,14 @@ def test_a_pull_is_one_only_while_the_batch_has_room(desk: Desk) -> None:
     assert (told["waiting"], told["pulling"]) == pytest.approx((11 / 3, 4 / 3))
 
 
-def test_how_late_it_is(desk: Desk) -> None:
+def test_how_late_it_is(desk: Scheduler) -> None:
     looks = Looks()
     for at in (0.0, 1.0, 2.5):
         looks.look(desk, at)
     assert looks.late_s == pytest.approx(0.25)
 
 
-def test_tokens_a_second_begin_anew_with_an_engine(desk: Desk) -> None:
+def test_tokens_a_second_begin_anew_with_an_engine(desk: Scheduler) -> None:
     looks = Looks()
     for second in range(5):
         made = Load(prompt_tokens=1000 * second, external_kv_tokens=400 * second, generation_tokens=50 * second)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from router.chunks import CHUNK_BYTES
-from router.prefixes import Match, Prefixes, rows_of
+from router.predict.chunks import CHUNK_BYTES
+from router.predict.prefix_cache import Match, PrefixCacheIndex, rows_of
 
 TOKENS = CHUNK_BYTES // 4
 NAMES = list(range(100, 120))
 
 
-def index_of(*capacities_chunks: int, entries_max: int = 10_000) -> Prefixes:
-    index = Prefixes(entries_max)
+def index_of(*capacities_chunks: int, entries_max: int = 10_000) -> PrefixCacheIndex:
+    index = PrefixCacheIndex(entries_max)
     for row, chunks in enumerate(capacities_chunks):
         index.join(row, chunks * TOKENS, 1)
     return index
 
 
-def ask(index: Prefixes, row: int, names: list[int], now: float, cached_chunks: int | None = None) -> None:
+def ask(index: PrefixCacheIndex, row: int, names: list[int], now: float, cached_chunks: int | None = None) -> None:
     """A prompt of whole chunks is sent and answered."""
     sent = index.sent(row, names, now)
     assert sent is not None

@@ -11,7 +11,7 @@ from baton.commands import router
 from baton.processes import Processes, _Process, held_port
 from cluster.errors import UsageError
 from cluster.spec import parse
-from router.config import RouterConfig
+from router.api.config import RouterConfig
 
 CONFIG = RouterConfig(has_registry=True)
 REGISTRY = ("--registry", "redis://127.0.0.1:1")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from cluster.spec import SloClass, WhenMissed
-from router.judged import Seen
-from router.promises import judge, promises_of, seen_in
-from router.records import Promise
-from router.timing import Stage, Timeline
+from router.core.slo import judge, promises_of, seen_in
+from router.core.slo_outcome import Seen
+from router.core.values import Promise
+from router.telemetry.timing import Stage, Timeline
 
 SLO = SloClass(ttft_ms=500, tt2t_ms=100, tpot_ms=40, e2e_ms=5000)
 

@@ -7,8 +7,8 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.policy import POLICIES
-from router.proofs import (
+from router.core.values import NOTHING_PROVEN, Wanted
+from router.fleet.pair_proofs import (
     AGAIN_S,
     EACH,
     LATER_S,
@@ -17,8 +17,8 @@ from router.proofs import (
     TRIES,
     Chat,
     Pair,
-    Proofs,
-    Said,
+    PairProofs,
+    ProofAnswer,
     chat_read,
     fault,
     inexact,
@@ -27,14 +27,14 @@ from router.proofs import (
     question,
     read,
 )
-from router.records import NOTHING_PROVEN, Wanted
-from router.view import View
+from router.fleet.view import FleetView
+from router.scheduler.scoring.policies import POLICIES
 
 P0, P1, D0, D1 = (InstanceId(name) for name in ("p0", "p1", "d0", "d1"))
 
 
-def fleet(prefills: int = 2, decodes: int = 2, **epochs: int) -> View:
-    view = View()
+def fleet(prefills: int = 2, decodes: int = 2, **epochs: int) -> FleetView:
+    view = FleetView()
     roles = [(f"p{at}", Role.PREFILL) for at in range(prefills)] + [(f"d{at}", Role.DECODE) for at in range(decodes)]
     for name, role in roles:
         view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}", epoch=epochs.get(name, 1)))
@@ -42,7 +42,7 @@ def fleet(prefills: int = 2, decodes: int = 2, **epochs: int) -> View:
     return view
 
 
-def all_due(proofs: Proofs, view: View, now: float = 0.0, because: str | None = "") -> list[tuple[str, str]]:
+def all_due(proofs: PairProofs, view: FleetView, now: float = 0.0, because: str | None = "") -> list[tuple[str, str]]:
     found = []
     while (pair := proofs.due(view.all(), "m", now)) is not None:
         found.append(pair.names)
@@ -51,7 +51,7 @@ def all_due(proofs: Proofs, view: View, now: float = 0.0, because: str | None = 
 
 
 def test_every_pair_once_and_every_instance_soon() -> None:
-    proofs, view = Proofs(), fleet()
+    proofs, view = PairProofs(), fleet()
     order = all_due(proofs, view)
     assert sorted(order) == [(P0, D0), (P0, D1), (P1, D0), (P1, D1)] and proofs.proven() == 4
     assert {name for pair in order[:3] for name in pair} == {P0, P1, D0, D1}
@@ -59,17 +59,17 @@ def test_every_pair_once_and_every_instance_soon() -> None:
 
 
 def test_a_life_is_proven_anew_and_nobody_with_himself() -> None:
-    proofs = Proofs()
+    proofs = PairProofs()
     all_due(proofs, fleet())
     assert all_due(proofs, fleet(d1=2)) in ([(P0, D1), (P1, D1)], [(P1, D1), (P0, D1)])
-    both = View()
+    both = FleetView()
     both.add(Instance(id=InstanceId("b"), role=Role.BOTH, url="http://b"))
     both.seen(InstanceId("b"), ({"id": "m"},), Load())
-    assert all_due(Proofs(), both) == []
+    assert all_due(PairProofs(), both) == []
 
 
 def test_whom_one_has_not_met_is_proven_later() -> None:
-    proofs, view = Proofs(), fleet(1, 1)
+    proofs, view = PairProofs(), fleet(1, 1)
     view.all().shuns(view.get(D0), (P0,))
     assert all_due(proofs, view) == []
     view.all().shuns(view.get(D0), ())
@@ -77,48 +77,48 @@ def test_whom_one_has_not_met_is_proven_later() -> None:
 
 
 def test_pairs_that_nobody_is_handed_over_between_are_not_proven() -> None:
-    view, kept = View(), {"p0": ("ann",), "p1": ("bob", "eve"), "d0": ("ann", "bob"), "d1": ()}
+    view, kept = FleetView(), {"p0": ("ann",), "p1": ("bob", "eve"), "d0": ("ann", "bob"), "d1": ()}
     for name, tenants in kept.items():
         role = Role.PREFILL if name.startswith("p") else Role.DECODE
         view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}", tenants=frozenset(tenants)))
         view.seen(InstanceId(name), ({"id": "m"},), Load())
-    assert sorted(all_due(Proofs(), view)) == [(P0, D0), (P0, D1), (P1, D0), (P1, D1)]
+    assert sorted(all_due(PairProofs(), view)) == [(P0, D0), (P0, D1), (P1, D0), (P1, D1)]
     view.add(Instance(id=D0, role=Role.DECODE, url="http://d0", epoch=2, tenants=frozenset({"ann"})))
     view.seen(D0, ({"id": "m"},), Load())
-    assert sorted(all_due(Proofs(), view)) == [(P0, D0), (P0, D1), (P1, D1)]
+    assert sorted(all_due(PairProofs(), view)) == [(P0, D0), (P0, D1), (P1, D1)]
 
 
 def test_who_serves_other_weights_is_not_asked() -> None:
-    view = View()
+    view = FleetView()
     for name, role, weights in (("p0", Role.PREFILL, "old"), ("p1", Role.PREFILL, ""), ("d0", Role.DECODE, "new")):
         view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}", epoch=1, weights=weights))
         view.seen(InstanceId(name), ({"id": "m"},), Load())
-    assert all_due(Proofs(), view) == [(P1, D0)]
+    assert all_due(PairProofs(), view) == [(P1, D0)]
 
 
 def test_of_many_some_are_enough() -> None:
-    proofs, view = Proofs(), fleet(EACH, 3)
+    proofs, view = PairProofs(), fleet(EACH, 3)
     assert len(all_due(proofs, view)) == 3 * EACH
-    proofs, view = Proofs(), fleet(EACH + 9, 1)
+    proofs, view = PairProofs(), fleet(EACH + 9, 1)
     order = all_due(proofs, view)
     assert len(order) == len(set(order)) == EACH + 9, "each P hands over only once it is proven with one D"
     told(proofs, view)
     assert view.all().ready("m").alike
 
 
-def told(proofs: Proofs, view: View) -> None:
+def told(proofs: PairProofs, view: FleetView) -> None:
     view.proven(proofs.standing(view.all()))
     view.distrust(proofs.failed())
 
 
-def chosen(view: View, policy: str = "least_load") -> tuple[str | None, str | None]:
+def chosen(view: FleetView, policy: str = "least_load") -> tuple[str | None, str | None]:
     found = POLICIES[policy](view.all(), Wanted(model="m", hand_over=True))
     return found.prefill, found.decode
 
 
 @pytest.mark.parametrize("policy", ["least_load", "workload"])
 def test_what_is_not_proven_hands_nothing_over(policy: str) -> None:
-    proofs, view = Proofs(), fleet(1, 1)
+    proofs, view = PairProofs(), fleet(1, 1)
     view.proven(NOTHING_PROVEN)
     found = POLICIES[policy](view.all(), Wanted(model="m", hand_over=True))
     assert (found.prefill, found.decode) == (None, "d0") and "no pair of instances is proven" in found.because
@@ -138,7 +138,7 @@ def test_what_is_not_proven_hands_nothing_over(policy: str) -> None:
 
 
 def test_an_engine_that_nobody_numbers_is_proven_anew_once_it_was_down() -> None:
-    proofs, view = Proofs(), fleet(1, 1, p0=0, d0=0)
+    proofs, view = PairProofs(), fleet(1, 1, p0=0, d0=0)
     assert all_due(proofs, view) == [(P0, D0)]
     told(proofs, view)
     assert chosen(view) == (P0, D0)
@@ -151,7 +151,7 @@ def test_an_engine_that_nobody_numbers_is_proven_anew_once_it_was_down() -> None
 
 
 def test_a_circle_hands_over_although_not_every_pair_was_tried() -> None:
-    proofs, view = Proofs(), fleet()
+    proofs, view = PairProofs(), fleet()
     for pair in (Pair(P0, 1, D0, 1), Pair(P1, 1, D0, 1), Pair(P0, 1, D1, 1)):
         proofs.ended(pair, "", 0.0)
     told(proofs, view)
@@ -163,7 +163,7 @@ def test_a_circle_hands_over_although_not_every_pair_was_tried() -> None:
 
 
 def test_two_circles_hand_over_each_among_themselves_until_one_pair_links_them() -> None:
-    proofs, view = Proofs(), fleet()
+    proofs, view = PairProofs(), fleet()
     proofs.ended(Pair(P0, 1, D0, 1), "", 0.0)
     proofs.ended(Pair(P1, 1, D1, 1), "", 0.0)
     told(proofs, view)
@@ -179,7 +179,7 @@ def test_two_circles_hand_over_each_among_themselves_until_one_pair_links_them()
 
 
 def test_a_pair_whose_first_tokens_differ_hands_over_and_seeds_nothing() -> None:
-    proofs, view = Proofs(), fleet()
+    proofs, view = PairProofs(), fleet()
     for pair in (Pair(P0, 1, D0, 1), Pair(P1, 1, D0, 1), Pair(P1, 1, D1, 1)):
         proofs.ended(pair, "", 0.0, "not the first" if pair.prefill == P0 else "")
     told(proofs, view)
@@ -193,7 +193,7 @@ def test_a_pair_whose_first_tokens_differ_hands_over_and_seeds_nothing() -> None
 
 
 def test_a_stream_goes_on_only_in_the_circle_of_whoever_began_it() -> None:
-    proofs, view = Proofs(), fleet()
+    proofs, view = PairProofs(), fleet()
     proofs.ended(Pair(P0, 1, D0, 1), "", 0.0)
     proofs.ended(Pair(P1, 1, D1, 1), "", 0.0)
     told(proofs, view)
@@ -211,18 +211,18 @@ def test_a_stream_goes_on_only_in_the_circle_of_whoever_began_it() -> None:
 
 
 def test_an_instance_in_both_roles_is_like_itself() -> None:
-    view = View()
+    view = FleetView()
     for name in ("a", "b"):
         view.add(Instance(id=InstanceId(name), role=Role.BOTH, url=f"http://{name}", epoch=1))
         view.seen(InstanceId(name), ({"id": "m"},), Load())
-    proofs = Proofs()
+    proofs = PairProofs()
     assert len(all_due(proofs, view)) == 2
     told(proofs, view)
     assert view.all().ready("m").alike
 
 
 def test_who_fails_with_several_is_not_tried_with_all() -> None:
-    proofs, view = Proofs(), fleet(1, 20)
+    proofs, view = PairProofs(), fleet(1, 20)
     tried = 0
     while (pair := proofs.joining(view.all(), "m", 0.0)) is not None:
         proofs.ended(pair, "otherwise", 0.0)
@@ -231,7 +231,7 @@ def test_who_fails_with_several_is_not_tried_with_all() -> None:
 
 
 def test_several_at_once_are_of_different_instances() -> None:
-    proofs, view = Proofs(), fleet(3, 3)
+    proofs, view = PairProofs(), fleet(3, 3)
     busy: frozenset[InstanceId] = frozenset()
     for _ in range(3):
         pair = proofs.joining(view.all(), "m", 0.0, busy)
@@ -241,7 +241,7 @@ def test_several_at_once_are_of_different_instances() -> None:
 
 
 def test_what_failed_hands_nothing_over_until_it_has_passed() -> None:
-    proofs, view = Proofs(), fleet(1, 1)
+    proofs, view = PairProofs(), fleet(1, 1)
     assert all_due(proofs, view, 0.0, "otherwise") == [(P0, D0)]
     assert proofs.failed() == {(P0, D0): "otherwise"}
     view.distrust(proofs.failed())
@@ -258,7 +258,7 @@ def test_what_failed_hands_nothing_over_until_it_has_passed() -> None:
 
 
 def test_what_says_nothing_of_a_pair_changes_nothing() -> None:
-    proofs, view = Proofs(), fleet(1, 1)
+    proofs, view = PairProofs(), fleet(1, 1)
     assert all_due(proofs, view, 0.0, None) == [(P0, D0)] and proofs.failed() == {}
     assert all_due(proofs, view, LATER_S, None) == [(P0, D0)]
     assert all_due(proofs, view, 2 * LATER_S) == [] and all_due(proofs, view, 3 * LATER_S) == [(P0, D0)]
@@ -269,37 +269,41 @@ def test_what_says_nothing_of_a_pair_changes_nothing() -> None:
 
 
 def test_what_answers_prove() -> None:
-    alone = Said("abc", 0)
-    assert fault(Said("abc", 96), alone) == ""
-    assert "enable-prompt-tokens-details" in (fault(Said("abc", None), alone) or ""), "it cannot be told"
-    assert fault(Said("abc", 96, ids=(1, 2)), Said("abc", 0, ids=(1, 3))) is None, "one text of other tokens"
-    assert "other tokens" in (fault(Said("abc", 96, prompt=(1,)), Said("abc", 0, prompt=(2,))) or "")
-    assert "nothing was handed over" in (fault(Said("abc", 0), alone) or "")
-    assert fault(Said("abd", 96), alone) is None
+    alone = ProofAnswer("abc", 0)
+    assert fault(ProofAnswer("abc", 96), alone) == ""
+    assert "enable-prompt-tokens-details" in (fault(ProofAnswer("abc", None), alone) or ""), "it cannot be told"
+    assert fault(ProofAnswer("abc", 96, ids=(1, 2)), ProofAnswer("abc", 0, ids=(1, 3))) is None, (
+        "one text of other tokens"
+    )
+    assert "other tokens" in (fault(ProofAnswer("abc", 96, prompt=(1,)), ProofAnswer("abc", 0, prompt=(2,))) or "")
+    assert "nothing was handed over" in (fault(ProofAnswer("abc", 0), alone) or "")
+    assert fault(ProofAnswer("abd", 96), alone) is None
 
 
 @pytest.mark.parametrize(("behind", "good"), [(0.0, True), (TIE, True), (TIE + 0.01, False), (5.0, False)])
 def test_a_tie_is_no_fault(behind: float, good: bool) -> None:
-    handed = Said("ax", 96, ("a", "x"), ({"a": -1.0}, {"x": -2.0, "y": -2.0 - behind}))
-    alone = Said("ay", 0, ("a", "y"), ({"a": -1.0}, {"y": -2.0, "x": -2.0}))
+    handed = ProofAnswer("ax", 96, ("a", "x"), ({"a": -1.0}, {"x": -2.0, "y": -2.0 - behind}))
+    alone = ProofAnswer("ay", 0, ("a", "y"), ({"a": -1.0}, {"y": -2.0, "x": -2.0}))
     assert (fault(handed, alone) == "") is good
-    unheard_of = Said("az", 0, ("a", "z"), ({"a": -1.0}, {"z": -2.0}))
+    unheard_of = ProofAnswer("az", 0, ("a", "z"), ({"a": -1.0}, {"z": -2.0}))
     assert fault(handed, unheard_of)
 
 
 def test_whose_token_is_the_first() -> None:
-    handed, alone = Said("ab", 96, ids=(5, 6)), Said("ab", 0, ids=(5, 6))
-    assert inexact(Said("a", 0, ids=(5,)), "", handed, alone) == ""
-    assert "not D's first" in inexact(Said("b", 0, ids=(6,)), "", handed, alone)
-    assert inexact(Said("a", 0, ids=(5,)), "P holds 6 of 7", handed, alone) == "P holds 6 of 7", "equal by chance"
+    handed, alone = ProofAnswer("ab", 96, ids=(5, 6)), ProofAnswer("ab", 0, ids=(5, 6))
+    assert inexact(ProofAnswer("a", 0, ids=(5,)), "", handed, alone) == ""
+    assert "not D's first" in inexact(ProofAnswer("b", 0, ids=(6,)), "", handed, alone)
+    assert inexact(ProofAnswer("a", 0, ids=(5,)), "P holds 6 of 7", handed, alone) == "P holds 6 of 7", (
+        "equal by chance"
+    )
     for first, other in (
-        (Said("a", 0), handed),
-        (Said("a", 0, ids=(5,)), Said("ab", 96)),
-        (Said("a", 0, ids=(5, 6)), handed),
+        (ProofAnswer("a", 0), handed),
+        (ProofAnswer("a", 0, ids=(5,)), ProofAnswer("ab", 96)),
+        (ProofAnswer("a", 0, ids=(5, 6)), handed),
     ):
         assert "do not name" in inexact(first, "", other, alone)
-    assert inexact(Said("a", 0, ids=(5,)), "", Said("xb", 96, ids=(4, 6)), alone)
-    assert inexact(Said("a", 0, ids=(5,)), "", handed, Said("xb", 0, ids=(4, 6)))
+    assert inexact(ProofAnswer("a", 0, ids=(5,)), "", ProofAnswer("xb", 96, ids=(4, 6)), alone)
+    assert inexact(ProofAnswer("a", 0, ids=(5,)), "", handed, ProofAnswer("xb", 0, ids=(4, 6)))
 
 
 def test_how_chats_are_read_and_answered() -> None:
@@ -323,8 +327,8 @@ def test_what_an_engine_says() -> None:
         "choices": [{"text": "ab", "logprobs": {"tokens": ["a", "b"], "top_logprobs": [{"a": -1.0}, None]}}],
         "usage": {"prompt_tokens_details": {"cached_tokens": 64}},
     }
-    assert read(json.dumps(told).encode()) == Said("ab", 64, ("a", "b"), ({"a": -1.0}, {}))
-    assert read(b'{"choices": [{"text": "ab"}]}') == Said("ab", None)
-    assert read(b'{"choices": [{"text": "ab"}], "usage": {"prompt_tokens_details": {}}}') == Said("ab", 0)
+    assert read(json.dumps(told).encode()) == ProofAnswer("ab", 64, ("a", "b"), ({"a": -1.0}, {}))
+    assert read(b'{"choices": [{"text": "ab"}]}') == ProofAnswer("ab", None)
+    assert read(b'{"choices": [{"text": "ab"}], "usage": {"prompt_tokens_details": {}}}') == ProofAnswer("ab", 0)
     for bad in (b"", b"{}", b'{"choices": []}', b'{"choices": [{"text": 3}]}', b"[" * 10_000, b"\xff"):
         assert read(bad) is None

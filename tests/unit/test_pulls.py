@@ -6,17 +6,21 @@ import math
 
 import pytest
 
-from router.pulls import CLIP, CLIP_MS, FADES_S, Pull, Pulls
+from router.predict.transfer_model import CLIP, CLIP_MS, FADES_S, ExpectedTransfer, TransferModel
 
 UNMOVED_MS = 20.0
 
 
-def pull(here: Pulls, told_ms: float, now: float, *, near: bool = False) -> Pull:
+def pull(here: TransferModel, told_ms: float, now: float, *, near: bool = False) -> ExpectedTransfer:
     moving_ms = here.expects_ms(told_ms, now, near=near)
-    return Pull(told_ms=told_ms, moving_ms=moving_ms, unmoved_ms=UNMOVED_MS, pause_ms=UNMOVED_MS + moving_ms, near=near)
+    return ExpectedTransfer(
+        told_ms=told_ms, moving_ms=moving_ms, unmoved_ms=UNMOVED_MS, pause_ms=UNMOVED_MS + moving_ms, near=near
+    )
 
 
-def one_by_one(here: Pulls, times_ms: list[tuple[float, float]], *, near: bool = False, now: float = 100.0) -> float:
+def one_by_one(
+    here: TransferModel, times_ms: list[tuple[float, float]], *, near: bool = False, now: float = 100.0
+) -> float:
     """Pulls that were told to take so long, and took so long; told when the last one ended."""
     for told_ms, took_ms in times_ms:
         each = pull(here, told_ms, now, near=near)
@@ -27,7 +31,7 @@ def one_by_one(here: Pulls, times_ms: list[tuple[float, float]], *, near: bool =
     return now
 
 
-def together(here: Pulls, told: list[tuple[float, bool]], took_ms: float, times: int) -> float:
+def together(here: TransferModel, told: list[tuple[float, bool]], took_ms: float, times: int) -> float:
     """So many times over, pulls that begin and end together; told (what they were told to take, near)."""
     now = 100.0
     for _ in range(times):
@@ -42,14 +46,14 @@ def together(here: Pulls, told: list[tuple[float, bool]], took_ms: float, times:
 
 
 def test_without_a_pull_the_costs_are_believed() -> None:
-    here = Pulls()
+    here = TransferModel()
     assert here.expects_ms(7.0, 5.0, near=False) == 7.0
     assert (here.slower(5.0), here.ends_ms(5.0)) == (1.0, -math.inf)
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 10.0])
 def test_a_network_that_is_not_what_was_told_is_found_out(factor: float) -> None:
-    here = Pulls()
+    here = TransferModel()
     sizes = [2.0, 9.0, 4.0, 20.0, 6.0] * 12
     now = one_by_one(here, [(told, factor * told) for told in sizes])
     for told in (3.0, 15.0):
@@ -57,20 +61,20 @@ def test_a_network_that_is_not_what_was_told_is_found_out(factor: float) -> None
 
 
 def test_three_pulls_say_a_good_deal() -> None:
-    here = Pulls()
+    here = TransferModel()
     now = one_by_one(here, [(5.0, 50.0)] * 3)
     assert here.expects_ms(5.0, now, near=False) == pytest.approx(50.0, rel=0.1)
 
 
 def test_what_was_learned_fades_while_nobody_pulls() -> None:
-    here = Pulls()
+    here = TransferModel()
     now = one_by_one(here, [(5.0, 50.0)] * 20) - 1.0
     assert here.expects_ms(5.0, now + FADES_S, near=False) == pytest.approx(5.0 + 45.0 / math.e, rel=0.05)
     assert here.expects_ms(5.0, now + 20 * FADES_S, near=False) == pytest.approx(5.0, abs=0.01)
 
 
 def test_the_same_machine_is_another_network() -> None:
-    here = Pulls()
+    here = TransferModel()
     now = one_by_one(here, [(5.0, 50.0)] * 20)
     assert here.expects_ms(5.0, now, near=True) == 5.0
     now = one_by_one(here, [(5.0, 1.0)] * 20, near=True, now=now)
@@ -79,7 +83,7 @@ def test_the_same_machine_is_another_network() -> None:
 
 
 def test_an_engine_that_stood_still_for_half_a_minute_says_little() -> None:
-    here = Pulls()
+    here = TransferModel()
     now = one_by_one(here, [(5.0, 5.0)] * 100)
     now = one_by_one(here, [(5.0, 30_000.0), (5.0, 5.0)], now=now)
     assert max(CLIP_MS, CLIP * 25.0) == CLIP_MS
@@ -88,21 +92,21 @@ def test_an_engine_that_stood_still_for_half_a_minute_says_little() -> None:
 
 def test_pulls_that_share_a_network_are_not_taken_for_slow_ones() -> None:
     """Four at once end together, each after the time of all."""
-    here = Pulls()
+    here = TransferModel()
     now = together(here, [(told_ms, False) for told_ms in (4.0, 4.0, 10.0, 6.0)], took_ms=24.0, times=50)
     assert here.expects_ms(24.0, now, near=False) == pytest.approx(24.0, rel=0.05)
     assert here.expects_ms(12.0, now, near=False) == pytest.approx(12.0, rel=0.2)
 
 
 def test_two_networks_that_end_together_are_two_observations() -> None:
-    here = Pulls()
+    here = TransferModel()
     now = together(here, [(10.0, False), (10.0, True)], took_ms=30.0, times=30)
     assert here.expects_ms(10.0, now, near=False) == pytest.approx(30.0, rel=0.05)
     assert here.expects_ms(10.0, now, near=True) < 1.0, "of the second of them nothing was seen"
 
 
 def test_those_before_it_are_waited_for() -> None:
-    here = Pulls()
+    here = TransferModel()
     first, second = pull(here, 30.0, 1.0), pull(here, 50.0, 1.0)
     here.begin(first, 1.0)
     here.begin(second, 1.0)
@@ -115,7 +119,7 @@ def test_those_before_it_are_waited_for() -> None:
 
 
 def test_while_nothing_comes_a_network_is_as_slow_as_that_at_least() -> None:
-    here = Pulls()
+    here = TransferModel()
     for told_ms in (10.0, 40.0, 5.0):
         here.begin(pull(here, told_ms, 1.0), 1.0)
     assert here.slower(1.0 + (UNMOVED_MS + 29.0) / 1000) == 1.0, "three of 10 ms may have moved"
@@ -125,13 +129,13 @@ def test_while_nothing_comes_a_network_is_as_slow_as_that_at_least() -> None:
 
 
 def test_a_little_late_is_no_slow_network() -> None:
-    here = Pulls()
+    here = TransferModel()
     here.begin(pull(here, 0.01, 1.0), 1.0)
     assert here.slower(1.0 + (UNMOVED_MS + 5.0) / 1000) == 1.0
 
 
 def test_what_is_cut_short_teaches_nothing() -> None:
-    here, now = Pulls(), 1.0
+    here, now = TransferModel(), 1.0
     for _ in range(10):
         each = pull(here, 5.0, now)
         here.begin(each, now)

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from cluster.registry.membership import QUARANTINED_MAX, Heartbeat, Kind, decode, encode
-from router.decisions import entry_of
-from router.desk import Seat
-from router.journey import Choose
-from router.logged import Log, desk_of, view_of
-from router.policy import POLICIES
-from router.quarantine import BECAUSE_MAX, STAMP_MAX, WORDS_MAX, Quarantine, Word
-from router.records import Wanted
-from router.view import View
+from router.core.journey import Choose, Chosen
+from router.core.values import Wanted
+from router.fleet import events
+from router.fleet.events import entry_of
+from router.fleet.quarantine import BECAUSE_MAX, STAMP_MAX, WORDS_MAX, Quarantine, Word
+from router.fleet.view import FleetView
+from router.scheduler.decision_log import DecisionLog, fleet_of, scheduler_of
+from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.scoring.policies import POLICIES
 from sim.replay import replay
 
 A, B = InstanceId("a"), InstanceId("b")
@@ -65,7 +66,7 @@ def test_it_is_bounded_and_fits_an_announcement() -> None:
 
 
 def test_who_is_set_aside_gets_nothing_also_in_its_next_life() -> None:
-    view = View()
+    view = FleetView()
     instance = Instance(id=A, role=Role.DECODE, url="http://a", epoch=1)
     view.add(instance)
     view.seen(A, None, Load())
@@ -84,16 +85,18 @@ def test_who_is_set_aside_gets_nothing_also_in_its_next_life() -> None:
 def test_a_decision_log_tells_it() -> None:
     """Else its choices could not be made again."""
     lines: list[bytes] = []
-    log = Log(lines.append, "least_load")
-    view = view_of(log, None)
+    log = DecisionLog(lines.append, "least_load")
+    view = FleetView()
+    fleet = fleet_of(log, view)
     for name in (A, B):
-        view.add(Instance(id=name, role=Role.BOTH, url=f"http://{name}"))
-        view.seen(name, ({"id": "m"},), Load())
-    desk = desk_of(log, view, POLICIES["least_load"], admission=False, foresees=False)
+        fleet.handle(events.Added(Instance(id=name, role=Role.BOTH, url=f"http://{name}")), 0.0)
+        fleet.handle(events.Seen(name, ({"id": "m"},), Load()), 0.0)
+    _, scheduler = scheduler_of(log, view, POLICIES["least_load"], admission=False, foresees=False)
     ask = Choose(frozenset(), hand_over=False)
     for reasons in ({A: "slow"}, {B: "slow"}):
-        view.set_aside(reasons)
-        chosen, _ = desk.choose(Seat(Wanted(model="m", hand_over=False)), ask, 0.0)
+        fleet.handle(events.SetAside(reasons), 0.0)
+        (chosen,) = scheduler.handle(events.Asked(SchedulingContext(Wanted(model="m", hand_over=False)), ask, 0.0), 0.0)
+        assert isinstance(chosen, Chosen)
         assert chosen.decode not in reasons
     replayed = replay(map(entry_of, lines))
     assert (replayed.choices, replayed.differences) == (2, ())

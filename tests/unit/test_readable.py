@@ -9,12 +9,12 @@ import pytest
 
 from cluster.errors import ApiError
 from cluster.readable import deadline_in, json_in, object_in, text_in
-from router.prober import Unreadable, _models
-from router.releases import _hold_in
-from router.seam import said_in
-from router.timing import told_at_end, told_in
-from router.upstream import Answer
-from router.words import an_object
+from router.admin.peer_words import an_object
+from router.fleet.probes import Unreadable, _models
+from router.http.upstream import Answer
+from router.request.releases import _hold_in
+from router.request.splice import said_in
+from router.telemetry.timing import told_at_end, told_in
 
 DEEP = b"[" * 4000
 BAD = [DEEP, b'{"a":' * 4000, b'{"unknown": ' + DEEP, b'"\xff"', b"", b"{", b"nonsense"]

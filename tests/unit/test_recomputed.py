@@ -6,20 +6,20 @@ from dataclasses import replace
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.meters import Meters
-from router.recomputed import LATELY, LOOKS, Recomputed
-from router.view import View
+from router.fleet.view import FleetView
+from router.telemetry.metrics import RouterMetrics
+from router.telemetry.recomputed import LATELY, LOOKS, Recomputed
 
 D = InstanceId("d")
 
 
-def fleet(epoch: int = 1) -> View:
-    view = View()
+def fleet(epoch: int = 1) -> FleetView:
+    view = FleetView()
     view.add(Instance(id=D, role=Role.DECODE, url="http://d", epoch=epoch))
     return view
 
 
-def words(counts: Recomputed, view: View, *tokens: int, pulled: int = 1000, times: int = 1) -> None:
+def words(counts: Recomputed, view: FleetView, *tokens: int, pulled: int = 1000, times: int = 1) -> None:
     for each in tokens:
         for _ in range(times):
             view.get(D).load = Load(recomputed_tokens=each, external_kv_tokens=pulled, prompt_tokens=9000)
@@ -86,7 +86,7 @@ def test_who_has_left_is_left_out_and_what_came_lately_is_told_apart() -> None:
 
 
 def test_prometheus_is_told() -> None:
-    meters, view = Meters(), fleet()
+    meters, view = RouterMetrics(), fleet()
     words(meters.recomputed, view, 281, times=LOOKS)
     lines = meters.text(view, 0).decode().splitlines()
     assert 'baton_handoff_recomputed_tokens_total{instance="d"} 281.0' in lines

@@ -13,7 +13,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.keys import digest, key_line
 from cluster.spec import Spec, parse
-from router.config import RouterConfig
+from router.api.config import RouterConfig
 
 FILE = """
 models:

@@ -10,7 +10,7 @@ import pytest
 
 from baton.cli import main
 from baton.commands.simulate import again
-from router.desk import Desk
+from router.scheduler.scheduler import Scheduler
 
 SMALL = ["simulate", "--prefill", "1", "--decode", "1", "--rate", "20", "--requests", "30", "--ttft-ms", "500"]
 
@@ -134,7 +134,7 @@ def test_a_run_that_breaks_a_law_prints_its_seed_and_how_to_see_it_again(
 ) -> None:
     words = [*SMALL, "--faults", "slow", "--seed", "7"]
     monkeypatch.setattr("sys.argv", ["baton", *words])
-    monkeypatch.setattr(Desk, "finish", lambda *_, **__: ())
+    monkeypatch.setattr(Scheduler, "finish", lambda *_, **__: ())
     assert main(words) == 1
     told = capsys.readouterr().err
     assert "simulate: LawBroken at " in told

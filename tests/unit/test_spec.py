@@ -27,9 +27,9 @@ from cluster.spec import (
 )
 from cluster.spec.reader import PROBLEMS_MAX
 from cluster.spec.tree import TEXT_CHARS_MAX, VALUES_MAX
-from router.config import RouterConfig
-from router.policy import POLICIES
-from router.policy.workload import workload
+from router.api.config import RouterConfig
+from router.scheduler.scoring.policies import POLICIES
+from router.scheduler.scoring.workload import workload
 
 BARE = "models: [{name: org/model}]\n"
 

@@ -9,7 +9,7 @@ from costs import shipped
 from costs.cost import Costs, costs_of
 from costs.hardware import gpu_named
 from costs.step import prompt
-from router.speeds import OFF_KNOWN, SURE, UNKNOWN, Speeds, make_of
+from router.predict.step_model import OFF_KNOWN, SURE, UNKNOWN, StepModel, make_of
 
 ROW = np.array([0])
 
@@ -18,8 +18,8 @@ def costs(gpu: str = "H100") -> Costs:
     return costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named(gpu), profiles=shipped.profiles())
 
 
-def speeds(*gpus: str) -> Speeds:
-    made = Speeds()
+def speeds(*gpus: str) -> StepModel:
+    made = StepModel()
     made.reach(max(2, len(gpus)))
     for row, gpu in enumerate(gpus):
         made.know(row, make_of(costs(gpu)))
@@ -27,7 +27,7 @@ def speeds(*gpus: str) -> Speeds:
     return made
 
 
-def prompt_ms(made: Speeds, tokens: int, cached_tokens: int = 0) -> float:
+def prompt_ms(made: StepModel, tokens: int, cached_tokens: int = 0) -> float:
     """In row 0, by what it was seen to take."""
     return float(np.ravel(made.of_prompt(tokens, cached_tokens)[0])[0] * made.prefill_factor[0])
 
@@ -104,7 +104,7 @@ def test_costs_that_are_known_are_not_given_up_for_strange_legs() -> None:
 
 
 def test_an_engine_that_nobody_knows_is_learned() -> None:
-    made = Speeds()
+    made = StepModel()
     made.reach(1)
     for at in range(SURE):
         assert not made.sure(ROW)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import wire
-from router.body import is_plain, spliced
+from router.request.body import is_plain, spliced
 
 KEYS = sorted(wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS | {"cache_salt"})
 WORDS = st.sampled_from(["prompt", "model", "a", "x" * 200, "priorit", "é", 'q"uote', "back\\slash", "\n"])

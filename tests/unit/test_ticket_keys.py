@@ -33,7 +33,7 @@ from kvtransfer.keys import (
     read_instance,
 )
 from kvtransfer.ticket import Key
-from router.tickets import Tickets
+from router.http.tickets import Tickets
 
 D = InstanceId("decode-0")
 SECRET = "ab" * 32

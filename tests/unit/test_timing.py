@@ -14,13 +14,13 @@ from cluster.errors import UsageError
 from cluster.ids import InstanceId, RequestId
 from cluster.instance import Instance, Role
 from cluster.request import Request
-from router.clients import Client
-from router.config import RouterConfig
-from router.histograms import Histograms, Times
-from router.memory import TURNS_MAX, Memory, Story
-from router.sums import Sum, Timing
-from router.timing import LEGS, EngineTimes, Stage, Timeline, engine_times, told_at_end, told_in
-from router.ways import Verdict, Way
+from router.api.config import RouterConfig
+from router.core.clients import Client
+from router.core.timing_parts import Sum, Timing
+from router.core.verdict import Verdict, Way
+from router.telemetry.explain_store import TURNS_MAX, ExplainStore, Story
+from router.telemetry.histograms import Histograms, Times
+from router.telemetry.timing import LEGS, EngineTimes, Stage, Timeline, engine_times, told_at_end, told_in
 
 P = EngineTimes(queue_s=0.010, first_s=0.050)
 D = EngineTimes(queue_s=0.030, first_s=0.020, generation_s=0.4)
@@ -281,12 +281,12 @@ def story(name: str, body: Mapping[str, object] | None = None) -> Story:
     return Story(request, Verdict(Way.SEEDED, "", resumable=True))
 
 
-def remembered(memory: Memory, *names: str) -> list[str]:
+def remembered(memory: ExplainStore, *names: str) -> list[str]:
     return [name for name in names if memory.get(name) is not None]
 
 
 def test_the_oldest_finished_ones_are_forgotten_never_open_ones() -> None:
-    memory = Memory(last_max=2)
+    memory = ExplainStore(last_max=2)
     stories = [story(name) for name in "abcd"]
     for each in stories:
         memory.begin(each)
@@ -301,7 +301,7 @@ def test_the_oldest_finished_ones_are_forgotten_never_open_ones() -> None:
 
 
 def test_bytes_are_bounded_too() -> None:
-    memory = Memory(last_max=1000, bytes_max=20_000)
+    memory = ExplainStore(last_max=1000, bytes_max=20_000)
     for number in range(100):
         each = story(str(number))
         memory.begin(each)
@@ -328,7 +328,7 @@ def called(name: str, client_id: str, tenant: str = "") -> Story:
 
 
 def test_what_clients_call_the_same_is_found_newest_first_and_goes_one_by_one() -> None:
-    memory = Memory(last_max=2)
+    memory = ExplainStore(last_max=2)
     stories = [called("1", "a", "x"), called("2", "a", "y"), called("3", "a", "x"), called("4", "b", "x")]
     for each in stories:
         memory.begin(each)

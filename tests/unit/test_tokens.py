@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.tokens import START_BYTES_PER_TOKEN, Kind, Ratios, kind_of
+from router.predict.prompt_tokens import START_BYTES_PER_TOKEN, Kind, Ratios, kind_of
 
 PROSE = "It was late in the evening, and nobody had come to the house for days; she wrote another letter. " * 20
 CODE = (

@@ -10,15 +10,16 @@ from cluster.instance import Instance, Load, Role
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
-from router.admission import AHEAD_MS, Gate, Line
-from router.foresight import Expected, Foresight
-from router.journey import Chosen
-from router.policy.workload import K, workload
-from router.prefixes import Prefixes
-from router.prices.ask import prices_of
-from router.records import Wanted
-from router.speeds import SURE, Make, make_of
-from router.view import View
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.view import FleetView
+from router.predict.prefix_cache import PrefixCacheIndex
+from router.predict.step_model import SURE, Make, make_of
+from router.scheduler.flow_control.queue import FlowControlQueue
+from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
+from router.scheduler.placements import Placement, Placements
+from router.scheduler.scoring.prices_ask import Scoring, prices_of
+from router.scheduler.scoring.workload import K, workload
 
 MAKES = {
     gpu: make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named(gpu), profiles=shipped.profiles()))
@@ -30,27 +31,24 @@ P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
 def view(
     *roles: Role,
     gpus: Sequence[str] = (),
-    gate: bool = False,
     credits_each: int | None = None,
     weights: str = "",
     nodes: str = "",
     pins: bool = True,
-) -> View:
+) -> FleetView:
     """Instances p0, d1, …, in this order; `weights` and `nodes`: a letter of each, where they are told."""
     kinds = dict(enumerate(gpus))
 
     def make(instance: Instance) -> Make:
         return MAKES[kinds.get(int(instance.id[1:]), "H100")]
 
-    made = View(make)
+    made = FleetView(make)
     for at, role in enumerate(roles):
         name = InstanceId(f"{role.value[0]}{at}")
         told = {"weights": weights[at : at + 1], "node": nodes[at : at + 1]}
         made.add(Instance(id=name, role=role, url=f"http://{name}", pins=pins, **told))
         made.seen(name, ({"id": "m"},), Load())
         made.get(name).credits = credits_each
-    if gate:
-        made.all().gate = Gate(Line())
     return made
 
 
@@ -64,11 +62,11 @@ def asks(now: float = 0.0, **more: object) -> Wanted:
     return Wanted(model="m", hand_over=True, arrived=now, now=now, **told)  # type: ignore[arg-type]
 
 
-def place(at: View, wanted: Wanted, decode: str, prefill: str | None = None) -> Expected:
+def place(at: FleetView, wanted: Wanted, decode: str, prefill: str | None = None) -> Placement:
     """Put one there, whoever would have chosen what."""
-    expected = Expected()
+    expected = Placement()
     chosen = Chosen(None if prefill is None else InstanceId(prefill), InstanceId(decode), "")
-    Foresight(at.all()).placed(expected, wanted, chosen)
+    Placements(at.all()).placed(expected, wanted, chosen)
     if prefill is None:
         return expected
     at.all().book.prompt_over(expected.booking, wanted.now, done=False)  # type: ignore[arg-type]
@@ -83,8 +81,8 @@ def test_an_idle_fleet_serves_it_whole() -> None:
 
 def test_it_says_what_its_prices_rest_on() -> None:
     assert workload(view(B).all(), asks()).because.endswith("; costs told, prefixes unknown")
-    here = View()
-    here.all().prefixes = index = Prefixes()
+    here = FleetView()
+    here.all().prefixes = index = PrefixCacheIndex()
     here.add(Instance(id=InstanceId("b0"), role=B, url="u"))
     here.seen(InstanceId("b0"), ({"id": "m"},), Load())
     index.sent(here.get(InstanceId("b0")).row, (7,), 0.0)
@@ -119,7 +117,7 @@ def test_a_short_suffix_is_computed_where_it_decodes_and_a_long_prompt_is_handed
 
 def test_turn_two_stays_where_its_answer_was_made() -> None:
     here = view(P, D, D)
-    here.all().prefixes = index = Prefixes()
+    here.all().prefixes = index = PrefixCacheIndex()
     for each in here.all():
         index.join(each.row, 400_000, 1)
     names = tuple(range(100, 116))
@@ -152,7 +150,7 @@ def test_a_client_that_waits_for_d_waits_for_the_handoff() -> None:
 def test_what_a_decode_instance_serves_whole_is_in_the_way_of_what_it_pulls() -> None:
     here = view(P, D, D)
     d1, d2 = (here.get(InstanceId(name)).row for name in ("d1", "d2"))
-    foresight, expected = Foresight(here.all()), Expected()
+    foresight, expected = Placements(here.all()), Placement()
     wanted = asks(prompt_tokens=16_000)
     foresight.placed(expected, wanted, Chosen(None, InstanceId("d1"), ""))
     prices = prices_of(here.all(), asks(prompt_tokens=100))
@@ -207,27 +205,29 @@ def test_full_instances_are_worth_waiting_for() -> None:
 
 
 def test_an_engine_gets_no_prompt_that_would_only_wait_there() -> None:
-    here = view(P, D, gate=True)
+    here, scoring = view(P, D), Scoring(SaturationDetector(FlowControlQueue()))
     row = here.get(InstanceId("p0")).row
-    wanted = asks(prompt_tokens=4000, ttft_ms=1000.0, tpot_ms=12.0)
+    wanted = asks(prompt_tokens=4000, ttft_ms=1000.0, tpot_ms=12.0, scoring=scoring)
     for _ in range(30):
-        place(here, asks(ttft_ms=1000.0, tpot_ms=12.0), "d1", "p0")
+        place(here, asks(ttft_ms=1000.0, tpot_ms=12.0, scoring=scoring), "d1", "p0")
     for _ in range(2):
         expected = place(here, wanted, "d1", "p0")
         here.all().book.prompt_placed(expected.booking, row, 300.0, 300.0, 0.0)  # type: ignore[arg-type]
     chosen = workload(here.all(), wanted)
     assert chosen.wait and "worth waiting for" in chosen.because
     late_s = 0.6 - AHEAD_MS / 1000
-    assert prices_of(here.all(), asks(now=late_s, ttft_ms=1000.0)).open_at(row), "just before it would run dry"
+    assert prices_of(here.all(), asks(now=late_s, ttft_ms=1000.0, scoring=scoring)).open_at(row), (
+        "just before it would run dry"
+    )
 
 
 def test_an_engine_is_not_filled_beyond_its_strictest_target() -> None:
-    here = view(P, D, D, gate=True)
+    here, scoring = view(P, D, D), Scoring(SaturationDetector(FlowControlQueue()))
     made = here.all().book
     row = here.get(InstanceId("d1")).row
     while made.step[row] < 11.0:
-        place(here, asks(ttft_ms=1000.0, tpot_ms=12.0), "d1", "p0")
-    loose = workload(here.all(), asks(ttft_ms=1000.0, tpot_ms=100.0))
+        place(here, asks(ttft_ms=1000.0, tpot_ms=12.0, scoring=scoring), "d1", "p0")
+    loose = workload(here.all(), asks(ttft_ms=1000.0, tpot_ms=100.0, scoring=scoring))
     assert loose.decode == "d2", "it could take more; those who are there could not"
 
 
@@ -266,7 +266,7 @@ def test_nothing_is_handed_over_where_nothing_is_pulled() -> None:
     assert workload(here.all(), long).prefill is None
 
 
-def crowded(here: View, *decodes: str, by: str) -> None:
+def crowded(here: FleetView, *decodes: str, by: str) -> None:
     for decode in decodes:
         for _ in range(30):
             place(here, asks(ttft_ms=500.0, tpot_ms=12.0), decode, by)

@@ -1,0 +1,1 @@
+"""What operators speak: explain, drain, quarantine, `/ui` and its numbers, several routers as one."""

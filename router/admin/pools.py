@@ -1,0 +1,246 @@
+"""Pools and instances over the last half minute: means of what was seen once a second. Pure.
+
+Engines' words are the same to every router of a fleet; legs in flight and who is in line are each router's own, and add
+up (`together_pools`). What those in line lack is asked of the same columns and the same gate that choices go by.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from cluster.ids import InstanceId
+from cluster.instance import Load, Role
+from router.admin.bottleneck import PoolSeen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.scoring.prices_ask import prices_of
+from router.telemetry.rolling import SLOT_S, SLOTS
+
+LOOK_S: Final = 1.0
+"""Between two looks: as often as engines say something new."""
+
+LOOKS: Final = 30
+
+SILENT_S: Final = 5.0
+"""An engine that has said nothing new for so long makes no tokens, as far as anybody knows."""
+
+FULL: Final = 0.95
+MOST_KEPT: Final = 0.998
+"""How full a batch is that is called full, of the largest one seen; and what is left of that a look later: half of it
+after six minutes."""
+
+ASKED_MAX: Final = 16
+"""Of those in line, so many are looked at: the others lack alike."""
+
+
+_WAITED_FOR: Final = (*(role.value for role in Role), "handoff")
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one pool's ready instances at one moment."""
+
+    instances: int = 0
+    running: int = 0
+    waiting: int = 0
+    pulling: int = 0
+    kv_usage: float = 0.0
+    places: int = 0
+    in_line: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    at: float
+    epoch: int
+    load: Load
+
+
+class Looks:
+    """What one router has seen of the pools."""
+
+    def __init__(self) -> None:
+        self._looks: Final[deque[dict[Role, _Sums]]] = deque(maxlen=LOOKS)
+        self._tokens: Final[dict[InstanceId, deque[_Tokens]]] = {}
+        self._looked_at: float | None = None
+        self._late: Final[deque[float]] = deque(maxlen=LOOKS)
+        self._most: Final[dict[InstanceId, float]] = {}
+        """Requests that an engine has been seen to run at once."""
+        self._slots: Final[deque[tuple[int, dict[str, float]]]] = deque(maxlen=SLOTS)
+
+    def look(self, desk: Scheduler, now: float) -> None:
+        """Once a second; how much later than that it is, is how late this process gets to its work."""
+        if self._looked_at is not None:
+            self._late.append(max(0.0, now - self._looked_at - LOOK_S))
+        self._looked_at = now
+        fleet = desk.view.all()
+        pools = {role: _Sums() for role in Role}
+        for seen in fleet:
+            self._count_tokens(seen, now)
+            at = pools[seen.role]
+            at.places += seen.inflight
+            if seen.ready:
+                load, pulling = seen.load, self._pulling(seen)
+                at.instances += 1
+                at.running += load.running
+                at.waiting += load.waiting - pulling
+                at.pulling += pulling
+                at.kv_usage += load.kv_usage
+        for role, lacking in lacks(desk, now).items():
+            pools[Role(role)].in_line = lacking
+        self._looks.append(pools)
+        self._count_waiting(pools, now)
+        for gone in self._tokens.keys() - fleet.by_id.keys():
+            del self._tokens[gone]
+            self._most.pop(gone, None)
+
+    @property
+    def late_s(self) -> float:
+        """How late this process gets to its work, mean seconds."""
+        return sum(self._late) / len(self._late) if self._late else 0.0
+
+    def _pulling(self, seen: InstanceView) -> int:
+        """Of those that wait in it, how many wait for their blocks alone.
+
+        Engines count a pull that has ended as one until its request is taken into a batch. So where an engine runs as
+        many as it has ever been seen to run, its batch is full, and whoever waits, waits for that.
+        """
+        load = seen.load
+        most = self._most[seen.id] = max(float(load.running), self._most.get(seen.id, 0.0) * MOST_KEPT)
+        full = load.running >= FULL * most and load.running > 0
+        return 0 if full else min(load.deferred, load.waiting)
+
+    def _count_waiting(self, pools: Mapping[Role, _Sums], now: float) -> None:
+        number = int(now // SLOT_S)
+        if not self._slots or self._slots[-1][0] < number:
+            self._slots.append((number, dict.fromkeys(("looks", *_WAITED_FOR), 0.0)))
+        at = self._slots[-1][1]
+        at["looks"] += 1
+        for role, sums in pools.items():
+            at[role.value] += sums.waiting + sums.in_line
+        at["handoff"] += pools[Role.DECODE].pulling
+
+    def history(self, now: float) -> list[dict[str, float]]:
+        """Who waited for what over five minutes, means by slot, the oldest first."""
+        by_number, last = dict(self._slots), int(now // SLOT_S)
+        told = []
+        for number in range(last - SLOTS + 1, last + 1):
+            at = by_number.get(number, {})
+            told.append({name: round(at.get(name, 0.0) / max(1.0, at.get("looks", 0.0)), 2) for name in _WAITED_FOR})
+        return told
+
+    def _count_tokens(self, seen: InstanceView, now: float) -> None:
+        kept = self._tokens.setdefault(seen.id, deque(maxlen=LOOKS))
+        epoch, load = seen.instance.epoch, seen.load
+        if kept and (kept[-1].epoch != epoch or kept[-1].load.generation_tokens > load.generation_tokens):
+            kept.clear()  # another life: it counts from zero
+        if not kept or kept[-1].load is not load:
+            kept.append(_Tokens(now, epoch, load))
+
+    def rates(self, instance: InstanceId, now: float) -> tuple[float, float]:
+        """Prompt tokens and generated tokens a second."""
+        kept = [each for each in self._tokens.get(instance, ()) if now - each.at <= LOOKS * LOOK_S]
+        if len(kept) < 2 or kept[-1].at <= kept[0].at or now - kept[-1].at > SILENT_S:
+            return 0.0, 0.0
+        first, last, seconds = kept[0].load, kept[-1].load, kept[-1].at - kept[0].at
+        generated = last.generation_tokens - first.generation_tokens
+        return max(0.0, (_own_prompts(last) - _own_prompts(first)) / seconds), generated / seconds
+
+    def told(self, fleet: FleetSnapshot) -> dict[str, Any]:
+        """For `pools_of` and `together_pools`: by role."""
+        count = max(1, len(self._looks))
+        told: dict[str, Any] = {}
+        for role in Role:
+            at = [look[role] for look in self._looks]
+            instances = sum(each.instances for each in at)
+            ready = [seen.credits for seen in fleet if seen.role is role and seen.ready]
+            known = [each for each in ready if each is not None]
+            told[role.value] = {
+                "instances": len(ready),
+                "running": sum(each.running for each in at) / count,
+                "waiting": sum(each.waiting for each in at) / count,
+                "pulling": sum(each.pulling for each in at) / count,
+                "kv_usage": sum(each.kv_usage for each in at) / instances if instances else 0.0,
+                "limit": sum(known) if ready and len(known) == len(ready) else None,
+                "in_line": sum(each.in_line for each in at) / count,
+                "places": sum(each.places for each in at) / count,
+            }
+        return told
+
+
+def _own_prompts(load: Load) -> int:
+    """Tokens of prompts, without those whose KV came from another engine."""
+    return load.prompt_tokens - load.external_kv_tokens
+
+
+def lacks(desk: Scheduler, now: float) -> dict[str, float]:
+    """How many in line lack a place in which pool. Who lacks both counts as half a request for each.
+
+    Keys are roles; where there are instances of role both alone, all lack these.
+    """
+    waiting = len(desk.line)
+    if not waiting:
+        return {}
+    found: dict[str, float] = {}
+    asked = [seat for seat in islice(desk.line.everybody(), ASKED_MAX) if isinstance(seat, SchedulingContext)]
+    for seat in asked:
+        for role, part in _lacks(desk, seat, now).items():
+            found[role] = found.get(role, 0.0) + part
+    return {role: part * waiting / len(asked) for role, part in found.items()}
+
+
+def _lacks(desk: Scheduler, seat: SchedulingContext, now: float) -> Mapping[str, float]:
+    fleet, wanted = desk.view.all(), seat.wanted
+    ready = fleet.ready_for(wanted)
+    if not len(ready.prefills) or not len(ready.decodes):
+        return {"decode" if len(ready.prefills) else "prefill": 1.0}
+    if len(ready.of.get(Role.BOTH, ())) == len(ready.any):
+        return {"both": 1.0}
+    prompt, answer = _room(desk, fleet, seat, now)
+    if prompt == answer:  # it lacks both; or found both when nobody asked: the next call is under way
+        return {"prefill": 0.5, "decode": 0.5}
+    return {"decode": 1.0} if prompt else {"prefill": 1.0}
+
+
+def _room(desk: Scheduler, fleet: FleetSnapshot, seat: SchedulingContext, now: float) -> tuple[bool, bool]:
+    """Whether there is a place for its prompt, and one for its answer."""
+    ready, routers = fleet.ready_for(seat.wanted), desk.view.routers
+    if desk.gate is None or not seat.promise.ttft_ms:
+        free = fleet.columns.inflight < fleet.columns.limits(routers)
+        return bool(free[ready.prefills].any()), bool(free[ready.decodes].any())
+    prices = prices_of(fleet, _asking(desk, seat, now))
+    return (
+        any(prices.open_at(row) for row in ready.prefills.tolist()),
+        any(prices.answers_at(row) for row in ready.decodes.tolist()),
+    )
+
+
+def _asking(desk: Scheduler, seat: SchedulingContext, now: float) -> Wanted:
+    promise = seat.promise
+    return replace(
+        seat.wanted,
+        routers=desk.view.routers,
+        ttft_ms=promise.ttft_ms,
+        tpot_ms=promise.tpot_ms,
+        late=seat.late,
+        now=now,
+        scoring=desk.scoring,
+    )
+
+
+def together_pools(own: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dict[str, PoolSeen]:
+    """Own words of engines, and every router's legs and line."""
+    told = list(others)
+    found: dict[str, PoolSeen] = {}
+    for role, mine in own.items():
+        all_ = [mine, *(each[role] for each in told if role in each)]
+        summed = {name: sum(float(each[name]) for each in all_) for name in ("in_line", "places")}
+        found[role] = PoolSeen(**{**mine, **summed})
+    return found

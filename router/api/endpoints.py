@@ -1,0 +1,387 @@
+"""The HTTP side of a router that aiohttp has: OpenAI endpoints, whole paths passed through, readiness; and its admin
+side. Errors are in OpenAI's shape. A shell: HTTP, a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from cluster.errors import (
+    ApiError,
+    bad_request,
+    deadline_passed,
+    no_instance,
+    no_room,
+    too_large,
+    unknown_model,
+    upstream_failed,
+)
+from cluster.ids import client_id_in
+from cluster.instance import Instance
+from cluster.readable import SMALL_BYTES_MAX
+from router.admin.operators import Operators
+from router.admin.scrape import Scrape
+from router.api.aliases import Aliases
+from router.api.config import RouterConfig
+from router.api.generation import Generation
+from router.api.openapi import document
+from router.api.passthrough import Passthrough
+from router.api.paths import OUTSIDE_V1
+from router.core import eligibility
+from router.fleet.discovery import Discovery
+from router.fleet.prover import Prover
+from router.fleet.snapshot import InstanceView
+from router.http.bodies import read_body
+from router.http.headers import printable
+from router.http.uploads import Uploads, client_of
+from router.http.upstream import EngineLost, limit_silence, say
+from router.request.parts import Parts
+from router.request.refusals import broken, headers_of
+
+logger = logging.getLogger("baton.router")
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Endpoints:
+    """Of one router. Long, as each endpoint is a method."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        config: RouterConfig,
+        *,
+        generation: Generation,
+        passthrough: Passthrough,
+        operators: Operators,
+        scrape: Scrape,
+        names: Aliases,
+        uploads: Uploads,
+        watch: Discovery | None,
+        prover: Prover | None,
+    ) -> None:
+        """`watch`: None without a registry. `prover`: None where nothing has to be proven."""
+        self.parts: Final = parts
+        self.config: Final = config
+        self.operators: Final = operators
+        self._generation: Final = generation
+        self._passthrough: Final = passthrough
+        self._scrape: Final = scrape
+        self._names: Final = names
+        self._uploads: Final = uploads
+        self._watch: Final = watch
+        self._prover: Final = prover
+
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        """``/v1/completions`` and ``/v1/chat/completions``, where a connection's `Front` has not known them."""
+        tenant = _tenant_of(http)
+        self.parts.clients.enter(tenant, self.parts.view.routers)
+        try:
+            raw = await self._read_body(http)
+        except BaseException:  # a cancellation too: the request is counted no longer
+            self.parts.clients.leave(tenant)
+            raise
+        return await self._generation.over_aiohttp(http, tenant, raw)
+
+    async def relay_whole(self, http: web.Request) -> web.StreamResponse:
+        """Any other path: to one instance that serves whole requests, as it is but for transfer fields."""
+        tenant = _tenant_of(http)
+        instance, clean = await self._passthrough.place(http, tenant, await self._read_body(http))
+        if not self.parts.view.knows(instance.id) or self.parts.view.get(instance.id).instance.url != instance.url:
+            # While engines were asked which of them has a response, this one left.
+            raise no_instance(f"{instance.id} has just left")
+        headers = self.parts.engines.credentials.headers_for(http.headers)
+        _check_sendable(headers)
+        headers["X-Request-Id"] = self._generation.new_id()
+        self.parts.dispatch.leg_started(instance.id)
+        try:
+            return await self._relay(http, instance, clean, headers)
+        except EngineLost as lost:
+            if lost.ours:
+                raise no_room(str(lost)) from None
+            if not lost.reached:
+                self.parts.dispatch.unreachable(instance.id)
+            raise upstream_failed(str(lost)) from None
+        finally:
+            self.parts.dispatch.leg_ended(instance.id)
+
+    async def _relay(
+        self, http: web.Request, instance: Instance, body: bytes, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        limit = self.config.whole_s
+        try:
+            async with asyncio.timeout(limit):
+                answer = await self.parts.engines.upstream.open(
+                    instance, http.method, http.path_qs, body or None, headers
+                )
+        except TimeoutError:
+            raise deadline_passed(limit) from None
+        limit_silence(answer, self.config.stall_s)
+        try:
+            odd = _oddity(answer)
+            if odd:
+                self.parts.meters.unfit.labels("malformed").inc()
+                raise EngineLost(f"{instance.id}: no HTTP answer: {odd}", reached=True)
+            response = web.StreamResponse(status=answer.status)
+            for name in _RELAYED:
+                said = printable(answer.headers.get(name, ""))
+                if said:
+                    response.headers[name] = said
+            ours = response.headers["X-Baton-Request-Id"] = headers["X-Request-Id"]
+            response.headers["X-Request-Id"] = client_id_in(http.headers.get("X-Request-Id")) or ours
+            try:
+                await response.prepare(http)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                broken = "" if _says_its_end(http.method, answer) else "only its connection's end tells the answer's"
+            except (aiohttp.ClientPayloadError, TimeoutError) as error:
+                broken = say(error)
+            except ConnectionResetError:  # the client has left: aiohttp says so of its writes
+                logger.debug("%s: the client left before the answer's end", headers["X-Request-Id"])
+                return response
+            if broken:
+                logger.warning("%s broke off: %s", instance.id, broken)
+                if http.transport is not None:
+                    http.transport.abort()  # a broken answer must not look like a finished one
+                return response
+            with contextlib.suppress(ConnectionResetError):  # as above
+                await response.write_eof()
+            return response
+        finally:
+            answer.close()
+
+    async def refuse_operator_path(self, http: web.Request) -> web.Response:
+        """Paths that change an engine."""
+        raise ApiError(
+            403, "PermissionDeniedError", f"`{http.path}` changes one engine: call it on each engine itself."
+        )
+
+    async def models(self, http: web.Request) -> web.Response:
+        """``/v1/models``: what ready instances serve for who asks, each model once, in the engines' own words."""
+        return _json({"object": "list", "data": self._cards(_tenant_of(http))})
+
+    def _cards(self, tenant: str) -> list[Mapping[str, Any]]:
+        entries: dict[str, dict[str, object]] = {}
+        for seen in self.parts.view.all():
+            for entry in seen.models_json if seen.ready and seen.instance.serves(tenant) else ():
+                entries.setdefault(str(entry.get("id")), entry)
+        return self._names.cards(entries)
+
+    async def model(self, http: web.Request) -> web.Response:
+        """``/v1/models/NAME``: one of them."""
+        name, tenant = http.match_info["name"], _tenant_of(http)
+        for entry in self._cards(tenant):
+            if entry.get("id") == name:
+                return _json(entry)
+        raise unknown_model(name[:200], self._names.names(self.parts.view.models(tenant)))
+
+    async def openapi(self, _: web.Request) -> web.Response:
+        """``/openapi.json``: this side's paths."""
+        return web.Response(body=_OPENAPI, content_type="application/json")
+
+    async def health(self, _: web.Request) -> web.Response:
+        """200 as long as this process serves."""
+        return web.Response()
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """200 when every leg has somebody to run it; 503 otherwise. Who is there is nobody's business without a key,
+        where there are any.
+        """
+        return self._readiness(
+            () if self.parts.clients.closed else self.parts.view.all(), everybody=not self.parts.clients.closed
+        )
+
+    async def ready_and_who(self, http: web.Request) -> web.Response:
+        """The same on the admin side: with everybody for operators, and for a tenant with those that serve it."""
+        try:
+            reader = self.operators.reader(http)
+        except ApiError:
+            return self._readiness(())
+        shown = [seen for seen in self.parts.view.all() if seen.instance.serves(reader)]
+        return self._readiness(shown, everybody=reader is None)
+
+    def _readiness(self, shown: Iterable[InstanceView], *, everybody: bool = False) -> web.Response:
+        ready = [seen for seen in self.parts.view.all() if seen.ready]
+        complete = any(seen.role.prefills for seen in ready) and any(seen.role.decodes for seen in ready)
+        if complete and self._prover is not None:
+            complete = self._prover.settled(time.monotonic())
+        heard = self._watch is None or self._watch.heard
+        told: dict[str, object] = {"ready": complete, "registry": "heard" if heard else "away"}
+        told["instances"] = _instances(shown)
+        unproven = self._scrape.unproven() if everybody else {}
+        if unproven:
+            told["unproven"] = unproven
+        return _json(told, 200 if complete else 503)
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Prometheus text."""
+        return web.Response(body=self._scrape.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def no_metrics_here(self, _: web.Request) -> web.Response:
+        """``/metrics`` on the clients' port of a router with tenants: it names them. With processes that share it, it
+        would be one's, another one's each time.
+        """
+        why = "Metrics name tenants" if self.parts.clients.closed else "Several processes share this port"
+        raise ApiError(403, "PermissionDeniedError", f"{why}: metrics are on the admin side.")
+
+    async def _read_body(self, http: web.Request) -> bytes:
+        limit = self.config.body_bytes_max
+        client = client_of(_tenant_of(http), http.remote)
+        return await read_body(http, limit, self.config.body_timeout_s, too_large(limit), self._uploads, client)
+
+
+def _oddity(answer: aiohttp.ClientResponse) -> str:
+    """What no HTTP answer says in its head; empty: nothing."""
+    if not 200 <= answer.status < 600:
+        return f"its status is {answer.status}"
+    transfer = answer.headers.get("Transfer-Encoding", "chunked").strip()
+    return "" if transfer.lower() == "chunked" else f"its transfer encoding is {transfer[:40]!r}"
+
+
+def _says_its_end(method: str, answer: aiohttp.ClientResponse) -> bool:
+    """Whether an answer that ended with its connection would have been told from one that was cut short."""
+    if method == "HEAD" or answer.status in {204, 304}:
+        return True
+    chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
+    return chunked or "Content-Length" in answer.headers
+
+
+def _tenant_of(http: web.Request) -> str:
+    """As the boundary has found it (`_keys`)."""
+    tenant: str = http.get(_TENANT, "")
+    return tenant
+
+
+def _check_sendable(headers: Mapping[str, str]) -> None:
+    """aiohttp leaves out what is no UTF-8, without a word. Raises ApiError."""
+    for name, value in headers.items():
+        if not value.isascii() and value != value.encode("utf-8", "replace").decode():
+            raise bad_request(f"The header `{name}` is no UTF-8.")
+
+
+def _instances(shown: Iterable[InstanceView]) -> list[dict[str, object]]:
+    return [
+        {
+            "id": seen.id,
+            "role": seen.role.value,
+            "state": seen.said_state,
+            "epoch": seen.instance.epoch,
+            "inflight": seen.inflight,
+            "running": seen.load.running,
+            "waiting": seen.load.waiting,
+            "kv_usage": seen.load.kv_usage,
+            "models": seen.models,
+        }
+        for seen in shown
+    ]
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+
+
+_RELAYED = ("Content-Type", "Content-Encoding", "Cache-Control", "Content-Disposition")
+"""What an engine says about an answer that is passed on unread."""
+
+_TENANT = web.RequestKey("tenant", str)
+_OPENAPI = msgspec.json.encode(document())
+_OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})
+"""Need no key: load balancers ask them."""
+
+_OPERATORS_ONLY = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""Change one engine, not the fleet: behind a router they would make instances differ."""
+
+
+def public_app(endpoints: Endpoints) -> web.Application:
+    """What clients see."""
+    closed = endpoints.parts.clients.closed
+    layers = [_errors(endpoints), _keys(endpoints)] if closed else [_errors(endpoints)]
+    app = web.Application(client_max_size=endpoints.config.body_bytes_max, middlewares=layers)
+    metrics = endpoints.no_metrics_here if closed or endpoints.config.shares_port else endpoints.metrics
+    app.router.add_post(eligibility.COMPLETIONS, endpoints.generate)
+    app.router.add_post(eligibility.CHAT, endpoints.generate)
+    app.router.add_get("/openapi.json", endpoints.openapi)
+    app.router.add_get("/v1/models", endpoints.models)
+    app.router.add_get("/v1/models/{name:.+}", endpoints.model)
+    for path, handler in (("/health", endpoints.health), ("/ready", endpoints.ready), ("/metrics", metrics)):
+        app.router.add_get(path, handler)
+    for path in _OPERATORS_ONLY:
+        app.router.add_route("*", path, endpoints.refuse_operator_path)
+    for path in ("/v1/{rest:.+}", *OUTSIDE_V1):
+        app.router.add_route("*", path, endpoints.relay_whole)
+    return app
+
+
+def admin_app(endpoints: Endpoints) -> web.Application:
+    """What operators see: a port of its own, so that it can stay closed to clients."""
+    app = web.Application(client_max_size=SMALL_BYTES_MAX, middlewares=[_errors(endpoints)])
+    for path, handler in (("/health", endpoints.health), ("/ready", endpoints.ready_and_who)):
+        app.router.add_get(path, handler)
+    endpoints.operators.routes(app)
+    return app
+
+
+def _errors(endpoints: Endpoints) -> Any:
+    """The one boundary where faults become answers."""
+
+    @web.middleware
+    async def middleware(http: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            return await handler(http)
+        except ApiError as error:
+            problem = error
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            problem = _http_problem(http, error)
+        except Exception:  # the per-request boundary: one broken request must not take others with it
+            logger.exception("%s %s failed", http.method, http.path)
+            problem = broken()
+        problem.__traceback__ = problem.__context__ = None  # they hold this frame, and others that hold the body
+        endpoints.parts.meters.rejected.labels(str(problem.status)).inc()
+        headers = headers_of(problem)
+        if problem.status in {408, 413}:
+            headers["Connection"] = "close"  # the rest of the body is not worth reading
+        response = _json(problem.body(), problem.status)
+        response.headers.update(headers)
+        return response
+
+    return middleware
+
+
+def _keys(endpoints: Endpoints) -> Any:
+    """Nobody without a key gets beyond this, where there are keys: no body of his is read."""
+
+    @web.middleware
+    async def middleware(http: web.Request, handler: _Handler) -> web.StreamResponse:
+        if http.path in _OPEN_PATHS:
+            return await handler(http)
+        tenant = http[_TENANT] = endpoints.parts.clients.tenant(http.headers, time.monotonic())
+        if http.path in eligibility.GENERATING_PATHS:  # an exchange counts itself
+            return await handler(http)
+        endpoints.parts.clients.enter(tenant, endpoints.parts.view.routers)
+        try:
+            return await handler(http)
+        finally:
+            endpoints.parts.clients.leave(tenant)
+
+    return middleware
+
+
+def _http_problem(http: web.Request, error: web.HTTPException) -> ApiError:
+    if error.status == 404:
+        return ApiError(404, "NotFoundError", f"There is no `{http.path[:200]}` here. Try `/v1/chat/completions`.")
+    if error.status == 405:
+        allowed = ", ".join(sorted(getattr(error, "allowed_methods", ())))
+        return ApiError(405, "MethodNotAllowedError", f"`{http.method}` is not allowed here; use {allowed}.")
+    return ApiError(error.status, "BadRequestError", error.reason)

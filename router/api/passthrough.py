@@ -1,0 +1,167 @@
+"""Finds the instance for a request that goes whole to one, and makes its body ready. A shell: it may ask engines.
+
+Everything but completions and chats comes by here: it reaches an instance that has the path and the model that the body
+names. Responses (``/v1/responses``) live in the engine that made them: their ids tell which one, to every router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from functools import partial
+from typing import Any, Final
+
+from aiohttp import web
+
+from cluster.errors import ApiError, no_instance
+from cluster.ids import InstanceId
+from cluster.instance import Instance
+from router.api import aliases, paths
+from router.api.aliases import Aliases
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet import events
+from router.fleet.engine_paths import Catalogue
+from router.http.uploads import client_of
+from router.http.upstream import EngineLost
+from router.request import body as bodies
+from router.request.heavy import is_heavy
+from router.request.heavy import read as heavy_steps
+from router.request.parts import Parts
+from router.request.slices import Slices
+
+ASKED_MAX: Final = 16
+"""Engines that are asked in turn whose a response is. Only ids that no router of ours has made need it."""
+
+ASK_S: Final = 2.0
+"""Each answers within this, or is taken not to know."""
+
+
+class Passthrough:
+    """Of one router."""
+
+    def __init__(self, parts: Parts, names: Aliases, slices: Slices, catalogue: Catalogue) -> None:
+        self._parts: Final = parts
+        self._names: Final = names
+        self._slices: Final = slices
+        self._catalogue: Final = catalogue
+
+    async def place(self, http: web.Request, tenant: str, raw: bytes) -> tuple[Instance, bytes]:
+        """The instance that is to have a request, and the body that it is to get.
+
+        Raises:
+            ApiError: 400 for a body that cannot be read, 404 for a path, a model or a response that nobody has, 405,
+                503 where nobody that has them is free.
+        """
+        path = http.path
+        paths.check(path, http.method)
+        content_type = http.headers.get("Content-Type", "")
+        client = client_of(tenant, http.remote)
+        body: dict[str, Any] = {}
+        if bodies.is_form(content_type):
+            steps = bodies.form_steps(raw, content_type)
+            parts = await self._slices.through(steps, size=len(raw), client=client)
+            hides = partial(self._parts.view.lacks, tenant=tenant)
+            clean, model = aliases.in_form(self._names, raw, parts, hides)
+        else:
+            clean, body = await self._json(path, tenant, raw, content_type, client)
+            model = bodies.model_of(body)
+        aliases.check_served(self._names, self._parts.view, model, tenant)
+        instance = await self._instance(path, tenant, model, body)
+        if path == paths.RESPONSES and body:
+            ours = {"request_id": paths.response_id(secrets.token_hex(16), _tag(tenant, instance.id))}
+            clean = bodies.spliced(clean, ours)
+        return instance, clean
+
+    async def _json(
+        self, path: str, tenant: str, raw: bytes, content_type: str, client: str
+    ) -> tuple[bytes, dict[str, Any]]:
+        """A body that is no form, without what no client may set and with what we add, and its fields where it is an
+        object.
+        """
+        if not is_heavy(raw):
+            read: list[dict[str, Any]] = []
+            salt = partial(self._read, tenant, path, read)
+            clean = bodies.clean_json(raw, content_type, namespace=tenant, salt=salt)
+            return clean, read[0] if read else {}
+        bodies.check_no_form(content_type)
+        steps = heavy_steps(raw, namespace=tenant)
+        heavy = await self._slices.through(steps, size=len(raw), client=client)
+        if not heavy.is_object:
+            return heavy.raw, {}
+        body = dict(heavy.body)
+        ours: list[dict[str, Any]] = []
+        self._read(tenant, path, ours, body)
+        changed = {name: value for name, value in body.items() if heavy.body.get(name) is not value}
+        return bodies.spliced(heavy.raw, changed), body
+
+    def _read(self, tenant: str, path: str, read: list[dict[str, Any]], body: dict[str, Any]) -> None:
+        """A JSON object, already stripped, on its way: what we add to it and change in it."""
+        if path.startswith("/v1/"):
+            self._parts.clients.salt(tenant, body)
+        self._names.apply(body, partial(self._parts.view.lacks, tenant=tenant))
+        read.append(body)
+
+    async def _instance(self, path: str, tenant: str, model: str | None, body: dict[str, Any]) -> Instance:
+        found = paths.find(path)
+        identifier = paths.body_id(path, body)
+        if found is not None and found[0].how is paths.How.OWNER:
+            identifier = found[1]["response_id"]
+        if identifier is not None:
+            return await self._owner(tenant, path, identifier)
+        lacking = self._lacking(path, model, tenant)
+        now = time.monotonic()  # policies let what instances did lately fade until then
+        wanted = Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant, arrived=now, now=now)
+        chosen = self._parts.dispatch.scheduling.handle(events.Picked(wanted), now)[0]
+        assert isinstance(chosen, Chosen)
+        if chosen.decode is None:
+            raise no_instance(chosen.because)
+        return self._parts.view.get(chosen.decode).instance
+
+    def _lacking(self, path: str, model: str | None, tenant: str) -> frozenset[InstanceId]:
+        """Instances that have said that they do not have this path.
+
+        Raises:
+            ApiError: 404, where these are all that serve the model, for this tenant.
+        """
+        fleet = self._parts.view.all()
+        lacking = self._catalogue.lacking(path, fleet.by_id)
+        serve = [seen.id for seen in fleet if seen.instance.serves(tenant) and (model is None or model in seen.models)]
+        if serve and lacking.issuperset(serve):
+            raise paths.not_here(path, model)
+        return lacking
+
+    # -- responses --
+
+    async def _owner(self, tenant: str, path: str, identifier: str) -> Instance:
+        """Who has a response. With tenants only those are found that the same tenant made: the id says it."""
+        fleet, lacking = self._parts.view.all(), self._lacking(path, None, tenant)
+        tag = paths.tag_in(identifier)
+        named = next((seen for seen in fleet if seen.instance.serves(tenant) and _tag(tenant, seen.id) == tag), None)
+        if named is not None and not named.ready:
+            raise no_instance(f"`{identifier[:80]}` is on {named.id}, which is not ready")
+        if named is not None:
+            return named.instance
+        able = [seen for seen in fleet if seen.ready and seen.id not in lacking and seen.instance.serves(tenant)]
+        asked = [seen.instance for seen in able[:ASKED_MAX]]
+        if not self._parts.clients.closed and paths.is_plain_id(identifier):
+            for instance in asked:
+                if await self._knows(instance, identifier):
+                    return instance
+        raise ApiError(404, "NotFoundError", f"No response `{identifier[:80]}` is known here.", "response_id")
+
+    async def _knows(self, instance: Instance, identifier: str) -> bool:
+        headers = self._parts.engines.credentials.own
+        try:
+            async with asyncio.timeout(ASK_S):
+                status = await self._parts.engines.upstream.status(instance, f"{paths.RESPONSES}/{identifier}", headers)
+        except (EngineLost, TimeoutError):
+            return False
+        return status == 200
+
+
+def _tag(tenant: str, instance: InstanceId) -> str:
+    """Unkeyed: an id with another tag is another id, which no engine knows."""
+    return paths.owner_tag(hashlib.sha256(f"{tenant}\0{instance}".encode()).hexdigest())

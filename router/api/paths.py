@@ -1,0 +1,176 @@
+"""Every path that clients call: who answers it, and how. Pure.
+
+`PATHS` is the table; docs/api.md and the OpenAPI file are made from it. What is in no row is relayed whole when it is
+below ``/v1/`` and some engine says that it has it, and is not found otherwise. What engines have they say themselves
+(``/openapi.json``, which vLLM's server makes of its own routes, and of its plugins'); one that does not say is tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from cluster.errors import ApiError
+from router.core.eligibility import CHAT, COMPLETIONS
+from router.fleet.engine_paths import pattern
+
+RESPONSES: Final = "/v1/responses"
+
+
+class How(StrEnum):
+    """Who answers a path."""
+
+    SPLIT = "two instances"
+    """Prefill on one, decode on another, where that is exact (docs/exactness.md)."""
+    WHOLE = "one instance"
+    """Relayed to one that has the path and the model."""
+    OWNER = "the instance that has the id"
+    HERE = "the router"
+    REFUSED = "nobody"
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One row of the table."""
+
+    template: str
+    """As OpenAPI writes it: ``/v1/responses/{response_id}``."""
+    methods: tuple[str, ...]
+    how: How
+    group: str
+    """Clients of what it is for."""
+    note: str = ""
+    needs: str = ""
+    """What an engine must be to have it; empty: every engine that generates text."""
+
+
+_POST: Final = ("POST",)
+_GET: Final = ("GET",)
+_ANY: Final = ("GET", "POST")
+
+_EMBED: Final = "a model that embeds"
+_SCORE: Final = "a model that scores"
+_POOL: Final = "a pooling model"
+_SPEECH: Final = "a speech model"
+
+PATHS: Final[tuple[Path, ...]] = (
+    Path(COMPLETIONS, _POST, How.SPLIT, "generate"),
+    Path(CHAT, _POST, How.SPLIT, "generate"),
+    Path(RESPONSES, _POST, How.WHOLE, "generate", "with `previous_response_id`: the instance that has that response"),
+    Path("/v1/responses/{response_id}", _GET, How.OWNER, "generate",
+         "engines keep responses only with `VLLM_ENABLE_RESPONSES_API_STORE=1`"),
+    Path("/v1/responses/{response_id}/cancel", _POST, How.OWNER, "generate", "background responses"),
+    Path("/v1/messages", _POST, How.WHOLE, "generate", "Anthropic's API"),
+    Path("/v1/messages/count_tokens", _POST, How.WHOLE, "generate", "Anthropic's API"),
+    Path("/v1/chat/completions/batch", _POST, How.WHOLE, "generate", "several chats in one request"),
+    Path("/v1/embeddings", _POST, How.WHOLE, "embed", needs=_EMBED),
+    Path("/v2/embed", _POST, How.WHOLE, "embed", "Cohere's API", _EMBED),
+    Path("/pooling", _POST, How.WHOLE, "embed", needs=_POOL),
+    Path("/classify", _POST, How.WHOLE, "embed", needs="a model that classifies"),
+    Path("/score", _POST, How.WHOLE, "rank", needs=_SCORE),
+    Path("/v1/score", _POST, How.WHOLE, "rank", needs=_SCORE),
+    Path("/rerank", _POST, How.WHOLE, "rank", needs=_SCORE),
+    Path("/v1/rerank", _POST, How.WHOLE, "rank", "Jina's API", _SCORE),
+    Path("/v2/rerank", _POST, How.WHOLE, "rank", "Cohere's API", _SCORE),
+    Path("/v1/audio/transcriptions", _POST, How.WHOLE, "audio", "a form, up to --body-bytes-max", _SPEECH),
+    Path("/v1/audio/translations", _POST, How.WHOLE, "audio", "a form, up to --body-bytes-max", _SPEECH),
+    Path("/v1/realtime", _GET, How.REFUSED, "audio", "a WebSocket, which the router does not relay"),
+    Path("/tokenize", _POST, How.WHOLE, "tokens"),
+    Path("/detokenize", _POST, How.WHOLE, "tokens"),
+    Path("/v1/models", _GET, How.HERE, "about", "of all engines together, with LoRA adapters and aliases"),
+    Path("/v1/models/{model}", _GET, How.HERE, "about"),
+    Path("/openapi.json", _GET, How.HERE, "about", "this table for machines; needs no key"),
+    Path("/version", _GET, How.WHOLE, "about", "an engine's"),
+    Path("/health", _GET, How.HERE, "about", "200 while this process serves; needs no key"),
+    Path("/ready", _GET, How.HERE, "about", "200 when every leg has somebody to run it; needs no key"),
+    Path("/metrics", _GET, How.HERE, "about", "with tenants, or several processes, on the admin side alone"),
+    Path("/v1/load_lora_adapter", _ANY, How.REFUSED, "operate", "changes one engine: call each engine itself"),
+    Path("/v1/unload_lora_adapter", _ANY, How.REFUSED, "operate", "changes one engine: call each engine itself"),
+)  # fmt: skip
+
+OUTSIDE_V1: Final = tuple(
+    path.template for path in PATHS if path.how is How.WHOLE and not path.template.startswith("/v1/")
+)
+"""Relayed although not below ``/v1/``. What operators call there (sleep, weights) stays closed."""
+
+
+def find(path: str) -> tuple[Path, Mapping[str, str]] | None:
+    """The row of a request's path, and the ids in it; None where no row is meant."""
+    for row in PATHS:
+        match = pattern(row.template).fullmatch(path)
+        if match is not None:
+            return row, match.groupdict()
+    return None
+
+
+def check(path: str, method: str) -> None:
+    """Whether a request may go on to an engine at all. What is in no row may, by every method.
+
+    Raises:
+        ApiError: 404 for a path that two readers might read differently, such as ``/v1/../sleep``; 405 naming the
+            methods that the table has; 403 or 501 for what is refused.
+    """
+    if _PLAIN.fullmatch(path) is None or "/./" in f"{path}/" or "/../" in f"{path}/":
+        raise ApiError(404, "NotFoundError", f"There is no `{path[:200]}` here. Try `/v1/chat/completions`.")
+    found = find(path)
+    if found is None:
+        return
+    row = found[0]
+    if row.how is How.REFUSED:
+        raise _refused(row)
+    if method not in row.methods:
+        allowed = ", ".join(row.methods)
+        raise ApiError(405, "MethodNotAllowedError", f"`{method[:20]}` is not allowed here; use {allowed}.")
+
+
+_PLAIN: Final = re.compile(r"(/[A-Za-z0-9_.~!$&'()*+,;=:@-]+)+")
+"""Segments, none of them empty, of what needs no escaping: what an engine reads is then what was read here."""
+
+
+def not_here(path: str, model: str | None) -> ApiError:
+    """404: no engine that serves the model has this path. `model` None: none at all has."""
+    found = find(path)
+    needs = f" It needs {found[0].needs}." if found is not None and found[0].needs else ""
+    who = "No engine here" if model is None else f"No engine that serves `{model[:200]}`"
+    return ApiError(404, "NotFoundError", f"{who} has `{path[:200]}`.{needs}")
+
+
+def _refused(row: Path) -> ApiError:
+    """403, or 501 for what nobody relays: a row that is refused."""
+    status, kind = (403, "PermissionDeniedError") if row.group == "operate" else (501, "NotImplementedError")
+    return ApiError(status, kind, f"`{row.template}`: {row.note}.")
+
+
+# --- ids --------------------------------------------------------------------------------------------------------------
+
+TAG_CHARS: Final = 16
+ID_CHARS_MAX: Final = 200
+
+
+def response_id(chance: str, tag: str) -> str:
+    """A response's id that tells its owner. `chance`: 32 hexadecimal characters of chance."""
+    return f"resp_{chance}{tag}"
+
+
+def owner_tag(digest: str) -> str:
+    """What stands in an id for an instance and a tenant: the beginning of a digest over both."""
+    return digest[:TAG_CHARS]
+
+
+def tag_in(identifier: str) -> str:
+    """The tag of an id of ours; of others' ids some text that is nobody's."""
+    return identifier[-TAG_CHARS:]
+
+
+def is_plain_id(identifier: str) -> bool:
+    """Whether it can stand in a path as it is."""
+    return len(identifier) <= ID_CHARS_MAX and re.fullmatch(r"[A-Za-z0-9_-]+", identifier) is not None
+
+
+def body_id(path: str, body: Mapping[str, Any]) -> str | None:
+    """The id of a response that a body goes on from."""
+    given = body.get("previous_response_id") if path == RESPONSES else None
+    return given if isinstance(given, str) and given else None

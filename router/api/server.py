@@ -1,0 +1,276 @@
+"""One router process: which parts it has, how they begin and how they end. A shell: clocks, chance, tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cluster.ids import InstanceId
+from cluster.registry.registry import Registry
+from cluster.telemetry import tracing
+from router.admin.operators import Operators
+from router.admin.scrape import Scrape
+from router.api.aliases import Aliases
+from router.api.config import Renewed, RouterConfig
+from router.api.endpoints import Endpoints
+from router.api.generation import Generation
+from router.api.passthrough import Passthrough
+from router.core.clients import Clients
+from router.core.slo import promises_of
+from router.core.values import Reported
+from router.fleet import events
+from router.fleet.discovery import Discovery
+from router.fleet.engine_paths import Catalogue
+from router.fleet.probes import Prober, Probing
+from router.fleet.prover import Prover
+from router.fleet.view import FleetView
+from router.http.credentials import Credentials
+from router.http.doors import CLIENTS_MAX, Doors
+from router.http.engines import Engines
+from router.http.tasks import FOREVER, Tasks
+from router.http.tickets import Tickets
+from router.http.uploads import Uploads
+from router.http.upstream import Upstream
+from router.predict.predictors import KEY_BYTES, RequestPredictor, chunk_key
+from router.request.parts import Limits, Parts, Telling
+from router.request.slices import Slices
+from router.scheduler.decision_log import DecisionLog, Fleet, fleet_of, scheduler_of
+from router.scheduler.demand import OwnWord
+from router.scheduler.dispatch import Dispatch
+from router.scheduler.log_writer import FLUSH_S, LogWriter
+from router.scheduler.scheduler import Scheduler
+from router.scheduler.scoring.policies import FORESEEING, POLICIES
+from router.telemetry.explain_store import ExplainStore
+from router.telemetry.metrics import RouterMetrics
+
+logger = logging.getLogger("baton.router")
+
+CLOSE_S = 2.0
+"""So long may what still releases holds take once the server is closed."""
+
+RENEW_EVERY_S = 2.0
+"""Between two looks at an edited cluster file."""
+
+
+class Router:
+    """Makes the parts of one router and holds them together: `start` opens it, `close` ends it. No request comes by
+    here; parts know each other, and none knows this.
+    """
+
+    def __init__(self, config: RouterConfig, registry: Registry | None = None, doors: Doors | None = None) -> None:
+        """`doors`: where clients' connections are counted."""
+        self.config: Final = config
+        self.watch: Final = None if registry is None else Discovery(registry, self._fleet_told)
+        meters, write = RouterMetrics(), config.decision_log
+        self._log_writer: Final = None if write is None else LogWriter(write, meters.log_dropped.inc)
+        log = None if self._log_writer is None else DecisionLog(self._log_writer.add, config.policy)
+        self.parts: Final = _parts(config, log, meters, trusts=registry is None or registry.all_proven)
+        parts = self.parts
+        if self.watch is not None:
+            self.watch.own = OwnWord(parts.desk, meters.flow)
+        catalogue = Catalogue()
+        # With agents, load comes with their heartbeats: only reachability is left to ask for.
+        prober = Prober(
+            parts.view,
+            parts.engines.upstream,
+            parts.engines.credentials.own,
+            self._probed,
+            read_metrics=registry is None,
+            catalogue=catalogue,
+            fold=parts.dispatch.fleet.handle,
+        )
+        self.probing: Final = Probing(parts.view, prober, parts.tasks, catalogue)
+        self.uploads: Final = Uploads(config.uploads_bytes)
+        slices, names = Slices(self.uploads), Aliases(config.aliases)
+        self.generation: Final = Generation(parts, config, names, slices, promises_of(config.classes))
+        self._prover: Final = _prover(parts) if config.proves else None
+        scrape = Scrape(parts, self.watch, doors or Doors(CLIENTS_MAX), self.uploads)
+        self._operators: Final = Operators(
+            parts,
+            scrape,
+            self.watch,
+            classes=config.classes,
+            ticket_keys=config.ticket_keys,
+            admin_keys=config.admin_keys,
+            body_timeout_s=config.body_timeout_s,
+        )
+        self.endpoints: Final = Endpoints(
+            parts,
+            config,
+            generation=self.generation,
+            passthrough=Passthrough(parts, names, slices, catalogue),
+            operators=self._operators,
+            scrape=scrape,
+            names=names,
+            uploads=self.uploads,
+            watch=self.watch,
+            prover=self._prover,
+        )
+
+    async def start(self) -> None:
+        """Open connections and begin probing."""
+        parts = self.parts
+        if not parts.engines.tickets.signs:
+            logger.info("tickets are off: programs that reach an engine may start transfers there (--ticket-keys-file)")
+        if not parts.engines.credentials.trusts:
+            logger.warning(
+                "instances and routers need not prove themselves: holders of the registry's password can put in false "
+                "ones, which get prompts. No API key goes to engines, neither clients' nor VLLM_API_KEY "
+                "(give --ticket-keys-file, and leave --accept-unproven out)"
+            )
+        await parts.engines.start()
+        self.probing.follow()
+        spawn = parts.tasks.spawn
+        spawn(self._operators.look_forever(), f"{FOREVER}operators")
+        if self._log_writer is not None:
+            spawn(self._flush_forever(self._log_writer), f"{FOREVER}log")
+        if self.config.renewed is not None:
+            spawn(self._renew_forever(self.config.renewed), f"{FOREVER}config")
+        if self._prover is not None:
+            spawn(self._prover.run(), f"{FOREVER}pairs")
+        if self.watch is not None:
+            await self.watch.read()
+            spawn(self.watch.read_forever(), f"{FOREVER}registry")
+
+    async def _renew_forever(self, renewed: Callable[[], Renewed | str | None]) -> None:
+        """Classes and tenants of an edited cluster file, without a restart. A bad file leaves them as they are."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            found = await asyncio.to_thread(renewed)
+            if isinstance(found, Renewed):
+                found = self.renew(found)
+            if found:
+                logger.warning("%s", found)
+
+    def renew(self, to: Renewed) -> str:
+        """Go by these classes and tenants from now on; why not, or an empty text."""
+        started_with = self.config
+        for what, had, has in (
+            ("slo", bool(started_with.classes), bool(to.classes)),
+            ("tenants", bool(started_with.tenants), bool(to.tenants)),
+        ):
+            if had != has:
+                change = "has become empty" if had else "was empty at the start"
+                return f"the cluster file's `{what}` {change}: that takes a restart; the old classes and tenants hold"
+        clients = self.parts.clients
+        clients.renew(to.classes, to.tenants, to.tenant_keys)
+        self.generation.promises = promises_of(to.classes)
+        self.parts.desk.shares = clients.shares
+        self.parts.meters.attainment.retarget(to.classes)
+        self._operators.retarget(to.classes)
+        logger.info("classes and tenants are those of the edited cluster file from now on")
+        return ""
+
+    async def _flush_forever(self, log: LogWriter) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            log.flush()
+
+    def announce(self, endpoint: str, admin_url: str) -> None:
+        """Both ports are open: other routers and agents may know."""
+        if self.watch is not None:
+            self.parts.tasks.spawn(self.watch.announce_forever(endpoint, admin_url), f"{FOREVER}announce")
+
+    def _fleet_told(self, reported: tuple[Reported, ...], routers: int) -> None:
+        view, desk = self.parts.view, self.parts.desk
+        view.routers = routers
+        if self.watch is not None and self.parts.clients.closed:
+            desk.local_shares = self.watch.local_shares()
+        for lost in self.parts.dispatch.fleet.handle(events.Folded(reported), time.monotonic()):
+            self.parts.losses.announce(lost.instance)
+        self.probing.follow()
+        self._look_for_proofs()
+        self.parts.dispatch.fleet_changed()
+
+    def _probed(self, instance: InstanceId, *, up: bool) -> None:
+        if up:
+            self._look_for_proofs()
+            self.parts.dispatch.fleet_changed()
+        else:
+            self.parts.losses.announce(instance)
+
+    def _look_for_proofs(self) -> None:
+        if self._prover is not None:
+            self._prover.news.set()
+
+    async def close(self) -> None:
+        """Stop probing, let what still releases holds finish for a moment, and close every connection."""
+        parts = self.parts
+        if self.watch is not None:
+            self.watch.stop()
+        give_up = time.monotonic() + CLOSE_S
+        while (ending := parts.tasks.ending()) or parts.open:
+            left_s = give_up - time.monotonic()
+            if left_s <= 0:
+                break
+            if ending:
+                await asyncio.wait(ending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(min(left_s, 0.02))
+        for each in list(parts.open):
+            each.stop()
+        parts.tasks.cancel()
+        if self._log_writer is not None:
+            self._log_writer.flush()
+        await parts.engines.close()
+        await self._operators.close()
+        if self.watch is not None:
+            await self.watch.close()
+        if parts.telling.tracing is not None:
+            await asyncio.to_thread(parts.telling.tracing.close)
+
+
+def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics, *, trusts: bool) -> Parts:
+    """What all requests share. `trusts`: see `Credentials`."""
+    view = FleetView(config.makes)
+    fleet = fleet_of(log, view)
+    policy = POLICIES[config.policy]
+    desk, scheduling = scheduler_of(log, view, policy, admission=bool(config.classes), foresees=policy in FORESEEING)
+    meters.handoffs_off.guard = desk.guard
+    clients = Clients(config.classes, config.tenants, config.tenant_keys)
+    desk.shares = clients.shares
+    intake = _intake(config, fleet, desk)
+    for instance in config.instances:
+        fleet.handle(events.Added(instance), 0.0)
+    credentials = Credentials(clients, config.engine_key, trusts=trusts)
+    return Parts(
+        limits=Limits(
+            answer_bytes_max=config.answer_bytes_max,
+            stall_s=config.stall_s,
+            client_stall_s=config.client_stall_s,
+            seeding=config.seeding,
+        ),
+        clients=clients,
+        engines=Engines(Upstream(), credentials, Tickets(config.ticket_keys)),
+        dispatch=Dispatch(view, desk, fleet, scheduling),
+        intake=intake,
+        telling=Telling(meters, ExplainStore(config.explain_last), tracing("baton-router")),
+        tasks=Tasks(),
+    )
+
+
+def _intake(config: RouterConfig, fleet: Fleet, desk: Scheduler) -> RequestPredictor | None:
+    """Only where something is foretold. Routers of a fleet with ticket keys give the same names to prompts; elsewhere
+    each has names of its own, which no other reads yet.
+    """
+    if desk.foresight is None:
+        return None
+    keys = config.ticket_keys
+    secret = secrets.token_bytes(KEY_BYTES) if keys is None else keys()[0].secret
+    fleet.handle(events.Indexed(), 0.0)
+    return RequestPredictor(desk.foresight.lengths, chunk_key(secret))
+
+
+def _prover(parts: Parts) -> Prover:
+    return Prover(
+        parts.view,
+        parts.engines,
+        fold=parts.dispatch.fleet.handle,
+        leg_ended=parts.dispatch.leg_ended,
+        counted=lambda result: parts.meters.proofs.labels(result).inc(),
+        changed=parts.dispatch.fleet_changed,
+    )

@@ -1,0 +1,1 @@
+"""Pure and small: the journey, eligibility, service levels, values that all rooms share."""

@@ -1,0 +1,175 @@
+"""Who sent a request, and which class it is of: keys, tenants, SLO classes. Pure; files are read by others.
+
+Without tenants everybody is the tenant without a name, and no key is asked for. With them a request needs a key of one
+of them, and may name a class that this tenant may use; who names none has the tenant's usual class, else none: best
+effort. A tenant whose prompts are its own (`cache_scope: tenant`) has them salted, so that no engine lets another one
+have a prefix of them; what clients salt themselves is apart by tenant in any case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cluster.errors import ApiError, bad_request, shed
+from cluster.keys import key_in, whose
+from cluster.spec import CacheScope, SloClass, Tenant
+
+CLASS_HEADER: Final = "x-slo-class"
+
+KEYS_EVERY_S: Final = 1.0
+"""Key files are looked at for changes no more often than this: a look at each costs a system call."""
+
+RETRY_S: Final = 1
+"""Told to a client with too many open requests: one of its own may end at any time."""
+
+Keys = Callable[[], tuple[str, ...]]
+"""Tells the digests of one tenant's keys as they are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Whose request it is, and what that is promised."""
+
+    tenant: str = ""
+    slo_class: str = ""
+    slo: SloClass | None = None
+
+
+class Clients:
+    """Tenants and classes of one router."""
+
+    def __init__(
+        self, classes: Mapping[str, SloClass], tenants: Mapping[str, Tenant], keys: Mapping[str, Keys]
+    ) -> None:
+        """`keys`: of each tenant."""
+        self._digests: dict[str, tuple[str, ...]] = {}
+        self._known: Final[dict[tuple[str, str], Client]] = {}
+        """By tenant and class; without classes the latter is empty."""
+        self._read_at = -1.0
+        self._open: Final[Counter[str]] = Counter()
+        """Requests under way, by tenant."""
+        self.renew(classes, tenants, keys)
+
+    def renew(self, classes: Mapping[str, SloClass], tenants: Mapping[str, Tenant], keys: Mapping[str, Keys]) -> None:
+        """Go by these from now on. Requests under way end as what they came as."""
+        self._classes = classes
+        self._tenants = tenants
+        self._keys = keys
+        self._read_at = -1.0
+        self._known.clear()
+        self._salts = {name: _salt(name) for name, tenant in tenants.items() if tenant.cache_scope is CacheScope.TENANT}
+
+    @property
+    def closed(self) -> bool:
+        """Whether a key is asked for."""
+        return bool(self._tenants)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The tenants' weights."""
+        return {name: tenant.share for name, tenant in self._tenants.items()}
+
+    # --- who ----------------------------------------------------------------------------------------------------------
+
+    def tenant(self, headers: Mapping[str, str], now: float) -> str:
+        """Whose key a request has; empty where none is asked for. `now` in monotonic seconds.
+
+        Raises:
+            ApiError: 401 without a known key.
+        """
+        if not self.closed:
+            return ""
+        key = key_in(headers)
+        if not key:
+            raise _unauthorized("No API key: send `Authorization: Bearer KEY`.")
+        if self._read_at < 0 or now - self._read_at >= KEYS_EVERY_S:
+            self._read_at = now
+            self._digests = {name: read() for name, read in self._keys.items()}
+        found = whose(key, self._digests)
+        if found is None:
+            raise _unauthorized("This API key is not known here.")
+        return found
+
+    # --- how many ----------------------------------------------------------------------------------------------------
+
+    def enter(self, tenant: str, routers: int) -> None:
+        """One more request of a tenant is open, until `leave`. `routers`: who share the tenant, this one included.
+
+        Raises:
+            ApiError: 429, where it has as many as it may.
+        """
+        said = self._tenants.get(tenant)
+        limit = None if said is None or said.open_max is None else math.ceil(said.open_max / max(1, routers))
+        if limit is not None and self._open[tenant] >= limit:
+            raise shed(f"this key has {limit} requests open here, as many as it may", RETRY_S)
+        self._open[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        """One of them has ended."""
+        self._open[tenant] -= 1
+        assert self._open[tenant] >= 0, f"{tenant}: a request ended that never began"
+
+    # --- which class --------------------------------------------------------------------------------------------------
+
+    def client(self, tenant: str, headers: Mapping[str, str]) -> Client:
+        """A tenant's request of the class that it names, or of the usual one. Without classes a name means nothing.
+
+        Raises:
+            ApiError: 400 for a class that there is not, 403 for one that is not this tenant's.
+        """
+        if not self._classes:
+            return self._of(tenant, "")
+        named = headers.get(CLASS_HEADER)
+        if named is None:
+            return self._of(tenant, self._usual(tenant))
+        allowed = self._allowed(tenant)
+        if named in allowed:
+            return self._of(tenant, named)
+        yours = ", ".join(f"`{name}`" for name in allowed)
+        if named in self._classes:
+            message = f"The class `{named}` is not for this key. It may use: {yours}."
+            raise ApiError(403, "PermissionDeniedError", message, CLASS_HEADER)
+        raise bad_request(
+            f"`{CLASS_HEADER}` is `{named[:80]}`: there is no such class. Use one of {yours}.", CLASS_HEADER
+        )
+
+    def _of(self, tenant: str, slo_class: str) -> Client:
+        found = self._known.get((tenant, slo_class))
+        if found is None:
+            found = self._known[tenant, slo_class] = Client(tenant, slo_class, self._classes.get(slo_class))
+        return found
+
+    def _allowed(self, tenant: str) -> tuple[str, ...]:
+        said = self._tenants.get(tenant)
+        return said.classes if said is not None and said.classes else tuple(self._classes)
+
+    def _usual(self, tenant: str) -> str:
+        said = self._tenants.get(tenant)
+        if said is None:
+            return ""
+        return said.default_class or (said.classes[0] if said.classes else "")
+
+    # --- whose prefixes -----------------------------------------------------------------------------------------------
+
+    def salt(self, tenant: str, body: dict[str, Any]) -> None:
+        """Have engines keep this tenant's prefixes apart, where the client does not ask for more than that."""
+        if tenant in self._salts and body.get("cache_salt") is None:
+            body["cache_salt"] = self._salts[tenant]
+
+    def scope(self, tenant: str) -> str | None:
+        """Whose text a prompt's names are to match (`router.predict.chunks`); None: everybody's who shares."""
+        return None if self.closed and tenant not in self._salts else tenant
+
+
+def _salt(tenant: str) -> str:
+    """Of no client's own: `cluster.wire.strip` hashes salts of one character or more, in the tenant's namespace."""
+    return hashlib.sha256(f"{tenant}\0".encode()).hexdigest()
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, "AuthenticationError", message)

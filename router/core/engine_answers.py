@@ -1,0 +1,179 @@
+"""What counts as an engine's answer, and what does not. Pure, total: whatever bytes an engine sends, they are judged.
+
+A completion in one piece is a JSON object with choices that hold a text or a message. (A JSON object that was cut short
+does not parse, so what parses is whole, also where only the connection's end tells the answer's.) A stream begins with
+an event that has such choices; nothing is opened for a client before. Everything else that an engine sends with status
+200 is its failure, and another engine may do better.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from cluster.errors import ApiError
+from cluster.readable import json_in
+from router.core.timing_parts import Choice, Told
+
+UNREADABLE: Final = (ValueError, RecursionError)
+"""What msgspec raises for bytes that are no JSON: its own errors and Unicode's are ValueErrors, deep nesting is not."""
+
+BEGINNING_BYTES_MAX: Final = 1 << 20
+"""A stream's first token comes within this, or its event begins as one does: that of a long prompt's token ids is
+longer."""
+
+_QUOTED: Final = 200
+"""Bytes of an answer that an error repeats."""
+
+_QUOTE: Final = ord('"')
+_BRACE: Final = ord("{")
+
+_TOLD: Final = msgspec.json.Decoder(Told)
+_CLIENTS_FAULTS: Final = frozenset({400, 413, 422})
+"""Statuses that every engine would answer with. Others (401, 404, 429) another engine may not."""
+
+_STATUS_NAMES: Final = {401: "AuthenticationError", 403: "PermissionDeniedError", 404: "NotFoundError"}
+
+
+def object_in(raw: bytes) -> dict[str, Any] | None:
+    """A JSON object; None for anything else."""
+    try:
+        found = json_in(raw)
+    except msgspec.DecodeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def completion_in(raw: bytes) -> Told | str:
+    """What an answer in one piece says beside its text; or why it is no completion."""
+    try:
+        told = _TOLD.decode(raw)
+    except UNREADABLE:
+        # Odd counts make no answer bad: they are left out.
+        if _are_choices((object_in(raw) or {}).get("choices")):
+            return Told()
+    else:
+        if told.choices and all(map(_says_something, told.choices)) and (raw.isascii() or _is_utf8(raw)):
+            told.choices = None  # they hold all of the answer
+            return told
+    return f"it answered 200 with something that is no completion: {described(raw)}"
+
+
+def _says_something(choice: Choice) -> bool:
+    """It has a text, or an object that may hold one."""
+    if choice.text:
+        return memoryview(choice.text)[0] == _QUOTE
+    said = choice.message or choice.delta
+    return bool(said) and memoryview(said)[0] == _BRACE
+
+
+def _are_choices(found: object) -> bool:
+    """The same of JSON that is decoded."""
+    return isinstance(found, list) and bool(found) and all(map(_is_choice, found))
+
+
+def _is_choice(found: object) -> bool:
+    if not isinstance(found, dict):
+        return False
+    if "text" in found:
+        return isinstance(found["text"], str)
+    return isinstance(found.get("message", found.get("delta")), dict)
+
+
+def _is_utf8(raw: bytes) -> bool:
+    """msgspec looks only into the texts that it decodes."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def beginning(raw: bytes) -> str | None:
+    """Whether a stream that begins with these bytes is one: empty: yes; None: too few bytes to tell; else why not."""
+    at = 0
+    while (end := raw.find(b"\n\n", at)) >= 0:
+        verdict = _first_event(raw[at:end])
+        if verdict is not None:
+            return verdict
+        at = end + 2
+    if len(raw) < BEGINNING_BYTES_MAX:
+        return None
+    if len(raw) - at >= BEGINNING_BYTES_MAX // 2 and b'"choices":' in raw[at : at + 4096]:
+        return ""
+    return f"no token in the first {len(raw)} bytes of its stream"
+
+
+def refusal_in(raw: bytes) -> tuple[int, bytes] | None:
+    """The client's own fault that a stream begins with, as its HTTP status and JSON; None where it begins otherwise.
+
+    vLLM validates some fields (a token id out of range) once the stream's status is sent.
+    """
+    end = raw.find(b"\n\n")
+    event = raw[: max(end, 0)]
+    data = (event if event.startswith(b"data:") else _data_in(event))[5:].strip()
+    error = (object_in(data) or {}).get("error") if data else None
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, int) and not isinstance(code, bool) and code in _CLIENTS_FAULTS:
+        return code, bytes(data)
+    return None
+
+
+def _first_event(event: bytes) -> str | None:
+    """As `beginning`, of one event. None: it is a comment, or has no choices yet."""
+    data = event if event.startswith(b"data:") else _data_in(event)
+    if not data:
+        return None
+    data = data[5:].strip()
+    if data == b"[DONE]":
+        return "the stream ended before its first token"
+    try:
+        told = _TOLD.decode(data)
+    except UNREADABLE:
+        fields = object_in(data) or {}
+        choices, error, good = fields.get("choices"), fields.get("error"), _are_choices(fields.get("choices"))
+    else:
+        choices, error = told.choices, told.error
+        good = bool(told.choices) and all(map(_says_something, told.choices or ()))
+    if error is not None:
+        return data[: _QUOTED - 6].decode(errors="replace")
+    if good:
+        return ""
+    return None if choices == [] else f"its stream begins with an event that is no completion: {described(data)}"
+
+
+def _data_in(event: bytes) -> bytes:
+    """The line of an event that has its data, where others stand before it."""
+    return next((line for line in event.split(b"\n") if line.startswith(b"data:")), b"")
+
+
+def described(raw: bytes) -> str:
+    """What an answer is instead, for a log: no text that a model may have made."""
+    if not raw:
+        return "nothing"
+    try:
+        found = msgspec.json.decode(raw)
+    except UNREADABLE:
+        return f"{len(raw)} bytes of HTML" if raw[:1] == b"<" else f"{len(raw)} bytes that are no JSON"
+    if not isinstance(found, dict):
+        return "JSON that is no object"
+    if "error" in found:
+        return f"an error, {quoted(msgspec.json.encode(found['error']))}"
+    return "choices without text" if found.get("choices") else "a JSON object without choices"
+
+
+def quoted(raw: bytes) -> str:
+    """The beginning of an answer, for a message."""
+    return repr(raw[:_QUOTED].decode(errors="replace")) if raw else "nothing"
+
+
+def json_type(content_type: str) -> str:
+    """The content type under which JSON of an engine goes to a client."""
+    return content_type if "json" in content_type else "application/json"
+
+
+def refusal(status: int, raw: bytes) -> ApiError:
+    """What a client is told where an engine refused without JSON, as proxies before engines do."""
+    kind = _STATUS_NAMES.get(status, "BadRequestError")
+    return ApiError(status, kind, f"The engine refused this request with HTTP {status}, and said {quoted(raw)}.")

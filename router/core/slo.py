@@ -1,0 +1,107 @@
+"""What classes of requests are promised, and whether it was kept. Pure.
+
+Admission keeps promises about the first token and about the mean time per token after it
+(`router.scheduler.flow_control.queue`); whether a request *met* its class is judged by every target that the class has,
+on what the client saw. Its own class's: one that was served on its class's second promise (`degrade`) has missed the
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from cluster.spec import SloClass, WhenMissed
+from router.core.slo_outcome import Seen
+from router.core.timing_parts import Totals
+from router.core.values import NO_PROMISE, Promise
+
+MET: Final = "met"
+MISSED: Final = "missed"
+SHED: Final = "shed"
+LEFT: Final = "left"
+"""The client went away with nothing missed until then."""
+REFUSED: Final = "refused"
+"""The engine would not have it: a request that can never succeed was promised nothing."""
+UNKNOWN: Final = "unknown"
+"""An answer in one piece whose first token nobody saw."""
+
+COUNTED: Final = frozenset({MET, MISSED, SHED})
+"""Results that attainment counts; `MET` are those that keep it up."""
+
+
+def promises_of(classes: Mapping[str, SloClass]) -> dict[str, Promise]:
+    """By class; requests of no class are promised nothing."""
+    return {name: _promise(classes, name, frozenset()) for name in classes}
+
+
+def _promise(classes: Mapping[str, SloClass], name: str, above: frozenset[str]) -> Promise:
+    said = classes[name]
+    second = said.degrade_to if said.when_missed is WhenMissed.DEGRADE else None
+    goes_on = second is not None and second in classes and second not in above | {name}
+    return Promise(
+        ttft_ms=said.ttft_ms or 0.0,
+        tpot_ms=said.tpot_ms or 0.0,
+        sheds=said.when_missed is WhenMissed.SHED,
+        degraded=_promise(classes, second, above | {name}) if goes_on and second is not None else None,
+    )
+
+
+def promise_of(promises: Mapping[str, Promise], slo_class: str) -> Promise:
+    """Of one request."""
+    return promises.get(slo_class, NO_PROMISE)
+
+
+def seen_in(times: Totals, tokens: int | None, *, streamed: bool) -> Seen:
+    """From a request's times and the tokens of its answer.
+
+    Of an answer in one piece the first token is taken to be out when it was made, if anybody has seen that.
+    """
+    total_ms = times.total_s * 1000
+    made_s = times.ttft_s if streamed else times.first_made_s
+    ttft_ms = None if made_s is None else made_s * 1000
+    tpot_ms = None if ttft_ms is None or tokens is None or tokens < 2 else (total_ms - ttft_ms) / (tokens - 1)
+    tt2t_ms = None if times.tt2t_s is None else times.tt2t_s * 1000
+    return Seen(ttft_ms=ttft_ms, tt2t_ms=tt2t_ms, tpot_ms=tpot_ms, e2e_ms=total_ms, tokens=tokens, streamed=streamed)
+
+
+def judge(slo: SloClass, seen: Seen, outcome: str) -> str:
+    """What counts of it. `outcome`: how its journey ended (`router.core.journey.OUTCOMES`), or `SHED`."""
+    if outcome in {SHED, REFUSED}:
+        return outcome
+    if _broken(slo, seen) or outcome in {"failed", "expired", "broken"}:
+        return MISSED
+    if outcome == "client_left":
+        return LEFT
+    if seen.streamed or seen.ttft_ms is not None or slo.ttft_ms is None:
+        return MET
+    return _in_one_piece(slo, seen)
+
+
+def _broken(slo: SloClass, seen: Seen) -> bool:
+    """Whether a target is missed by what was seen; who waits for longer than one has missed it, too."""
+    waited_ms = seen.e2e_ms if seen.ttft_ms is None and seen.streamed else 0.0
+    pairs = (
+        (slo.ttft_ms, seen.ttft_ms or waited_ms),
+        (slo.tt2t_ms, seen.tt2t_ms or 0.0),
+        (slo.tpot_ms, seen.tpot_ms or 0.0),
+        (slo.e2e_ms, seen.e2e_ms),
+    )
+    return any(target is not None and value > target for target, value in pairs)
+
+
+def late_by(slo: SloClass, seen: Seen) -> tuple[bool, bool]:
+    """Whether the first token came too late, and whether the others did."""
+    waited_ms = seen.e2e_ms if seen.ttft_ms is None and seen.streamed else 0.0
+    ttft_late = slo.ttft_ms is not None and (seen.ttft_ms or waited_ms) > slo.ttft_ms
+    return ttft_late, slo.tpot_ms is not None and (seen.tpot_ms or 0.0) > slo.tpot_ms
+
+
+def _in_one_piece(slo: SloClass, seen: Seen) -> str:
+    """By its last token, which has until the first one's target and the others' together."""
+    assert slo.ttft_ms is not None
+    if seen.e2e_ms <= slo.ttft_ms:
+        return MET
+    if slo.tpot_ms is None or not seen.tokens:
+        return UNKNOWN
+    return MET if seen.e2e_ms <= slo.ttft_ms + slo.tpot_ms * (seen.tokens - 1) else MISSED

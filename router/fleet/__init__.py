@@ -1,0 +1,1 @@
+"""What is known of instances: the snapshot, discovery, probes, pair proofs, quarantine."""

@@ -1,0 +1,266 @@
+"""Keeps the router's view in step with the registry: who is there, what they say of themselves, how many routers share.
+
+A shell around `Membership`. While the registry is away the router serves on with what it knows: nobody expires, and its
+own probes still tell the living from the dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from cluster.credits import Demand, local_shares
+from cluster.ids import InstanceId
+from cluster.registry.membership import (
+    BEAT_EVERY_S,
+    Change,
+    Heartbeat,
+    Kind,
+    Member,
+    Membership,
+    Snapshot,
+    State,
+    What,
+    encode,
+)
+from cluster.registry.registry import Registry, RegistryDown
+from router.core.values import Reported
+from router.fleet.quarantine import Quarantine, Word
+
+logger = logging.getLogger("baton.router")
+
+READ_EVERY_S = 0.5
+"""Longest time between two readings. An agent that drains waits four times as long before it believes it is idle."""
+
+CONTROLLER_EVERY_S = 2.0
+"""Between two looks at the goodput controller's heartbeat."""
+
+_LOUD = {What.REFUSED, What.STALE, What.SKEWED, What.EXPIRED}
+
+
+class OwnWord(Protocol):
+    """What this router says of itself in its heartbeat (`router.scheduler.demand.OwnWord`)."""
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The tenants' weights."""
+
+    def legs(self, goes_by: Mapping[InstanceId, tuple[int, int]], turn: int) -> dict[str, tuple[int, int, int]]:
+        """By instance: legs in flight, and the heartbeat they go by."""
+
+    def demand(self) -> tuple[Demand, ...]:
+        """What its tenants want of each pool."""
+
+    def counters(self, now: float) -> dict[str, Any]:
+        """What the goodput controller reads. A heartbeat without room for them leaves them out: unknown is not zero."""
+
+
+class Discovery:
+    """One router's eye on the registry."""
+
+    def __init__(self, registry: Registry, on_fleet: Callable[[tuple[Reported, ...], int], None]) -> None:
+        self._registry = registry
+        self._on_fleet = on_fleet
+        self._instances = Membership(registry.ttl_s)
+        self._routers = Membership(registry.ttl_s)
+        self._id = secrets.token_hex(8)
+        self._name = InstanceId(f"router-{self._id[:8]}")
+        self._seq = 0
+        self._mute = False
+        self.own: OwnWord | None = None
+        """Whose legs, demand and counters are announced; None: the agents give this router no grants of their own."""
+        self.controller: Heartbeat | None = None
+        """The one that sizes the fleet, as last heard; None: there is none, or this router may not read of it."""
+        self._controllers = Membership(registry.ttl_s)
+        self._controllers_at = -CONTROLLER_EVERY_S
+        self.heard = False
+        """Whether the last reading succeeded."""
+        self.heard_at: float | None = None
+        """When one last did, monotonic seconds; None: never."""
+        self._told_down = False
+        """Whether the log says that the registry is away, or was."""
+        self._began_at = time.monotonic()
+        self.quarantine = Quarantine(self._name)
+        self.on_quarantine: Callable[[], None] = lambda: None
+        """Called when other routers say something new of who is set aside."""
+        self._closed = False
+
+    @property
+    def name(self) -> InstanceId:
+        """This router's, in the registry."""
+        return self._name
+
+    def siblings(self) -> tuple[Heartbeat, ...]:
+        """The other routers, as last heard; also while the registry is away."""
+        return tuple(member.beat for member in self._routers.snapshot() if member.id != self._name)
+
+    def unproven(self) -> dict[str, str]:
+        """Names that were left out of the last reading, as they proved nothing; and why."""
+        return {name: because for kind in Kind for name, because in self._registry.unproven(kind).items()}
+
+    def stale_s(self, now: float) -> float:
+        """For how long the registry has not been heard, seconds; 0 while it is."""
+        return 0.0 if self.heard else now - (self._began_at if self.heard_at is None else self.heard_at)
+
+    def snapshot(self) -> Snapshot:
+        """The fleet as last read."""
+        return self._instances.snapshot()
+
+    async def read_forever(self) -> None:
+        """Read, fold, report; again when something changed, or after a while."""
+        while not self._closed:  # not by cancellation alone: a library may swallow one
+            await self.read()
+            await self._registry.wait_changed(READ_EVERY_S)
+
+    async def read(self) -> None:
+        """One reading."""
+        now = time.monotonic()
+        try:
+            beats = await self._registry.read()
+            routers = await self._registry.read(Kind.ROUTER)
+        except RegistryDown as down:
+            if self.heard:
+                logger.warning("%s; serving on with what is known", down)
+            elif not self._told_down:
+                logger.warning("%s; no instance is known before it answers", down)
+            self.heard, self._told_down = False, True
+            self._instances.deaf(now)
+            self._routers.deaf(now)
+            return
+        if not self.heard:
+            logger.info("the registry is heard")
+        self.heard, self.heard_at = True, now
+        self._hear_quarantine(routers)
+        wall = time.time()  # noqa: TID251 - only to tell whose clock is off
+        self._log(self._instances.fold(beats, now, wall))
+        self._routers.fold(routers, now, wall)
+        await self._hear_controller(now)
+        reported = tuple(_reported(member, self._name) for member in self.snapshot())
+        self._on_fleet(reported, max(1, len(self._routers.snapshot())))
+
+    async def _hear_controller(self, now: float) -> None:
+        """For the page and the metrics alone. An access list from before there were controllers may forbid it."""
+        if now - self._controllers_at < CONTROLLER_EVERY_S:
+            return
+        self._controllers_at = now
+        try:
+            self._controllers.fold(await self._registry.read(Kind.CONTROLLER), now)
+        except RegistryDown:
+            self._controllers.deaf(now)
+        self.controller = next((member.beat for member in self._controllers.snapshot()), None)
+
+    def _hear_quarantine(self, routers: Iterable[Heartbeat]) -> None:
+        """Those that have just left are heard, too: the next router is told by their last words."""
+        heard = [
+            self.quarantine.hear({InstanceId(name): Word(*word) for name, word in beat.quarantined.items()})
+            for beat in routers
+            if beat.id != self._name
+        ]
+        if any(heard):
+            self.on_quarantine()
+
+    @staticmethod
+    def _log(changes: tuple[Change, ...]) -> None:
+        for change in changes:
+            logger.log(logging.WARNING if change.what in _LOUD else logging.DEBUG, "%s", change.because)
+
+    def local_shares(self) -> dict[str, float]:
+        """The tenants' weights at this router: of each one's weight the part that its demand here is of all of it."""
+        by_router = [(member.id, _by_tenant(member.beat)) for member in self._routers.snapshot()]
+        mine = dict(by_router).get(self._name, {})
+        return local_shares(mine, [wants for _, wants in by_router], self.own.shares if self.own is not None else {})
+
+    async def announce_forever(self, url: str, admin_url: str) -> None:
+        """Tell agents and the other routers that this router shares the fleet's credits, and how many it could use."""
+        while not self._closed:
+            with contextlib.suppress(RegistryDown):
+                await self._registry.beat(self.announcement(url, admin_url))
+            await asyncio.sleep(BEAT_EVERY_S)
+
+    def announcement(self, url: str, admin_url: str) -> Heartbeat:
+        """The next one: legs, and the heartbeats they were begun by, are of one moment."""
+        self._seq += 1
+        beat = Heartbeat(
+            id=self._name,
+            agent=self._id,
+            where=f"{socket.gethostname()}:{os.getpid()}",
+            kind=Kind.ROUTER,
+            seq=self._seq,
+            url=url,
+            agent_url=admin_url,
+            state=State.READY,
+            quarantined={name: (*word,) for name, word in self.quarantine.words.items()},
+            sent_at=time.time(),  # noqa: TID251 - informative
+        )
+        return self._readable(beat)
+
+    def _readable(self, beat: Heartbeat) -> Heartbeat:
+        """`beat` with as much as readers take: with legs and demand; where a tenant's or model's name cannot be
+        announced, without demand; where another router's word cannot, without those.
+        """
+        fuller = [beat, replace(beat, quarantined={})]
+        own = self.own
+        if own is not None:
+            goes_by = {member.id: member.beat.order for member in self.snapshot()}
+            legs = replace(beat, legs=own.legs(goes_by, self._seq))
+            shares = replace(legs, demand=own.demand())
+            fuller = [replace(shares, **own.counters(time.monotonic())), shares, legs, *fuller]
+        fault = ""
+        for told in fuller:
+            try:
+                encode(told)
+            except ValueError as error:
+                fault = fault or str(error)
+            else:
+                break
+        if fault:
+            logger.log(logging.DEBUG if self._mute else logging.WARNING, "not all of it is announced: %s", fault)
+        self._mute = bool(fault)
+        return told
+
+    def stop(self) -> None:
+        """Let the loops end at their next turn."""
+        self._closed = True
+
+    async def close(self) -> None:
+        """Say goodbye."""
+        with contextlib.suppress(RegistryDown):
+            await self._registry.leave(self._name, self._id, Kind.ROUTER)
+        await self._registry.close()
+
+
+def _reported(member: Member, router: InstanceId) -> Reported:
+    beat = member.beat
+    return Reported(
+        instance=member.instance,
+        state=beat.state.value,
+        accepting=member.takes_work,
+        credits=beat.credits,
+        grant=_grant(beat, router),
+        load=beat.load,
+        models=beat.models,
+        shuns=tuple(InstanceId(name) for name in beat.shuns),
+        evicted=beat.evicted,
+        adapters=beat.adapters,
+    )
+
+
+def _grant(beat: Heartbeat, router: InstanceId) -> int | None:
+    """Where others are granted legs and this router is not heard of yet: one, so that a first request gets through."""
+    return beat.grants.get(router, min(1, beat.credits)) if beat.grants else None
+
+
+def _by_tenant(beat: Heartbeat) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for pool in beat.demand:
+        for tenant, (legs, _) in pool.tenants.items():
+            found[tenant] = found.get(tenant, 0.0) + legs
+    return found

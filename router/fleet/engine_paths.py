@@ -1,0 +1,68 @@
+"""Which paths engines have, as far as they have said. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Final
+
+from cluster.ids import InstanceId
+
+TEMPLATES_MAX: Final = 1000
+"""Paths that are remembered of one engine; vLLM's server has about forty."""
+
+_TEMPLATE: Final = re.compile(r"/[A-Za-z0-9_./{}:-]{0,200}")
+
+
+@lru_cache(maxsize=4096)
+def pattern(template: str) -> re.Pattern[str]:
+    """A row's or an engine's. An id has no slash in it, but a model's name may."""
+    pieces = re.split(r"\{([A-Za-z_]\w*)(?::path)?\}", template)
+    names = dict.fromkeys(pieces[1::2])
+    inner = {name: ".+" if name == "model" else "[^/]+" for name in names}
+    made = (f"(?P<{piece}>{inner[piece]})" if number % 2 else re.escape(piece) for number, piece in enumerate(pieces))
+    return re.compile("".join(made))
+
+
+def paths_in(openapi: object) -> frozenset[str] | None:
+    """The paths of an engine, by its own ``/openapi.json``; None where that is none.
+
+    Templates that are not of plain characters are left out: they become patterns.
+    """
+    listed = openapi.get("paths") if isinstance(openapi, Mapping) else None
+    if not isinstance(listed, Mapping) or not listed:
+        return None
+    plain = [path for path in listed if isinstance(path, str) and _TEMPLATE.fullmatch(path) and _is_plain(path)]
+    return frozenset(plain[:TEMPLATES_MAX])
+
+
+def _is_plain(template: str) -> bool:
+    try:
+        pattern(template)
+    except re.error:  # the same name twice
+        return False
+    return True
+
+
+class Catalogue:
+    """Which instance has which paths, as far as they have said. Of one router."""
+
+    def __init__(self) -> None:
+        self._paths: Final[dict[InstanceId, frozenset[str] | None]] = {}
+
+    def told(self, instance: InstanceId, paths: frozenset[str] | None) -> None:
+        """An engine has said what it has; None: it does not say."""
+        self._paths[instance] = paths
+
+    def forget(self, instance: InstanceId) -> None:
+        """It has left."""
+        self._paths.pop(instance, None)
+
+    def lacking(self, path: str, instances: Iterable[InstanceId]) -> frozenset[InstanceId]:
+        """Those of `instances` that have said what they have, and not this."""
+        return frozenset(each for each in instances if not self._may_have(each, path))
+
+    def _may_have(self, instance: InstanceId, path: str) -> bool:
+        paths = self._paths.get(instance)
+        return paths is None or path in paths or any(pattern(each).fullmatch(path) for each in paths if "{" in each)

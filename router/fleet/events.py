@@ -1,0 +1,290 @@
+"""What happens to a router's two machines, its view of the fleet and its scheduler (law 2); and the decision log. Pure.
+
+The log is the list of these events, one JSON object a line, in the order in which they happened, so that the choices
+can be made again from nothing but the log (`sim.replay`). What the machines do to each other in the course of an event
+follows from it, and is not written. After an event of the scheduler stands what came of it: what the policy said
+(`Decided`), and which requests were told what (`Came`).
+
+Prompts are in it as names of chunks (`router.predict.chunks`: hashes with a key), tenants and models by name. A request
+is in an event itself (`seat`), and by its number in the log.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load
+from router.core.journey import Choose, Chosen
+from router.core.values import Promise, Reported, Sent, Wanted
+from router.predict.step_model import Make
+
+# --- the fleet --------------------------------------------------------------------------------------------------------
+
+
+class Made(msgspec.Struct, tag="made"):
+    """What is known beforehand of an instance's speed; told before it is added."""
+
+    instance: InstanceId
+    make: Make | None
+
+
+class Added(msgspec.Struct, tag="added"):
+    """An instance was named at the start."""
+
+    instance: Instance
+
+
+class Folded(msgspec.Struct, tag="folded"):
+    """The registry was read."""
+
+    reported: tuple[Reported, ...]
+
+
+class Seen(msgspec.Struct, tag="seen"):
+    """A probe succeeded."""
+
+    instance: InstanceId
+    models: tuple[dict[str, Any], ...] | None
+    load: Load | None
+
+
+class ProbeFailed(msgspec.Struct, tag="probe_failed"):
+    """A probe failed."""
+
+    instance: InstanceId
+
+
+class Unreachable(msgspec.Struct, tag="unreachable"):
+    """A leg could not connect."""
+
+    instance: InstanceId
+
+
+class SetAside(msgspec.Struct, tag="set_aside"):
+    """Operators have set these aside, and no others."""
+
+    reasons: dict[InstanceId, str]
+
+
+class Distrusted(msgspec.Struct, tag="distrusted"):
+    """These pairs, and no others, have failed their proof: prefill, decode, why."""
+
+    pairs: list[tuple[InstanceId, InstanceId, str]]
+
+
+class Proven(msgspec.Struct, tag="proven"):
+    """These are proven to be alike, and no others: the circle of each as producer, and as consumer."""
+
+    gives: dict[InstanceId, int]
+    takes: dict[InstanceId, int]
+    doubts: list[tuple[InstanceId, InstanceId, str]] = []
+    """Pairs that could not be tried, and why: a choice says so."""
+    inexact: list[tuple[InstanceId, InstanceId, str]] = []
+    """Pairs whose first tokens differ, or cannot be compared, and why: no choice depends on it."""
+
+
+class LegStarted(msgspec.Struct, tag="leg_started"):
+    """A prefill leg went there, or a request that stands in no line."""
+
+    instance: InstanceId
+
+
+class Indexed(msgspec.Struct, tag="indexed"):
+    """Prefixes are kept from here on."""
+
+
+class Cached(msgspec.Struct, tag="cached"):
+    """An engine has said with its answer how much of the prompt it had; `each` tokens are one chunk."""
+
+    sent: Sent
+    each: float
+    tokens: int
+
+
+# --- the scheduler ----------------------------------------------------------------------------------------------------
+
+
+class Began(msgspec.Struct, tag="began"):
+    """A desk, with nobody at it."""
+
+    policy: str
+    admission: bool
+    foresees: bool
+
+
+class Shared(msgspec.Struct, tag="shared"):
+    """How the fleet is divided from here on: among so many routers, and among tenants."""
+
+    routers: int
+    shares: dict[str, float]
+    local_shares: dict[str, float]
+
+
+class Seated(msgspec.Struct, tag="seated"):
+    """A request comes to the desk, or wants something else; it has a number from here on."""
+
+    seat: Any
+    wanted: Wanted
+    promise: Promise
+
+
+class Counted(msgspec.Struct, tag="counted"):
+    """An engine has counted its prompt's tokens."""
+
+    seat: Any
+    prompt_tokens: int
+    prefix_block_tokens: float
+
+
+class Asked(msgspec.Struct, tag="asked"):
+    """It asks where to go."""
+
+    seat: Any
+    effect: Choose
+    now: float
+
+
+class Picked(msgspec.Struct, tag="picked"):
+    """A request that stands in no line asks."""
+
+    wanted: Wanted
+
+
+class PromptOver(msgspec.Struct, tag="prompt_over"):
+    """Its prompt is computed, or will not be."""
+
+    seat: Any
+    now: float
+    done: bool
+    cached_tokens: int | None
+
+
+class AnswerOpened(msgspec.Struct, tag="answer_opened"):
+    """Its first token is here."""
+
+    seat: Any
+    now: float
+
+
+class Finished(msgspec.Struct, tag="finished"):
+    """It is over; its number is of no use after it."""
+
+    seat: Any
+    now: float
+    tokens: int | None
+    cut_off: bool
+    engine_ms: tuple[float, float] | None = None
+
+
+class FoundNone(msgspec.Struct, tag="found_none"):
+    """It waits."""
+
+    seat: Any
+
+
+class Occupied(msgspec.Struct, tag="occupied"):
+    """Its answering leg is there, and nowhere else."""
+
+    seat: Any
+    instance: InstanceId | None
+
+
+class LegEnded(msgspec.Struct, tag="leg_ended"):
+    """A leg that had been started there is over."""
+
+    instance: InstanceId
+
+
+class Roomy(msgspec.Struct, tag="room"):
+    """There may be room for another prompt."""
+
+
+class Looked(msgspec.Struct, tag="looked"):
+    """The time has come to look for room."""
+
+    now: float
+
+
+class FleetChanged(msgspec.Struct, tag="fleet_changed"):
+    """Somebody came, left, or said something new."""
+
+
+# --- what came of it --------------------------------------------------------------------------------------------------
+
+
+class Decided(msgspec.Struct, tag="decided"):
+    """The policy was asked, and said. `wanted` is without the prefix, which its seat has."""
+
+    policy: str
+    wanted: Wanted
+    chosen: Chosen
+
+
+class Came(msgspec.Struct, tag="came"):
+    """What the desk told a request that asked, and who is to ask again. Not written where it is nothing and nobody."""
+
+    chosen: Chosen | None
+    called: tuple[int, ...]
+
+
+# --- what is not in it ------------------------------------------------------------------------------------------------
+
+
+class Missing(msgspec.Struct, tag="missing"):
+    """Here so many entries are missing: they could not be written (`router.scheduler.log_writer`)."""
+
+    entries: int
+
+
+class InstanceLost(msgspec.Struct, frozen=True):
+    """An effect of the fleet's view: legs there can no longer end well. Never in a log."""
+
+    instance: InstanceId
+
+
+FleetEvent = (
+    Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed | Cached
+)  # fmt: skip
+"""What the view of the fleet (`router.fleet.view`) folds in."""
+
+SchedulerEvent = (
+    Shared | Asked | Picked | PromptOver | AnswerOpened | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked
+    | FleetChanged
+)  # fmt: skip
+"""What the scheduler (`router.scheduler.scheduler`) folds in."""
+
+Outcome = Decided | Came
+
+Entry = (
+    Made | Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed
+    | Cached | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened | Finished | FoundNone
+    | Occupied | LegEnded | Roomy | Looked | FleetChanged | Decided | Came | Missing
+)  # fmt: skip
+
+
+def line_of(entry: Entry) -> bytes:
+    """An entry as a line of JSON, with its line feed. A request in it must have its number (`entered`)."""
+    return _ENCODER.encode(entry) + b"\n"
+
+
+def _number(seat: Any) -> int:
+    number: int = seat.entered[0]
+    return number
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_number)
+
+
+_DECODER: Final[msgspec.json.Decoder[Entry]] = msgspec.json.Decoder(Entry)
+
+
+def entry_of(line: bytes) -> Entry:
+    """An entry from its line.
+
+    Raises:
+        msgspec.DecodeError: it is none.
+    """
+    return _DECODER.decode(line)

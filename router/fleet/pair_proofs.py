@@ -1,0 +1,475 @@
+"""Whether two instances really hand over to each other: which pairs are to be proven, and what answers prove. Pure.
+
+A pair may shake hands, move bytes and confirm holds, and still be wrong: other weights under the same name that nobody
+has told apart, a layout that one of them reads otherwise, a connector that pulls nothing and says nothing. So each pair
+is given a prompt that nobody has seen, under a salt that no cache knows: P computes it and D goes on from P's blocks;
+then D answers the same prompt alone, under another salt. (A prompt that was used before would be found in D's own
+cache, and prove nothing.)
+
+*The hand-over* is proven if both answers have the same greedy tokens, if D says that it had tokens from elsewhere, and
+if both instances read a prompt and a chat as the same tokens. Where answers differ once, both are asked for logprobs: a
+tie that another batch decides otherwise is no fault (`TIE`). *P's token* is proven if P says that it has computed the
+whole prompt, if the token with which P ends its leg is D's first one, in both answers, and if both draw the same tokens
+of a chat with one seed (a request that names no temperature gets the one that is an engine's default). Only then may it
+be given to a client before D speaks, or stand for an answer. What cannot be told is not proven.
+
+What is equal to the same is equal: instances that are linked by proven pairs are a *circle* (`Standing`),
+and hand over among themselves. So of a large fleet not every pair has to be tried. A pair that fails hands nothing over
+until it has passed, whatever its circle says; it is tried again after a while. `router.fleet.prover` asks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from cluster.ids import InstanceId
+from router.core.values import Standing
+from router.fleet.snapshot import FleetSnapshot, InstanceView
+
+ANSWER_TOKENS: Final = 8
+"""A wrong block shows in the first token that follows it, or hardly ever; a few more cost little."""
+
+EACH: Final = 16
+"""Prefill instances that each decode instance is proven with; a fleet of a thousand has 240,000 pairs."""
+
+AGAIN_S: Final = 60.0
+"""After a pair has failed; twice as long after each time that it fails again..."""
+AGAIN_S_MAX: Final = 3600.0
+"""... up to this."""
+LATER_S: Final = 10.0
+"""After a try that says nothing of the pair: an instance was busy, or answers no completions. Longer each time, too."""
+
+TIE: Final = 0.5
+"""Nats. Where two answers part, each must give the other's token a logprob within so much of its own best. Chosen, not
+measured: sums in another order move a bf16 logit of about 10 by some hundredths (8 bits of mantissa), while another
+prompt's blocks make another distribution."""
+LOGPROBS: Final = 5
+"""Candidates that are asked for where answers differ."""
+
+
+TRIES: Final = 3
+"""Partners with which an instance that is not proven fails, one after another, before it waits as a pair does."""
+
+
+class Pair(NamedTuple):
+    """Two lives of two instances (`InstanceView.life`)."""
+
+    prefill: InstanceId
+    prefill_life: int
+    decode: InstanceId
+    decode_life: int
+
+    @property
+    def names(self) -> tuple[InstanceId, InstanceId]:
+        """Without their lives."""
+        return self.prefill, self.decode
+
+
+class ProofAnswer(msgspec.Struct, frozen=True):
+    """An answer to a proof's prompt."""
+
+    text: str
+    cached_tokens: int | None
+    """Of the prompt, those that were not computed; None: the engine does not tell."""
+    tokens: tuple[str, ...] = ()
+    """With logprobs: the tokens..."""
+    best: tuple[dict[str, float], ...] = ()
+    """... and at each place the likeliest ones."""
+    ids: tuple[int, ...] = ()
+    """Its tokens, where the engine names them..."""
+    prompt: tuple[int, ...] = ()
+    """... and the prompt's."""
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class _Choice(msgspec.Struct):
+    text: str
+    logprobs: _Logprobs | None = None
+    token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+def read(body: bytes) -> ProofAnswer | None:
+    """A completion's answer; None where it is none. Never raises."""
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if not answer.choices:
+        return None
+    choice, details = answer.choices[0], None if answer.usage is None else answer.usage.prompt_tokens_details
+    cached = None if details is None else details.cached_tokens or 0
+    said = ProofAnswer(choice.text, cached, ids=choice.token_ids or (), prompt=choice.prompt_token_ids or ())
+    told = choice.logprobs
+    if told is None:
+        return said
+    best = tuple(each or {} for each in told.top_logprobs)
+    return msgspec.structs.replace(said, tokens=tuple(told.tokens), best=best)
+
+
+class _ChatUsage(msgspec.Struct):
+    prompt_tokens: int | None = None
+
+
+class _ChatChoice(msgspec.Struct):
+    token_ids: tuple[int, ...] | None = None
+
+
+class _ChatAnswer(msgspec.Struct):
+    choices: list[_ChatChoice] = []
+    prompt_token_ids: tuple[int, ...] | None = None
+    usage: _ChatUsage | None = None
+
+
+class Chat(NamedTuple):
+    """How an engine has answered a chat."""
+
+    prompt: tuple[int, ...] | int | None
+    """As which tokens it has read it, or at least as how many; None: it does not say."""
+    ids: tuple[int, ...] = ()
+    """With which tokens it has answered; none: it does not say."""
+
+
+NO_CHATS: Final = Chat(0)
+"""Of an engine that answers none."""
+
+
+def chat_read(body: bytes) -> Chat:
+    """Such an answer. Never raises."""
+    try:
+        answer = msgspec.json.decode(body, type=_ChatAnswer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Chat(None)
+    read = answer.prompt_token_ids or (None if answer.usage is None else answer.usage.prompt_tokens)
+    return Chat(read, (answer.choices[0].token_ids or ()) if answer.choices else ())
+
+
+def question(model: str, prompt: str, salt: str, *, logprobs: bool = False) -> dict[str, Any]:
+    """The request that is asked in all three ways."""
+    asked = {"model": model, "prompt": prompt, "cache_salt": salt, "temperature": 0, "max_tokens": ANSWER_TOKENS}
+    return {**asked, "ignore_eos": True, "return_token_ids": True, **({"logprobs": LOGPROBS} if logprobs else {})}
+
+
+def chat(model: str, prompt: str, salt: str, seed: int) -> dict[str, Any]:
+    """A chat that both instances are asked for alone: nothing of it is handed over. What a request may leave open
+    (temperature, penalties) is left to the instance, and chance to a seed that both have.
+    """
+    asked = {"model": model, "messages": [{"role": "user", "content": prompt}], "cache_salt": salt, "seed": seed}
+    return {**asked, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, "return_token_ids": True}
+
+
+def told_by(secret: str) -> str:
+    """A prompt made of a secret: all of it, and its first half again. A model that has seen how a text goes on goes on
+    so again: it is sure of each next token, so that a token too early or too late is seen to be another one.
+    """
+    return secret + secret[: len(secret) // 2]
+
+
+def fault(handed: ProofAnswer, alone: ProofAnswer) -> str | None:
+    """What is wrong with a pair whose D has said this; empty: nothing. None: with logprobs one could tell."""
+    if handed.prompt and alone.prompt and handed.prompt != alone.prompt:
+        return "the prefill and the decode instance read a prompt as other tokens"
+    if handed.cached_tokens is None:
+        return "it cannot be told what was handed over: the decode instance needs --enable-prompt-tokens-details"
+    if handed.cached_tokens == 0:
+        return "nothing was handed over: the decode instance has computed all of the prompt"
+    if handed.text == alone.text and handed.ids == alone.ids:
+        return ""
+    if not handed.tokens or not alone.tokens:
+        return None
+    return "" if _tie(handed, alone) else "with the other's blocks the decode instance answers otherwise than alone"
+
+
+def inexact(first: ProofAnswer, held: str, handed: ProofAnswer, alone: ProofAnswer) -> str:
+    """Why P's own token may not stand for D's first; empty: it may.
+
+    Args:
+        first: what P has ended its leg with.
+        held: why P's token is none, by its own word (`Transfer.stops_short_of`).
+        handed: what D has said with P's blocks.
+        alone: what D has said by itself.
+    """
+    if held:
+        return held
+    if len(first.ids) != 1 or not handed.ids or not alone.ids:
+        return "engines do not name their tokens (return_token_ids)"
+    if first.ids[0] == handed.ids[0] == alone.ids[0]:
+        return ""
+    return "P's own token is not D's first"
+
+
+def other_chat(prefill: Chat, decode: Chat) -> str:
+    """Whether the two read a chat otherwise, in words; empty: not as far as they say."""
+    one, other = prefill.prompt, decode.prompt
+    if one is None or other is None or one == other or (type(one) is not type(other) and 0 not in (one, other)):
+        return ""
+    return "the prefill and the decode instance read a chat as other tokens: their chat templates differ"
+
+
+def other_draw(prefill: Chat, decode: Chat) -> str:
+    """Whether the two, left to themselves, draw other tokens with the same seed, in words; empty: not as far as they
+    say.
+    """
+    if not prefill.ids or not decode.ids or prefill.ids == decode.ids:
+        return ""
+    return "left to themselves P and D draw other tokens: what they do by default differs (--generation-config)"
+
+
+def _tie(handed: ProofAnswer, alone: ProofAnswer) -> bool:
+    """Whether the two part where both thought either likely."""
+    for one, other, ones, others in zip(handed.tokens, alone.tokens, handed.best, alone.best, strict=False):
+        if one != other:
+            return _likely(other, ones) and _likely(one, others)
+    return True
+
+
+def _likely(token: str, best: Mapping[str, float]) -> bool:
+    return bool(best) and best.get(token, -math.inf) >= max(best.values()) - TIE
+
+
+@dataclass(slots=True)
+class _Record:
+    good: bool = False
+    because: str = ""
+    """Why it is not to be relied on."""
+    doubt: str = ""
+    """Why the last try has said nothing of it."""
+    inexact: str = ""
+    """Of a good one: why P's token may not stand for D's first."""
+    again_s: float = 0.0
+    until: float = 0.0
+
+
+class _Seen(NamedTuple):
+    """What records say in sum."""
+
+    counts: Counter[InstanceId]
+    """Good proofs by instance."""
+    lately: Counter[InstanceId]
+    """Proofs by instance that are not to be tried again yet."""
+    wanting: set[InstanceId]
+    """Decode instances of pairs that have failed, or are not exact."""
+
+    def may_try(self, view: InstanceView) -> bool:
+        """Whether it has not just failed with several."""
+        return self.lately[view.id] < TRIES
+
+
+_Node = tuple[bool, InstanceId, int]
+"""One life of an instance, as a producer (true) or as a consumer."""
+
+
+class PairProofs:
+    """Of one router: which pairs are proven, which have failed, and which is next."""
+
+    def __init__(self) -> None:
+        self._records: dict[Pair, _Record] = {}
+        self._circles: dict[_Node, int] = {}
+        """Never parted: that two lives are alike stays true when the instance that proved it has left."""
+        self._circle = 0
+        """The newest one."""
+        self._alive: set[tuple[InstanceId, int]] = set()
+        """Lives that were there when others were last forgotten."""
+        self.tried = 0
+        """Proofs that are over, whatever came of them."""
+
+    # --- which is next ------------------------------------------------------------------------------------------------
+
+    def joining(
+        self, fleet: FleetSnapshot, model: str, now: float, busy: frozenset[InstanceId] = frozenset()
+    ) -> Pair | None:
+        """A pair with an instance that is not proven yet, and that hands nothing over until then; or one of two
+        circles that may be one. None: there is none. `busy`: none of these.
+        """
+        prefills, decodes = self._ready(fleet, model, busy)
+        first = [each for each in prefills if not self._in(each, producer=True)]
+        second = [each for each in decodes if not self._in(each, producer=False)]
+        if first or second:
+            seen = self._look(now)
+            first, second = (list(filter(seen.may_try, each)) for each in (first, second))
+            by_proofs = lambda each: seen.counts[each.id]  # noqa: E731 - said once for two lists
+            givers = sorted((each for each in prefills if self._in(each, producer=True)), key=by_proofs)
+            takers = sorted((each for each in decodes if self._in(each, producer=False)), key=by_proofs)
+            # What is proven lets the other join its circle; where nothing is, two that are not begin one.
+            for decode in second:
+                for prefill in (*givers, *first):
+                    if self._wants(fleet, prefill, decode, now):
+                        return _pair(prefill, decode)
+            for prefill in first:
+                for decode in takers:
+                    if self._wants(fleet, prefill, decode, now):
+                        return _pair(prefill, decode)
+        return self._bridge(fleet, prefills, decodes, now)
+
+    def _bridge(
+        self, fleet: FleetSnapshot, prefills: list[InstanceView], decodes: list[InstanceView], now: float
+    ) -> Pair | None:
+        """A pair of two circles that was never tried."""
+        gives = {each.id: self._circles.get((True, each.id, each.life), 0) for each in prefills}
+        takes = {each.id: self._circles.get((False, each.id, each.life), 0) for each in decodes}
+        if len({*gives.values(), *takes.values()} - {0}) < 2:
+            return None
+        seen = self._look(now)
+        for prefill in (each for each in prefills if gives[each.id] and seen.may_try(each)):
+            for decode in decodes:
+                apart = takes[decode.id] not in (0, gives[prefill.id])
+                if not apart or _pair(prefill, decode) in self._records or not seen.may_try(decode):
+                    continue
+                if self._wants(fleet, prefill, decode, now):
+                    return _pair(prefill, decode)
+        return None
+
+    def due(self, fleet: FleetSnapshot, model: str, now: float) -> Pair | None:
+        """The pair that is to be proven next, if any: first those that `joining` names, then instances with the fewest
+        proofs, up to `EACH`.
+        """
+        joining = self.joining(fleet, model, now)
+        if joining is not None:
+            return joining
+        prefills, decodes = self._ready(fleet, model, frozenset())
+        seen = self._look(now)
+        prefills.sort(key=lambda each: seen.counts[each.id])
+        for decode in sorted(decodes, key=lambda each: seen.counts[each.id]):
+            if seen.counts[decode.id] >= EACH and decode.id not in seen.wanting:
+                continue
+            for prefill in prefills:
+                if self._wants(fleet, prefill, decode, now):
+                    return _pair(prefill, decode)
+        return None
+
+    def _ready(
+        self, fleet: FleetSnapshot, model: str, busy: frozenset[InstanceId]
+    ) -> tuple[list[InstanceView], list[InstanceView]]:
+        """Instances that prefill, and instances that decode."""
+        ready = fleet.ready(model)
+        self._forget(fleet)
+        prefills, decodes = (
+            [view for view in map(fleet.at, rows.tolist()) if view.id not in busy]
+            for rows in (ready.prefills, ready.decodes)
+        )
+        return prefills, decodes
+
+    def _look(self, now: float) -> _Seen:
+        """All records, once."""
+        seen = _Seen(Counter(), Counter(), set())
+        for pair, record in self._records.items():
+            if record.good:
+                seen.counts.update(pair.names)
+            if record.until > now:
+                seen.lately.update(pair.names)
+            if record.because or record.inexact:
+                seen.wanting.add(pair.decode)
+        return seen
+
+    def _in(self, view: InstanceView, *, producer: bool) -> bool:
+        return (producer, view.id, view.life) in self._circles
+
+    def _wants(self, fleet: FleetSnapshot, prefill: InstanceView, decode: InstanceView, now: float) -> bool:
+        if prefill.id == decode.id or prefill.id in decode.shuns or fleet.strangers(prefill.row, decode.row):
+            return False
+        theirs, others = prefill.instance.tenants, decode.instance.tenants
+        if theirs and others and theirs.isdisjoint(others):
+            return False  # nobody is ever handed over between them
+        record = self._records.get(_pair(prefill, decode))
+        return record is None or ((not record.good or bool(record.inexact)) and now >= record.until)
+
+    def _forget(self, fleet: FleetSnapshot) -> None:
+        """Lives that are over."""
+        alive = {(each.id, each.life) for each in fleet}
+        if alive == self._alive:
+            return
+        self._alive = alive
+        over = [pair for pair in self._records if not {pair[:2], pair[2:]} <= alive]
+        for pair in over:
+            del self._records[pair]
+        for node in [node for node in self._circles if node[1:] not in alive]:
+            del self._circles[node]
+
+    # --- what came of it ----------------------------------------------------------------------------------------------
+
+    def ended(self, pair: Pair, because: str | None, now: float, inexact: str = "", doubt: str = "") -> None:
+        """A proof is over: well (empty), or not and why; None: it says nothing of the pair (`doubt`: why). `inexact`:
+        of one that is over well, why P's token may not stand for D's first.
+        """
+        self.tried += 1
+        self._alive.clear()  # it may be about a life that is over
+        record = self._records.setdefault(pair, _Record())
+        record.doubt = doubt
+        if because == "":
+            record.good, record.because, record.inexact = True, "", inexact
+            self._join(pair)
+            if not inexact:
+                record.again_s = record.until = 0.0
+                return
+        record.again_s = min(AGAIN_S_MAX, 2 * record.again_s or (LATER_S if because is None else AGAIN_S))
+        record.until = now + record.again_s
+        if because:
+            record.good, record.because, record.inexact = False, because, ""
+
+    def _join(self, pair: Pair) -> None:
+        """The two are alike, and so are their circles."""
+        ends: tuple[_Node, _Node] = (True, *pair[:2]), (False, *pair[2:])
+        twins = [(not producer, name, life) for producer, name, life in ends]  # an instance is like itself
+        nodes = [*ends, *(node for node in twins if node in self._circles)]
+        known = [self._circles[node] for node in nodes if node in self._circles]
+        if not known:
+            self._circle += 1
+        circle = min(known, default=self._circle)
+        for node, former in list(self._circles.items()):
+            if former in known:
+                self._circles[node] = circle
+        self._circles |= dict.fromkeys(nodes, circle)
+
+    def standing(self, fleet: FleetSnapshot) -> Standing:
+        """What is known of this fleet now."""
+        self._forget(fleet)
+        circles = self._circles
+        gives = {each.id: circles.get((True, each.id, each.life), 0) for each in fleet}
+        takes = {each.id: circles.get((False, each.id, each.life), 0) for each in fleet}
+        told = {pair.names: record.inexact for pair, record in self._records.items() if record.good}
+        inexact = {names: because for names, because in told.items() if because}
+        for prefill, because in {prefill: because for (prefill, _), because in inexact.items()}.items():
+            others = (name for name, circle in takes.items() if circle and name != prefill)
+            inexact |= {(prefill, decode): because for decode in others if (prefill, decode) not in told}
+        doubts = {pair.names: record.doubt for pair, record in self._records.items() if record.doubt}
+        return Standing(gives, takes, inexact, doubts)
+
+    def failed(self) -> dict[tuple[InstanceId, InstanceId], str]:
+        """Pairs that hand nothing over until they have passed, and why."""
+        return {pair.names: record.because for pair, record in self._records.items() if record.because}
+
+    def proven(self) -> int:
+        """How many pairs have passed."""
+        return sum(record.good for record in self._records.values())
+
+
+def _pair(prefill: InstanceView, decode: InstanceView) -> Pair:
+    return Pair(prefill.id, prefill.life, decode.id, decode.life)
+
+
+def models_of(views: Iterable[InstanceView]) -> list[str]:
+    """What is proven: of each instance the first model that it names, its adapters left out."""
+    return sorted({view.models[0] for view in views if view.models})

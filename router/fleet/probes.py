@@ -1,0 +1,165 @@
+"""Asks every engine how it is: alive, which models, how busy. One task an instance."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, models_in
+from engine.vllm.metrics import parse_load
+from router.core.engine_answers import object_in
+from router.fleet import events as d
+from router.fleet.engine_paths import Catalogue, paths_in
+from router.fleet.view import FleetView
+from router.http.tasks import FOREVER, Tasks
+from router.http.upstream import Answer, EngineLost, Upstream
+
+logger = logging.getLogger("baton.router")
+
+INTERVAL_S = 1.0
+"""Between two probes. Load older than this is only used to break ties."""
+
+PROBE_S = 5.0
+"""A probe not answered within this has failed: a busy CPU engine still answers /health in well under a second."""
+
+MODELS_EVERY_S = 10.0
+"""LoRA adapters are loaded and unloaded while an engine runs: its models are asked for again after this."""
+
+
+class Unreadable(Exception):
+    """An engine's word about itself is no JSON."""
+
+
+class Tell(Protocol):
+    """Hears of an instance that came up or went down."""
+
+    def __call__(self, instance: InstanceId, *, up: bool) -> None: ...
+
+
+class Prober:
+    """Keeps a `FleetView` fresh until cancelled."""
+
+    def __init__(
+        self,
+        view: FleetView,
+        upstream: Upstream,
+        headers: Mapping[str, str],
+        tell: Tell,
+        *,
+        read_metrics: bool,
+        catalogue: Catalogue | None = None,
+        fold: Callable[[d.FleetEvent, float], object] | None = None,
+    ) -> None:
+        """`catalogue`: is told which paths engines have. `fold`: tells the view what was seen; None: `view` itself."""
+        self._view = view
+        self._fold = view.handle if fold is None else fold
+        self._upstream = upstream
+        self._headers = headers
+        self._tell = tell
+        self._read_metrics = read_metrics
+        self._catalogue = Catalogue() if catalogue is None else catalogue
+
+    async def watch(self, instance: Instance) -> None:
+        """Probe one instance as long as it is known."""
+        asked_at, told = -MODELS_EVERY_S, False
+        while self._view.knows(instance.id):
+            was_up = self._view.get(instance.id).up
+            now = time.monotonic()
+            ask = (
+                not was_up
+                or not self._view.get(instance.id).models
+                or (
+                    self._read_metrics and now - asked_at >= MODELS_EVERY_S  # agents tell of their engines' themselves
+                )
+            )
+            asked_at = now if ask else asked_at
+            paths = not (told and was_up)  # its agent may have said that it is up before we have asked it anything
+            told = await self._probe(instance, models=ask, paths=paths)
+            if not self._view.knows(instance.id):
+                return
+            up = self._view.get(instance.id).up
+            if up != was_up:
+                logger.log(logging.INFO if up else logging.WARNING, "%s is %s", instance.id, "up" if up else "down")
+                self._tell(instance.id, up=up)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _probe(self, instance: Instance, *, models: bool, paths: bool) -> bool:
+        """Whether everything that was to be asked has been answered."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._get(instance, "/health")
+                served = await self._models(instance) if models else None
+                load = _load(await self._get(instance, "/metrics")) if self._read_metrics else None
+        except (EngineLost, TimeoutError, Unreadable) as error:
+            logger.debug("%s: probe failed: %s", instance.id, error)
+            if isinstance(error, EngineLost) and error.ours:
+                return False
+            if self._view.knows(instance.id):
+                self._fold(d.ProbeFailed(instance.id), time.monotonic())
+            return False
+        told = not paths or await self._tell_paths(instance)
+        if self._view.knows(instance.id):
+            self._fold(d.Seen(instance.id, served, load), time.monotonic())
+        return told
+
+    async def _models(self, instance: Instance) -> tuple[dict[str, object], ...]:
+        return _models(await self._get(instance, "/v1/models"))
+
+    async def _tell_paths(self, instance: Instance) -> bool:
+        """Tell the catalogue which paths it has, or that it does not say (``--disable-fastapi-docs``); whether it
+        has answered. One that does not is no worse for that: the probe says how it is.
+        """
+        try:
+            async with asyncio.timeout(PROBE_S):
+                answer = await self._upstream.call(instance, "GET", "/openapi.json", None, self._headers)
+        except (EngineLost, TimeoutError):
+            return False
+        found = paths_in(object_in(answer.body)) if answer.status == 200 else None
+        if self._view.knows(instance.id):
+            self._catalogue.told(instance.id, found)
+        return True
+
+    async def _get(self, instance: Instance, path: str) -> Answer:
+        answer = await self._upstream.call(instance, "GET", path, None, self._headers)
+        if answer.status != 200:
+            raise EngineLost(f"GET {path}: HTTP {answer.status}", reached=True)
+        return answer
+
+
+class Probing:
+    """One probing task for each instance that is there, none for the others."""
+
+    def __init__(self, view: FleetView, prober: Prober, tasks: Tasks, catalogue: Catalogue) -> None:
+        """`catalogue`: forgets the paths of instances that have left."""
+        self.prober = prober
+        self.tasks: Final[dict[InstanceId, tuple[Instance, asyncio.Task[None]]]] = {}
+        self._view: Final = view
+        self._spawn: Final = tasks.spawn
+        self._catalogue: Final = catalogue
+
+    def follow(self) -> None:
+        """The fleet may have changed."""
+        wanted = {seen.id: seen.instance for seen in self._view.all() if seen.state != "gone"}
+        for name, (instance, task) in list(self.tasks.items()):
+            if wanted.get(name) != instance:
+                task.cancel()
+                del self.tasks[name]
+                self._catalogue.forget(name)
+        for name, instance in wanted.items():
+            if name not in self.tasks:
+                self.tasks[name] = (instance, self._spawn(self.prober.watch(instance), f"{FOREVER}{name}"))
+
+
+def _models(answer: Answer) -> tuple[dict[str, object], ...]:
+    listed = object_in(answer.body)
+    if listed is None:
+        raise Unreadable("GET /v1/models: no JSON object")
+    return models_in(listed)
+
+
+def _load(answer: Answer) -> Load:
+    return parse_load(answer.body.decode(errors="replace"))

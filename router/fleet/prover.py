@@ -1,0 +1,325 @@
+"""Proves pairs (`router.fleet.pair_proofs`) with a few short requests each. A shell: random prompts, a clock.
+
+Instances that are not proven yet come first, several at once and without a pause: until then they hand nothing over.
+All others are proven one after another. Legs of a proof are legs as any others: they have tickets, count against an
+instance's places, and are sent only where one is free, so that no request waits for a proof; only an instance that is
+not proven at all takes one leg beyond its places, or a full fleet would never be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from cluster import wire
+from cluster.ids import InstanceId, RequestId, TransferId
+from cluster.readable import json_in
+from router.core.eligibility import CHAT, COMPLETIONS
+from router.core.values import NOTHING_PROVEN, Standing
+from router.fleet import events as d
+from router.fleet import pair_proofs
+from router.fleet.pair_proofs import Pair, PairProofs, ProofAnswer
+from router.fleet.view import FleetView
+from router.http.engines import Engines
+from router.http.upstream import EngineLost
+
+logger = logging.getLogger("baton.router")
+
+EVERY_S = 1.0
+"""Between two proofs, where no instance waits for its first."""
+AT_ONCE: Final = 8
+"""Proofs of instances that are not proven yet; an instance is in one of them."""
+TOLD_AT_ONCE: Final = 64
+"""Instances of a fleet whose every proof counts at once. In a larger one, where that costs milliseconds, the proofs
+that were made side by side count together."""
+LEG_S: Final = 30.0
+"""A leg that takes longer says nothing of its pair."""
+READY_S: Final = 5.0
+"""So long a router that could serve waits for the first proof before it says that it is ready: the first requests are
+then handed over, too. Longer, and a fleet that cannot be proven would not be served at all."""
+SECRET_BYTES: Final = 64
+"""Of chance, in hex, one and a half times: about 120 tokens of most vocabularies and 192 of letters, so that several
+blocks move, and any context holds it."""
+
+_Stamp = Callable[[Mapping[str, Any], InstanceId], Mapping[str, Any]]
+"""A leg with its ticket."""
+
+
+class _NoWord(Exception):
+    """The proof could not be made."""
+
+
+class _Refused(_NoWord):
+    """An instance has answered that it does not do what it was asked for."""
+
+
+class Prover:
+    """The proofs of one router."""
+
+    def __init__(
+        self,
+        view: FleetView,
+        engines: Engines,
+        *,
+        fold: Callable[[d.FleetEvent, float], object],
+        leg_ended: Callable[[InstanceId], None],
+        counted: Callable[[str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """Where proofs are made and told.
+
+        Args:
+            view: what is known of the fleet.
+            fold: tells the view what was proven, and that a leg goes out.
+            engines: get the legs.
+            leg_ended: hears that one of them is over: its place is free.
+            counted: hears what came of each proof: passed, failed or none.
+            changed: hears that the view was told something new.
+        """
+        self._view: Final = view
+        self._engines: Final = engines
+        self._fold: Final = fold
+        self._leg_ended: Final = leg_ended
+        self._counted: Final = counted
+        self._changed: Final = changed
+        self.proofs: Final = PairProofs()
+        self.news: Final = asyncio.Event()
+        """The fleet has changed: there may be a pair to prove."""
+        self._complete_at: float | None = None
+        self._prove(NOTHING_PROVEN)  # from here on, nothing else is handed over
+
+    def settled(self, now: float) -> bool:
+        """Whether a router with an instance for each leg, now, has proven enough to begin: one pair, or as long as
+        there is reason to wait for one (`READY_S`).
+        """
+        if self._complete_at is None:
+            self._complete_at = now
+        known = all(seen.models for seen in self._view.all() if seen.ready)
+        return self.proofs.tried > 0 or now - self._complete_at >= READY_S or (known and not self._due(now))
+
+    def _due(self, now: float) -> bool:
+        fleet = self._view.all()
+        return any(self.proofs.due(fleet, model, now) is not None for model in pair_proofs.models_of(fleet))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if not await self._prove_joining() and not await self._prove_due():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY_S):
+                        await self.news.wait()
+            self.news.clear()
+
+    async def _prove_joining(self) -> bool:
+        """Whether there was a pair to prove."""
+        fleet, busy, now = self._view.all(), frozenset[InstanceId](), time.monotonic()
+        found: list[tuple[Pair, str]] = []
+        for model in pair_proofs.models_of(fleet):
+            while len(found) < AT_ONCE and (pair := self.proofs.joining(fleet, model, now, busy)) is not None:
+                found.append((pair, model))
+                busy |= {*pair.names}
+        async with asyncio.TaskGroup() as group:
+            for pair, model in found:
+                group.create_task(self.prove(pair, model, joining=True))
+        if found and len(fleet) > TOLD_AT_ONCE:
+            self._tell()
+        return bool(found)
+
+    async def _prove_due(self) -> bool:
+        fleet = self._view.all()
+        for model in pair_proofs.models_of(fleet):
+            pair = self.proofs.due(fleet, model, time.monotonic())
+            if pair is not None:
+                await self.prove(pair, model)
+                await asyncio.sleep(EVERY_S)
+                return True
+        return False
+
+    async def prove(self, pair: Pair, model: str, *, joining: bool = False) -> None:
+        """Once; the router's view is told what came of it."""
+        because: str | None
+        inexact = doubt = ""
+        try:
+            because, inexact = await _Proof(
+                self._view, self._engines, self._fold, self._leg_ended, pair, model, joining=joining
+            ).made()
+        except (_NoWord, EngineLost, TimeoutError) as none:
+            because, doubt = None, str(none) or "it took too long"
+            logger.log(logging.INFO if joining else logging.DEBUG, "%s to %s: not proven: %s", *pair.names, doubt)
+        except Exception:  # a bug of ours with this pair: the others go on
+            because, doubt = None, "the proof failed for a reason of the router's own"
+            logger.exception("%s to %s: not proven", *pair.names)
+        self.proofs.ended(pair, because, time.monotonic(), inexact, doubt)
+        self._counted({None: "none", "": "passed"}.get(because, "failed"))
+        if because:
+            logger.warning("%s to %s: nothing is handed over for now: %s", *pair.names, because)
+        elif inexact:
+            logger.warning("%s to %s: handed over, but P's token is not relied on: %s", *pair.names, inexact)
+        if not joining or len(self._view.all()) <= TOLD_AT_ONCE:
+            self._tell()
+
+    def _tell(self) -> None:
+        view = self._view
+        self._prove(self.proofs.standing(view.all()))
+        failed = self.proofs.failed()
+        if failed != view.distrusted:
+            pairs = [(*names, because) for names, because in failed.items()]
+            self._fold(d.Distrusted(pairs), time.monotonic())
+        self._changed()
+
+    def _prove(self, standing: Standing) -> None:
+        doubts = [(*names, because) for names, because in standing.doubts.items()]
+        inexact = [(*names, because) for names, because in standing.inexact.items()]
+        told = d.Proven(dict(standing.gives), dict(standing.takes), doubts, inexact)
+        self._fold(told, time.monotonic())
+
+
+class _Proof:
+    """One try at one pair."""
+
+    def __init__(
+        self,
+        view: FleetView,
+        engines: Engines,
+        fold: Callable[[d.FleetEvent, float], object],
+        leg_ended: Callable[[InstanceId], None],
+        pair: Pair,
+        model: str,
+        *,
+        joining: bool,
+    ) -> None:
+        self._view = view
+        self._engines = engines
+        self._fold = fold
+        self._leg_ended = leg_ended
+        self._pair = pair
+        self._model = model
+        self._joining = joining
+        self._request = RequestId(f"proof-{secrets.token_hex(8)}")
+        self._held = ""
+        """Why P's token cannot be the first, by its own word."""
+
+    async def made(self) -> tuple[str, str]:
+        """What is wrong with the pair, and why P's token may not stand for D's first; empty: nothing."""
+        found, inexact = await self._compared(logprobs=False)
+        if found is None or (found == "" and inexact and not self._held):  # it may be a tie
+            with contextlib.suppress(_Refused):  # without logprobs it cannot be told: what was seen stands
+                found, inexact = await self._compared(logprobs=True)
+        if found is None:
+            found = "with the other's blocks the decode instance answers otherwise than alone"
+        if found:
+            return found, inexact
+        found, drawn = await self._chats()
+        if not found and drawn and not inexact:  # by sums in another order: not twice
+            found, drawn = await self._chats()
+        return found, inexact or drawn
+
+    async def _compared(self, *, logprobs: bool) -> tuple[str | None, str]:
+        prompt = pair_proofs.told_by(secrets.token_hex(SECRET_BYTES))
+        self._held = ""
+        asked = partial(pair_proofs.question, self._model, prompt, logprobs=logprobs)
+        told = await self._handed_over(asked(secrets.token_hex(16)))
+        if isinstance(told, str):
+            return told, ""
+        first, handed = told
+        alone = await self._answer(self._pair.decode, asked(secrets.token_hex(16)))
+        return pair_proofs.fault(handed, alone), pair_proofs.inexact(first, self._held, handed, alone)
+
+    async def _chats(self) -> tuple[str, str]:
+        """What is wrong with how the two read a chat, and with how they answer it: engines without a template for chats
+        do neither.
+        """
+        prompt, seed = secrets.token_hex(8), secrets.randbelow(1 << 31)
+        heard = []
+        for name in self._pair.names:
+            try:
+                body = pair_proofs.chat(self._model, prompt, secrets.token_hex(16), seed)
+                heard.append(pair_proofs.chat_read(await self._leg(name, body, CHAT)))
+            except _Refused:
+                heard.append(pair_proofs.NO_CHATS)
+        return pair_proofs.other_chat(*heard), pair_proofs.other_draw(*heard)
+
+    async def _handed_over(self, asked: dict[str, Any]) -> tuple[ProofAnswer, ProofAnswer] | str:
+        """What P says, and D with P's blocks; or why there are none."""
+        pair, request = self._pair, self._request
+        view = self._view
+        if not view.knows(pair.prefill):
+            raise _NoWord(f"{pair.prefill} has left")
+        name = TransferId(request, 1, view.get(pair.prefill).instance.epoch)
+        stamp = partial(self._engines.tickets.stamp, transfer=name, producer=pair.prefill)
+        self._room(pair.decode)
+        leg = wire.prefill_body(asked, token_ids=True, transfer=name)
+        told = await self._leg(pair.prefill, stamp(leg, pair.prefill))
+        try:
+            fields = json_in(told)
+            transfer = wire.read_transfer(fields)
+        except (msgspec.DecodeError, AttributeError):
+            raise _NoWord("the prefill leg's answer cannot be read") from None
+        if transfer is None:
+            return "the prefill instance holds nothing for others"
+        self._held = transfer.stops_short_of(fields)
+        first, pulled = pair_proofs.read(told), False
+        try:
+            said = await self._answer(pair.decode, stamp(wire.decode_body(asked, transfer.untold()), pair.decode))
+            pulled = said.cached_tokens != 0
+        finally:
+            if not pulled:
+                await self._release(transfer, stamp)
+        if first is None:
+            raise _NoWord("the prefill leg's answer cannot be read")
+        return first, said
+
+    async def _release(self, transfer: wire.Transfer, stamp: _Stamp) -> None:
+        """Nobody has pulled it: tell P its name, if it has one, else have D tell P; or it is left to its lease."""
+        name = transfer.fields.get(wire.TRANSFER)
+        to, path, body = self._pair.decode, COMPLETIONS, wire.release_body(transfer)
+        if isinstance(name, str):
+            to, path, body = self._pair.prefill, wire.RELEASE_PATH, wire.release_by_name(name)
+        view = self._view
+        if view.knows(to):
+            with contextlib.suppress(EngineLost):
+                sent = msgspec.json.encode(stamp(body, to))
+                await self._engines.upstream.say(view.get(to).instance, path, sent, self._headers())
+
+    async def _answer(self, instance: InstanceId, body: Any) -> ProofAnswer:
+        said = pair_proofs.read(await self._leg(instance, body))
+        if said is None:
+            raise _NoWord("an answer that cannot be read")
+        return said
+
+    def _room(self, instance: InstanceId) -> None:
+        """Asked before each leg: an instance may be set aside, or begin to drain, while its proof is under way."""
+        view = self._view
+        if not view.knows(instance) or not view.get(instance).ready:
+            raise _NoWord(f"{instance} takes no new legs")
+        if not self._joining and not view.get(instance).has_place(view.routers):
+            raise _NoWord(f"{instance} has no place")
+
+    def _headers(self) -> dict[str, str]:
+        return {**self._engines.credentials.own, "X-Request-Id": self._request, "Content-Type": "application/json"}
+
+    async def _leg(self, instance: InstanceId, body: Any, path: str = COMPLETIONS) -> bytes:
+        """One of its requests, if there is a place for it."""
+        view = self._view
+        self._room(instance)
+        target = view.get(instance).instance
+        self._fold(d.LegStarted(instance), time.monotonic())
+        try:
+            async with asyncio.timeout(LEG_S):
+                answer = await self._engines.upstream.call(
+                    target, "POST", path, msgspec.json.encode(body), self._headers()
+                )
+        finally:
+            self._leg_ended(instance)
+        if answer.status != 200:
+            because = f"{instance}: HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}"
+            raise _Refused(because) if 400 <= answer.status < 500 else _NoWord(because)
+        return answer.body

@@ -1,0 +1,604 @@
+"""The fleet as policies read it: every instance, the same as columns, and which of them may hand over to which. Pure.
+
+What policies compare stands in columns (`router.fleet.columns`), so that a choice among a thousand instances takes
+microseconds. `router.fleet.view` writes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, overload
+
+import numpy as np
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
+from router.core.arrays import Ints
+from router.core.values import Standing
+from router.fleet.columns import Columns
+from router.predict.inflight_load import InflightLoad
+from router.predict.prefix_cache import PrefixCacheIndex
+from router.predict.step_model import Make
+
+if TYPE_CHECKING:
+    from router.core.values import Wanted
+
+_NO_LOAD: Final = Load()
+
+
+class InstanceView:
+    """One instance as the router sees it. What policies compare is written through to its row of the columns."""
+
+    __slots__ = (
+        "_accepting",
+        "_adapters",
+        "_aside",
+        "_columns",
+        "_credits",
+        "_grant",
+        "_inflight",
+        "_load",
+        "_models",
+        "_sent",
+        "_up",
+        "downs",
+        "evicted",
+        "failures",
+        "instance",
+        "models_json",
+        "row",
+        "shuns",
+        "state",
+    )
+
+    def __init__(self, instance: Instance, columns: Columns, *, inflight: int = 0, sent: int = 0) -> None:
+        self.instance = instance
+        self.row: Final = columns.take()
+        self._columns: Final = columns
+        self.state = ""
+        """Its agent's word for its state; empty without an agent."""
+        self.failures = 0
+        """Probes failed in a row."""
+        self.models_json: tuple[dict[str, object], ...] = ()
+        """The engine's own ``/v1/models`` entries."""
+        self.shuns: tuple[InstanceId, ...] = ()
+        """Producers that its engine pulls nothing from for now, by its agent's word."""
+        self.evicted: tuple[int, int] | None = None
+        """What its agent said last of what its engine has thrown out (`Reported.evicted`); None: nothing yet."""
+        self.downs = 0
+        """How often it was found to be down."""
+        self._models: tuple[str, ...] = ()
+        self._adapters: Mapping[str, str] = {}
+        self._up, self._accepting, self._aside = False, True, ""
+        self._load = _NO_LOAD
+        self.inflight, self.sent, self.credits, self.grant = inflight, sent, None, None
+        self.turn(instance)
+
+    def turn(self, instance: Instance) -> None:
+        """The same incarnation, perhaps in another role."""
+        self.instance, columns = instance, self._columns
+        columns.prefills[self.row], columns.decodes[self.row] = instance.role.prefills, instance.role.decodes
+        columns.weights[self.row] = columns.number(instance.weights)
+        columns.node[self.row] = columns.number(instance.node)
+        columns.pins[self.row] = instance.pins
+        columns.changed()
+
+    def forget(self) -> None:
+        """Give the row back; the object is of no use after it."""
+        self._columns.give_back(self.row)
+
+    def context(self, model: str) -> int | None:
+        """A model's ``max_model_len`` in tokens, by the engine's own word; an empty name is its only model's.
+
+        vLLM gives an adapter none: it has its parent's.
+        """
+        entries = [entry for entry in self.models_json if entry.get("id") == model or not model]
+        parents = [entry.get("parent") for entry in entries if entry.get("parent")]
+        if parents:
+            entries += [entry for entry in self.models_json if entry.get("id") in parents]
+        lengths = (entry.get("max_model_len") for entry in entries)
+        return next((length for length in lengths if isinstance(length, int)), None)
+
+    @property
+    def id(self) -> InstanceId:
+        """Its name in the fleet."""
+        return self.instance.id
+
+    @property
+    def role(self) -> Role:
+        """Which legs it runs."""
+        return self.instance.role
+
+    @property
+    def life(self) -> int:
+        """Told apart from its other lives: by its epoch, or, of an engine without epochs, by how often it was down
+        (below 0).
+        """
+        return self.instance.epoch or -self.downs
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Digests of the LoRA adapters that it has loaded, by name, by its agent's word."""
+        return self._adapters
+
+    @adapters.setter
+    def adapters(self, value: Mapping[str, str]) -> None:
+        if value != self._adapters:
+            self._adapters = dict(value)
+            self._columns.changed()
+
+    def adapter(self, model: str | None) -> str | None:
+        """The digest of the LoRA adapter that this name means here. Empty: unknown. None: it means no adapter."""
+        for entry in self.models_json:
+            if entry.get("id") == model:
+                return self._adapters.get(str(model), "") if entry.get("parent") else None
+        return None
+
+    def meaning(self, model: str | None) -> str:
+        """What this name means here, told apart by equality only; an unknown adapter is like no other."""
+        digest = self.adapter(model)
+        return "model" if digest is None else f"adapter {digest or f'of {self.id}'}"
+
+    def learn_models(self, models: tuple[dict[str, object], ...]) -> None:
+        """What the engine says that it serves."""
+        if models is self.models_json or models == self.models_json:
+            return
+        before, self.models_json = self.models_json, models
+        self.models = tuple(str(entry["id"]) for entry in models if "id" in entry)
+        if [entry.get("parent") for entry in before] != [entry.get("parent") for entry in models]:
+            self._columns.changed()  # the same name may mean an adapter now
+
+    @property
+    def ready(self) -> bool:
+        """Whether new legs may be sent."""
+        return self._up and self._accepting and not self._aside
+
+    @property
+    def said_state(self) -> str:
+        """In a word, for people: up, or what it is instead."""
+        if self.ready:
+            return "up"
+        if self._aside and self._up:
+            return "quarantined"
+        return self.state if self._up and self.state else "down"
+
+    @property
+    def aside(self) -> str:
+        """Why an operator has set it aside: no new legs for it. Empty: nobody has."""
+        return self._aside
+
+    @aside.setter
+    def aside(self, value: str) -> None:
+        self._aside = value
+        self._set_ready()
+
+    @property
+    def up(self) -> bool:
+        """It answers us."""
+        return self._up
+
+    @up.setter
+    def up(self, value: bool) -> None:
+        self._up = value
+        self._set_ready()
+
+    @property
+    def accepting(self) -> bool:
+        """Its own word: ready, and not draining. Always true for engines without an agent."""
+        return self._accepting
+
+    @accepting.setter
+    def accepting(self, value: bool) -> None:
+        self._accepting = value
+        self._set_ready()
+
+    def _set_ready(self) -> None:
+        if self._columns.ready[self.row] != self.ready:
+            self._columns.ready[self.row] = self.ready
+            self._columns.changed()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of what it serves."""
+        return self._models
+
+    @models.setter
+    def models(self, value: tuple[str, ...]) -> None:
+        if value != self._models:
+            self._models = value
+            self._columns.changed()
+
+    @property
+    def credits(self) -> int | None:
+        """Legs it lets all routers together have in flight; None: no agent says."""
+        return self._credits
+
+    @credits.setter  # noqa: A003 - the fleet's own word
+    def credits(self, value: int | None) -> None:
+        self._credits: int | None = value
+        self._columns.set_credits(self.row, value)
+
+    @property
+    def grant(self) -> int | None:
+        """Legs of those that are this router's, by the agent's word; None: it grants none by name."""
+        return self._grant
+
+    @grant.setter
+    def grant(self, value: int | None) -> None:
+        self._grant: int | None = value
+        self._columns.set_grant(self.row, value)
+
+    @property
+    def load(self) -> Load:
+        """The engine's own word on how busy it is."""
+        return self._load
+
+    @load.setter
+    def load(self, value: Load) -> None:
+        if value is self._load:
+            return
+        self._load = value
+        self._columns.set_load(self.row, value)
+
+    @property
+    def inflight(self) -> int:
+        """Legs of ours that are running there now."""
+        return self._inflight
+
+    @inflight.setter
+    def inflight(self, value: int) -> None:
+        self._inflight: int = value
+        self._columns.set_inflight(self.row, value)
+
+    @property
+    def sent(self) -> int:
+        """Legs ever sent there: breaks ties, so that equal instances take turns."""
+        return self._sent
+
+    @sent.setter
+    def sent(self, value: int) -> None:
+        self._sent = self._columns.sent[self.row] = value
+
+    def has_place(self, routers: int) -> bool:
+        """Whether our share of its credits is not used up: our grant, or one of `routers` equal parts, one at least."""
+        if self._grant is not None:
+            return self._inflight < self._grant
+        return self._credits is None or self._inflight < max(1, math.ceil(self._credits / max(1, routers)))
+
+
+class ReadyRows(NamedTuple):
+    """Rows of the columns that may be chosen, by what they can do."""
+
+    any: Ints
+    prefills: Ints
+    decodes: Ints
+    of: dict[Role, Ints]
+    alike: bool = True
+    """Any of those that prefill may hand over to any that decodes, as far as weights, proofs and adapters go."""
+    adapters: Ints | None = None
+    """By row, the number of the LoRA adapter that the model's name means there; -1: an unknown one; 0: none.
+    None: it means none anywhere."""
+
+
+_UNKNOWN: Final = -1
+_NO_NAME: Final = -2
+
+
+class FleetSnapshot(Sequence[InstanceView]):
+    """Every instance, in the order in which they were added; and the same as columns. What a policy reads.
+
+    Long, as its maps and columns describe the same rows, and what is known of two rows together needs all of them.
+    """
+
+    def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
+        self.columns: Final = Columns()
+        self.book: Final = InflightLoad()
+        self.book.reach(len(self.columns.ready))
+        self.prefixes: PrefixCacheIndex | None = None
+        """Which instance has which beginning of a prompt, where that is kept."""
+        self._makes: Final = makes
+        self.by_id: Final[dict[InstanceId, InstanceView]] = {}
+        self.shunning: Final[dict[int, frozenset[InstanceId]]] = {}
+        """By row of a decode instance, producers that nothing is to be handed over from: those that it shuns, and those
+        that failed their proof with it. Mostly there is none.
+        """
+        self.distrusted: Mapping[tuple[InstanceId, InstanceId], str] = {}
+        """Pairs of prefill and decode instances that failed their proof (`router.fleet.pair_proofs`), and how."""
+        self.proving = False
+        """Nothing is handed over that is not proven."""
+        self.inexact: Mapping[tuple[InstanceId, InstanceId], str] = {}
+        """Pairs that hand over and whose first tokens differ, or cannot be compared, and why."""
+        self.doubts: Mapping[tuple[InstanceId, InstanceId], str] = {}
+        """Pairs that could not be tried, and why."""
+        self._rows: dict[int, InstanceView] = {}
+        self._ready: dict[tuple[str | None, str | None], ReadyRows] = {}
+        self._version = -1
+        self._ranked = False
+        self._weights: tuple[int, ...] = ()
+        """Numbers of all weights that some instance says it serves."""
+        self._tenants: frozenset[str] = frozenset()
+        """All that some instances are kept for."""
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def __iter__(self) -> Iterator[InstanceView]:
+        return iter(self.by_id.values())
+
+    @overload
+    def __getitem__(self, at: int) -> InstanceView: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[InstanceView, ...]: ...
+    def __getitem__(self, at: int | slice) -> InstanceView | tuple[InstanceView, ...]:
+        return tuple(self.by_id.values())[at]
+
+    def at(self, row: int) -> InstanceView:
+        """The instance of a row."""
+        return self._rows[row]
+
+    def ready_for(self, wanted: Wanted) -> ReadyRows:
+        """Who is ready for such a request."""
+        return self.ready(wanted.model, wanted.tenant)
+
+    def ready(self, model: str | None, tenant: str | None = None) -> ReadyRows:
+        """Who is ready and serves this model (None: any) and this tenant (None: any). Kept until that changes, where
+        there is somebody; rows ascend.
+        """
+        self._refresh()
+        if tenant is not None:
+            tenant = self.whose(tenant) if self._tenants else None
+        found = self._ready.get((model, tenant))
+        if found is None:
+            columns = self.columns
+            able = [view for view in self if view.ready and view.instance.serves(tenant)]
+            rows = [view.row for view in able if model is None or model in view.models]
+            some = np.array(sorted(rows), dtype=np.int64)
+            prefills, decodes = some[columns.prefills[some]], some[columns.decodes[some]]
+            of = {role: some[[self._rows[row].role is role for row in some.tolist()]] for role in Role} if rows else {}
+            adapters = self._adapters_of(able, model)
+            found = ReadyRows(some, prefills, decodes, of, adapters=adapters)
+            found = found._replace(alike=self._alike(found))
+            if rows:  # names that nobody serves are a client's: as many as it likes
+                self._ready[model, tenant] = found
+        return found
+
+    def _adapters_of(self, views: list[InstanceView], model: str | None) -> Ints | None:
+        """`ReadyRows.adapters` of such a name."""
+        told = [(view.row, view.adapter(model)) for view in views if model is not None and model in view.models]
+        if all(digest is None for _, digest in told):
+            return None
+        found = np.zeros(len(self.columns.ready), dtype=np.int64)
+        for row, digest in told:
+            found[row] = 0 if digest is None else self.columns.number(f"adapter {digest}") if digest else _UNKNOWN
+        return found
+
+    def _alike(self, found: ReadyRows) -> bool:
+        """Whether `kinships` would find one kind, with every instance in it."""
+        columns, adapters = self.columns, found.adapters
+        if len(self._weights) > 1:
+            return False
+        if self.proving:
+            circles = {*columns.gives[found.prefills].tolist(), *columns.takes[found.decodes].tolist()}
+            if len(circles) > 1 or 0 in circles:
+                return False
+        return adapters is None or (len({*adapters[found.any].tolist()}) < 2 and int(adapters[found.any].min()) >= 0)
+
+    def whose(self, tenant: str) -> str:
+        """A tenant that some instances are kept for; all others are one: the one without a name."""
+        self._refresh()
+        return tenant if tenant in self._tenants else ""
+
+    def _refresh(self) -> None:
+        """Throw away what was derived before the last change of who may be chosen."""
+        if self._version == self.columns.version:
+            return
+        self._ready.clear()
+        self._version = self.columns.version
+        named = {self.columns.weights.item(row) for row in self._rows} - {0}
+        self._weights = tuple(sorted(named))
+        self._tenants = frozenset().union(*(view.instance.tenants for view in self))
+        if not self._ranked:
+            self._ranked = True
+            for rank, name in enumerate(sorted(self.by_id)):
+                self.columns.order[self.by_id[name].row] = rank
+            self.book.speeds.look(np.array([view.row for view in self], dtype=np.int64))
+
+    def put(self, view: InstanceView) -> None:
+        """A new instance, or another incarnation in the old one's place."""
+        former = self.by_id.get(view.id)
+        if former is not None:
+            self._forget(former)
+        self.by_id[view.id] = view
+        self._rows[view.row] = view
+        self._ranked = False
+        book = self.book
+        book.reach(len(self.columns.ready))
+        book.know(view.row, None if self._makes is None else self._makes(view.instance))
+        if self.prefixes is not None:
+            self.prefixes.join(view.row, int(book.speeds.capacity[view.row]), view.instance.epoch)
+        self._part(view)
+
+    def holds(self, view: InstanceView, kv_tokens: int) -> None:
+        """Its engine has said how many tokens its KV cache has."""
+        if kv_tokens <= 0 or self.book.speeds.capacity[view.row] == kv_tokens:
+            return
+        self.book.holds(view.row, kv_tokens)
+        if self.prefixes is not None:
+            self.prefixes.join(view.row, kv_tokens, view.instance.epoch)
+
+    def evicted(self, view: InstanceView, now: tuple[int, int]) -> None:
+        """Its agent has said how much its engine has thrown out. The first word is of before we looked."""
+        former, view.evicted = view.evicted, now
+        if former is None or self.prefixes is None:
+            return
+        if now[1] > former[1]:
+            self.prefixes.cleared(view.row)
+        if now[0] > former[0]:
+            self.prefixes.removed(view.row, now[0] - former[0])
+
+    def shuns(self, view: InstanceView, producers: tuple[InstanceId, ...]) -> None:
+        """Its agent has said from whom its engine pulls nothing for now."""
+        view.shuns = producers
+        self._part(view)
+
+    def distrust(self, pairs: Mapping[tuple[InstanceId, InstanceId], str]) -> None:
+        """These pairs, and no others, have failed their proof."""
+        former, self.distrusted = self.distrusted, dict(pairs)
+        for _, decode in {*former, *pairs}:
+            if decode in self.by_id:
+                self._part(self.by_id[decode])
+
+    def _part(self, view: InstanceView) -> None:
+        apart = frozenset(view.shuns) | {prefill for prefill, decode in self.distrusted if decode == view.id}
+        if apart:
+            self.shunning[view.row] = apart
+        else:
+            self.shunning.pop(view.row, None)
+
+    def circles(self, standing: Standing) -> None:
+        """Instances that are proven to be alike (`router.fleet.pair_proofs`), by circle's number, as producer and as
+        consumer; from now on nothing is handed over that is not proven.
+        """
+        columns = self.columns
+        for view in self:
+            columns.gives[view.row] = standing.gives.get(view.id, 0)
+            columns.takes[view.row] = standing.takes.get(view.id, 0)
+        self.proving, self.inexact, self.doubts = True, dict(standing.inexact), dict(standing.doubts)
+        columns.changed()
+
+    def unproven(self, view: InstanceView) -> None:
+        """What was proven of it was proven of another life."""
+        if self.columns.gives[view.row] or self.columns.takes[view.row]:
+            self.columns.gives[view.row] = self.columns.takes[view.row] = 0
+            self.columns.changed()
+
+    @property
+    def parted(self) -> bool:
+        """Whether there are pairs of one kind (`kinships`) that hand nothing over."""
+        return bool(self.shunning)
+
+    def apart(self, prefill: int, decode: int) -> bool:
+        """Whether nothing is to be handed over between these rows: ever, as their weights differ, or for now."""
+        if decode in self.shunning and self._rows[prefill].id in self.shunning[decode]:
+            return True
+        return self.strangers(prefill, decode) or not self.proven(prefill, decode)
+
+    def strangers(self, prefill: int, decode: int) -> bool:
+        """Whether these rows are known to serve other weights."""
+        weights = self.columns.weights.item(prefill)
+        return weights != 0 and self.columns.weights.item(decode) not in (weights, 0)
+
+    def proven(self, prefill: int, decode: int) -> bool:
+        """Whether these rows are proven to hand over, where that is asked for."""
+        if not self.proving:
+            return True
+        circle: int = self.columns.gives.item(prefill)
+        return circle != 0 and circle == self.columns.takes.item(decode)
+
+    def pairs(self, prefill: InstanceId, decode: InstanceId, model: str | None) -> bool:
+        """Whether blocks of this producer, for this model, are good for that consumer."""
+        p, d = self.by_id.get(prefill), self.by_id.get(decode)
+        if p is None or d is None or self.apart(p.row, d.row):
+            return False
+        return p.meaning(model) == d.meaning(model)
+
+    def circle(self, instance: InstanceId) -> int:
+        """The circle that an instance is proven to belong to; 0: none, or nothing has to be proven."""
+        view = self.by_id.get(instance)
+        if view is None or not self.proving:
+            return 0
+        columns = self.columns
+        found: int = columns.takes.item(view.row) or columns.gives.item(view.row)
+        return found
+
+    def continues(self, row: int, wanted: Wanted) -> bool:
+        """Whether this row is like the instance that made what the client already has: by weights or by proof."""
+        columns, view = self.columns, self._rows[row]
+        if wanted.meaning and view.meaning(wanted.model) != wanted.meaning:
+            return False
+        own, its = columns.number(wanted.weights), columns.weights.item(row)
+        if not self.proving or (own and own == its):
+            return its in (0, own) or own == 0
+        return wanted.circle != 0 and wanted.circle in (columns.takes.item(row), columns.gives.item(row))
+
+    def unproven_pairs(self, most: int) -> set[tuple[InstanceId, InstanceId]]:
+        """Ready instances that would hand over if it were proven that they do, in pairs: at most so many."""
+        found: set[tuple[InstanceId, InstanceId]] = set()
+        models = {view.models[0] for view in self if view.ready and view.models} if self.proving else set()
+        for ready in (self.ready(model) for model in sorted(models)):
+            for prefill in ready.prefills.tolist() if not ready.alike else ():
+                for decode in ready.decodes.tolist():
+                    if prefill != decode and not self.proven(prefill, decode):
+                        found.add((self.at(prefill).id, self.at(decode).id))
+                        if len(found) >= most:
+                            return found
+        return found
+
+    def kinships(self, found: ReadyRows) -> list[tuple[Ints, Ints]]:
+        """Rows that may prefill, and rows that may decode, of each kind: of one circle of those that are proven to be
+        alike, with the same weights and the same adapter. Where a model is being replaced there are two. Those that do
+        not say which weights they have are of every kind.
+        """
+        kinds = [(found.prefills, found.decodes)]
+        if found.alike:
+            return kinds
+        columns, adapters = self.columns, found.adapters
+        if len(self._weights) > 1:
+            kinds = _split(kinds, columns.weights, columns.weights, self._weights, others=0)
+        if self.proving:
+            circles = np.unique(columns.gives[found.prefills]).tolist()
+            kinds = _split(kinds, columns.gives, columns.takes, [each for each in circles if each])
+        if adapters is not None:
+            names = np.unique(adapters[found.prefills]).tolist()
+            kinds = _split(kinds, adapters, adapters, [each for each in names if each != _UNKNOWN])
+        return kinds
+
+    def because_whole(self, found: ReadyRows) -> str:
+        """Why nothing is handed over among these; empty: they may, as far as `kinships` goes."""
+        if found.alike or any(len(p) and len(d) for p, d in self.kinships(found)):
+            return ""
+        adapters = found.adapters
+        if adapters is not None and int(adapters[found.any].min()) == _UNKNOWN:
+            return "it is not known which adapter this name is on every instance (their agents would tell)"
+        if adapters is not None and len({*adapters[found.any].tolist()}) > 1:
+            return "this name is not one adapter everywhere"
+        names = {self.at(row).id for row in found.any.tolist()}
+        if not self.proving:
+            return "their weights differ"
+        told = [*self.distrusted.items(), *((pair, f"not proven yet: {why}") for pair, why in self.doubts.items())]
+        because = next((because for pair, because in told if names.issuperset(pair)), "")
+        return because or "no pair of instances is proven to hand over yet"
+
+    def near(self, prefill: int, decode: int) -> bool:
+        """Whether both are known to be on one machine."""
+        node = self.columns.node.item(prefill)
+        return node != 0 and node == self.columns.node.item(decode)
+
+    def remove(self, instance: InstanceId) -> None:
+        """It has left."""
+        self._forget(self.by_id.pop(instance))
+        self._ranked = False
+
+    def _forget(self, view: InstanceView) -> None:
+        del self._rows[view.row]
+        self.shunning.pop(view.row, None)
+        if self.prefixes is not None:
+            self.prefixes.leave(view.row)
+        view.forget()
+
+
+def _split(
+    kinds: list[tuple[Ints, Ints]], firsts: Ints, seconds: Ints, names: Sequence[int], others: int = _NO_NAME
+) -> list[tuple[Ints, Ints]]:
+    """Each kind by the names that its prefill (`firsts`) and decode instances (`seconds`) have; those with the name
+    `others` go with every one.
+    """
+    found = []
+    for prefills, decodes in kinds:
+        p, d = firsts[prefills], seconds[decodes]
+        for name in names:
+            one, other = prefills[(p == name) | (p == others)], decodes[(d == name) | (d == others)]
+            if len(one) and len(other):
+                found.append((one, other))
+    return found

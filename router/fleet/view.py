@@ -1,0 +1,319 @@
+"""What the router knows of its fleet, folded from probes, heartbeats and its own traffic into a snapshot. Pure.
+
+Probes, discovery, the prover and requests report; this module remembers (`router.fleet.snapshot` is what policies
+read).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load
+from router.core.values import Reported, Standing
+from router.fleet import events as d
+from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.predict.prefix_cache import PrefixCacheIndex
+from router.predict.step_model import Make
+
+MET_MAX: Final = 4096
+"""Producers remembered of a decode instance: four lives of each of a thousand. A forgotten one is met again."""
+
+FAILURES_UNTIL_DOWN = 2
+"""Probes in a row that must fail before an instance is taken out: one lost probe on a busy machine is noise."""
+
+
+class FleetView:
+    """The fleet, instance by instance, in the order in which they were added."""
+
+    def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
+        self.makes: Final = makes
+        """What is known beforehand of an instance's speed."""
+        self._fleet: Final = FleetSnapshot(makes)
+        self._instances: Final = self._fleet.by_id
+        self._met: Final[dict[InstanceId, dict[str, None]]] = {}
+        """By decode instance, the producers it has pulled from, the oldest first."""
+        self._aside: Mapping[InstanceId, str] = {}
+        self._models: dict[str, tuple[str, ...]] = {}
+        """By tenant that some instances are kept for."""
+        self._models_at = -1
+        """At which version of the columns these were all that is served."""
+        self.routers = 1
+        """Routers that share the fleet, this one included."""
+
+    # --- as a machine -------------------------------------------------------------------------------------------------
+
+    def handle(self, event: d.FleetEvent, now: float) -> tuple[d.InstanceLost, ...]:
+        """Fold one event in; which instances are lost by it. `now`: no fact of the fleet depends on it."""
+        return tuple(map(d.InstanceLost, _FOLD[type(event)](self, event)))
+
+    def next_wakeup(self) -> float | None:
+        """Never: a fleet changes by events alone."""
+        return None
+
+    # --- event by event -----------------------------------------------------------------------------------------------
+
+    def add(self, instance: Instance) -> None:
+        """A new instance, or a new incarnation of a known one."""
+        known = self._instances.get(instance.id)
+        columns = self._fleet.columns
+        if known is None:
+            self._fleet.put(InstanceView(instance, columns))
+        elif replace(known.instance, role=instance.role) == instance:
+            if known.instance.role is not instance.role:
+                known.turn(instance)  # what runs there runs on, what it has cached stays, and it is as fast as before
+        else:
+            self._fleet.put(InstanceView(instance, columns, inflight=known.inflight, sent=known.sent))
+            self._instances[instance.id].downs = known.downs
+            self._forget_handshakes(instance.id)
+        if instance.id in self._aside:
+            self._instances[instance.id].aside = self._aside[instance.id]
+
+    def set_aside(self, reasons: Mapping[InstanceId, str]) -> None:
+        """Operators want these, and no others, to get no new legs: by name, whoever has it, now or later."""
+        self._aside = dict(reasons)
+        for view in self._fleet:
+            view.aside = self._aside.get(view.id, "")
+
+    @property
+    def distrusted(self) -> Mapping[tuple[InstanceId, InstanceId], str]:
+        """Pairs that failed their proof, and how."""
+        return self._fleet.distrusted
+
+    def distrust(self, pairs: Mapping[tuple[InstanceId, InstanceId], str]) -> None:
+        """These pairs, and no others, have failed their proof: nothing is handed over between them."""
+        self._fleet.distrust(pairs)
+
+    def proven(self, standing: Standing) -> None:
+        """Instances that are proven to be alike, and pairs whose first tokens are not (`FleetSnapshot.circles`)."""
+        self._fleet.circles(standing)
+
+    def not_exact(self, prefill: InstanceId, decode: InstanceId) -> str:
+        """Why P's own first token may not stand for D's; empty: it may."""
+        fleet = self._fleet
+        if not fleet.proving:
+            return ""
+        p, d = self._instances.get(prefill), self._instances.get(decode)
+        if p is None or d is None or not fleet.proven(p.row, d.row):
+            return "the pair is not proven"
+        return fleet.inexact.get((prefill, decode), "") if fleet.inexact else ""
+
+    def fold(self, reported: tuple[Reported, ...]) -> frozenset[InstanceId]:
+        """What the whole fleet says of itself now; who is not in it has left.
+
+        Returns the instances on which legs of ours can no longer end well: gone, or started anew.
+        """
+        here = {each.instance.id for each in reported}
+        lost = {name for name in self._instances if name not in here}
+        for each in reported:
+            known = self._instances.get(each.instance.id)
+            if known is not None and replace(known.instance, role=each.instance.role) != each.instance:
+                lost.add(each.instance.id)
+            self._heard(each)
+        for gone in sorted(lost - here):  # rows are given back, and taken again, in the same order at every run
+            view = self._instances[gone]
+            view.accepting = False
+            view.state = "gone"
+            self._forget_handshakes(gone)
+            if view.inflight == 0:
+                self._fleet.remove(gone)
+        return frozenset(lost)
+
+    def _heard(self, each: Reported) -> None:
+        """One instance's word."""
+        self.add(each.instance)
+        view = self._instances[each.instance.id]
+        if each.state != view.state and each.accepting:
+            view.up, view.failures = True, 0  # its agent has just seen it answer
+        if view.state != each.state or view.accepting != each.accepting:
+            view.state, view.accepting = each.state, each.accepting
+        if view.credits != each.credits:
+            view.credits = each.credits
+        if view.grant != each.grant:
+            view.grant = each.grant
+        if view.shuns != each.shuns:
+            self._fleet.shuns(view, each.shuns)
+        view.load = each.load
+        self._fleet.holds(view, each.load.kv_tokens)
+        if view.evicted != each.evicted:
+            self._fleet.evicted(view, each.evicted)
+        view.learn_models(each.models)
+        view.adapters = each.adapters
+
+    def all(self) -> FleetSnapshot:
+        """Every instance."""
+        return self._fleet
+
+    def get(self, instance: InstanceId) -> InstanceView:
+        """One instance.
+
+        Raises:
+            KeyError: it was never added, or has left.
+        """
+        return self._instances[instance]
+
+    def knows(self, instance: InstanceId) -> bool:
+        """Whether it is there at all."""
+        return instance in self._instances
+
+    def seen(self, instance: InstanceId, models: tuple[dict[str, object], ...] | None, load: Load | None) -> None:
+        """A probe succeeded; what it learned replaces what was known."""
+        view = self._instances[instance]
+        view.failures = 0
+        view.up = True
+        if models is not None:
+            view.learn_models(models)
+        if load is not None:
+            view.load = load
+            self._fleet.holds(view, load.kv_tokens)
+
+    def probe_failed(self, instance: InstanceId) -> bool:
+        """A probe failed; whether the instance went down by it."""
+        view = self._instances[instance]
+        view.failures += 1
+        return view.failures >= FAILURES_UNTIL_DOWN and self._down(view)
+
+    def unreachable(self, instance: InstanceId) -> bool:
+        """A leg could not connect: out at once, until a probe succeeds. Whether it went down by it."""
+        view = self._instances[instance]
+        view.failures = max(view.failures, FAILURES_UNTIL_DOWN)
+        return self._down(view)
+
+    def _down(self, view: InstanceView) -> bool:
+        was_up, view.up = view.up, False
+        view.downs += was_up
+        if not view.instance.epoch:
+            self._fleet.unproven(view)  # its lives have no numbers: what comes up again may be another engine
+        self._forget_handshakes(view.id)
+        return was_up
+
+    def _forget_handshakes(self, decode: InstanceId) -> None:
+        self._met.pop(decode, None)  # a new engine has met nobody
+
+    def pair_met(self, producer: str, decode: InstanceId) -> None:
+        """A decode instance has pulled from a producer (named by its engine id, which is new at every start)."""
+        met = self._met.setdefault(decode, {})
+        met[producer] = None
+        if len(met) > MET_MAX:  # producers that started anew are never named again
+            del met[next(iter(met))]
+
+    def pair_warm(self, producer: str, decode: InstanceId) -> bool:
+        """Whether the two have shaken hands."""
+        return producer in self._met.get(decode, ())
+
+    def leg_started(self, instance: InstanceId) -> None:
+        """A leg of ours goes there."""
+        view = self._instances[instance]
+        view.inflight += 1
+        view.sent += 1
+
+    def leg_ended(self, instance: InstanceId) -> None:
+        """That leg is over, however it ended."""
+        view = self._instances[instance]
+        assert view.inflight > 0, f"{instance}: a leg ended that never started"
+        view.inflight -= 1
+        if view.inflight == 0 and view.state == "gone":
+            self._fleet.remove(instance)
+
+    def models(self, tenant: str) -> tuple[str, ...]:
+        """Names of all models that some instance serves for this tenant, ready or not, in order, once each."""
+        version, whose = self._fleet.columns.version, self._fleet.whose(tenant)
+        if version != self._models_at:
+            self._models_at = version
+            self._models.clear()
+        found = self._models.get(whose)
+        if found is None:
+            serving = (view.models for view in self.all() if view.instance.serves(whose))
+            found = self._models[whose] = tuple(dict.fromkeys(name for models in serving for name in models))
+        return found
+
+    def lacks(self, model: str, tenant: str) -> bool:
+        """Whether nobody serves this tenant such a model. As long as no instance has named what it serves, nobody can
+        say.
+        """
+        return model not in self.models(tenant) and any(view.models for view in self.all())
+
+    def cached(self, told: d.Cached) -> None:
+        """An engine has said with its answer how much of a prompt it had."""
+        prefixes = self._fleet.prefixes
+        if prefixes is not None:
+            prefixes.reported(told.sent, told.each, told.tokens)
+
+    def index(self) -> None:
+        """Keep prefixes from here on."""
+        self._fleet.prefixes = PrefixCacheIndex()
+
+
+_NONE: Final[tuple[InstanceId, ...]] = ()
+
+
+def _add(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.add(event.instance)
+    return _NONE
+
+
+def _fold(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    return sorted(view.fold(event.reported))
+
+
+def _seen(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.seen(event.instance, event.models, event.load)
+    return _NONE
+
+
+def _probe_failed(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    return (event.instance,) if view.probe_failed(event.instance) else _NONE
+
+
+def _unreachable(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    return (event.instance,) if view.unreachable(event.instance) else _NONE
+
+
+def _set_aside(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.set_aside(event.reasons)
+    return _NONE
+
+
+def _distrust(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.distrust({(prefill, decode): because for prefill, decode, because in event.pairs})
+    return _NONE
+
+
+def _proven(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    inexact = {(prefill, decode): because for prefill, decode, because in event.inexact}
+    doubts = {(prefill, decode): because for prefill, decode, because in event.doubts}
+    view.proven(Standing(event.gives, event.takes, inexact, doubts))
+    return _NONE
+
+
+def _leg_started(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.leg_started(event.instance)
+    return _NONE
+
+
+def _index(view: FleetView, _: Any) -> Iterable[InstanceId]:
+    view.index()
+    return _NONE
+
+
+def _cached(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.cached(event)
+    return _NONE
+
+
+_FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = {
+    d.Added: _add,
+    d.Folded: _fold,
+    d.Seen: _seen,
+    d.ProbeFailed: _probe_failed,
+    d.Unreachable: _unreachable,
+    d.SetAside: _set_aside,
+    d.Distrusted: _distrust,
+    d.Proven: _proven,
+    d.LegStarted: _leg_started,
+    d.Indexed: _index,
+    d.Cached: _cached,
+}
+"""What each event does; instances that are lost by it."""

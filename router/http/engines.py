@@ -1,0 +1,37 @@
+"""How requests reach engines: connections, keys, tickets. A shell: it opens and closes connections."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from router.http.credentials import Credentials
+from router.http.legs import Legs
+from router.http.tickets import Tickets
+from router.http.upstream import Upstream
+
+
+class Engines:
+    """Of one router."""
+
+    __slots__ = ("credentials", "legs", "loop", "tickets", "upstream")
+
+    legs: Legs
+    """Of generation; from `start` on."""
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, upstream: Upstream, credentials: Credentials, tickets: Tickets) -> None:
+        self.upstream: Final = upstream
+        self.credentials: Final = credentials
+        self.tickets: Final = tickets
+
+    async def start(self) -> None:
+        """Connections may be opened from here on."""
+        await self.upstream.start()
+        self.loop = asyncio.get_running_loop()
+        self.legs = Legs()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self.legs.close()
+        await self.upstream.close()

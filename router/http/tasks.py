@@ -1,0 +1,43 @@
+"""Tasks with a name and an owner: a failure is logged, never lost. A shell: asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+logger = logging.getLogger("baton.router")
+
+_Result = TypeVar("_Result")
+
+FOREVER: Final = "probe-"
+"""How the names of tasks begin that run until they are cancelled; all others end by themselves."""
+
+
+class Tasks:
+    """All tasks of one router."""
+
+    def __init__(self) -> None:
+        self._tasks: Final[set[asyncio.Task[Any]]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
+        """Begin one."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def ending(self) -> set[asyncio.Task[Any]]:
+        """Those that end by themselves."""
+        return {task for task in self._tasks if not task.get_name().startswith(FOREVER)}
+
+    def cancel(self) -> None:
+        """All of them."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("task %s failed", task.get_name(), exc_info=task.exception())

@@ -1,0 +1,318 @@
+"""How many tokens an answer will have: a distribution per request, learned from the answers that ended. Pure.
+
+An answer's length is looked up at up to seven levels, from everything to (tenant, model, class, prompt size,
+`max_tokens`, cues). Each level counts by how much it has seen (`router.predict.sketches`); with nothing seen a prior
+answers. What is learned is the length the model would have chosen: an answer cut off by `max_tokens` counts as "at
+least that", and the limit is applied when a length is predicted. Nothing is predicted above `max_tokens`, and an answer
+that ignores the end of sequence has exactly that many.
+
+Served quantiles are calibrated online per (tenant, model): where too many answers end up above the 0.9 quantile, a
+higher one is served in its place, so that the share of answers below it comes to 0.9 whatever the drift: the quantile
+of the past answers' places in their predicted distributions is tracked by a step per answer (quantile recalibration,
+Kuleshov 2018, with the step of adaptive conformal inference, Gibbs and Candès 2021). Quantiles never cross.
+
+Not known here: the text. A few `cues` may be given as a number (`cues_of`); docs/lengths.md says what they are worth.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from router.predict.sketches import Floats, Sketches, between
+
+LENGTH_MAX = 1 << 17
+"""Longest answer told apart, in tokens; longer ones count as this long."""
+
+_STEP = 1.12
+"""Ratio of neighbouring edges, one token at least: a served length is off by 6 % at most for that."""
+
+PRIOR_P50, PRIOR_P90 = 200.0, 900.0
+"""Cold start, tokens: the median between those of Azure's conversations of 2023 (129) and Mooncake's (350), the tail
+wide enough (p99 3,000) that chat (p90 424, 597) is no surprise and reasoning (ServeGen's R1: 5,423) not impossible."""
+
+OUTPUT_UNKNOWN: Final = 200.0
+"""Tokens of an answer where nobody predicts: `PRIOR_P50`."""
+
+SHARES: Final[tuple[float, ...]] = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
+"""Of answers, for which `Wanted.output_lengths` says how long they are at most: the short ones most closely, as a pause
+is spread over their tokens."""
+
+SHORT, MIDDLE = SHARES.index(0.1), SHARES.index(0.5)
+"""Places of a short one and of one in the middle."""
+
+LENGTHS_UNKNOWN: Final = tuple(OUTPUT_UNKNOWN * part for part in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0))
+"""Where nobody predicts: about as broad as the prior."""
+
+CREDIBILITY = 30.0
+"""Observations at which a level counts as much as all before it together. From 15 to 100 the pinball loss on the public
+traces changes by 12 % at most: fewer suit where prompt size tells much, more the tails of small tenants."""
+
+MEMORY = 3000.0
+"""Answers of one key after which one weighs 1/e."""
+
+KEYS_MAX = 10_000
+"""Keys of all levels together; a tenant with one model and steady traffic takes about 30."""
+
+LEVELS: Final[tuple[float, ...]] = (0.5, 0.9, 0.99)
+"""Quantiles that are calibrated; those between follow by interpolation."""
+
+RATE = 0.02
+"""Step of the calibration, in logits per miss: half a unit of logit after 25 misses in a row."""
+
+_SHIFT_MAX = 4.0
+"""Logits by which a quantile may be corrected at most: 0.99 may become 0.9998 or 0.64."""
+
+_SCOPES_MAX = 2000
+"""(tenant, model) pairs calibrated apart; the least recently learned from is forgotten."""
+
+
+def _edges() -> tuple[float, ...]:
+    found = [1.0]
+    while found[-1] <= LENGTH_MAX:
+        found.append(max(found[-1] + 1.0, math.ceil(found[-1] * _STEP)))
+    return tuple(found)
+
+
+def _prior(edges: tuple[float, ...]) -> Floats:
+    """A lognormal by bin, with a floor so that no bin is impossible."""
+    sigma = math.log(PRIOR_P90 / PRIOR_P50) / 1.2816  # standard normal's 0.9 quantile
+    below = [0.5 * math.erfc(-math.log(edge / PRIOR_P50) / (sigma * math.sqrt(2))) for edge in edges]
+    return np.maximum(np.diff(np.array(below)), 1e-9)
+
+
+EDGES: Final = _edges()
+
+
+def _logit(share: float) -> float:
+    return math.log(share / (1 - share)) if 0 < share < 1 else math.copysign(math.inf, share - 0.5)
+
+
+_LOGITS: Final = tuple(_logit(level) for level in LEVELS)
+
+
+class Features(NamedTuple):
+    """What is known of a request when it arrives."""
+
+    tenant: str
+    model: str
+    slo_class: str
+    prompt_tokens: int
+    """Known or estimated (`router.predict.prompt_tokens`)."""
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    cues: int = 0
+    """`cues_of`, or 0."""
+
+
+class Lengths:
+    """The distribution of one answer's length, in tokens. `served` are the calibrated quantiles at `LEVELS`."""
+
+    __slots__ = ("_below", "_cap", "_floor", "_left", "_shifted", "features", "served")
+
+    def __init__(self, features: Features, below: list[float], shifts: tuple[float, ...]) -> None:
+        """`below`: share of answers shorter than each of `EDGES`; `shifts`: logits to add at each of `LEVELS`."""
+        self.features: Final = features
+        self._below: Final = below
+        cap = LENGTH_MAX if features.max_tokens is None else max(1, features.max_tokens)
+        self._cap: Final = cap
+        self._floor: Final = cap if features.ignore_eos else min(cap, max(1, features.min_tokens))
+        highest = -math.inf
+        shifted = []
+        for logit, shift in zip(_LOGITS, shifts, strict=True):
+            highest = max(highest, logit + shift)
+            shifted.append(highest)
+        self._shifted: Final = shifted
+        shares = [1.0 / (1.0 + math.exp(-logit)) for logit in shifted]
+        self.served: Final = tuple([self._whole(between(share, below, EDGES)) for share in shares])
+        self._left: Final = [0.0]
+        """`_area` at the first of `EDGES`, as far as somebody asked."""
+
+    def quantile(self, q: float) -> int:
+        """The length that a share `q` of such answers does not exceed, calibrated."""
+        assert 0 < q < 1
+        return self.quantiles((_logit(q),))[0]
+
+    def quantiles(self, logits: Sequence[float]) -> tuple[int, ...]:
+        """`quantile` of several shares, each given as its logit."""
+        shares = [1.0 / (1.0 + math.exp(-self._calibrated(logit))) for logit in logits]
+        return tuple([self._whole(between(share, self._below, EDGES)) for share in shares])
+
+    def _calibrated(self, logit: float) -> float:
+        """With what its level is shifted by; between levels in proportion, beyond them as at the last."""
+        shifted = self._shifted
+        at = bisect_right(_LOGITS, logit)
+        if at == 0:
+            return logit + shifted[0] - _LOGITS[0]
+        if at == len(_LOGITS):
+            return logit + shifted[-1] - _LOGITS[-1]
+        part = (logit - _LOGITS[at - 1]) / (_LOGITS[at] - _LOGITS[at - 1])
+        return shifted[at - 1] + part * (shifted[at] - shifted[at - 1])
+
+    @property
+    def mean(self) -> float:
+        """Expected length. Not calibrated."""
+        return self.mean_remaining(0)
+
+    def mean_remaining(self, made: int) -> float:
+        """Expected tokens still to come of an answer that has `made` tokens and goes on; 0 where it must have ended."""
+        if made >= min(self._cap, LENGTH_MAX):
+            return 0.0
+        if made < self._floor:
+            return self._floor - made + self.mean_remaining(self._floor)
+        reach = 1.0 - self.share_below(made + 1)
+        if reach <= 0:
+            return 1.0
+        whole = (self._area(min(self._cap, LENGTH_MAX) + 1) - self._area(made + 1)) / reach
+        return min(max(whole, 1.0 if made else 0.0), self._cap - made)
+
+    def _whole(self, edge: float) -> int:
+        """From a place between edges to a length: bin [e, f) holds the whole numbers from e to f - 1."""
+        return min(max(math.ceil(edge) - 1, self._floor), self._cap)
+
+    def share_below(self, length: int) -> float:
+        """Share of answers that would be shorter than this, limits and calibration aside."""
+        return between(length, EDGES, self._below)
+
+    def _area(self, upto: int) -> float:
+        """Sum of 1 - `share_below` over the lengths from 1 to below `upto`: means are differences of these."""
+        at = min(max(bisect_right(EDGES, upto) - 1, 0), len(EDGES) - 2)
+        inside, wide = upto - EDGES[at], EDGES[at + 1] - EDGES[at]
+        found, left = self._below, self._left
+        while len(left) <= at:
+            edge = len(left) - 1
+            low, high, more = found[edge], found[edge + 1], EDGES[edge + 1] - EDGES[edge]
+            left.append(left[edge] + (more * (1.0 - low) - (high - low) * (more - 1.0) / 2))
+        below, above = found[at], found[at + 1]
+        return left[at] + inside * (1.0 - below) - (above - below) * inside * (inside - 1) / (2 * wide)
+
+
+class _Calibration:
+    """Of one (tenant, model): by how much each level is shifted, and what share of answers came to lie below it.
+
+    An answer is held against the shift of now, not against what was served when it began: with thousands of answers
+    under way the loop would otherwise be closed minutes late, and swing (it did, on ServeGen's reasoning trace).
+    """
+
+    __slots__ = ("covered", "learned", "shifts")
+
+    def __init__(self) -> None:
+        self.shifts: tuple[float, ...] = (0.0,) * len(LEVELS)
+        self.covered: tuple[float, ...] = LEVELS
+        self.learned = 0
+
+    def learn(self, predicted: Lengths, tokens: int, rate: float) -> None:
+        """An answer that was predicted so has ended."""
+        self.learned += 1
+        part = max(1.0 / self.learned, 1.0 / MEMORY)
+        place = _logit(predicted.share_below(tokens))
+        shifts, covered = [], []
+        for at, level in enumerate(LEVELS):
+            shift = self.shifts[at]
+            shift += rate * (level - (place < _LOGITS[at] + shift))
+            shifts.append(min(max(shift, -_SHIFT_MAX), _SHIFT_MAX))
+            covered.append(self.covered[at] + part * ((tokens <= predicted.served[at]) - self.covered[at]))
+        self.shifts, self.covered = tuple(shifts), tuple(covered)
+
+
+class Predictor:
+    """Predicts before an answer begins, learns when it has ended."""
+
+    def __init__(
+        self,
+        *,
+        keys_max: int = KEYS_MAX,
+        credibility: float = CREDIBILITY,
+        memory: float = MEMORY,
+        rate: float = RATE,
+    ) -> None:
+        """`rate` 0 serves quantiles as learned, uncalibrated."""
+        self._sketches: Final = Sketches(EDGES, _prior(EDGES), keys_max=keys_max, memory=memory)
+        self._credibility: Final = credibility
+        self._rate: Final = rate
+        self._scopes: Final[dict[tuple[str, str], _Calibration]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sketches)
+
+    @property
+    def bytes(self) -> int:
+        """What the histograms take."""
+        return self._sketches.bytes
+
+    def predict(self, features: Features) -> Lengths:
+        """The distribution of this request's answer."""
+        calibration = self._scopes.get((features.tenant, features.model))
+        below = self._sketches.mixed(_keys(features), self._credibility)
+        return Lengths(features, below, calibration.shifts if calibration else (0.0,) * len(LEVELS))
+
+    def learn(self, predicted: Lengths, tokens: int, *, cut_off: bool = False) -> None:
+        """An answer ended with so many tokens. `cut_off`: by its limit (`finish_reason: length`), or by its client.
+
+        What ignored the end of sequence teaches nothing, and what was cut off nothing about calibration.
+        """
+        features = predicted.features
+        if features.ignore_eos or tokens < 1:
+            return
+        self._sketches.add(_keys(features), tokens, at_least=cut_off)
+        if not cut_off:
+            self._calibration(features).learn(predicted, tokens, self._rate)
+
+    def coverage(self, tenant: str, model: str) -> dict[float, float]:
+        """By level: the share of answers that did not exceed what was served, of about the last `MEMORY`."""
+        calibration = self._scopes.get((tenant, model))
+        return dict(zip(LEVELS, calibration.covered, strict=True)) if calibration and calibration.learned else {}
+
+    def _calibration(self, features: Features) -> _Calibration:
+        scope = (features.tenant, features.model)
+        found = self._scopes.pop(scope, None)
+        if found is None:
+            found = _Calibration()
+            if len(self._scopes) >= _SCOPES_MAX:
+                del self._scopes[next(iter(self._scopes))]
+        self._scopes[scope] = found
+        return found
+
+
+def _keys(features: Features) -> tuple[Hashable, ...]:
+    """From everything to the most specific."""
+    tenant, model, slo_class = features.tenant, features.model, features.slo_class
+    octave = features.prompt_tokens.bit_length()
+    quarter = octave << 2 | features.prompt_tokens >> max(octave - 3, 0) & 3
+    scope = (tenant, model, slo_class)
+    keys: tuple[Hashable, ...] = (None, model, (tenant, model), scope, (scope, octave), (scope, quarter, 0))
+    if features.max_tokens is None and not features.cues:
+        return keys
+    limit = 0 if features.max_tokens is None else features.max_tokens.bit_length()
+    return (*keys, (scope, quarter, limit, features.cues))
+
+
+_TOOLS, _FORMAT, _FENCE, _SHORT = 1, 2, 4, 8
+_SHORT_ASKS: Final = ("one word", "briefly", "in short", "one sentence", "yes or no")
+_LAST_READ = 4000
+"""Characters of the last message that are looked at."""
+
+
+def cues_of(body: Mapping[str, Any]) -> int:
+    """A small number for what an OpenAI body lets one guess without reading it: tools, a demanded format, a code fence,
+    a wish for brevity, and how long the last message is.
+
+    Total: any JSON object gives a number below 64. No public trace has text, so that none of this is measured; what a
+    cue that means nothing costs is (docs/lengths.md).
+    """
+    cues = (_TOOLS if body.get("tools") else 0) | (_FORMAT if body.get("response_format") else 0)
+    messages = body.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else {"content": body.get("prompt")}
+    text = last.get("content") if isinstance(last, dict) else None
+    if not isinstance(text, str):
+        return cues
+    read = text[-_LAST_READ:]
+    lower = read.lower()
+    cues |= _FENCE if "```" in read else 0
+    cues |= _SHORT if any(ask in lower for ask in _SHORT_ASKS) else 0
+    return cues | min(len(text).bit_length() // 4, 3) << 4

@@ -1,0 +1,469 @@
+"""What this router's requests do to the instances they are at: prompts still to be computed, answers under way. Pure.
+
+The engines' own reports are a second old; what a router has sent itself it knows at once and exactly. Every request has
+one booking, opened when it is placed and closed when it is over. By row of the fleet's columns the book keeps
+
+- the prompts' predicted time that is not worked off yet, and since when the first of them runs;
+- the answers, their context, the KV they will come to need (mean and variance), the strictest target among them;
+- by how much prompts of late have kept the engine from decoding;
+- for each answer, how much more of that it can take and still keep its target: so that what a prompt would do to those
+  who decode there is a count of requests, not a guess.
+
+All of it is arithmetic on what was predicted; `StepModel` learns from what it really took.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Final
+
+import numpy as np
+
+from router.core.arrays import Bools, Floats, grow
+from router.predict.fitted import TOGETHER_S
+from router.predict.step_model import UNKNOWN, Make, StepModel
+from router.predict.transfer_model import ExpectedTransfer, TransferModel
+
+DUTY_S: Final = 5.0
+"""Over which prefill's part of an instance's time is averaged: some answers' length of a 32B model, several of an 8B's.
+Shorter, and one long prompt looks like steady load; longer, and a burst is over before it is seen."""
+IDLE_MIN: Final = 0.1
+
+SHORT_ONES: Final = 0.3
+"""Part of all answers that a short one stands for; one in the middle stands for the others."""
+
+NEARLY: Final = 0.93
+"""Of a target: steps grow while an answer is made, as others join it."""
+
+SPREAD: Final = 2.0
+"""Standard deviations of room kept for answers that turn out longer than predicted: 2 % of the time it is not enough,
+and vLLM preempts."""
+
+STEP_MS_MIN: Final = 0.01
+"""Nobody's step is shorter, whatever costs somebody has written down."""
+
+REBASE_S: Final = 100 * DUTY_S
+"""How far `InflightLoad.recent` may grow before it is scaled down again: by e^100, far from where floats end."""
+
+_COLUMNS: Final = (
+    "backlog", "since", "ends", "opens", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean",
+    "kv_variance", "kv_free", "strictest", "recent", "stalled", "vacant",
+)  # fmt: skip
+
+
+class LengthLimit:
+    """Up to where an answer of a given length keeps its target. Once it is longer, it is for twice the length."""
+
+    __slots__ = ("among", "from_ms", "over", "tokens", "until_ms")
+
+    def __init__(self, among: list[float], tokens: float, from_ms: float) -> None:
+        self.among = among
+        """All of this kind at its instance, sorted."""
+        self.tokens = tokens
+        self.from_ms = from_ms
+        """Its instance's `stalled` when the answer began."""
+        self.until_ms = 0.0
+        """The same when its target is missed."""
+        self.over = False
+        """Nobody asks for it any more."""
+
+
+class InflightRequest:
+    """One request's entries."""
+
+    __slots__ = (
+        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "limits", "mean_tokens",
+        "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms", "prefill_row",
+        "prompt_tokens", "pull", "sent_s", "short_tokens", "tpot_ms", "variance",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        prompt_tokens: int,
+        mean_tokens: float,
+        short_tokens: float,
+        middle_tokens: float,
+        variance: float,
+        tpot_ms: float = math.inf,
+    ) -> None:
+        """A request that is nowhere yet. `tpot_ms`: its target."""
+        self.prompt_tokens = prompt_tokens
+        self.mean_tokens = mean_tokens
+        """Expected length of its answer."""
+        self.short_tokens = short_tokens
+        """Length of a short one."""
+        self.middle_tokens = middle_tokens
+        """And of one in the middle."""
+        self.variance = variance
+        self.tpot_ms = tpot_ms
+        self.prefill_row = -1
+        self.prefill_life = -1
+        self.prefill_ms = 0.0
+        """Predicted time of its prompt; 0 once that is done."""
+        self.plain_ms = 0.0
+        """The same by the costs alone."""
+        self.sent_s = 0.0
+        """When it can begin, its engine's front end passed."""
+        self.cached_tokens = 0
+        """Of its prompt, where it is prefilled, as expected."""
+        self.decode_row = -1
+        self.decode_life = -1
+        self.context = 0.0
+        self.pause_ms = 0.0
+        """Between its first and its second token, where it is handed over."""
+        self.pull: ExpectedTransfer | None = None
+        """The same for who keeps account of pulls; None where D's prompts are in its way as well."""
+        self.opened_s = -1.0
+        """When its answer's first token was here."""
+        self.limits: tuple[LengthLimit, ...] = ()
+        """For a short answer, and for one in the middle; where it has a target."""
+        self.began_tpot_ms = 0.0
+        """Time per token that was to be expected when it began to decode."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """What does not fit a column."""
+
+    life: int = 0
+    plain_ms: float = 0.0
+    observed_ms: float = 0.0
+    """Of the prompts that ended last, together."""
+    limits: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    outlived: list[tuple[float, int, LengthLimit, InflightRequest]] = field(default_factory=list)
+    """When answers will have become longer than what a limit is for (`InflightLoad._progress`), the soonest first; and
+    a number that tells equals apart."""
+    targets: dict[float, int] = field(default_factory=dict)
+    pulls: TransferModel = field(default_factory=TransferModel)
+
+
+class InflightLoad:
+    """Columns, one entry per row of `router.fleet.columns`.
+
+    Long, as one event changes several columns of a row together, and one class keeps them in step.
+    """
+
+    def __init__(self) -> None:
+        self.speeds: Final = StepModel()
+        self.backlog: Floats = np.zeros(0)
+        """Predicted milliseconds of prompts placed there and not done."""
+        self.ends: Floats = np.zeros(0)
+        """Milliseconds; when all of them will be done, as predicted; minus infinity where there are none."""
+        self.opens: Floats = np.zeros(0)
+        """Milliseconds; when one more prompt could be computed at once: minus infinity where fewer than two are there,
+        else when all of them are done but for what the front end takes of a first token."""
+        self.prompts: Floats = np.zeros(0)
+        """How many these are."""
+        self.since: Floats = np.zeros(0)
+        """Seconds; when the first of them began, or the last one ended."""
+        self.decoding: Floats = np.zeros(0)
+        """Answers under way there, or promised."""
+        self.vacant: Bools = np.zeros(0, dtype=np.bool_)
+        """There are none."""
+        self.answer_context: Floats = np.zeros(0)
+        """Their tokens of context, halfway through."""
+        self.step: Floats = np.zeros(0)
+        """A decode step with these, ms."""
+        self.beside: Floats = np.zeros(0)
+        """What they add to each step of a prompt, ms."""
+        self.kv_mean: Floats = np.zeros(0)
+        self.kv_variance: Floats = np.zeros(0)
+        """Tokens of KV they will have at their ends."""
+        self.kv_free: Floats = np.zeros(0)
+        """What these leave of the cache, with `SPREAD` of room. Infinite where nobody is: one answer always fits."""
+        self.strictest: Floats = np.zeros(0)
+        """The least TPOT target among them, ms; infinite where none has one."""
+        self.answers = 0
+        """All of them."""
+        self.turn = 0
+        """Counts what happens: what was read before is not true any more."""
+        self.recent: Floats = np.zeros(0)
+        """Part of its time that prompts placed of late take, each told as what it would have been at `_base_s`: what is
+        left of all of them now is one factor (`faded`)."""
+        self._base_s = 0.0
+        self.stalled: Floats = np.zeros(0)
+        """Milliseconds of prompts ever placed there: what its answers had to wait for is a difference of two."""
+        self._rows: Final[list[_Row]] = []
+        self._numbered = 0
+
+    def reach(self, rows: int) -> None:
+        """Have as many rows as the fleet's columns."""
+        former = len(self._rows)
+        more = rows - former
+        if more <= 0:
+            return
+        grow(self, _COLUMNS, rows)
+        self._empty(slice(former, rows))
+        self._rows.extend(_Row() for _ in range(more))
+        self.speeds.reach(rows)
+
+    def know(self, row: int, make: Make | None) -> None:
+        """An instance has this row now. What was booked for another is void."""
+        self.reach(row + 1)
+        life = self._rows[row].life
+        self.answers -= int(self.decoding[row])
+        self._rows[row] = _Row(life=life + 1)
+        for name in _COLUMNS:
+            getattr(self, name)[row] = 0
+        self._empty(row)
+        self.speeds.know(row, make or UNKNOWN)
+        self._steps(row)
+
+    def _empty(self, rows: int | slice) -> None:
+        """What is not zero where nobody is."""
+        self.strictest[rows] = self.kv_free[rows] = math.inf
+        self.ends[rows] = self.opens[rows] = -math.inf
+        self.vacant[rows] = True
+
+    def holds(self, row: int, kv_tokens: int) -> None:
+        """Its engine has said how many tokens its KV cache has."""
+        self.speeds.capacity[row] = kv_tokens
+        self._free(row)
+
+    # --- what policies ask --------------------------------------------------------------------------------------------
+
+    def waits_ms(self, now: float) -> Floats:
+        """How long a prompt placed now waits for those before it, by row. Those that should be done and are not will
+        probably take as long again as they are late: so an engine that has turned slow, or hangs, is seen to before
+        anything ends there.
+        """
+        left = np.abs(self.ends - now * 1000.0)
+        left[np.isinf(left)] = 0.0
+        return left
+
+    def idle(self, now: float) -> Floats:
+        """Part of each instance's time that prompts have left to answers of late, `IDLE_MIN` at least."""
+        share = self.recent * -self.faded(now)
+        share += 1.0
+        return np.maximum(share, IDLE_MIN, out=share)
+
+    def faded(self, now: float) -> float:
+        """What is left of `recent`."""
+        return math.exp((self._base_s - now) / DUTY_S)
+
+    def _rebase(self, now: float) -> None:
+        if now - self._base_s > REBASE_S:
+            self.recent *= self.faded(now)
+            self._base_s = now
+
+    def harmed(self, row: int, ms: float, now: float) -> float:
+        """How many answers there would probably miss their TPOT target if a prompt took so much of their time."""
+        self._outlive(row, now)
+        (short, middle), stalled = self._rows[row].limits, self.stalled.item(row)
+        until = stalled + ms
+        of_short = bisect_right(short, until) - bisect_right(short, stalled)
+        of_middle = bisect_right(middle, until) - bisect_right(middle, stalled)
+        return SHORT_ONES * of_short + (1 - SHORT_ONES) * of_middle
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def prompt_placed(self, booking: InflightRequest, row: int, ms: float, stall_ms: float, now: float) -> None:
+        """A prompt goes there and will take so long."""
+        self.prompt_over(booking, now, done=False)
+        self.turn += 1
+        at = self._rows[row]
+        booking.prefill_row, booking.prefill_life, booking.prefill_ms = row, at.life, ms
+        booking.plain_ms = ms / float(self.speeds.prefill_factor[row])
+        booking.sent_s = now + float(self.speeds.first[row]) / 1000.0
+        if not self.prompts[row]:
+            self.since[row] = booking.sent_s
+            self.backlog[row] = 0.0
+        self.prompts[row] += 1
+        self.backlog[row] += ms
+        self._ends(row)
+        self._outlive(row, now)
+        self.stalled[row] += stall_ms
+        self._rebase(now)
+        self.recent[row] += stall_ms * (0.001 / DUTY_S) / self.faded(now)
+
+    def _ends(self, row: int) -> None:
+        if not self.prompts.item(row):
+            self.ends[row] = self.opens[row] = -math.inf
+            return
+        ends = self.since.item(row) * 1000.0 + self.backlog.item(row)
+        self.ends[row] = ends
+        self.opens[row] = ends - self.speeds.first.item(row) if self.prompts.item(row) >= 2 else -math.inf
+
+    def prompt_over(self, booking: InflightRequest, now: float, *, done: bool) -> None:
+        """Its prompt is computed, or will not be (`done` false)."""
+        row, ms = booking.prefill_row, booking.prefill_ms
+        booking.prefill_ms = 0.0
+        if ms <= 0 or self._rows[row].life != booking.prefill_life:
+            return
+        self.turn += 1
+        self.prompts[row] -= 1
+        self.backlog[row] = max(0.0, float(self.backlog[row]) - ms) if self.prompts[row] else 0.0
+        if done:
+            self._time_prompt(row, booking, now)
+            self.since[row] = now
+            if booking.pull is not None and booking.decode_row >= 0:
+                self._rows[booking.decode_row].pulls.begin(booking.pull, now)
+        self._ends(row)
+
+    def _time_prompt(self, row: int, booking: InflightRequest, now: float) -> None:
+        """Learn from the time since the one before. Prompts of one step end together, and are one observation."""
+        at = self._rows[row]
+        if now - float(self.since[row]) < TOGETHER_S:
+            at.plain_ms += booking.plain_ms
+            return
+        if at.plain_ms > 0:
+            self.speeds.prompt_took(row, at.plain_ms, at.observed_ms)
+        at.plain_ms = booking.plain_ms
+        at.observed_ms = (now - max(float(self.since[row]), booking.sent_s)) * 1000.0
+
+    def pulls(self, row: int) -> TransferModel:
+        """What it pulls."""
+        return self._rows[row].pulls
+
+    def told(self, booking: InflightRequest, now: float, prompt_ms: float, token_ms: float) -> None:
+        """An engine says how long it took for the prompt, and for each token after the first; 0: it does not.
+
+        It says so with an answer in one piece, of which nobody here has seen either. Prompts of one step are each told
+        to have taken all of it: there are few of those, as none is sent where some wait
+        (`router.scheduler.flow_control.queue.Gate`).
+        """
+        row = booking.prefill_row
+        if prompt_ms > 0 and self._rows[row].life == booking.prefill_life:
+            self.speeds.prompt_took(row, booking.plain_ms, prompt_ms)
+        row = booking.decode_row
+        if token_ms > 0 and row >= 0 and self._rows[row].life == booking.decode_life:
+            self.speeds.steps_took(row, self._tpot_ms(row, now), token_ms)
+
+    def answer_placed(self, booking: InflightRequest, row: int, now: float) -> None:
+        """Its answer is promised a place there."""
+        self.answer_over(booking, now)
+        at = self._rows[row]
+        booking.decode_row, booking.decode_life = row, at.life
+        booking.context = booking.prompt_tokens + booking.mean_tokens / 2
+        booking.opened_s = -1.0
+        self._outlive(row, now)
+        self._count(booking, row, 1)
+        if math.isfinite(booking.tpot_ms):
+            at.targets[booking.tpot_ms] = at.targets.get(booking.tpot_ms, 0) + 1
+            self.strictest[row] = min(at.targets)
+        # Also of prompts that come while its own is computed: nobody knows which is first.
+        self._limit(booking, row, now)
+
+    def opened(self, booking: InflightRequest, now: float) -> None:
+        """The first token of its answer is there: from now on prompts keep it waiting."""
+        row = booking.decode_row
+        if row < 0 or self._rows[row].life != booking.decode_life or booking.opened_s >= 0:
+            return
+        if booking.pull is not None:
+            self._rows[row].pulls.end(booking.pull, now, done=True)
+        booking.opened_s = now
+        booking.began_tpot_ms = self._tpot_ms(row, now)
+        self._limit(booking, row, now)
+
+    def _limit(self, booking: InflightRequest, row: int, now: float) -> None:
+        """How much more its instance's prompts may keep it waiting, from now on."""
+        if not math.isfinite(booking.tpot_ms):
+            return
+        at, stalled = self._rows[row], self.stalled.item(row)
+        self._outlive(row, now)
+        self._unlimit(booking)
+        lengths = (booking.short_tokens, booking.middle_tokens)
+        booking.limits = tuple(LengthLimit(*each, stalled) for each in zip(at.limits, lengths, strict=True))
+        for limit in booking.limits:
+            self._limit_to(limit, booking, row)
+            if booking.opened_s >= 0:
+                self._expect_longer(limit, booking, row, self._progress(row, now), limit.tokens)
+
+    def _limit_to(self, limit: LengthLimit, booking: InflightRequest, row: int) -> None:
+        """An answer of so many tokens keeps its target up to here."""
+        spare_ms = (NEARLY * booking.tpot_ms - self.step.item(row)) * max(limit.tokens - 1, 1.0) - booking.pause_ms
+        limit.until_ms = limit.from_ms + max(0.0, spare_ms)
+        insort(limit.among, limit.until_ms)
+
+    def _expect_longer(
+        self, limit: LengthLimit, booking: InflightRequest, row: int, progress: float, tokens: float
+    ) -> None:
+        """After so many more tokens it is longer than that."""
+        self._numbered += 1
+        when = progress + tokens * max(self.step.item(row), STEP_MS_MIN)
+        heappush(self._rows[row].outlived, (when, self._numbered, limit, booking))
+
+    def _progress(self, row: int, now: float) -> float:
+        """A clock that stands while prompts keep answers waiting, in milliseconds: they make a token a step of it."""
+        return now * 1000.0 - self.stalled.item(row)
+
+    def _outlive(self, row: int, now: float) -> None:
+        """Answers that have become longer than what a limit is for have one for twice the length. What they were kept
+        waiting is spread over all of their tokens: most that pass a limit have long passed its length, too.
+
+        Done before anything changes that this depends on (the row's step, its clock), and each at its own time: so what
+        is read does not depend on who has read before, and choices may ask as little as they need.
+        """
+        outlived, progress = self._rows[row].outlived, self._progress(row, now)
+        while outlived and outlived[0][0] <= progress:
+            when, _, limit, booking = heappop(outlived)
+            if limit.over:
+                continue
+            del limit.among[bisect_left(limit.among, limit.until_ms)]
+            more = limit.tokens
+            limit.tokens *= 2
+            self._limit_to(limit, booking, row)
+            self._expect_longer(limit, booking, row, when, more)
+
+    @staticmethod
+    def _unlimit(booking: InflightRequest) -> None:
+        for limit in booking.limits:
+            del limit.among[bisect_left(limit.among, limit.until_ms)]
+            limit.over = True
+        booking.limits = ()
+
+    def answer_over(self, booking: InflightRequest, now: float, tokens: int = 0) -> None:
+        """Its answer has ended after so many tokens; or will not come from there, or nobody has counted them (0)."""
+        row = booking.decode_row
+        if row < 0:
+            return
+        booking.decode_row = -1
+        at = self._rows[row]
+        if booking.pull is not None:
+            at.pulls.end(booking.pull, now, done=False)
+        if at.life != booking.decode_life:
+            return
+        self._outlive(row, now)
+        if tokens > 2 and booking.opened_s >= 0:
+            self._learn(booking, row, now, tokens)
+        self._count(booking, row, -1)
+        if booking.tpot_ms in at.targets:
+            at.targets[booking.tpot_ms] -= 1
+            if not at.targets[booking.tpot_ms]:
+                del at.targets[booking.tpot_ms]
+            self.strictest[row] = min(at.targets, default=math.inf)
+        self._unlimit(booking)
+
+    def _learn(self, booking: InflightRequest, row: int, now: float, tokens: int) -> None:
+        """Its mean time per token, against what was predicted when it began and would be now."""
+        predicted = (booking.began_tpot_ms + self._tpot_ms(row, now)) / 2
+        self.speeds.steps_took(row, predicted, (now - booking.opened_s) * 1000.0 / (tokens - 1))
+
+    def _tpot_ms(self, row: int, now: float) -> float:
+        return self.step.item(row) / max(1.0 - self.recent.item(row) * self.faded(now), IDLE_MIN)
+
+    def _count(self, booking: InflightRequest, row: int, sign: int) -> None:
+        self.turn += 1
+        self.decoding[row] += sign
+        self.answers += sign
+        self.answer_context[row] = max(0.0, self.answer_context[row] + sign * booking.context)
+        self.kv_mean[row] = max(0.0, self.kv_mean[row] + sign * (booking.prompt_tokens + booking.mean_tokens))
+        self.kv_variance[row] = max(0.0, self.kv_variance[row] + sign * booking.variance)
+        self.vacant[row] = vacant = not self.decoding.item(row)
+        if vacant:  # sums of floats do not come back to nothing by themselves
+            self.answer_context[row] = self.kv_mean[row] = self.kv_variance[row] = 0.0
+        self._free(row)
+        self._steps(row)
+
+    def _free(self, row: int) -> None:
+        needed = self.kv_mean.item(row) + SPREAD * math.sqrt(self.kv_variance.item(row))
+        self.kv_free[row] = math.inf if self.vacant.item(row) else self.speeds.capacity.item(row) - needed
+
+    def _steps(self, row: int) -> None:
+        batch, context = int(self.decoding[row]), float(self.answer_context[row])
+        self.step[row] = self.speeds.decode_ms(row, batch, context)
+        self.beside[row] = self.speeds.beside_ms(row, batch, context) if batch else 0.0

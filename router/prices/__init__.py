@@ -1,1 +1,0 @@
-"""What a place for one request costs the fleet: `ask.prices_of`. See `base`."""

@@ -1,0 +1,204 @@
+"""The answering leg of one request, until its bytes are relayed: sent, opened or failed, closed. A shell."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from cluster import wire
+from cluster.request import Request
+from router.core import engine_answers
+from router.core import journey as j
+from router.core.timing_parts import Told
+from router.http.upstream import Answer
+from router.request.engine_words import EngineWords
+from router.request.legs import AnswerLeg, LegOwner, PrefillLeg
+from router.request.outgoing import Outgoing
+from router.request.parts import Parts
+from router.request.reply import Reply
+from router.request.scheduled import ScheduledRequest
+from router.request.trace import RequestTrace
+from router.telemetry.timing import Stage
+
+
+class Answering:
+    """Of one request."""
+
+    __slots__ = (
+        "_in_one_piece", "_outgoing", "_parts", "_presumed", "_reply", "_request", "_resumable", "_scheduled", "_trace",
+        "_words", "leg", "relayed", "way",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        parts: Parts,
+        request: Request,
+        outgoing: Outgoing,
+        scheduled: ScheduledRequest,
+        words: EngineWords,
+        reply: Reply,
+        trace: RequestTrace,
+        *,
+        resumable: bool,
+    ) -> None:
+        """`resumable`: whether another engine may go on where this one's stream breaks."""
+        self._parts: Final = parts
+        self._request: Final = request
+        self._outgoing: Final = outgoing
+        self._scheduled: Final = scheduled
+        self._words: Final = words
+        self._reply: Final = reply
+        self._trace: Final = trace
+        self._resumable: Final = resumable
+        self.leg: AnswerLeg | None = None
+        self.way = "whole"
+        """As metrics say it: by a handoff, or whole."""
+        self.relayed = False
+        """The client has had a part of an engine's answer."""
+        self._in_one_piece: tuple[Answer, Told] | None = None
+        """An answer that is no stream, all of it."""
+        self._presumed: asyncio.TimerHandle | None = None
+        """When the prompt of an answer in one piece is taken to be computed."""
+
+    def send(self, effect: j.SendDecode, owner: LegOwner, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
+        """It goes out; `owner` hears of it. `producer`: whose hold it is to pull."""
+        instance, transfer, parts = effect.instance, effect.transfer, self._parts
+        away = parts.desk.turned_away(instance)
+        if away is not None:
+            return away
+        pulls = transfer is not None
+        self.way = "handoff" if pulls else "whole"
+        fields = wire.decode_body({}, transfer, effect.first_token)
+        if fields and pulls and producer is not None:
+            fields = self._outgoing.stamped(fields, instance, producer.instance, producer.attempt)
+        elif fields:
+            fields = self._outgoing.stamped(fields, instance, instance, attempt)
+        body = self._outgoing.body(fields)
+        self._scheduled.occupy(instance)
+        leg = self.leg = AnswerLeg(
+            owner, instance, self._reply.outlet, streams=self._request.stream, bytes_max=parts.limits.answer_bytes_max
+        )
+        if transfer is not None:
+            leg.pulled, leg.producer = transfer.producer, None if producer is None else producer.instance
+        elif not self._request.stream:
+            self._presume(leg.started)
+        target = parts.view.get(instance).instance
+        headers = self._outgoing.lines(Stage.DECODE_LEG if pulls else Stage.WHOLE_LEG, target)
+        silence_s = parts.limits.stall_s if self._request.stream else 0.0
+        parts.losses.watch(instance, leg, leg.left)
+        # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
+        leg.http = parts.engines.legs.send(
+            target.url, self._request.path, headers, body, leg, once=pulls, silence_s=silence_s
+        )
+        return None
+
+    def _presume(self, now: float) -> None:
+        """No engine says when the prompt of an answer in one piece is computed: it is when that was foretold."""
+        context = self._scheduled.context
+        if self._scheduled.foretold and context.ttft_ms > 0:
+            left_s = self._request.arrived + context.ttft_ms / 1000 - now
+            self._presumed = self._parts.engines.loop.call_later(max(0.0, left_s), self._scheduled.prompt_presumed)
+
+    def presume_no_more(self) -> None:
+        """Its prompt is known to be computed, or it is over."""
+        if self._presumed is not None:
+            self._presumed.cancel()
+
+    # -- how it begins --
+
+    def no_stream(self, leg: AnswerLeg, because: str) -> j.Event:
+        """It has begun as something else."""
+        return self.opened(leg, self._words.no_stream(leg.instance, leg.pieces, because))
+
+    def ended(self, leg: AnswerLeg) -> j.Event:
+        """All of it is here, and none was relayed."""
+        return self.opened(leg, self._read_in_one_piece(leg))
+
+    def _read_in_one_piece(self, leg: AnswerLeg) -> j.Event | None:
+        if leg.status == 200 and self._request.stream:
+            return self._words.unfit(leg.instance, "the stream ended before its first token")
+        answer = Answer(leg.status, leg.content_type, leg.pieces)
+        if answer.status != 200:
+            return self._words.refused(leg.instance, answer)
+        told = engine_answers.completion_in(answer.body)
+        if isinstance(told, str):
+            return self._words.unfit(leg.instance, told)
+        self._in_one_piece = answer, told
+        return None
+
+    def opened(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
+        """Its status is known: it begins to answer, or it has failed."""
+        parts = self._parts
+        leg.opening = False
+        self._outgoing.forget_body()
+        parts.losses.unwatch(leg.instance, leg)
+        parts.meters.leg("decode", time.monotonic() - leg.started)
+        if leg.pulled and leg.producer is not None and isinstance(failure, j.Lost | None):
+            because = None if failure is None else failure.because
+            parts.meters.pulled(leg.producer, leg.instance, because)
+        if failure is not None:
+            self.close()
+            return failure
+        if leg.pulled:
+            parts.view.pair_met(leg.pulled, leg.instance)
+        self.presume_no_more()
+        if self._request.stream or self._scheduled.context.wanted.prefill_only:
+            self._scheduled.opened()  # else all of the answer is here, and says no time
+        self._trace.opened(spoken=self._reply.first_out)
+        return j.Opened()
+
+    # -- how it goes on --
+
+    def relay(self, *, seeded: bool) -> j.Event | None:
+        """Its bytes are for the client from here on. `seeded`: the client had its first token before."""
+        if not self.relayed and not seeded:
+            self._parts.meters.first_byte(time.monotonic() - self._request.arrived)
+        self.relayed = True
+        if self._in_one_piece is not None:
+            answer, told = self._in_one_piece
+            self._reply.respond(200, answer.body, engine_answers.json_type(answer.content_type), told=told)
+            return j.Ended()
+        leg = self.leg
+        assert leg is not None
+        self._scheduled.spoken_by(leg.instance)
+        leg.relays = True
+        if leg.http is not None and self._resumable:
+            leg.http.limit_silence(self._parts.limits.stall_s * j.TURN)
+        if leg.http is not None:
+            leg.http.chunk = self._reply.pass_on
+        if leg.http is not None and self._reply.outlet.full:
+            leg.http.pause()
+        return self._reply.relay(leg.content_type, leg.cache_control) or self._reply.feed(leg.pieces)
+
+    def pause(self) -> None:
+        """Its engine waits: the client reads too slowly."""
+        if self.leg is not None and self.leg.http is not None:
+            self.leg.http.pause()
+
+    def resume(self) -> None:
+        """Its engine goes on."""
+        if self.leg is not None and self.leg.http is not None:
+            self.leg.http.resume()
+
+    def close(self) -> None:
+        """Break it off, if there is one; its place is free."""
+        leg, self.leg, self._in_one_piece = self.leg, None, None
+        if leg is not None:
+            self._parts.losses.unwatch(leg.instance, leg)
+            leg.close()
+        self.presume_no_more()
+        self._scheduled.occupy(None)
+
+    def part(self) -> None:
+        """From its leg, which knows the driver."""
+        self.leg = None
+
+    def engine_said(self, tokens: int | None) -> tuple[float, float] | None:
+        """Of an answer in one piece: what its prompt took, if the same engine computed it, and each later token, ms."""
+        times = self._trace.times
+        if self._request.stream or times is None or not tokens:
+            return None
+        after_s = times.generation_s or 0.0
+        prompt_ms = 0.0 if self._presumed is None else times.first_s * 1000
+        return prompt_ms, after_s * 1000 / (tokens - 1) if tokens > 2 else 0.0

@@ -1,0 +1,248 @@
+"""From bytes to a request: parsing, bounds and the removal of transfer fields. Bad input ends here, with a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import compress
+from typing import Any, Final
+
+import msgspec
+
+from cluster import wire
+from cluster.errors import bad_request
+from cluster.scan import Steps, run
+from router.request.heavy import Heavy
+
+_REFUSED_PARTS = wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS | {"cache_salt"}
+
+_KEYS: Final = frozenset(name.encode() for name in _REFUSED_PARTS | {wire.MEDIA_NAME})
+_KEY_BYTES_MAX: Final = 6 * max(map(len, _KEYS))
+"""The longest of them with every letter escaped."""
+
+_ESCAPED: Final = rb"\u00"
+"""How a letter of one can be escaped: all of them are ASCII."""
+
+_JSON: Final = "application/json"
+
+_NESTING: Final = (dict, list)
+
+_QUOTES_MAX: Final = 1 << 10
+"""A body with more of them is read field by field: that is cheaper than looking at each."""
+
+_COPIED_MAX: Final = 1 << 16
+"""Longer bodies are copied once at most."""
+
+_FEW, _APART = 16, 512
+"""Quotes, and bytes from one to the next on average: where a split of what is left becomes quicker (seen)."""
+
+
+def parse_json(raw: bytes, content_type: str) -> dict[str, Any]:
+    """A JSON object from a body that must be one, as vLLM's server demands it.
+
+    Raises:
+        ApiError: 400 naming what is wrong: content type, syntax with its position, or not an object.
+    """
+    check_type(content_type)
+    body = _decode(raw)
+    if not isinstance(body, dict):
+        raise bad_request(f"The body must be a JSON object, not {_kind(body)}.")
+    return body
+
+
+def check_type(content_type: str) -> None:
+    """Raises ApiError: 400 where a body that must be JSON is not said to be."""
+    media_type = content_type.split(";", 1)[0].strip().lower() if content_type != _JSON else _JSON
+    if media_type != _JSON:
+        said = f"`{media_type[:80]}`" if media_type else "missing"
+        raise bad_request(f"Unsupported Media Type: Content-Type is {said}; send `Content-Type: application/json`.")
+
+
+def object_of(read: Heavy) -> dict[str, Any]:
+    """The fields of a heavy body. Raises ApiError: 400 where it is no object."""
+    if not read.is_object:
+        raise bad_request("The body must be a JSON object.")
+    return read.body
+
+
+def clean_json(
+    raw: bytes,
+    content_type: str,
+    *,
+    namespace: str = "",
+    salt: Callable[[dict[str, Any]], None] | None = None,
+) -> bytes:
+    """A body for an endpoint we do not read ourselves, with transfer fields gone whatever its content type says.
+
+    JSON is parsed and written anew, so that duplicate or escaped keys cannot mean one thing here and another there.
+    `namespace` is `wire.strip`'s; `salt` may add to an object.
+
+    Raises:
+        ApiError: 400 for what is neither JSON in UTF-8 nor a form, whatever its content type says, since an engine
+            might read fields in it that we do not; and for forms that carry fields of ours.
+    """
+    if is_form(content_type):
+        run(form_steps(raw, content_type))
+        return raw
+    check_no_form(content_type)
+    if not raw:
+        return raw
+    body = _decode(raw)
+    if not isinstance(body, dict):
+        return msgspec.json.encode(strip({"": body})[""])
+    clean = strip(body, namespace=namespace)
+    if salt is not None:
+        salt(clean)
+    return msgspec.json.encode(clean)
+
+
+def is_form(content_type: str) -> bool:
+    """Whether a body is said to be a multipart form."""
+    return content_type.split(";", 1)[0].strip().lower() == "multipart/form-data"
+
+
+def check_no_form(content_type: str) -> None:
+    """Raises ApiError: 400 for a form that is not multipart: no engine takes one, and we do not read it."""
+    if content_type.split(";", 1)[0].strip().lower() == "application/x-www-form-urlencoded":
+        raise bad_request("Unsupported Media Type: send `application/json` or `multipart/form-data`.")
+
+
+def form_steps(raw: bytes, content_type: str) -> Steps[list[wire.Part]]:
+    """Read a form, in steps. One whose field names we cannot read plainly is refused, and one that names a field that
+    a client must not set.
+
+    Raises:
+        ApiError: 400.
+    """
+    try:
+        parts = yield from wire.form_parts(raw, content_type)
+    except wire.FormUnreadable as error:
+        raise bad_request(str(error)) from None
+    for part in parts:
+        if part.field in _REFUSED_PARTS:
+            raise bad_request(f"The form field `{part.field}` is not accepted here.", part.field)
+    return parts
+
+
+def is_plain(raw: bytes, body: dict[str, Any]) -> bool:
+    """Whether the bytes of this JSON object may go to engines as they are.
+
+    That is: no field that is taken out or changed stands anywhere in them, also not under an escaped key or one that a
+    later key replaces (`raw` is looked through, not what a parser has made of it), and nothing nests too deep. A value
+    that is such a name makes it False, too: then the body is written anew, which is never wrong.
+    """
+    short = _short_texts(raw)
+    if short is None or not _KEYS.isdisjoint(short) or _ESCAPED in b'"'.join(short):
+        return False
+    return _shallow(raw) or not _deeper(body, wire.DEPTH_MAX)
+
+
+def _short_texts(raw: bytes) -> list[bytes] | None:
+    """What stands between two quotes and is as short as a key may be; None where there are too many quotes.
+
+    They are looked for one by one as long as they are far apart: CPython finds a byte many times quicker than it splits
+    or counts, and most of a long prompt's bytes are one text.
+    """
+    short: list[bytes] = []
+    start = 0
+    for number in range(_QUOTES_MAX):
+        if start < number * _APART and number >= _FEW:
+            return _split_short(raw[start:], _QUOTES_MAX - number, short)
+        end = raw.find(b'"', start)
+        if end < 0:
+            return short
+        if end - start <= _KEY_BYTES_MAX:
+            short.append(raw[start:end])
+        start = end + 1
+    return None
+
+
+def _split_short(raw: bytes, quotes_max: int, short: list[bytes]) -> list[bytes] | None:
+    """The same where quotes are close together; with those before."""
+    pieces = raw.split(b'"', quotes_max)
+    if len(pieces) > quotes_max:
+        return None
+    return [*short, *compress(pieces, map(_KEY_BYTES_MAX.__ge__, map(len, pieces)))]
+
+
+def _shallow(raw: bytes) -> bool:
+    """Whether so little is opened in it that nothing nests too deep."""
+    left = wire.DEPTH_MAX
+    for opening in (b"{", b"["):
+        at = raw.find(opening)
+        while at >= 0:
+            left -= 1
+            if left < 0:
+                return False
+            at = raw.find(opening, at + 1)
+    return True
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether it nests deeper than this."""
+    if levels == 0:
+        return True
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, _NESTING) and _deeper(each, levels - 1):
+            return True
+    return False
+
+
+def spliced(raw: bytes, fields: Mapping[str, Any]) -> bytes:
+    """A JSON object with these fields at its end. Of equal keys the last counts, for every engine's JSON parser."""
+    return b"".join((*opened(raw), closing(fields))) if fields else raw
+
+
+def opened(raw: bytes) -> tuple[bytes | memoryview, ...]:
+    """A JSON object to which more fields may be added: `closing`. In pieces, as a large one is not copied."""
+    end = raw.rindex(b"}")
+    if end > _COPIED_MAX:
+        last = raw[end - _COPIED_MAX : end].rstrip() or raw[:end].rstrip()
+        kept = memoryview(raw)[:end]
+        return (kept,) if last.endswith(b"{") else (kept, b",")
+    start = raw[:end].rstrip()
+    return (start if start.endswith(b"{") else start + b",",)
+
+
+def closing(fields: Mapping[str, Any]) -> bytes:
+    """The end of an object that was `opened`: these fields, at least one, which win over equal ones before them."""
+    return msgspec.json.encode(fields)[1:]
+
+
+def model_of(body: dict[str, Any]) -> str | None:
+    """The model the body names, None when it names none (vLLM then uses its first).
+
+    Raises:
+        ApiError: 400 if it is not a text.
+    """
+    name = body.get("model")
+    if name is not None and not isinstance(name, str):
+        raise bad_request(f"`model` must be a string, not {_kind(name)}.", "model")
+    return name or None
+
+
+def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
+    """`wire.strip` with its failures told to the client.
+
+    Raises:
+        ApiError: 400 for a body nested too deep, or with too much JSON as text.
+    """
+    try:
+        return wire.strip(body, namespace=namespace)
+    except (wire.NestedTooDeep, wire.TextTooLong) as error:
+        raise bad_request(str(error)) from None
+
+
+def _decode(raw: bytes) -> Any:
+    if not raw:
+        raise bad_request("The body is empty; send a JSON object.")
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"The body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise bad_request(f"The body is nested more than {wire.DEPTH_MAX} levels deep.") from None
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,415 @@
+"""Carries out one `Journey` on real connections: effects in, events back. No decision is made here.
+
+Nothing here waits: what connections and timers report is fed to the journey as it comes, and what that wants is done at
+once. Tasks are only for what is rare, and outlives an answer (`router.request.releases`). What has a subject of its own
+is a part: the prefill legs, the answering leg, what they carry, the request's place at the scheduler, its waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from cluster import wire
+from cluster.errors import ApiError
+from cluster.ids import InstanceId
+from cluster.request import Request
+from router.core import engine_answers
+from router.core import journey as j
+from router.core.clients import Client
+from router.core.slo import SHED
+from router.core.timing_parts import Told
+from router.core.verdict import Verdict
+from router.http.headers import Headers
+from router.http.outlet import Outlet
+from router.http.upstream import EngineLost
+from router.predict.predictors import PredictedRequest
+from router.request.answering import Answering
+from router.request.engine_words import EngineWords
+from router.request.legs import AnswerLeg, LegOwner, PrefillLeg, PrefillSaid
+from router.request.outgoing import Outgoing
+from router.request.parts import Parts
+from router.request.prefilling import Prefilling
+from router.request.reply import Reply
+from router.request.scheduled import ScheduledRequest
+from router.request.seeding import Seeding
+from router.request.trace import RequestTrace
+from router.request.waiting import ClientPatience, Waiting
+from router.scheduler.scheduler import SchedulingContext
+
+logger = logging.getLogger("baton.router")
+
+_FAILED = (j.Lost, j.Refused)
+
+_BUG = "%s: a request failed in the router"
+
+
+class RequestDriver(LegOwner):
+    """One client request on its way through the fleet.
+
+    Long, and with more attributes than others, as every effect of `router.core.journey` and every event of legs and
+    client has its line here: which part of the request it is for.
+    """
+
+    __slots__ = (
+        "_answering", "_driven", "_journey", "_over", "_parted", "_parts", "_patience", "_pending", "_prefilling",
+        "_request", "_scheduled", "_seeding", "_shed", "_trace", "_waiting", "_words", "reply",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        parts: Parts,
+        outlet: Outlet,
+        headers: Headers,
+        request: Request,
+        journey: j.Journey,
+        context: SchedulingContext,
+        verdict: Verdict,
+        client: Client,
+        predicted: PredictedRequest | None,
+    ) -> None:
+        """A request that is about to begin.
+
+        Args:
+            parts: of its router.
+            outlet: where its answer goes.
+            headers: its own.
+            request: what it asks.
+            journey: at its beginning.
+            context: at the scheduler.
+            verdict: how it may be served.
+            client: whose it is.
+            predicted: what was foretold of it; None: nothing is foretold here.
+        """
+        self._parts: Final = parts
+        self._request: Final = request
+        self._journey: Final = journey
+        telling = parts.telling
+        trace = RequestTrace(telling.memory, telling.meters, telling.tracing, request, verdict, headers, client)
+        resumable = verdict.resumable and request.stream
+        self.reply: Final = Reply(
+            outlet,
+            request,
+            trace,
+            resumable=resumable,
+            counts=predicted is not None,
+            event_bytes_max=parts.limits.answer_bytes_max,
+        )
+        self._trace: Final = trace
+        words = self._words = EngineWords(parts, request)
+        outgoing = Outgoing(parts, request, headers, trace)
+        scheduled = self._scheduled = ScheduledRequest(parts, context, predicted, trace)
+        seeding = self._seeding = Seeding(parts, request, verdict, context, trace)
+        self._prefilling: Final = Prefilling(parts, request, outgoing, scheduled, seeding, words, trace)
+        self._answering: Final = Answering(
+            parts, request, outgoing, scheduled, words, self.reply, trace, resumable=verdict.resumable
+        )
+        self._waiting: Final = Waiting(parts, journey, context, trace, self.feed)
+        self._patience: Final = ClientPatience(parts, request, outlet)
+        self._shed = False
+        self._driven = False
+        """Effects are being carried out: what is fed meanwhile becomes pending."""
+        self._over = False
+        self._parted = False
+        """All is done that an end asks for."""
+        self._pending: Final[deque[j.Effect]] = deque()
+
+    def begin(self) -> None:
+        """From here on everything is driven by what comes. It has ended once `Parts.open` forgets it."""
+        self._parts.open.add(self)
+        self.reply.outlet.exchange = self
+        try:
+            self._trace.begin()
+            self._pending.extend(self._journey.begin())
+            self._drive()
+        except Exception:  # as in `_try`
+            logger.exception(_BUG, self._request.label)
+            self._abandon()
+
+    def feed(self, event: j.Event) -> None:
+        """Something has happened."""
+        self._try(None, event)
+
+    def _try(self, step: Callable[..., j.Event | None] | None, *given: Any) -> None:
+        """What a step of ours makes of something, or without one an event, fed to the journey, and its effects carried
+        out. A bug in any of it ends this request, and no other: places are given back.
+        """
+        if self._over:
+            return
+        try:
+            event = given[0] if step is None else step(*given)
+            if event is not None:
+                self._fold(event)
+                if not self._driven:
+                    self._drive()
+        except Exception:  # whatever it is: every other client of this process goes on being served
+            logger.exception(_BUG, self._request.label)
+            self._abandon()
+
+    def _fold(self, event: j.Event) -> None:
+        if isinstance(event, _FAILED):
+            self._trace.failed(event)
+        self._pending.extend(self._journey.handle(event, time.monotonic()))
+
+    def _drive(self) -> None:
+        """Carry out what is pending. What is fed meanwhile becomes pending, too."""
+        self._driven = True
+        pending = self._pending
+        try:
+            while pending and not self._over:
+                effect = pending.popleft()
+                event = _CARRY_OUT[type(effect)](self, effect)
+                if event is not None:
+                    self._fold(event)
+            if not self._over:
+                self._waiting.begin()
+        finally:
+            self._driven = False
+
+    # -- effects --
+
+    def _choose(self, effect: j.Choose) -> j.Event:
+        return self._scheduled.choose(effect, relayed=self._answering.relayed)
+
+    def _await_fleet(self, _: j.AwaitFleet) -> None:
+        self._scheduled.found_none()
+
+    def _send_prefill(self, effect: j.SendPrefill) -> None:
+        self._prefilling.send(effect, self)
+
+    def _send_seed(self, _: j.SendSeed) -> None:
+        seed, meters = self._seeding.seed, self._parts.meters
+        assert seed is not None
+        if self.reply.outlet.gone:
+            return  # this very moment: the connection will say so
+        meters.first_byte(time.monotonic() - self._request.arrived)
+        meters.seeds.inc()
+        self._trace.seeds()
+        self.reply.give(seed)
+
+    def _send_decode(self, effect: j.SendDecode) -> j.Event | None:
+        return self._answering.send(effect, self, self._prefilling.producer, self._journey.attempt)
+
+    def _begin_cancel(self, effect: j.CancelPrefill) -> None:
+        self._prefilling.cancel(effect.instance)
+
+    def _close_prefill(self, _: j.ClosePrefill | None = None) -> None:
+        self._prefilling.close()
+
+    def _outlast_prefill(self, effect: j.OutlastPrefill) -> None:
+        self._prefilling.outlast(effect.instance)
+
+    def _close_decode(self, _: j.CloseDecode | None = None) -> None:
+        self._answering.close()
+
+    def _relay(self, _: j.Relay) -> j.Event | None:
+        return self._answering.relay(seeded=self._seeding.seed is not None)
+
+    def _answer_from_prefill(self, _: j.AnswerFromPrefill) -> None:
+        answer = self._prefilling.answer
+        assert answer is not None
+        raw = answer.body
+        body, told = wire.without_transfer(engine_answers.object_in(raw) or {}), engine_answers.completion_in(raw)
+        self.reply.respond(200, msgspec.json.encode(body), told=told if isinstance(told, Told) else None)
+
+    def _forward_refusal(self, _: j.ForwardRefusal) -> None:
+        self._words.forward(self.reply)
+
+    def _fail(self, effect: j.Fail) -> None:
+        error = effect.error
+        self._shed = error.retry_after_s is not None
+        body = msgspec.json.encode(error.body())
+        self.reply.respond(error.status, body, retry_after_s=error.retry_after_s)
+
+    def _fail_stream(self, effect: j.FailStream) -> None:
+        self.reply.fail(effect.error)
+
+    def _begin_release(self, effect: j.Release) -> None:
+        self._prefilling.release(effect, self._released)
+
+    def _released(self, task: asyncio.Task[j.Event]) -> None:
+        self._try(self._prefilling.released, task)
+
+    # -- what the client's connection says --
+
+    def client_left(self) -> None:
+        """It will read nothing more."""
+        self._patience.end()
+        self.feed(j.ClientLeft())
+
+    def client_full(self) -> None:
+        """The client reads too slowly: stop reading from the engine, and cut the client off after `client_stall_s`."""
+        self._answering.pause()
+        self._patience.begin()
+
+    def client_drained(self) -> None:
+        """The client has read what was sent."""
+        self._patience.end()
+        self._answering.resume()
+
+    # -- what legs say --
+
+    def engine_lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost | j.Refused:
+        """What a broken leg is to the journey."""
+        return self._words.lost(instance, lost)
+
+    def prefill_over(self, leg: PrefillLeg) -> None:
+        """Its place is free again, however it ended."""
+        try:
+            self._prefilling.over(leg)
+        except Exception:  # the place is given to another request: this one goes on
+            logger.exception(_BUG, self._request.label)
+
+    def prefill_said(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> None:
+        """It has ended by itself."""
+        if self._prefilling.take(leg):
+            self._try(self._read_prefill, leg, said)
+
+    def _read_prefill(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> j.Event:
+        return self._prefilling.read(leg, said, newest=leg.attempt == self._journey.attempt)
+
+    def prefill_left(self, leg: PrefillLeg) -> None:
+        """Its instance is lost; it may yet do its work, and hold blocks for us."""
+        if self._prefilling.take(leg):
+            self._prefilling.see_out(leg)
+            self.feed(j.Lost("the instance was lost", by=leg.instance))
+
+    def answer_began(self, leg: AnswerLeg, because: str) -> None:
+        """The beginning of a stream with a good status is here. `because`: why it is none; empty: it is one."""
+        answering = self._answering
+        if leg is not answering.leg:
+            return
+        if because:
+            self._try(answering.no_stream, leg, because)
+        else:
+            self._try(answering.opened, leg, None)
+
+    def answer_ended(self, leg: AnswerLeg) -> None:
+        """All of it is here."""
+        if leg is self._answering.leg:
+            if leg.relays:
+                self._try(self.reply.ended)
+            else:
+                self._try(self._answering.ended, leg)
+
+    def answer_lost(self, leg: AnswerLeg, lost: EngineLost) -> None:
+        """It broke off."""
+        if leg is not self._answering.leg:
+            return
+        if leg.relays:
+            self._try(self.reply.lost, str(lost))
+        else:
+            self._try(self._lost_unopened, leg, lost)
+
+    def _lost_unopened(self, leg: AnswerLeg, lost: EngineLost) -> j.Event:
+        return self._answering.opened(leg, self._words.lost(leg.instance, lost))
+
+    def answer_left(self, leg: AnswerLeg) -> None:
+        """Its instance is lost."""
+        if leg is self._answering.leg and leg.opening:
+            self._try(self._answering.opened, leg, j.Lost("the instance was lost"))
+
+    def passed_on(self, event: object) -> None:
+        """A chunk has told of this."""
+        assert isinstance(event, j.Lost)
+        self.feed(event)
+
+    def relayed(self, data: bytes) -> None:
+        """More of the stream."""
+        self._try(self.reply.feed, data)
+
+    # -- the end --
+
+    def _finish(self, effect: j.Finish) -> None:
+        answering, reply, parts = self._answering, self.reply, self._parts
+        answering.presume_no_more()
+        tokens = self._scheduled.count_tokens(self._request, reply.tokens())
+        cut_off = effect.outcome != "served" or reply.cut_off
+        here = None if self._scheduled.resumed else tokens
+        now = time.monotonic()
+        self._scheduled.finish(now, here, answering.engine_said(here), cut_off=cut_off)
+        self._forget()
+        outcome = SHED if self._shed else effect.outcome
+        parts.meters.ended(self._request.path, answering.way, outcome, now - self._request.arrived)
+        if reply.broken_seams:
+            parts.meters.broken_seams.inc(reply.broken_seams)
+        self._trace.finish(outcome, self._scheduled.context, tokens)
+        if reply.outlet.exchange is self:  # the client was told no end: better none than to wait for ever
+            reply.outlet.abort()
+        self._part()
+
+    def _abandon(self) -> None:
+        """A bug of ours has ended this request. Each step is tried, whatever became of the others: places are given
+        back, the request is not open any more, and its client hears of it.
+        """
+        if self._parted:
+            return
+        self._over = True
+        steps: tuple[Callable[[], None], ...] = (
+            self._close_prefill,
+            self._close_decode,
+            self._scheduled.leave,
+            self._forget,
+            self._trace.broken,
+            self._tell_broken,
+            self._part,
+        )
+        for step in steps:
+            try:
+                step()
+            except Exception:  # the next step is as good as before
+                logger.exception(_BUG, self._request.label)
+
+    def _tell_broken(self) -> None:
+        outlet = self.reply.outlet
+        if outlet.begun:
+            outlet.abort()
+        else:
+            problem = ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
+            self._parts.refusals.refuse(outlet, problem)
+
+    def stop(self) -> None:
+        """The router ends: whatever comes now is not looked at."""
+        self._forget()
+
+    def _part(self) -> None:
+        """From its legs, which know it: a cycle would keep it, body and tokens, until the garbage collector runs."""
+        self._prefilling.part()
+        self._answering.part()
+        self._parted = True
+
+    def _forget(self) -> None:
+        """Nothing is to come any more."""
+        self._over = True
+        self._waiting.end()
+        self._patience.end()
+        if self in self._parts.open:
+            self._parts.open.discard(self)
+            self._parts.clients.leave(self._scheduled.context.wanted.tenant)
+
+
+_CARRY_OUT: Mapping[type[j.Effect], Callable[[RequestDriver, Any], j.Event | None]] = {
+    j.Choose: RequestDriver._choose,
+    j.AwaitFleet: RequestDriver._await_fleet,
+    j.SendPrefill: RequestDriver._send_prefill,
+    j.SendSeed: RequestDriver._send_seed,
+    j.SendDecode: RequestDriver._send_decode,
+    j.CancelPrefill: RequestDriver._begin_cancel,
+    j.ClosePrefill: RequestDriver._close_prefill,
+    j.OutlastPrefill: RequestDriver._outlast_prefill,
+    j.CloseDecode: RequestDriver._close_decode,
+    j.Relay: RequestDriver._relay,
+    j.AnswerFromPrefill: RequestDriver._answer_from_prefill,
+    j.ForwardRefusal: RequestDriver._forward_refusal,
+    j.Fail: RequestDriver._fail,
+    j.FailStream: RequestDriver._fail_stream,
+    j.Release: RequestDriver._begin_release,
+    j.Finish: RequestDriver._finish,
+}
+"""How each effect is carried out; what that returns is fed to the journey."""

@@ -1,0 +1,84 @@
+"""What engines' refusals, losses and nonsense mean to a request's journey, and what its client reads of it. A shell."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import msgspec
+
+from cluster import wire
+from cluster.errors import no_room
+from cluster.ids import InstanceId
+from cluster.request import Request
+from router.core import engine_answers
+from router.core import journey as j
+from router.http.upstream import Answer, EngineLost
+from router.request.parts import Parts
+from router.request.reply import Reply
+
+logger = logging.getLogger("baton.router")
+
+
+class EngineWords:
+    """To one request."""
+
+    __slots__ = ("_parts", "_refusal", "_request")
+
+    def __init__(self, parts: Parts, request: Request) -> None:
+        self._parts: Final = parts
+        self._request: Final = request
+        self._refusal: Answer | None = None
+
+    def refused(self, by: InstanceId, answer: Answer) -> j.Lost | j.Refused:
+        """4xx is the client's to read; all else is the engine's fault, and another engine may do better."""
+        if wire.is_ticket_refused(answer.status, answer.body):
+            logger.error(
+                "%s: our ticket was refused: %s", self._request.label, answer.body[:300].decode(errors="replace")
+            )
+            return j.Lost("the engine's guard refused the router's ticket", untouched=True)
+        if answer.status >= 500:
+            return j.Lost(f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}")
+        if answer.status < 400:
+            return self.unfit(by, f"it answered {answer.status}, which is no completion")
+        self._refusal = answer
+        return j.Refused(answer.status)
+
+    def lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost | j.Refused:
+        """What a broken leg is to the journey. What we have run out of, another instance could not give us either."""
+        if lost.ours:
+            logger.warning("%s: %s", self._request.label, lost)
+            problem = no_room(str(lost))
+            self._refusal = Answer(problem.status, "application/json", msgspec.json.encode(problem.body()))
+            return j.Refused(problem.status)
+        if lost.unfit:
+            self._parts.meters.unfit.labels(lost.unfit).inc()
+        if not lost.reached:
+            self._parts.dispatch.unreachable(instance)
+        logger.warning("%s: %s lost: %s", self._request.label, instance, lost)
+        return j.Lost(str(lost), untouched=not lost.reached)
+
+    def unfit(self, by: InstanceId, because: str) -> j.Lost | j.Refused:
+        """An engine has answered with status 200 and no answer."""
+        return self.lost(by, EngineLost(because, reached=True, unfit="no_completion"))
+
+    def no_stream(self, by: InstanceId, pieces: bytes, because: str) -> j.Lost | j.Refused:
+        """What begins as no stream: it may be a refusal with a good status."""
+        refusal = engine_answers.refusal_in(pieces)
+        if refusal is None:
+            return self.unfit(by, because)
+        status, body = refusal
+        self._refusal = Answer(status, "application/json", body)
+        return j.Refused(status)
+
+    def forward(self, reply: Reply) -> None:
+        """Give the client the last refusal."""
+        refusal = self._refusal
+        assert refusal is not None
+        if engine_answers.object_in(refusal.body) is not None:
+            retry_after_s = 1 if refusal.status == 503 else None
+            kind = engine_answers.json_type(refusal.content_type)
+            reply.respond(refusal.status, refusal.body, kind, retry_after_s=retry_after_s)
+        else:
+            error = engine_answers.refusal(refusal.status, refusal.body)
+            reply.respond(error.status, msgspec.json.encode(error.body()))

@@ -1,0 +1,435 @@
+"""Reads bodies that are too large, or hold too much, to be built: in slices, without a copy of what is large. Pure.
+
+A body up to a megabyte with a usual number of values is parsed whole (`router.request.body`). This module takes all
+others. It checks their syntax and limits, builds what is small, and leaves what is large as it came (`Unread`). What
+engines get are the client's own bytes; where a transfer field stands in a small field, that one is written anew; where
+one stands inside a large field, the body is refused.
+
+Every function here works in steps (`cluster.scan.Steps`), none of which is to take more than 10 ms on an EPYC core. The
+parser takes one step, so it is given the body without the insides of long texts and without long spaces (`_Shortened`):
+33 MB of escapes took it 35 ms.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from cluster import scan, wire
+from cluster.errors import ApiError, bad_request
+from router.core.unread import Sort, Unread
+
+LIGHT_BYTES: Final = 1 << 16
+"""Bodies of this size are light whatever they hold: the worst one takes 25 ms."""
+
+HEAVY_BYTES: Final = 1 << 20
+"""Bodies over this are heavy whatever they hold: a text with one emoji takes four times its size once it is built."""
+
+LIGHT_VALUES: Final = 20_000
+"""So many objects, arrays and texts take 10 ms to build, look through and write anew."""
+
+LIGHT_NUMBERS: Final = 50_000
+
+_OPENINGS_FEW, _QUOTES_FEW, _LONG = 64, 256, 256
+_OUTSIDE: Final = b"0123456789+-.eE[]{},: \t\r\ntruefalsn"
+"""What stands outside of texts."""
+_NO_MARKS: Final = bytes(set(range(256)) - set(b'[{",'))
+
+FIELDS_MAX: Final = 1024
+"""Fields of a heavy body itself, not of what is in it; vLLM knows about a hundred."""
+
+SMALL_BYTES: Final = 1 << 16
+"""A field up to this size is built."""
+
+BUILT_BYTES_MAX: Final = 1 << 20
+"""And all of them together."""
+
+SINGLE_VALUES_MAX: Final = 50_000
+"""In a body with more values no large list is searched for its only element."""
+
+_TEXT_BYTES: Final = 1 << 20
+_AT_ONCE_BYTES: Final = 8 << 20
+"""So much is copied in 3 ms."""
+
+_LOOKED_FOR: Final = wire.TRANSFER_KEYS | wire.FREE_FORM_KEYS
+_NAMES: Final = scan.Names(_LOOKED_FOR | {wire.MEDIA_NAME})
+_MESSAGES: Final = "messages"
+"""Media stand in this field, and nowhere else."""
+_TEXT: Final = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.){0,4096}")')
+"""A name of media: longer ones are refused."""
+_FOLLOWING_MAX: Final = 3
+"""Bytes of a character behind its first."""
+_HASHED: Final = "cache_salt"
+_NUMBERS: Final = b"0123456789-, \t\r\n"
+_LIST: Final = (ord("["), ord("]"))
+_SPACES_MAX: Final = 64
+_SPACES: Final = b" \t\r\n"
+_MAY_HOLD: Final = re.compile(rb'[ \t\r\n]*(?:\[|"[\[{ \\])')
+"""The beginning of a free-form field's value that is JSON as text, or a list that may have some."""
+_PLACE: Final = re.compile(r"\(byte (\d+)\)")
+_TEXTS: Final = frozenset({b'"', b"["})
+
+
+@dataclass(slots=True)
+class Heavy:
+    """A heavy body, read."""
+
+    body: dict[str, Any]
+    """Its fields, without those that no client may set; empty where it is no object."""
+    raw: bytes
+    """What engines may read."""
+    is_object: bool
+
+
+class _Shortened:
+    """A body without the insides of long texts and without long spaces: a parser finds the same fields in it."""
+
+    __slots__ = ("_lost", "_raw", "_starts", "_texts", "raw")
+
+    def __init__(self, raw: bytes, plain: Sequence[scan.Plain]) -> None:
+        """`plain`: of the scan's `Survey`."""
+        lost, end = 0, 0
+        pieces = []
+        starts, sums = [0], [0]
+        for each in plain:
+            pieces.append(memoryview(raw)[end : each.start])
+            starts.append(each.start - lost)
+            lost += each.end - each.start
+            sums.append(lost)
+            end = each.end
+        self._raw: Final = raw
+        self._starts: Final = starts
+        """From where on in `raw`, ascending, `_lost` bytes are missing."""
+        self._lost: Final = sums
+        self._texts: Final = [each.start for each in plain if each.is_text]
+        self.raw: Final = b"".join([*pieces, memoryview(raw)[end:]]) if plain else raw
+
+    def at(self, short: int) -> int:
+        """Where in the body the byte stands that is at `short` here."""
+        return short + self._lost[bisect_right(self._starts, short) - 1]
+
+    def whole(self, part: memoryview) -> memoryview:
+        """What the body has where this part of `raw` stands."""
+        start = _address(part) - _address(self.raw)
+        return memoryview(self._raw)[self.at(start) : self.at(start + len(part) - 1) + 1]
+
+    def is_within(self, parts: Iterable[memoryview]) -> bool:
+        """Whether every text that is shorter here stands in one of these parts of the body, which do not overlap."""
+        ranges = sorted((_address(part) - _address(self._raw), len(part)) for part in parts)
+        found = (bisect_right(ranges, (start, len(self._raw))) - 1 for start in self._texts)
+        return all(at >= 0 and start < sum(ranges[at]) for at, start in zip(found, self._texts, strict=True))
+
+    def said(self, error: Exception) -> str:
+        """A parser's complaint about `raw`, with its place in the body."""
+        return _PLACE.sub(lambda found: f"(byte {self.at(int(found[1]))})", str(error))
+
+
+class _TooManyFields(Exception):
+    """An object has more than `FIELDS_MAX` fields."""
+
+
+class _Field(str):
+    """A field's name, as msgspec's hook sees it: one by one, so that they can be counted before they take memory."""
+
+    __slots__ = ()
+
+
+def is_heavy(raw: bytes) -> bool:
+    """Whether a body is read here. Never below `LIGHT_BYTES`, always above `HEAVY_BYTES`, else by what it may hold."""
+    size = len(raw)
+    if size <= LIGHT_BYTES or size > HEAVY_BYTES:
+        return size > HEAVY_BYTES
+    if _mostly_text(raw):
+        return False
+    marks = raw.translate(None, _NO_MARKS)
+    if len(marks) <= LIGHT_VALUES:
+        return False
+    values = marks.count(b"[") + marks.count(b"{") + marks.count(b'"') // 2
+    return values > LIGHT_VALUES or marks.count(b",") > LIGHT_NUMBERS
+
+
+def _mostly_text(raw: bytes) -> bool:
+    """Whether a few texts are nearly all of it, as of most prompts: seen in some microseconds, where to count takes 30
+    for 100 kB. What stands between two quotes is one text, or outside of all, and there few characters may be.
+    """
+    for opening in (b"{", b"["):
+        at = -1
+        for _ in range(_OPENINGS_FEW):
+            at = raw.find(opening, at + 1)
+            if at < 0:
+                break
+        else:
+            return False
+    start = rest = 0
+    for _ in range(_QUOTES_FEW):
+        end = raw.find(b'"', start)
+        size = (len(raw) if end < 0 else end) - start
+        if size < _LONG or not raw[start : start + _LONG].translate(None, _OUTSIDE):
+            rest += size
+        if end < 0:
+            return rest <= LIGHT_BYTES
+        start = end + 1
+    return False
+
+
+def read(raw: bytes, *, namespace: str = "") -> scan.Steps[Heavy]:
+    """Read a heavy body. `namespace` is `wire.strip`'s.
+
+    Raises:
+        ApiError: 400 that names what is wrong: syntax with its position, a limit, or a field that no client may set.
+    """
+    found = yield from _surveyed(raw)
+    yield from _check_utf8(raw)
+    short = _Shortened(raw, found.plain)
+    fields = _fields(raw, short)
+    if fields is not None and not short.is_within(short.whole(memoryview(each)) for each in fields.values()):
+        raise bad_request(
+            f"A field's name takes over {scan.SLICE_BYTES:,} bytes, or a field so long is given twice: give it once."
+        )
+    yield
+    if fields is None:
+        for key in found.keys:
+            if key.name in _LOOKED_FOR:
+                raise _refused("the body", key.name)
+        return Heavy({}, raw, is_object=False)
+    body = yield from _built(short, fields, found.values + found.commas)
+    if not found.keys and wire.TOP_LEVEL_KEYS.isdisjoint(body) and _HASHED not in body:
+        return Heavy(body, raw, is_object=True)
+    return (yield from _clean(raw, short, fields, body, found.keys, namespace))
+
+
+def _surveyed(raw: bytes) -> scan.Steps[scan.Survey]:
+    try:
+        return (yield from scan.survey(raw, _NAMES, depth_max=wire.DEPTH_MAX + 1))
+    except scan.TooDeep:
+        raise bad_request(f"The body is nested more than {wire.DEPTH_MAX} levels deep.") from None
+    except scan.TooMany as error:
+        raise bad_request(f"{error} Send less in one request.") from None
+
+
+def _check_utf8(raw: bytes) -> scan.Steps[None]:
+    if raw.isascii():
+        return
+    start = 0
+    while start < len(raw):
+        end = min(start + _TEXT_BYTES, len(raw))
+        for _ in range(_FOLLOWING_MAX):
+            if end < len(raw) and raw[end] & 0xC0 == 0x80:
+                end -= 1
+        try:
+            raw[start:end].decode()
+        except UnicodeDecodeError as error:
+            at = start + error.start
+            raise bad_request(f"The body is not valid JSON: no UTF-8 at byte {at}. Send it as UTF-8.") from None
+        start = end
+        yield
+
+
+def _fields(raw: bytes, short: _Shortened) -> dict[str, msgspec.Raw] | None:
+    """The fields of an object, unread; None where it is no object. All of its syntax is checked."""
+    count = 0
+
+    def name(kind: type, said: Any) -> _Field:  # noqa: ARG001 - msgspec's signature
+        nonlocal count
+        count += 1
+        if count > FIELDS_MAX:
+            raise _TooManyFields
+        return _Field(said)
+
+    try:
+        first = raw[:SMALL_BYTES].lstrip(_SPACES)[:1]
+        if not first:
+            raise bad_request(f"The body begins with {SMALL_BYTES:,} spaces: send JSON without them.")
+        if first != b"{":
+            msgspec.json.decode(short.raw, type=msgspec.Raw)
+            return None
+        return {str(each): value for each, value in _decoded(short.raw, name).items()}
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"The body is not valid JSON: {short.said(error)}") from None
+    except _TooManyFields:
+        raise bad_request(
+            f"The body has more than {FIELDS_MAX:,} fields: leave out those that no engine knows."
+        ) from None
+    except RecursionError:
+        raise bad_request(f"The body is nested more than {wire.DEPTH_MAX} levels deep.") from None
+
+
+def _decoded(raw: bytes, name: Any) -> dict[_Field, msgspec.Raw]:
+    return msgspec.json.decode(raw, type=dict[_Field, msgspec.Raw], dec_hook=name)
+
+
+def _built(short: _Shortened, fields: dict[str, msgspec.Raw], values: int) -> scan.Steps[dict[str, Any]]:
+    """What is small, built; what is large, unread."""
+    body: dict[str, Any] = {}
+    built = since = 0
+    for name, value in fields.items():
+        view = short.whole(memoryview(value))
+        if len(view) <= SMALL_BYTES:
+            built += len(view)
+            if built > BUILT_BYTES_MAX:  # unread it would be: `stream` and others decide what we do
+                limit = f"the fields of up to {SMALL_BYTES:,} bytes together take over {BUILT_BYTES_MAX:,}"
+                raise bad_request(f"The body has too much beside its large fields: {limit}.", name[:80])
+            since += len(view)
+            body[name] = _value(name, view)
+            if since > SMALL_BYTES:
+                since = 0
+                yield
+        else:
+            body[name] = yield from _unread(short, memoryview(value), values)
+            yield
+    return body
+
+
+def _value(name: str, view: memoryview) -> Any:
+    try:
+        return msgspec.json.decode(view)
+    except msgspec.DecodeError as error:  # a number that no float can hold: only building it finds that
+        raise bad_request(f"`{name[:80]}` is not valid JSON: {error}", name[:80]) from None
+
+
+def _unread(short: _Shortened, part: memoryview, values: int) -> scan.Steps[Unread]:
+    view = short.whole(part)
+    first = bytes(view[:1])
+    if first == b'"':
+        return Unread(view, Sort.TEXT, values)
+    if first != b"[":
+        return Unread(view, Sort.OTHER, values)
+    count = yield from _ids(view)
+    if count:
+        return Unread(view, Sort.IDS, values, count)
+    inner = _within(view)
+    count = (yield from _ids(inner)) if inner and (inner[0], inner[-1]) == _LIST else 0
+    if count:
+        return Unread(inner, Sort.IDS, values, count)
+    if values <= SINGLE_VALUES_MAX:
+        elements = msgspec.json.decode(part, type=list[msgspec.Raw])
+        yield
+        if len(elements) == 1 and memoryview(elements[0])[0] == ord('"'):
+            return Unread(short.whole(memoryview(elements[0])), Sort.TEXT, values)
+    return Unread(view, Sort.LIST, values)
+
+
+def _within(view: memoryview) -> memoryview:
+    """What stands between a list's brackets, without spaces around it, as far as those are few."""
+    start, end = 1, len(view) - 1
+    while start < min(end, _SPACES_MAX) and view[start] in _SPACES:
+        start += 1
+    while end > max(start, len(view) - _SPACES_MAX) and view[end - 1] in _SPACES:
+        end -= 1
+    return view[start:end]
+
+
+def _ids(view: memoryview) -> scan.Steps[int]:
+    """How many whole numbers a list has; 0 where it has anything else, or nothing."""
+    commas, size = 0, len(view)
+    start = 1
+    while start < size - 1:
+        piece = bytes(view[start : min(start + _TEXT_BYTES, size - 1)])
+        if piece.translate(None, _NUMBERS):
+            return 0
+        commas += piece.count(b",")
+        start += len(piece)
+        yield
+    return commas + 1
+
+
+# --- what no client may set -------------------------------------------------------------------------------------------
+
+
+def _clean(
+    raw: bytes,
+    short: _Shortened,
+    fields: dict[str, msgspec.Raw],
+    body: dict[str, Any],
+    keys: Sequence[scan.Key],
+    namespace: str,
+) -> scan.Steps[Heavy]:
+    """Without what no client may set: small fields are stripped and written anew, large ones must have nothing."""
+    for name in wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS:
+        if isinstance(body.get(name), Unread):
+            del body[name]
+    large = {name: short.whole(memoryview(fields[name])) for name, value in body.items() if isinstance(value, Unread)}
+    for name, view in large.items():
+        _check_large(raw, name, view, keys)
+    try:
+        clean = wire.strip({name: each for name, each in body.items() if name not in large}, namespace=namespace)
+    except (wire.NestedTooDeep, wire.TextTooLong) as error:
+        raise bad_request(str(error)) from None
+    yield
+    kept = {
+        name: value if name in large else clean[name] for name, value in body.items() if name in large or name in clean
+    }
+    pieces: list[bytes | memoryview] = []
+    for name, value in kept.items():
+        pieces += [b"," if pieces else b"{", msgspec.json.encode(name), b":"]
+        if name == _MESSAGES and name in large:
+            pieces += _apart(raw, large[name], keys, namespace)
+        else:
+            pieces.append(large[name] if name in large else msgspec.json.encode(value))
+    written = yield from _joined([*pieces, b"}"] if pieces else [b"{}"])
+    return Heavy(kept, written, is_object=True)
+
+
+def _joined(pieces: Sequence[bytes | memoryview]) -> scan.Steps[bytes]:
+    """One text of them. A long one in steps: most of its price is the kernel's, for memory that was not ours before."""
+    if sum(map(len, pieces)) <= _AT_ONCE_BYTES:
+        return b"".join(pieces)
+    written = BytesIO()
+    for piece in pieces:
+        for at in range(0, len(piece), _TEXT_BYTES):
+            written.write(memoryview(piece)[at : at + _TEXT_BYTES])
+            yield
+    return written.getvalue()
+
+
+def _apart(raw: bytes, view: memoryview, keys: Sequence[scan.Key], namespace: str) -> list[bytes | memoryview]:
+    """The messages, with the names that a client gave to media kept apart from other tenants' (`wire.strip`)."""
+    start = _address(view) - _address(raw)
+    pieces: list[bytes | memoryview] = []
+    done = 0
+    for key in keys:
+        if key.name != wire.MEDIA_NAME or not start <= key.at < start + len(view):
+            continue
+        found = _TEXT.match(raw, key.at)
+        if found is None:
+            raise bad_request("`uuid` must be a text of up to 4,096 characters in a body of this size.", "uuid")
+        pieces.append(view[done : found.start(1) - start])
+        pieces.append(msgspec.json.encode(wire.apart(namespace, msgspec.json.decode(found[1], type=str))))
+        done = found.end(1) - start
+    return [*pieces, view[done:]]
+
+
+def _check_large(raw: bytes, name: str, view: memoryview, keys: Sequence[scan.Key]) -> None:
+    """Refuse a large field that could hold what no client may set."""
+    if name in wire.FREE_FORM_KEYS and bytes(view[:1]) in _TEXTS:
+        raise bad_request(
+            f"`{name}` is a text of {len(view):,} bytes that may hold JSON; up to {SMALL_BYTES:,} are looked into. "
+            "Send an object, or less.",
+            name,
+        )
+    if len(keys) == scan.KEYS_MAX:
+        raise _refused(f"`{name[:80]}`", keys[-1].name)
+    start = _address(view) - _address(raw)
+    for key in keys:
+        within = key.name in _LOOKED_FOR and start <= key.at < start + len(view)
+        if within and (key.name in wire.TRANSFER_KEYS or _MAY_HOLD.match(raw, key.at)):
+            raise _refused(f"`{name[:80]}`", key.name)
+
+
+def _address(data: bytes | memoryview) -> int:
+    """Where in memory it lies: msgspec's `Raw` is a view of the body itself."""
+    address: int = np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def _refused(where: str, key: str) -> ApiError:
+    return bad_request(
+        f"`{key}` stands inside {where}, which is too large to take it out. Send the request without that field.", key
+    )

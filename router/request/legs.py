@@ -1,0 +1,274 @@
+"""The two legs of a request, sent: what their connections say is kept until it makes sense, then told on.
+
+A leg decides nothing: it tells its owner, the request's driver, which asks the journey.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from cluster.ids import InstanceId
+from router.core import engine_answers
+from router.core import journey as j
+from router.http.legs import Leg
+from router.http.outlet import Outlet
+from router.http.upstream import Answer, EngineLost, too_long
+
+
+class LegOwner(ABC):
+    """Who sent legs, and hears of them."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def engine_lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost | j.Refused:
+        """What a broken leg is to the journey."""
+
+    @abstractmethod
+    def prefill_over(self, leg: PrefillLeg) -> None:
+        """Its place is free again, however it ended."""
+
+    @abstractmethod
+    def prefill_said(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> None:
+        """It has ended by itself."""
+
+    @abstractmethod
+    def prefill_left(self, leg: PrefillLeg) -> None:
+        """Its instance is lost; it may yet do its work, and hold blocks for us."""
+
+    @abstractmethod
+    def answer_began(self, leg: AnswerLeg, because: str) -> None:
+        """The beginning of a stream with a good status is here. `because`: why it is none; empty: it is one."""
+
+    @abstractmethod
+    def answer_ended(self, leg: AnswerLeg) -> None:
+        """All of it is here."""
+
+    @abstractmethod
+    def answer_lost(self, leg: AnswerLeg, lost: EngineLost) -> None:
+        """It broke off."""
+
+    @abstractmethod
+    def answer_left(self, leg: AnswerLeg) -> None:
+        """Its instance is lost."""
+
+    @abstractmethod
+    def passed_on(self, event: object) -> None:
+        """A chunk has told of this."""
+
+    @abstractmethod
+    def relayed(self, data: bytes) -> None:
+        """More of the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSaid:
+    """What an engine said to a prefill leg, and when."""
+
+    answer: Answer
+    at: float
+
+
+class PrefillLeg:
+    """A prefill leg that was sent. A client's leaving does not cut it off before it said what it holds."""
+
+    __slots__ = (
+        "_bytes",
+        "_bytes_max",
+        "_content_type",
+        "_owner",
+        "_pieces",
+        "_said",
+        "_status",
+        "_told",
+        "attempt",
+        "http",
+        "instance",
+        "started",
+    )
+
+    def __init__(self, owner: LegOwner, instance: InstanceId, attempt: int, bytes_max: int) -> None:
+        """`bytes_max`: most of its answer that is kept to be read."""
+        self._owner = owner
+        self._bytes_max = bytes_max
+        self.instance = instance
+        self.attempt = attempt
+        self.started = 0.0
+        self.http: Leg | None = None
+        self._said: asyncio.Future[PrefillSaid | j.Lost | j.Refused] | None = None
+        """For what outlives the request."""
+        self._told: PrefillSaid | j.Lost | j.Refused | None = None
+        self._status, self._content_type = 0, ""
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    def said(self) -> asyncio.Future[PrefillSaid | j.Lost | j.Refused]:
+        """Done when it has ended."""
+        if self._said is None:
+            self._said = asyncio.get_running_loop().create_future()
+            if self._told is not None:
+                self._said.set_result(self._told)
+        return self._said
+
+    def cut(self) -> None:
+        """Nobody wants to know any more."""
+        http, self.http = self.http, None
+        if http is not None:
+            http.close()
+            self._owner.prefill_over(self)
+
+    def opened(self, status: int, content_type: str, cache_control: str) -> None:
+        self._status, self._content_type = status, content_type
+
+    def body(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._bytes += len(data)
+        if self._bytes > self._bytes_max and self.http is not None:
+            self._pieces.clear()
+            self.http.refuse(too_long(self._bytes_max))
+
+    def chunk(self, framed: bytes, begin: int) -> None:
+        self.body(framed[begin:-2])
+
+    def happened(self, found: object) -> None:
+        """Nothing can."""
+
+    def ended(self) -> None:
+        answer = Answer(self._status, self._content_type, b"".join(self._pieces))
+        self._end(PrefillSaid(answer, time.monotonic()))
+
+    def lost(self, lost: EngineLost) -> None:
+        self._end(lost)
+
+    def _end(self, said: PrefillSaid | EngineLost) -> None:
+        self.http = None
+        self._owner.prefill_over(self)
+        told = said if isinstance(said, PrefillSaid) else self._owner.engine_lost(self.instance, said)
+        self._told = told
+        if self._said is not None:
+            self._said.set_result(told)
+        self._owner.prefill_said(self, told)
+
+    def left(self) -> None:
+        """Its instance is lost."""
+        self._owner.prefill_left(self)
+
+
+class AnswerLeg:
+    """The leg that answers, sent."""
+
+    __slots__ = (
+        "_bytes",
+        "_bytes_max",
+        "_outlet",
+        "_owner",
+        "_pieces",
+        "_streams",
+        "cache_control",
+        "content_type",
+        "http",
+        "instance",
+        "opening",
+        "producer",
+        "pulled",
+        "relays",
+        "started",
+        "status",
+    )
+
+    def __init__(self, owner: LegOwner, instance: InstanceId, outlet: Outlet, *, streams: bool, bytes_max: int) -> None:
+        """A leg that is about to be sent.
+
+        Args:
+            owner: hears of it.
+            instance: where it goes.
+            outlet: the way to its client.
+            streams: the client wants a stream.
+            bytes_max: most of an answer that is kept to be read.
+        """
+        self._owner = owner
+        self._outlet = outlet
+        self._streams = streams
+        self._bytes_max = bytes_max
+        self.instance = instance
+        self.producer: InstanceId | None = None
+        """The instance that holds what it pulls, where that is known."""
+        self.pulled = ""
+        """The engine whose hold it is to pull; empty: it is to pull none."""
+        self.http: Leg | None = None
+        self.started = time.monotonic()
+        self.opening = True
+        """Nothing has come that its status can be told by."""
+        self.relays = False
+        """Its bytes are for the client, as they come."""
+        self.status, self.content_type, self.cache_control = 0, "", ""
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    @property
+    def pieces(self) -> bytes:
+        """What has come of it, and is not relayed."""
+        return b"".join(self._pieces)
+
+    def opened(self, status: int, content_type: str, cache_control: str) -> None:
+        self.status, self.content_type, self.cache_control = status, content_type, cache_control
+
+    def body(self, data: bytes) -> None:
+        http = self.http
+        if http is None or not http.complete:
+            self._body(data)
+            return
+        outlet = self._outlet
+        outlet.cork()
+        self._body(data)
+        if self.http is not http:  # something was wrong with it: its end is not to be heard
+            outlet.uncork()
+
+    def _body(self, data: bytes) -> None:
+        if self.relays:
+            self._owner.relayed(data)
+            return
+        self._pieces.append(data)
+        self._bytes += len(data)
+        if self.status == 200 and self._streams:
+            self._begin(data)
+        elif self._bytes > self._bytes_max and self.http is not None:
+            self._pieces.clear()
+            self.http.refuse(too_long(self._bytes_max))
+
+    def _begin(self, data: bytes) -> None:
+        """A stream's first bytes: its owner hears of them once they tell whether it is one."""
+        if not self.content_type.startswith("text/event-stream"):
+            self._owner.answer_began(self, f"it answered a stream with {self.content_type!r}")
+        elif b"\n" in data or self._bytes >= engine_answers.BEGINNING_BYTES_MAX:
+            because = engine_answers.beginning(self.pieces)
+            if because is not None:
+                self._owner.answer_began(self, because)
+
+    def chunk(self, framed: bytes, begin: int) -> None:
+        self.body(framed[begin:-2])
+
+    def happened(self, found: object) -> None:
+        self._owner.passed_on(found)
+
+    def ended(self) -> None:
+        self.http = None
+        self._owner.answer_ended(self)
+        self._outlet.uncork()
+
+    def lost(self, lost: EngineLost) -> None:
+        self.http = None
+        self._owner.answer_lost(self, lost)
+
+    def left(self) -> None:
+        """Its instance is lost."""
+        self._owner.answer_left(self)
+
+    def close(self) -> None:
+        """Break it off."""
+        http, self.http = self.http, None
+        if http is not None:
+            http.close()

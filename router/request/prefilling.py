@@ -1,0 +1,185 @@
+"""The prefill legs of one request, and what their answers say: a hold, a first token, how much was cached. A shell."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from cluster import wire
+from cluster.ids import InstanceId
+from cluster.request import Request
+from router.core import engine_answers
+from router.core import journey as j
+from router.core.timing_parts import Told
+from router.http.upstream import Answer
+from router.request.engine_words import EngineWords
+from router.request.legs import LegOwner, PrefillLeg, PrefillSaid
+from router.request.outgoing import Outgoing
+from router.request.parts import Parts
+from router.request.releases import Releases
+from router.request.scheduled import ScheduledRequest
+from router.request.seeding import Seeding
+from router.request.trace import RequestTrace
+from router.telemetry.timing import Stage
+
+
+class Prefilling:
+    """Of one request."""
+
+    __slots__ = (
+        "_had_cached", "_legs", "_outgoing", "_parts", "_releasing", "_request", "_scheduled", "_seeding", "_trace",
+        "_words", "answer", "producer",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        parts: Parts,
+        request: Request,
+        outgoing: Outgoing,
+        scheduled: ScheduledRequest,
+        seeding: Seeding,
+        words: EngineWords,
+        trace: RequestTrace,
+    ) -> None:
+        self._parts: Final = parts
+        self._request: Final = request
+        self._outgoing: Final = outgoing
+        self._scheduled: Final = scheduled
+        self._seeding: Final = seeding
+        self._words: Final = words
+        self._trace: Final = trace
+        self._legs: Final[dict[InstanceId, PrefillLeg]] = {}
+        """Those that are waited for, oldest first."""
+        self.producer: PrefillLeg | None = None
+        """Whose answer the journey goes on with; before there is one, the leg that was sent last."""
+        self.answer: Answer | None = None
+        self._had_cached: int | None = None
+        """Prompt tokens that the first P had cached."""
+        self._releasing: asyncio.Task[j.Event] | None = None
+
+    def send(self, effect: j.SendPrefill, owner: LegOwner) -> None:
+        """A leg goes out; `owner` hears of it."""
+        instance, attempt, parts = effect.instance, effect.attempt, self._parts
+        leg = self.producer = PrefillLeg(owner, instance, attempt, parts.limits.answer_bytes_max)
+        transfer = self._outgoing.transfer_id(instance, attempt)
+        fields = wire.prefill_fields(self._request.body, token_ids=self._seeding.may(), transfer=transfer)
+        body = self._outgoing.body(self._outgoing.stamped(fields, instance, instance, attempt))
+        leg.started = time.monotonic()
+        target = parts.view.get(instance).instance
+        headers = self._outgoing.lines(Stage.PREFILL_LEG, target)
+        parts.dispatch.leg_started(instance)
+        self._legs[instance] = leg
+        parts.losses.watch(instance, leg, leg.left)
+        leg.http = parts.engines.legs.send(target.url, self._request.path, headers, body, leg)
+
+    def over(self, leg: PrefillLeg) -> None:
+        """Its place is free again, however it ended."""
+        self._parts.losses.unwatch(leg.instance, leg)
+        self._parts.dispatch.leg_ended(leg.instance)
+
+    def take(self, leg: PrefillLeg) -> bool:
+        """It has ended or is lost: it is waited for no longer. Whether it was."""
+        if self._legs.get(leg.instance) is not leg:
+            return False
+        del self._legs[leg.instance]
+        return True
+
+    # -- what they say --
+
+    def read(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused, *, newest: bool) -> j.Event:
+        """One has ended by itself. `newest`: it is of the last attempt."""
+        if isinstance(said, PrefillSaid):
+            self._parts.meters.leg("prefill", said.at - leg.started)
+        fields = self._fields(leg.instance, said.answer) if isinstance(said, PrefillSaid) else said
+        if not isinstance(fields, dict):
+            if newest:
+                self._scheduled.prompt_over(done=False)
+            return msgspec.structs.replace(fields, by=leg.instance)
+        assert isinstance(said, PrefillSaid)
+        self.producer, self.answer = leg, said.answer
+        reason = wire.first_finish_reason(fields)
+        usage = fields.get("usage")
+        done = newest and reason in j.PREFILLED  # else it computed nothing that its time could teach us
+        self._scheduled.prompt_over(done=done, usage=usage if isinstance(usage, dict) and done else {})
+        # An older leg's own times began before the stage that it ends: they are left out, and nothing is claimed.
+        self._trace.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
+        transfer = self._transfer_in(fields)
+        not_first = self._not_first(leg, transfer, fields)
+        token = self._seeding.read(fields, not_first)
+        if token is not None:
+            self._scheduled.spoken_by(leg.instance)
+        return j.PrefillAnswered(reason, transfer, token, not not_first, by=leg.instance)
+
+    def _not_first(self, leg: PrefillLeg, transfer: wire.Transfer | None, fields: Mapping[str, Any]) -> str:
+        """Why P's token is not known to be the answer's first: by its own word, and by the proof of the pair."""
+        if transfer is None:
+            return "P holds nothing: what it has computed cannot be told"
+        because = transfer.stops_short_of(fields)
+        decode = self._scheduled.context.decode
+        return because or ("" if decode is None else self._parts.view.not_exact(leg.instance, decode))
+
+    def _transfer_in(self, fields: dict[str, Any]) -> wire.Transfer | None:
+        """The hold that P's answer describes; a client is told what the first P of its request had cached."""
+        transfer = wire.read_transfer(fields)
+        if transfer is None:
+            return None
+        if self._had_cached is None:
+            self._had_cached = transfer.cached_tokens
+        return transfer.at_most_cached(self._had_cached)
+
+    def _fields(self, by: InstanceId, answer: Answer) -> dict[str, Any] | j.Lost | j.Refused:
+        """Of P's answer."""
+        if answer.status != 200:
+            return self._words.refused(by, answer)
+        fields, told = engine_answers.object_in(answer.body), engine_answers.completion_in(answer.body)
+        if fields is not None and isinstance(told, Told):
+            return fields
+        lost = self._words.unfit(by, told if isinstance(told, str) else "unreadable answer")
+        if fields is None or wire.read_transfer(fields) is None:
+            return lost
+        return {**fields, "choices": None}  # half done: what it holds is pulled or given back
+
+    # -- how they end --
+
+    def close(self) -> None:
+        """No prefill leg is waited for any more."""
+        for leg in list(self._legs.values()):
+            leg.cut()
+        self._legs.clear()
+
+    def cancel(self, instance: InstanceId) -> None:
+        """Ask P to abort its leg."""
+        self._parts.tasks.spawn(self._releases().cancel_prefill(instance), f"abort-{self._request.id}")
+
+    def outlast(self, instance: InstanceId) -> None:
+        """Another has answered: let this one end by itself."""
+        self._parts.tasks.spawn(self._releases().outlast(self._legs.pop(instance)), f"release-{self._request.id}")
+
+    def see_out(self, leg: PrefillLeg) -> None:
+        """Its instance is lost; it may yet do its work, and hold blocks for us."""
+        self._parts.tasks.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
+
+    def release(self, effect: j.Release, done: Callable[[asyncio.Task[j.Event]], None]) -> None:
+        """Give the hold up; it may go on meanwhile. `done` hears of its end."""
+        assert self.producer is not None
+        releasing = self._releases().release(effect.via, effect.transfer, self.producer)
+        self._releasing = self._parts.tasks.spawn(releasing, f"release-{self._request.id}")
+        self._releasing.add_done_callback(done)
+
+    def released(self, task: asyncio.Task[j.Event]) -> j.Event | None:
+        """What a release's end is to the journey; None: it is not the last one's."""
+        if task is not self._releasing:
+            return None
+        failed = task.cancelled() or task.exception() is not None
+        return j.Released(ok=False) if failed else task.result()
+
+    def part(self) -> None:
+        """From its legs, which know the driver."""
+        self.producer = None
+
+    def _releases(self) -> Releases:
+        return Releases(self._parts, self._request, self._outgoing)

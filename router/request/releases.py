@@ -1,0 +1,120 @@
+"""What outlives an answer: prefill legs that nobody waits for any more, and the holds that are given up. Its own tasks.
+
+A hold that nobody pulls keeps P's blocks until its lease ends. It is given up by its name where P's connector knows
+names, else by a leg that D rejects, which has D tell P; what neither reaches is left to its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from cluster import wire
+from cluster.ids import InstanceId
+from cluster.request import Request
+from router.core import journey as j
+from router.core.eligibility import CHAT
+from router.core.engine_answers import object_in
+from router.http.upstream import Answer, EngineLost
+from router.request.legs import PrefillLeg, PrefillSaid
+from router.request.outgoing import Outgoing
+from router.request.parts import Parts
+from router.scheduler.scheduler import HANDSHAKE_S
+
+logger = logging.getLogger("baton.router")
+
+
+class Releases:
+    """Of one request."""
+
+    def __init__(self, parts: Parts, request: Request, outgoing: Outgoing) -> None:
+        self.parts: Final = parts
+        self.request: Final = request
+        self.outgoing: Final = outgoing
+        self.headers: Final = outgoing.headers
+
+    async def outlast(self, leg: PrefillLeg) -> None:
+        """Another has answered: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it."""
+        done, _ = await asyncio.wait({leg.said()}, timeout=j.PATIENCE_S)
+        if not done and self.parts.view.knows(leg.instance):
+            await self.cancel_prefill(leg.instance)
+        await self.see_out(leg, j.CANCEL_WAIT_S)
+
+    async def see_out(self, leg: PrefillLeg, wait_s: float) -> None:
+        """A leg that nobody waits for may yet do its work, and hold blocks for us. To cut it off races with that."""
+        try:
+            done, _ = await asyncio.wait({leg.said()}, timeout=wait_s)
+            said = leg.said().result() if done else None
+            transfer = _hold_in(said.answer) if isinstance(said, PrefillSaid) else None
+            if transfer is not None:
+                await self.release(InstanceId(""), transfer, leg)
+        finally:
+            leg.cut()
+
+    async def cancel_prefill(self, instance: InstanceId) -> None:
+        """vLLM aborts by its own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
+        engine_id = f"chatcmpl-{self.request.id}" if self.request.path == CHAT else f"cmpl-{self.request.id}-0"
+        if not self.parts.view.knows(instance):
+            return
+        target = self.parts.view.get(instance).instance
+        await self.parts.engines.upstream.abort(target, (engine_id,), self.headers)
+
+    async def release(self, via: InstanceId, transfer: wire.Transfer, holder: PrefillLeg) -> j.Event:
+        """Give this hold up by its name; else have D tell P to free it, or, where D does not answer, another one."""
+        done = await self._give_up(transfer, holder) or await self._reject(via, transfer, holder)
+        if not done:
+            other = self.parts.desk.speaks_for(holder.instance, via)
+            done = other is not None and await self._reject(other, transfer, holder)
+        self.parts.meters.releases.labels(str(done).lower()).inc()
+        if not done:
+            logger.warning("%s: a hold of %d tokens is left to its lease", self.request.label, transfer.tokens)
+        return j.Released(done)
+
+    async def _give_up(self, transfer: wire.Transfer, holder: PrefillLeg) -> bool:
+        """Where P has told the name we gave it, it has Baton's connector, and with a guard a place to say so."""
+        name = transfer.fields.get(wire.TRANSFER)
+        if not isinstance(name, str) or not self.parts.view.knows(holder.instance):
+            return False
+        body = self._signed(wire.release_by_name(name), holder.instance, holder)
+        target = self.parts.view.get(holder.instance).instance
+        try:
+            answer = await self.parts.engines.upstream.say(target, wire.RELEASE_PATH, body, self.headers)
+        except EngineLost:
+            return False
+        return answer.status == 200
+
+    async def _reject(self, via: InstanceId, transfer: wire.Transfer, holder: PrefillLeg) -> bool:
+        """Have it reject a leg for this hold. To a producer it has never met, D's first word only starts a handshake,
+        and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
+        """
+        done = await self._reject_once(via, transfer, holder)
+        if done and not self.parts.view.pair_warm(transfer.producer, via):
+            await asyncio.sleep(HANDSHAKE_S)
+            done = await self._reject_once(via, transfer, holder)
+        return done
+
+    async def _reject_once(self, via: InstanceId, transfer: wire.Transfer, holder: PrefillLeg) -> bool:
+        if not self.parts.view.knows(via):
+            return False
+        body = self._signed(wire.release_body(transfer), via, holder)
+        target = self.parts.view.get(via).instance
+        try:
+            answer = await self.parts.engines.upstream.say(target, "/v1/completions", body, self.headers)
+        except EngineLost:
+            return False
+        if wire.is_ticket_refused(answer.status, answer.body):
+            return False  # by the guard: the engine heard nothing of it
+        return 400 <= answer.status < 500  # the rejection is the release
+
+    def _signed(self, body: Mapping[str, Any], to: InstanceId, holder: PrefillLeg) -> bytes:
+        return msgspec.json.encode(self.outgoing.stamped(body, to, holder.instance, holder.attempt))
+
+
+def _hold_in(answer: Answer) -> wire.Transfer | None:
+    """What P's answer says it holds for us, of an answer that is not used."""
+    fields = object_in(answer.body) if answer.status == 200 else None
+    return None if fields is None else wire.read_transfer(fields)

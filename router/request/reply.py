@@ -1,0 +1,314 @@
+"""The client's side of one exchange: what he is given, and what of it is remembered in case the stream breaks."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+
+import msgspec
+
+from cluster.errors import ApiError
+from cluster.request import Request
+from router.core import journey as j
+from router.core.eligibility import CHAT
+from router.core.timing_parts import Told
+from router.http.headers import lines
+from router.http.outlet import Outlet
+from router.request.splice import ERROR_EVENT, EVENT_BYTES_MAX, SaidSoFar, Seed, Splice, SpliceBroken, said_in
+from router.request.trace import RequestTrace
+
+logger = logging.getLogger("baton.router")
+
+REMEMBERED_BYTES_MAX = 256 << 10
+"""So much of a stream is kept for its resumption (about 1,000 chunks of vLLM's); a longer one ends with an error."""
+
+_FRAME_ENDS = b"\n\n\r\n"
+
+LAST_EVENT = b"data: [DONE]"
+_LAST_LINE = b"\n" + LAST_EVENT
+"""As it cannot stand in a text: JSON has no line ends there."""
+
+CUT_OFF = b'"finish_reason":"length"'
+"""In an answer that ended by its limit. In a text of the model's own its quotes would be escaped."""
+
+_EVENTS = "text/event-stream; charset=utf-8"
+
+
+class Reply:
+    """What one client is told.
+
+    Long, as engines' events and the client's stream meet in it: what is read, counted and written is one state.
+    """
+
+    __slots__ = (
+        "_account",
+        "_counts",
+        "_due",
+        "_event_bytes",
+        "_event_bytes_max",
+        "_events",
+        "_keep",
+        "_kept",
+        "_kept_bytes",
+        "_passage",
+        "_request",
+        "_rest",
+        "_seam",
+        "_seed",
+        "_simple",
+        "_streams_at",
+        "broken_seams",
+        "cut_off",
+        "outlet",
+    )
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        request: Request,
+        account: RequestTrace,
+        *,
+        resumable: bool,
+        counts: bool = False,
+        event_bytes_max: int = 1 << 26,
+    ) -> None:
+        """`counts`: the number of tokens is wanted. `event_bytes_max`: a stream with a longer event
+        has failed.
+        """
+        self.outlet = outlet
+        self._request = request
+        self._account = account
+        self._due = 3 if request.path == CHAT else 2
+        """Events until the second token is out: chats begin with one that only names the role."""
+        self._kept: list[bytes] | deque[bytes] = [] if resumable else deque(maxlen=2)
+        """What was written: all of it while the stream can be resumed, else the last two. Bare events, or as a framed
+        chunk (`_bare`).
+        """
+        self._keep = self._kept.append
+        self._kept_bytes = 0 if resumable else -1
+        """Of a stream that can be resumed: how much that is, framing included; -1: it cannot be."""
+        self._streams_at = 0
+        """How much of what is kept was there before this stream."""
+        self._seed: Seed | None = None
+        self._seam: Splice | None = None
+        self._rest = b""
+        """The beginning of an event whose end has not come."""
+        self._event_bytes = 0
+        """How much of one that is too long to be kept has been passed on; 0: there is none."""
+        self._event_bytes_max = event_bytes_max
+        self._simple = False
+        """Whole chunks may pass as they come: both first tokens are out, and nothing is to be taken out or kept."""
+        self._passage: Callable[[bytes], None] = outlet.write
+        self._counts = counts
+        self._events = 0
+        """Events of a stream that are with the client."""
+        self.broken_seams = 0
+        self.cut_off = False
+        """The answer ended by its limit."""
+
+    @property
+    def first_out(self) -> bool:
+        """The first token of a stream is with the client."""
+        return self._due <= 1
+
+    def respond(
+        self,
+        status: int,
+        body: bytes,
+        content_type: str = "application/json",
+        *,
+        retry_after_s: int | None = None,
+        told: Told | None = None,
+    ) -> None:
+        """Answer in one piece. `told`: what an engine's completion says beside its text; None: it is an error."""
+        if self.outlet.gone:
+            return  # nobody is there any more
+        about = self._account.headers() if told is None else self._account.answered(told)
+        request = self._request
+        names = {"X-Request-Id": request.told_id, "X-Baton-Request-Id": request.id}
+        headers = {"Content-Type": content_type} | names | about
+        if retry_after_s is not None:
+            headers["Retry-After"] = str(retry_after_s)
+        self.cut_off = CUT_OFF in body
+        self.outlet.whole(status, headers, body)
+
+    def give(self, seed: Seed) -> None:
+        """Begin the stream with P's first token."""
+        self._seed = seed
+        self._begin(_EVENTS, "")
+        self._write(seed.events)
+        self._due = 1
+        self._account.seeded()
+
+    # -- a stream --
+
+    def relay(self, content_type: str, cache_control: str) -> j.Event | None:
+        """A stream begins: raw bytes, whole events at a time, so that one that breaks off never leaves half an event
+        with the client. One that goes on after a seed, or after another that broke, passes a seam first.
+        """
+        self._rest, self._simple = b"", False
+        if self._kept_bytes < 0:
+            self._kept.clear()
+        self._streams_at = len(self._kept)
+        try:
+            self._seam = self._open_seam()
+        except SpliceBroken as broken:
+            return self._broken(broken)
+        self._begin(content_type, cache_control)
+        return None
+
+    def feed(self, chunk: bytes) -> j.Event | None:
+        """Its next bytes. An event: that it has failed."""
+        if self._seam is not None:
+            try:
+                chunk = self._seam.feed(chunk)
+            except SpliceBroken as broken:
+                return self._broken(broken)
+            if self._seam.closed:
+                self._seam = None
+        rest = self._rest + chunk if self._rest else chunk
+        end = rest.rfind(b"\n\n") + 2
+        if end <= 1:
+            if len(rest) < EVENT_BYTES_MAX:
+                self._rest = rest
+                return None
+            end = len(rest)  # too long to be kept: passed on in pieces
+            self._event_bytes += end
+            if self._event_bytes > self._event_bytes_max:
+                return self.lost(f"an event of its stream is longer than {self._event_bytes_max} bytes")
+        else:
+            self._event_bytes = 0
+        piece, self._rest = rest[:end], rest[end:]
+        fault = _error_at(piece)
+        self._write(piece if fault < 0 else piece[:fault])
+        if fault >= 0:
+            said = piece[fault + 6 :].partition(b"\n\n")[0]
+            return self.lost(said[:200].decode(errors="replace"))
+        if self._due > 0:
+            self._count(piece)
+        self._simple = self._due <= 0 and self._seam is None and not self._rest and self.outlet.passes
+        if self._simple:
+            self._passage = self.outlet.passage()
+        return None
+
+    def pass_on(self, framed: bytes, begin: int) -> j.Event | None:
+        """The same of one whole chunk that ends as an event does, framed as it came: ``framed[begin:-2]``."""
+        if not self._simple or ERROR_EVENT in framed:
+            return self.feed(framed[begin:-2])
+        self._passage(framed)
+        self._keep(framed)
+        if self._kept_bytes >= 0:
+            self._kept_bytes += len(framed)
+            if self._kept_bytes > REMEMBERED_BYTES_MAX:
+                self._forget()
+        if self._counts:
+            self._events += framed.count(b"\n\n")
+        return None
+
+    def ended(self) -> j.Event:
+        """Its bytes are all here."""
+        tail = self._tail()
+        if _LAST_LINE not in (b"\n" + tail)[-64:] + self._rest:
+            return self.lost("the stream ended before its end")
+        self.cut_off = CUT_OFF in tail
+        self.outlet.end(self._rest + self._account.streamed(tail))
+        return j.Ended()
+
+    def lost(self, because: str) -> j.Lost:
+        """It broke off."""
+        return j.Lost(because, again=self._said() is not None)
+
+    def _said(self) -> SaidSoFar | None:
+        """What the client has, if another answer can be joined to it."""
+        if self._kept_bytes <= 0:
+            return None
+        return said_in(b"".join(map(_bare, self._kept)), self._request.path)
+
+    def _tail(self) -> bytes:
+        """The last events of this stream, of two pieces as they were written."""
+        kept = self._kept
+        return b"".join([_bare(kept[at]) for at in range(max(self._streams_at, len(kept) - 2), len(kept))])
+
+    def _broken(self, broken: SpliceBroken) -> j.Lost:
+        self.broken_seams += 1
+        return j.Lost(f"the seam does not hold: {broken}")
+
+    def _count(self, events: bytes) -> None:
+        """Tokens that are out, up to the second. The end and the usage are none."""
+        count = events.count(b"\n\n") - events.count(b'"choices":[]') - (LAST_EVENT in events[-64:])
+        before, self._due = self._due, self._due - count
+        if before > 1 >= self._due:
+            self._account.first_out()
+        if self._due <= 0:
+            self._account.second_out()
+
+    def fail(self, error: ApiError) -> None:
+        """The status has been sent: say it as vLLM does, in an event, and end the stream."""
+        if not self.outlet.begun or self.outlet.gone:
+            return
+        logger.warning("%s: stream failed: %s", self._request.label, error)
+        event = b"data: " + msgspec.json.encode(error.body()) + b"\n\ndata: [DONE]\n\n"
+        if self._event_bytes:
+            event = b"\n\n" + event
+        self.outlet.end(event + self._account.comment())
+
+    def tokens(self) -> int | None:
+        """Tokens of a stream, as its events tell; None where there is none. Engines that put several tokens into one
+        event make it too few.
+        """
+        around = (self._request.path == CHAT) + (LAST_EVENT in self._tail()[-70:])
+        return self._events - around if self._events > around else None
+
+    def _begin(self, content_type: str, cache_control: str) -> None:
+        if self.outlet.begun:
+            return
+        request, head = self._request, _lines(content_type, cache_control)
+        names = request.told_id.encode(), request.id.encode()
+        self.outlet.begin(b"%bX-Request-Id: %b\r\nX-Baton-Request-Id: %b\r\n" % (head, *names))
+
+    def _write(self, events: bytes) -> None:
+        if self._counts:
+            self._events += events.count(b"\n\n")
+        self._keep(events)
+        if self._kept_bytes >= 0:
+            self._kept_bytes += len(events)
+            if self._kept_bytes > REMEMBERED_BYTES_MAX:
+                self._forget()
+        self.outlet.write(events)
+
+    def _forget(self) -> None:
+        """It has become too long to be resumed."""
+        self._kept = deque(list(self._kept)[self._streams_at :], maxlen=2)
+        self._keep, self._kept_bytes, self._streams_at = self._kept.append, -1, 0
+
+    def _open_seam(self) -> Splice | None:
+        """Between what was said and a new stream. None: nothing was said yet."""
+        if not self.outlet.begun:
+            return None
+        said = self._said()
+        if said is None and self._seed is not None and self._kept_bytes < 0:
+            said = SaidSoFar(self._seed.text, role=self._seed.role)
+        if said is None:
+            raise SpliceBroken("nobody knows any more what was said")
+        return Splice(self._request.path, said)
+
+
+@lru_cache(maxsize=64)
+def _lines(content_type: str, cache_control: str) -> bytes:
+    """Of a stream's head. An engine's are mostly the same."""
+    return lines({"Content-Type": content_type} | ({"Cache-Control": cache_control} if cache_control else {}))
+
+
+def _bare(written: bytes) -> bytes:
+    """Its events. Only a frame ends with a line end of HTTP's; those of events are other ones."""
+    return written[written.find(b"\n") + 1 : -2] if written.endswith(_FRAME_ENDS) else written
+
+
+def _error_at(piece: bytes) -> int:
+    """Where an error event begins in whole events; -1 where there is none."""
+    if piece.startswith(ERROR_EVENT):
+        return 0
+    found = piece.find(b"\n\n" + ERROR_EVENT)
+    return found + 2 if found >= 0 else -1

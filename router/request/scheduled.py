@@ -1,0 +1,160 @@
+"""One request at the scheduler: where it is to go, and what is learned from what becomes of it. A shell: the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from cluster.ids import InstanceId
+from cluster.request import Request
+from router.core import journey as j
+from router.core.values import Sent
+from router.fleet import events as d
+from router.predict.predictors import PredictedRequest, answer_tokens, cached_in
+from router.request.parts import Parts
+from router.request.trace import RequestTrace
+from router.scheduler.scheduler import SchedulingContext
+
+_NO_USAGE: Mapping[str, Any] = {}
+
+
+class ScheduledRequest:
+    """One."""
+
+    __slots__ = (
+        "_at_scheduler", "_cached_tokens", "_made_by", "_parts", "_predicted", "_sent", "_trace", "context", "resumed",
+    )  # fmt: skip
+
+    def __init__(
+        self, parts: Parts, context: SchedulingContext, predicted: PredictedRequest | None, trace: RequestTrace
+    ) -> None:
+        """`predicted`: None where nothing is foretold."""
+        self._parts: Final = parts
+        self._predicted: Final = predicted
+        self._trace: Final = trace
+        self.context: Final = context
+        self.resumed = False
+        """Its answer was made by two engines: it says nothing about the speed of either."""
+        self._sent: tuple[Sent, ...] = ()
+        self._cached_tokens = 0
+        """Where its prompt is computed, and how much of it is taken to be cached there: until that is known."""
+        self._made_by: tuple[str, int, str] | None = None
+        """The weights, the circle, and what the model's name means, of the instance that made what the client already
+        has."""
+        self._at_scheduler = True
+        """The scheduler has not heard of its end."""
+
+    @property
+    def foretold(self) -> bool:
+        """Whether its answer's length and its prompt's size were predicted."""
+        return self._predicted is not None
+
+    def choose(self, effect: j.Choose, *, relayed: bool) -> j.Chosen:
+        """Ask where to go. `relayed`: the client has a part of an answer already."""
+        context = self.context
+        if self._made_by is not None and effect.excluded:
+            weights, circle, meaning = self._made_by
+            context.wanted = msgspec.structs.replace(context.wanted, weights=weights, circle=circle, meaning=meaning)
+        now = time.monotonic()
+        chosen, *called = self._parts.dispatch.scheduling.handle(d.Asked(context, effect, now), now)
+        assert isinstance(chosen, j.Chosen)
+        if called or self._parts.desk.wakeup_s is not None:  # most often there is nothing
+            self._parts.dispatch.call(tuple(called))
+        if effect.second and chosen.prefill is None:  # all stays as it is
+            return chosen
+        if effect.excluded:
+            kind = "second" if effect.second else "resumed" if relayed else "again"
+            self._parts.meters.retries.labels(kind).inc()
+            self.resumed = self.resumed or relayed
+        self._trace.chose(effect, chosen, context)
+        expected = context.expected
+        if expected.booking is not None:
+            self._sent, self._cached_tokens = tuple(expected.sent), expected.booking.cached_tokens
+        return chosen
+
+    def found_none(self) -> None:
+        """It waits for a place."""
+        self._parts.dispatch.tell(d.FoundNone(self.context), time.monotonic())
+
+    def spoken_by(self, instance: InstanceId) -> None:
+        """The client has text of this engine: from here on only its like goes on."""
+        view = self._parts.view
+        if view.knows(instance):
+            maker = view.get(instance)
+            meaning = maker.meaning(self.context.wanted.model)
+            self._made_by = maker.instance.weights, view.all().circle(maker.id), meaning
+
+    def occupy(self, instance: InstanceId | None) -> None:
+        """Count its answering leg at this instance, and nowhere else."""
+        self._parts.dispatch.tell(d.Occupied(self.context, instance), time.monotonic())
+
+    def prompt_over(self, *, done: bool, usage: Mapping[str, Any] = _NO_USAGE) -> None:
+        """Its prompt was computed where it was last sent to, or will not be (`done` false)."""
+        intake, context = self._parts.intake, self.context
+        if intake is None or self._predicted is None:
+            return
+        context.wanted = intake.told(context.wanted, self._predicted, usage)
+        cached = cached_in(usage)
+        if done and cached is not None and context.expected.booking is not None:
+            self._count_cached(cached)
+        self._sent = ()
+        self._prompt_over(done=done, cached_tokens=cached)
+
+    def prompt_presumed(self) -> None:
+        """Its prompt is taken to be computed: its time has passed, and its engine will say nothing of it."""
+        self._prompt_over(done=False, cached_tokens=None)
+        self._look_for_room()
+
+    def _prompt_over(self, *, done: bool, cached_tokens: int | None) -> None:
+        if self._parts.desk.remembers:
+            now = time.monotonic()
+            self._parts.dispatch.scheduling.handle(d.PromptOver(self.context, now, done, cached_tokens), now)
+
+    def _look_for_room(self) -> None:
+        """A prompt is computed: where room is more than credits, there may be some."""
+        if self._parts.desk.gate is not None:
+            self._parts.dispatch.tell(d.Roomy(), time.monotonic())
+
+    def opened(self) -> None:
+        """The first token of its answer has come from where it is decoded."""
+        if self._parts.desk.remembers:
+            now = time.monotonic()
+            self._parts.dispatch.scheduling.handle(d.AnswerOpened(self.context, now), now)
+        self._look_for_room()
+
+    def _count_cached(self, cached_tokens: int) -> None:
+        """An engine has said how much of the prompt it had."""
+        wanted, meters = self.context.wanted, self._parts.meters
+        meters.attainment.prefix(self._cached_tokens, cached_tokens)
+        meters.flow.prefilled(wanted.model or "", wanted.slo_class, wanted.prompt_tokens, cached_tokens)
+
+    def count_tokens(self, request: Request, events: int | None) -> int | None:
+        """Of the answer: as its engine has counted them, else by the `events` that went through."""
+        intake, usage = self._parts.intake, self._trace.usage
+        if intake is None or self._predicted is None:
+            return None
+        if usage and self._sent:  # no P has said it: one instance did all of it, and says so with its end
+            self.context.wanted = intake.told(self.context.wanted, self._predicted, usage)
+            cached_tokens = cached_in(usage)
+            if cached_tokens is not None:
+                self._count_cached(cached_tokens)
+                each = self.context.wanted.prefix_block_tokens
+                for sent in self._sent:
+                    self._parts.dispatch.fleet.handle(d.Cached(sent, each, cached_tokens), time.monotonic())
+        tokens, answers = answer_tokens(usage) or events, request.body.get("n")
+        return tokens // answers if tokens and isinstance(answers, int) and answers > 1 else tokens
+
+    def finish(self, now: float, tokens: int | None, engine_ms: tuple[float, float] | None, *, cut_off: bool) -> None:
+        """It is over. See `Scheduler.finish`."""
+        self._parts.dispatch.tell(d.Finished(self.context, now, tokens, cut_off, engine_ms), now)
+        self._at_scheduler = False
+
+    def leave(self) -> None:
+        """A bug of ours ends it: its place is given back."""
+        if self._at_scheduler:
+            now = time.monotonic()
+            self._parts.dispatch.tell(d.Finished(self.context, now, None, cut_off=False), now)
+            self._at_scheduler = False

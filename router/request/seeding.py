@@ -1,0 +1,63 @@
+"""Whether a client gets P's first token before the handoff, and which (law 8). A shell: it counts and logs."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from cluster.request import Request
+from router.core.eligibility import has_room
+from router.core.verdict import Verdict, Way
+from router.request.parts import Parts
+from router.request.splice import Seed, seed_of, stops_of
+from router.request.trace import RequestTrace
+from router.scheduler.scheduler import SchedulingContext
+
+logger = logging.getLogger("baton.router")
+
+
+class Seeding:
+    """Of one request."""
+
+    __slots__ = ("_allowed", "_context", "_parts", "_request", "_trace", "seed")
+
+    def __init__(
+        self, parts: Parts, request: Request, verdict: Verdict, context: SchedulingContext, trace: RequestTrace
+    ) -> None:
+        self._parts: Final = parts
+        self._request: Final = request
+        self._context: Final = context
+        self._trace: Final = trace
+        self._allowed: Final = parts.limits.seeding and verdict.way is Way.SEEDED
+        self.seed: Seed | None = None
+
+    def may(self) -> bool:
+        """Where it is exact, and D can be told to begin with P's token."""
+        return self._allowed and self._parts.desk.pins(self._context)
+
+    def read(self, answer: dict[str, Any], not_first: str) -> int | None:
+        """The token of P's answer that is the seed, if it may be one. `not_first`: why it is not the answer's first."""
+        if self.seed is not None or not self.may():
+            off = not self._parts.limits.seeding
+            self._trace.not_seeded("seeding is off" if off else "D's engine cannot be told its first token")
+            return None
+        if not_first:
+            self._trace.not_seeded(not_first)
+            return None
+        if not self._has_room(answer):
+            self._trace.not_seeded("D may refuse its length")
+            return None
+        seed = seed_of(answer, self._request.path, stops_of(self._request.body))
+        if isinstance(seed, str):
+            logger.debug("%s: not seeded: %s", self._request.id, seed)
+            self._trace.not_seeded(seed)
+            return None
+        self.seed = seed
+        return seed.token
+
+    def _has_room(self, answer: dict[str, Any]) -> bool:
+        assert self._context.decode is not None
+        usage = answer.get("usage")
+        prompt_tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        context = self._parts.view.get(self._context.decode).context(self._request.model)
+        return has_room(self._request.body, prompt_tokens if isinstance(prompt_tokens, int) else None, context)

@@ -1,0 +1,142 @@
+"""What a request waits with: a place in line, a timer for its journey, patience with its client. A shell: timers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cluster.request import Request
+from router.core import journey as j
+from router.http.outlet import Outlet
+from router.request.parts import Parts
+from router.request.trace import RequestTrace
+from router.scheduler.scheduler import SchedulingContext
+
+logger = logging.getLogger("baton.router")
+
+FAR_S = 5.0
+"""What is due later than this has no timer yet: most of it comes before. Looked at every `legs.SWEEP_S`."""
+
+_TIMED = frozenset({j.State.CHOOSING, j.State.PREFILLING, j.State.OPENING, j.State.CANCELLING})
+"""States that a clock may end."""
+
+
+class Waiting:
+    """Of one request: for a call from the line, and for the clock, where its journey's state says so."""
+
+    __slots__ = ("_context", "_due", "_feed", "_in_line", "_journey", "_looked_at", "_parts", "_timer", "_trace")
+
+    def __init__(
+        self,
+        parts: Parts,
+        journey: j.Journey,
+        context: SchedulingContext,
+        trace: RequestTrace,
+        feed: Callable[[j.Event], None],
+    ) -> None:
+        """`feed`: hears what the wait ends with."""
+        self._parts: Final = parts
+        self._journey: Final = journey
+        self._context: Final = context
+        self._trace: Final = trace
+        self._feed: Callable[[j.Event], None] | None = feed
+        self._in_line = False
+        self._looked_at = False
+        """It is in `Legs.long`."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        """When it fires, in monotonic seconds; often earlier than wanted, as moving it costs more than looking."""
+
+    def begin(self) -> None:
+        """Nothing is pending."""
+        if self._journey.state not in _TIMED:
+            return
+        if self._journey.state is j.State.CHOOSING and not self._in_line:
+            self._in_line = True
+            self._trace.waits()
+            self._parts.line.wait(self._context, self._called)
+        wakeup = self._journey.next_wakeup()
+        if wakeup is not None and (self._timer is None or self._due > wakeup):
+            self._arm(wakeup)
+
+    def _arm(self, wakeup: float) -> None:
+        left_s = wakeup - time.monotonic()
+        if left_s > FAR_S:
+            if not self._looked_at:
+                self._looked_at = True
+                self._parts.engines.legs.long.add(self)
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = wakeup
+        self._timer = self._parts.engines.loop.call_later(max(0.0, left_s), self._tick)
+
+    def look(self, now: float) -> None:
+        """A moment like any other: what was far may be near now."""
+        if self._timer is None and self._journey.state in _TIMED:
+            wakeup = self._journey.next_wakeup()
+            if wakeup is not None:
+                self._arm(wakeup)
+
+    def _tick(self) -> None:
+        self._timer = None
+        wakeup = self._journey.next_wakeup()
+        if self._feed is None or wakeup is None or self._journey.state not in _TIMED:
+            return
+        if wakeup > time.monotonic():
+            self._arm(wakeup)
+            return
+        self._leave_line()
+        self._feed(j.Tick())
+
+    def _called(self) -> None:
+        if self._in_line and self._feed is not None:
+            self._leave_line()
+            self._feed(j.FleetChanged())
+
+    def _leave_line(self) -> None:
+        if self._in_line:
+            self._in_line = False
+            self._parts.line.forget(self._context)
+            self._trace.called()
+
+    def end(self) -> None:
+        """Nothing is waited for any more."""
+        self._feed = None
+        self._parts.line.forget(self._context)
+        if self._looked_at:
+            self._parts.engines.legs.long.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class ClientPatience:
+    """With a client that reads too slowly: it is cut off after `Limits.client_stall_s`."""
+
+    __slots__ = ("_outlet", "_parts", "_request", "_timer")
+
+    def __init__(self, parts: Parts, request: Request, outlet: Outlet) -> None:
+        self._parts: Final = parts
+        self._request: Final = request
+        self._outlet: Final = outlet
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """It does not keep up."""
+        if self._timer is None:
+            self._timer = self._parts.engines.loop.call_later(self._parts.limits.client_stall_s, self._cut)
+
+    def end(self) -> None:
+        """It does again, or has left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cut(self) -> None:
+        self._timer = None
+        logger.warning("%s: its client reads nothing: cut off", self._request.label)
+        self._outlet.abort()

@@ -1,0 +1,1 @@
+"""Which request runs where and when: the scheduler, flow control above scoring, the decision log."""

@@ -1,0 +1,166 @@
+"""What a router announces to the instances' agents, so that they can share out their credits. Pure.
+
+Its demand, by pool and tenant: legs in flight and requests in line. And what it uses of its grants: by instance, legs
+in flight and the heartbeat that it goes by. Both are bounded (`cluster.credits`): a fleet of thousands with hundreds of
+tenants must not be sent every second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from cluster.credits import NAME_BYTES_MAX, PLACES_BYTES_MAX, POOLS_MAX, Demand, largest
+from cluster.flow import NAME_CHARS_MAX, OTHERS, SERIES_MAX, Backlog
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from router.fleet.snapshot import FleetSnapshot
+from router.fleet.view import FleetView
+from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.telemetry.flow import Flow
+
+MODEL_BYTES_MAX = 4 * NAME_BYTES_MAX
+"""Longest name of a model in an announcement; a longer one's demand is not told."""
+
+ENTRY_BYTES = 34
+"""Of one instance's legs beside its name: three numbers and what stands between them."""
+
+Order = tuple[int, int]
+
+_Pool = tuple[Role, str]
+
+
+class OwnWord:
+    """What one router says of itself in its heartbeat."""
+
+    def __init__(self, desk: Scheduler, flow: Flow | None = None) -> None:
+        self._desk: Final = desk
+        self._flow: Final = flow
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The tenants' weights."""
+        return self._desk.shares
+
+    def legs(self, goes_by: Mapping[InstanceId, Order], turn: int) -> dict[str, tuple[int, int, int]]:
+        """See `legs_said`."""
+        return legs_said(self._desk.view, goes_by, turn)
+
+    def demand(self) -> tuple[Demand, ...]:
+        """See `demands`."""
+        return demands(self._desk)
+
+    def counters(self, now: float) -> dict[str, Any]:
+        """What the goodput controller reads: fields of a heartbeat."""
+        if self._flow is None:
+            return {}
+        return {"counted": self._flow.told(), "backlog": backlog(self._desk.line.everybody(), now)}
+
+
+def demands(desk: Scheduler) -> tuple[Demand, ...]:
+    """What this router's tenants want of each pool now, the pools with most demand."""
+    wanted = _waiting(desk)
+    for (role, model), legs in _running(desk).items():
+        tenants = wanted.setdefault((role, model), {})
+        for tenant, count in legs.items():
+            tenants[tenant] = tenants.get(tenant, 0) + count
+    pools = [pool for pool in wanted if len(pool[1].encode()) <= MODEL_BYTES_MAX]
+    pools.sort(key=lambda pool: (-sum(wanted[pool].values()), pool))
+    return tuple(_demand(desk, pool, wanted[pool]) for pool in pools[:POOLS_MAX])
+
+
+def legs_said(view: FleetView, goes_by: Mapping[InstanceId, Order], turn: int) -> dict[str, tuple[int, int, int]]:
+    """Legs at each instance and the heartbeat this router goes by there, for as many as an announcement holds.
+
+    Who finds no room has it in a later `turn`: an agent goes by the last word it heard, and grants no more on it.
+    """
+    names = sorted({*goes_by, *(seen.id for seen in view.all())})
+    room = sum(len(name) + ENTRY_BYTES for name in names) <= PLACES_BYTES_MAX
+    fit = len(names) if room else max(1, PLACES_BYTES_MAX // (max(map(len, names)) + ENTRY_BYTES))
+    start = 0 if room else turn * fit % len(names)
+    said: dict[str, tuple[int, int, int]] = {}
+    for name in (names[start:] + names[:start])[:fit]:
+        legs = view.get(name).inflight if view.knows(name) else 0
+        said[name] = (legs, *goes_by.get(name, (0, 0)))
+    return said
+
+
+def _demand(desk: Scheduler, pool: _Pool, tenants: dict[str, int]) -> Demand:
+    role, model = pool
+    weighed = {tenant: (legs, desk.shares.get(tenant, 1.0)) for tenant, legs in tenants.items()}
+    return Demand(role=role, model=model, places=_places(desk.view.all(), role, model), tenants=largest(weighed))
+
+
+def _waiting(desk: Scheduler) -> dict[_Pool, dict[str, int]]:
+    """Requests in line: each wants a place for its answer, and one for its prompt if it may be handed over."""
+    found: dict[_Pool, dict[str, int]] = {}
+    for seat in desk.line.everybody():
+        assert isinstance(seat, SchedulingContext)
+        wanted = seat.wanted
+        roles = [Role.PREFILL] if wanted.prefill_only else [Role.DECODE, *[Role.PREFILL] * wanted.hand_over]
+        for role in roles:
+            tenants = found.setdefault((role, wanted.model or ""), {})
+            tenants[wanted.tenant] = tenants.get(wanted.tenant, 0) + 1
+    return found
+
+
+def _running(desk: Scheduler) -> dict[_Pool, dict[str, int]]:
+    """Legs in flight. Whose prefill legs are whose nobody keeps: they are told as the places of answers are."""
+    found: dict[_Pool, dict[str, int]] = {}
+    unnamed: dict[_Pool, int] = {}
+    at: dict[InstanceId, int] = {}
+    of: dict[str, int] = {}
+    view = desk.view
+    for (name, tenant), legs in desk.placed.items():
+        if not view.knows(name):
+            continue
+        seen = view.get(name)
+        role = Role.PREFILL if seen.role is Role.PREFILL else Role.DECODE
+        tenants = found.setdefault((role, _model(seen.models)), {})
+        tenants[tenant] = tenants.get(tenant, 0) + legs
+        at[name], of[tenant] = at.get(name, 0) + legs, of.get(tenant, 0) + legs
+    for seen in view.all():
+        legs = seen.inflight - at.get(seen.id, 0)
+        if legs > 0:
+            pool = (Role.PREFILL if seen.role.prefills else Role.DECODE, _model(seen.models))
+            unnamed[pool] = unnamed.get(pool, 0) + legs
+    whole = sum(of.values())
+    for pool, legs in unnamed.items():
+        tenants = found.setdefault(pool, {})
+        for tenant, part in (of if whole else {"": 1}).items():
+            tenants[tenant] = tenants.get(tenant, 0) + math.ceil(legs * part / max(1, whole))
+    return found
+
+
+def _model(names: tuple[str, ...]) -> str:
+    """One name for what an engine serves."""
+    return names[0] if names else ""
+
+
+def _places(fleet: FleetSnapshot, role: Role, model: str) -> int:
+    """Credits of a pool's instances together."""
+    fits = (
+        seen.credits or 0
+        for seen in fleet
+        if (seen.role.prefills if role is Role.PREFILL else seen.role.decodes)
+        and seen.ready
+        and (not model or model in seen.models)
+    )
+    return sum(fits)
+
+
+def backlog(waiting: Iterable[object], now: float) -> tuple[Backlog, ...]:
+    """What stands in line, by model. `waiting`: seats; `now` on the clock of their arrivals."""
+    found: dict[str, tuple[int, float]] = {}
+    for seat in waiting:
+        assert isinstance(seat, SchedulingContext)
+        model = seat.wanted.model or ""
+        if len(model) > NAME_CHARS_MAX or (model not in found and len(found) >= SERIES_MAX - 1):
+            model = OTHERS
+        count, oldest_s = found.get(model, (0, 0.0))
+        found[model] = (count + 1, max(oldest_s, now - seat.wanted.arrived))
+    return tuple(
+        Backlog(model=model, waiting=count, oldest_s=max(0.0, round(oldest_s, 3)))
+        for model, (count, oldest_s) in found.items()
+    )

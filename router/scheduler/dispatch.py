@@ -1,0 +1,73 @@
+"""Tells waiting requests what the scheduler says, and requests with legs what happens to instances. A shell: timers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from cluster.ids import InstanceId
+from router.fleet import events as d
+from router.fleet.view import FleetView
+from router.scheduler.decision_log import Fleet, Scheduling
+from router.scheduler.flow_control.waiters import Losses, Waiters
+from router.scheduler.scheduler import Calls, Scheduler
+
+logger = logging.getLogger("baton.router")
+
+
+class Dispatch:
+    """Of one router."""
+
+    def __init__(self, view: FleetView, desk: Scheduler, fleet: Fleet, scheduling: Scheduling) -> None:
+        """`fleet`, `scheduling`: the view and the scheduler as machines; their events may be written down."""
+        self.view: Final = view
+        self.desk: Final = desk
+        self.fleet: Final = fleet
+        self.scheduling: Final = scheduling
+        self.line: Final = Waiters()
+        self.losses: Final = Losses()
+        self._looks_s = -1.0
+        """When the scheduler is to look for room; -1: not at all."""
+
+    def tell(self, event: d.SchedulerEvent, now: float) -> None:
+        """The scheduler hears of it; requests that may find a place now ask again."""
+        whom = self.scheduling.handle(event, now)
+        if whom or self.desk.wakeup_s is not None:
+            self.call(whom)
+
+    def call(self, whom: Calls) -> None:
+        """These are to ask for a place again; and when the scheduler says so, look whether there is one for anybody."""
+        if whom:
+            self.line.call(whom)
+        wakeup_s = self.desk.wakeup_s
+        if wakeup_s is not None and wakeup_s != self._looks_s:
+            self._looks_s = wakeup_s
+            asyncio.get_running_loop().call_later(max(0.0, wakeup_s - time.monotonic()), self._look, wakeup_s)
+
+    def _look(self, wakeup_s: float) -> None:
+        """There may be room in the fleet, if nothing has happened since."""
+        if wakeup_s == self._looks_s:
+            self._looks_s = -1.0
+            now = time.monotonic()
+            self.call(self.scheduling.handle(d.Looked(now), now))
+
+    def fleet_changed(self) -> None:
+        """There may be a place for somebody."""
+        self.call(self.scheduling.handle(d.FleetChanged(), time.monotonic()))
+
+    def leg_started(self, instance: InstanceId) -> None:
+        """A leg that is no answer's goes there."""
+        self.fleet.handle(d.LegStarted(instance), time.monotonic())
+
+    def leg_ended(self, instance: InstanceId) -> None:
+        """A place is free again."""
+        self.tell(d.LegEnded(instance), time.monotonic())
+
+    def unreachable(self, instance: InstanceId) -> None:
+        """A leg could not connect: all others on it had better look elsewhere, too."""
+        if self.view.knows(instance):
+            for lost in self.fleet.handle(d.Unreachable(instance), time.monotonic()):
+                logger.warning("%s is down: it accepts no connection", instance)
+                self.losses.announce(lost.instance)

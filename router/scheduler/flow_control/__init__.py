@@ -1,0 +1,1 @@
+"""Admission: the flow control queue, fairness between tenants, saturation, credits."""

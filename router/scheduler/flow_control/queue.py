@@ -1,0 +1,287 @@
+"""The flow control queue: who is let in, in which order, and who cannot be served in time any more (design 5.2). Pure.
+
+It holds the requests for which there is no room (`router.scheduler.flow_control.saturation`): tenants by what they have
+been given of the fleet over their share, both stages counted; a tenant's requests by their deadlines. When not all of
+them can be in time, it gives up those whose work is largest until the others can (Moore and Hodgson's rule, which
+leaves the fewest jobs late on one machine; here the fleet is taken as one machine that does as much at once as it has
+been seen to do). Who is given up is *late*: it is served when nobody waits who can be in time, refused, or held to its
+class's second promise, as the class says; and who has been late for `AGING` times its target goes before everybody.
+Requests without a target are due in `PATIENCE_S`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from router.core.values import Wanted
+
+PROMPTLY: Final = 0.92
+"""Of a TTFT target: who is planned to begin at the last moment begins too late half of the time."""
+
+AGING: Final = 5.0
+AGING_S_MIN: Final = 10.0
+PATIENCE_S: Final = 30.0
+
+FAIR_MS: Final = 2000.0
+"""Of a share's work by which a tenant may be ahead of the one that was given least, before its deadlines stop to count:
+short bursts are no reason to break the order of deadlines."""
+
+RATE_S: Final = 2.0
+"""Over which the rate is averaged at which the fleet takes work."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One who waits."""
+
+    who: Any
+    kind: Hashable
+    tenant: str
+    due: float
+    """Seconds: its target's end, less what its own prompt takes."""
+    work_ms: float
+    number: int
+    whose: str = ""
+    """`Wanted.whose`."""
+    promised: bool = False
+    late: bool = False
+    aged_at: float = math.inf
+
+    @property
+    def key(self) -> tuple[float, int]:
+        return (self.due, self.number)
+
+
+class FlowControlQueue:
+    """Everybody who waits for a place. Whoever is returned is to ask again.
+
+    Who is called asks for a place again; one who finds none keeps its position and passes the call on, to the next that
+    wants something *else*: to those that want the same, the same would be said. So a call costs as many questions as
+    there are kinds of wishes, not as there are requests in line. Where nobody is promised anything, it is first come,
+    first served.
+    """
+
+    def __init__(self) -> None:
+        self._entries: Final[dict[object, _Entry]] = {}
+        self._groups: Final[dict[tuple[Hashable, str, bool], list[tuple[float, int, _Entry]]]] = {}
+        self._called: Final[dict[object, set[Hashable]]] = {}
+        """Who is asking now, and the kinds that found nothing in this round."""
+        self._again: Final[set[object]] = set()
+        """Of those: when they have found a place, the next is to ask, too, and so on until one finds none."""
+        self._number = 0
+        self._patient = 0
+        self._given: Final[dict[str, float]] = {}
+        """By tenant: work over share that it has been given."""
+        self._rate = 0.0
+        """Milliseconds of work a second that the fleet takes; 0: not seen yet."""
+        self._rate_at = -1.0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # --- entering and leaving -----------------------------------------------------------------------------------------
+
+    def whose(self) -> set[str]:
+        """Tenants that stand in line and have instances kept for them; and the one without a name, where others do."""
+        return {group[0][2].whose for group in self._groups.values()}
+
+    def everybody(self) -> tuple[object, ...]:
+        """All who stand in line, in no order."""
+        return tuple(self._entries)
+
+    def enter(self, who: object, wanted: Wanted, work_ms: float = 0.0, lead_ms: float = 0.0) -> None:
+        """Stand in line; who stands there already keeps its place unless what it wants has changed.
+
+        Args:
+            who: anything that is itself.
+            wanted: what it wants.
+            work_ms: of an engine's time for its prompt.
+            lead_ms: what a first token takes beside it.
+        """
+        known = self._entries.get(who)
+        kind = _kind(wanted)
+        if known is not None and known.kind == kind and known.late == wanted.late:
+            return
+        number = known.number if known is not None else self._next()
+        self._remove(who)
+        target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
+        due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
+        entry = _Entry(who, kind, wanted.tenant, due, work_ms, number, wanted.whose)
+        entry.promised = bool(wanted.ttft_ms)
+        if entry.promised:
+            entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)
+        entry.late = wanted.late
+        if not any(group for (_, tenant, _), group in self._groups.items() if tenant == wanted.tenant and group):
+            self._begins(wanted.tenant)
+        self._entries[who] = entry
+        self._patient += not entry.promised
+        self._insert(entry)
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _begins(self, tenant: str) -> None:
+        """A tenant that has not been waiting has no claim on the time it was away."""
+        waiting = {entry.tenant for entry in self._entries.values()}
+        least = min((self._given.get(name, 0.0) for name in waiting), default=None)
+        if least is not None:
+            self._given[tenant] = max(self._given.get(tenant, 0.0), least)
+
+    def _insert(self, entry: _Entry) -> None:
+        insort(self._groups.setdefault((entry.kind, entry.tenant, entry.late), []), (*entry.key, entry))
+
+    def _remove(self, who: object) -> _Entry | None:
+        entry = self._entries.pop(who, None)
+        self._called.pop(who, None)
+        self._again.discard(who)
+        if entry is not None:
+            self._take_out(entry)
+            self._patient -= not entry.promised
+        return entry
+
+    def _take_out(self, entry: _Entry) -> None:
+        name = (entry.kind, entry.tenant, entry.late)
+        group = self._groups[name]
+        del group[bisect_left(group, entry.key, key=lambda each: each[:2])]
+        if not group:
+            del self._groups[name]
+
+    def leave(self, who: object, *, placed: bool) -> tuple[object, ...]:
+        """It found its place, or gave up: whom to ask now."""
+        tried = self._called.get(who)
+        again = who in self._again
+        self._remove(who)
+        if tried is None or (placed and not again):
+            return ()
+        return self._call(set() if placed else tried, again=again)
+
+    # --- calling ------------------------------------------------------------------------------------------------------
+
+    def found_none(self, who: object) -> tuple[object, ...]:
+        """`who` was called and there was no place for it: whom to ask now, of another kind."""
+        tried, again = self._called.pop(who, None), who in self._again
+        self._again.discard(who)
+        if tried is None:
+            return ()
+        entry = self._entries.get(who)
+        return self._call(tried if entry is None else tried | {entry.kind}, again=again)
+
+    @property
+    def patient(self) -> int:
+        """How many of them have no target: they begin wherever credits allow."""
+        return self._patient
+
+    def rests(self, who: object) -> None:
+        """It was called, found nothing, and neither would anybody else."""
+        self._called.pop(who, None)
+        self._again.discard(who)
+
+    def call_first(self) -> tuple[object, ...]:
+        """A place became free: whom to ask."""
+        return self._call(set()) if self._groups else ()
+
+    def call_all(self) -> tuple[object, ...]:
+        """The fleet has changed: the first may ask, and as long as they find places, those behind."""
+        return self._call(set(), again=True)
+
+    def _call(self, tried: set[Hashable], *, again: bool = False) -> tuple[object, ...]:
+        entry = self._first(tried)
+        if entry is None:
+            return ()
+        called = entry.who in self._called
+        if called or again:
+            self._again.add(entry.who)
+        if called:
+            return ()
+        self._called[entry.who] = tried
+        return (entry.who,)
+
+    def _first(self, tried: set[Hashable]) -> _Entry | None:
+        """Who is next, of kinds that may still find a place."""
+        heads = [group[0][2] for (kind, _, _), group in self._groups.items() if kind not in tried]
+        if not heads:
+            return None
+        least = min(self._given.get(entry.tenant, 0.0) for entry in heads)
+
+        def rank(entry: _Entry) -> tuple[bool, bool, float, int]:
+            ahead = self._given.get(entry.tenant, 0.0) - least
+            return (entry.late, ahead > FAIR_MS, entry.due, entry.number)
+
+        return min(heads, key=rank)
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def gave(self, tenant: str, work_ms: float) -> None:
+        """A tenant's request was placed: so much of the fleet's time, over its share, it has been given."""
+        self._given[tenant] = self._given.get(tenant, 0.0) + work_ms
+
+    def took(self, work_ms: float, now: float) -> None:
+        """The fleet has taken a prompt: at which rate does it, while somebody waits?"""
+        if not self._entries:
+            self._rate_at = -1.0
+            return
+        if self._rate_at < 0:
+            self._rate_at = now
+            return
+        gap = max(1e-6, now - self._rate_at)
+        self._rate_at = now
+        part = 1.0 - math.exp(-gap / RATE_S)
+        self._rate += part * (work_ms / gap - self._rate)
+
+    def _rate_ms(self, servers: int) -> float:
+        """Milliseconds of work a second that so many instances do: as seen, a quarter of what all could do at least."""
+        return max(self._rate, 250.0 * servers) if self._rate else 1000.0 * servers
+
+    def drains_s(self, servers: int) -> float:
+        """Until all who wait now would be served."""
+        return sum(entry.work_ms for entry in self._entries.values()) / self._rate_ms(servers)
+
+    def hopeless(self, now: float, servers: int, whose: str = "") -> list[object]:
+        """Who cannot be in time any more, those with the most work first to go; they are late from now on. Of those in
+        line `whose` places these servers are: a tenant's that instances are kept for, or of all others.
+        """
+        rate = self._rate_ms(servers)
+        waiting = sorted(
+            (
+                each
+                for each in self._entries.values()
+                if not each.late and each.aged_at < math.inf and each.whose == whose
+            ),
+            key=lambda entry: entry.key,
+        )
+        largest: list[tuple[float, int, _Entry]] = []
+        ahead_ms, gone = 0.0, []
+        for entry in waiting:
+            heapq.heappush(largest, (-entry.work_ms, entry.number, entry))
+            ahead_ms += entry.work_ms
+            while largest and now + (ahead_ms - entry.work_ms) / rate > entry.due:
+                given_up = heapq.heappop(largest)[2]
+                ahead_ms -= given_up.work_ms
+                gone.append(given_up)
+                if given_up is entry:
+                    break
+        for entry in gone:
+            self._take_out(entry)
+            entry.late = True
+            self._insert(entry)
+        return [entry.who for entry in gone]
+
+    def aged(self, now: float) -> Iterator[object]:
+        """Who has been late for so long that it goes before everybody."""
+        for entry in list(self._entries.values()):
+            if entry.late and now >= entry.aged_at:
+                self._take_out(entry)
+                entry.late, entry.due, entry.aged_at = False, 0.0, math.inf
+                self._insert(entry)
+                yield entry.who
+
+
+def _kind(wanted: Wanted) -> Hashable:
+    """Whose wishes are alike; memory is short for long prompts first."""
+    return (wanted.kind, wanted.prompt_tokens.bit_length() if wanted.ttft_ms else 0, wanted.late)

@@ -1,0 +1,133 @@
+"""What is expected of the requests of one router, from their arrival to their end: lengths, bookings, prefixes. Pure.
+
+The desk tells it what happens; policies and admission read what follows from it (`FleetSnapshot.book`,
+`FleetSnapshot.prefixes`). What was expected is compared with what came, so that the next expectation is better:
+answers' lengths (`router.predict.answer_lengths`), engines' speeds (`router.predict.step_model`), who still has which
+prefix (`router.predict.prefix_cache`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from router.core.journey import Chosen
+from router.core.values import Sent, Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.predict.answer_lengths import MIDDLE, OUTPUT_UNKNOWN, SHORT, Lengths, Predictor
+from router.predict.chunks import CHUNK_BYTES
+from router.predict.inflight_load import InflightRequest
+from router.predict.transfer_model import ExpectedTransfer
+from router.scheduler.scoring.prices import Prices
+from router.scheduler.scoring.prices_ask import prices_of
+
+
+class Placement:
+    """Of one request."""
+
+    __slots__ = ("booking", "lengths", "sent")
+
+    def __init__(self) -> None:
+        self.lengths: Lengths | None = None
+        self.booking: InflightRequest | None = None
+        self.sent: list[Sent] = []
+        """Where its prompt is taken to be cached from now on."""
+
+
+class Placements:
+    """Of all requests of one router."""
+
+    def __init__(self, fleet: FleetSnapshot) -> None:
+        self._fleet: Final = fleet
+        self.lengths: Final = Predictor()
+
+    def placed(self, expected: Placement, wanted: Wanted, chosen: Chosen) -> Prices:
+        """The policy has found a place. Tells what it was predicted to cost there."""
+        fleet, book = self._fleet, self._fleet.book
+        assert chosen.decode is not None
+        prices = prices_of(fleet, wanted)
+        prompt_row = fleet.by_id[chosen.prefill or chosen.decode].row
+        answer_row = fleet.by_id[chosen.decode].row
+        self.let_go(expected, wanted.now)
+        booking = expected.booking = InflightRequest(
+            prompt_tokens=wanted.prompt_tokens,
+            mean_tokens=wanted.output_tokens or OUTPUT_UNKNOWN,
+            short_tokens=float(prices.lengths[SHORT]),
+            middle_tokens=float(prices.lengths[MIDDLE]),
+            variance=wanted.output_variance,
+            tpot_ms=wanted.tpot_ms or math.inf,
+        )
+        booking.cached_tokens = prices.cached_at(prompt_row)
+        ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
+        book.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
+        if answer_row != prompt_row:
+            booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
+            if prices.learns(answer_row):
+                booking.pull = ExpectedTransfer(
+                    told_ms=prices.told_ms(prompt_row, answer_row),
+                    moving_ms=prices.moving_ms(prompt_row, answer_row),
+                    unmoved_ms=prices.unmoved_ms(answer_row),
+                    pause_ms=booking.pause_ms,
+                    near=fleet.near(prompt_row, answer_row),
+                )
+        if not wanted.prefill_only:
+            book.answer_placed(booking, answer_row, wanted.now)
+        if fleet.prefixes is not None and wanted.prefix:
+            sent = fleet.prefixes.sent(prompt_row, wanted.prefix, wanted.now)
+            expected.sent = [] if sent is None else [sent]
+            if answer_row != prompt_row:
+                fleet.prefixes.sent(answer_row, wanted.prefix, wanted.now)
+        return prices
+
+    def prompt_over(
+        self, expected: Placement, wanted: Wanted, now: float, *, done: bool, cached_tokens: int | None = None
+    ) -> None:
+        """Its prompt is computed, or will not be."""
+        if expected.booking is None:
+            return
+        self._fleet.book.prompt_over(expected.booking, now, done=done)
+        prefixes, sent, expected.sent = self._fleet.prefixes, expected.sent, []
+        if not done or prefixes is None or not wanted.prefix_block_tokens:
+            return
+        text_bytes = round(wanted.prompt_tokens * CHUNK_BYTES / wanted.prefix_block_tokens)
+        for each in sent:
+            prefixes.answered(
+                each, now, prompt_tokens=wanted.prompt_tokens, text_bytes=text_bytes, cached_tokens=cached_tokens
+            )
+
+    def opened(self, expected: Placement, wanted: Wanted, now: float) -> None:
+        """The first token of its answer has come from where it is decoded: its prompt is computed, wherever it was."""
+        if expected.booking is not None:
+            self.prompt_over(expected, wanted, now, done=True)
+            self._fleet.book.opened(expected.booking, now)
+
+    def ended(
+        self,
+        expected: Placement,
+        wanted: Wanted,
+        now: float,
+        tokens: int | None,
+        *,
+        cut_off: bool = False,
+        engine_ms: tuple[float, float] | None = None,
+    ) -> None:
+        """It is over, after so many tokens; None: nobody has counted them. `engine_ms`: see `Scheduler.finish`."""
+        booking = expected.booking
+        if booking is not None:
+            if engine_ms is not None:
+                self._fleet.book.told(booking, now, *engine_ms)
+            row = booking.decode_row
+            if row >= 0 and self._fleet.prefixes is not None:
+                self._fleet.prefixes.used(row, wanted.prefix, now)
+                self._fleet.prefixes.wrote(row, tokens or 0, now)
+            self._fleet.book.answer_over(booking, now, tokens or 0)
+        if expected.lengths is not None and tokens:
+            self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
+        self.let_go(expected, now)
+
+    def let_go(self, expected: Placement, now: float) -> None:
+        """It is not where it was placed any more."""
+        booking, expected.booking, expected.sent = expected.booking, None, []
+        if booking is not None:
+            self._fleet.book.prompt_over(booking, now, done=False)
+            self._fleet.book.answer_over(booking, now)

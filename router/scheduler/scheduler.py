@@ -1,0 +1,510 @@
+"""Who of a router's requests has which place, and who waits for one. Pure: sockets and simulator use the same desk.
+
+What always holds: a request has at most one place for its answer, from the moment it was chosen until the request is
+over, so that a hold never waits for a place on D; a place that is given back is offered to the line.
+
+Whoever is *called* (the methods' results) is to be asked again: its driver feeds `journey.FleetChanged`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from cluster.ids import InstanceId
+from router.core.journey import Choose, Chosen, Lost
+from router.core.values import NO_PROMISE, Promise, Wanted
+from router.fleet import events as d
+from router.fleet.snapshot import FleetSnapshot
+from router.fleet.view import FleetView
+from router.scheduler.flow_control.queue import PROMPTLY, FlowControlQueue
+from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
+from router.scheduler.placements import Placement, Placements
+from router.scheduler.scoring.handoff_guard import Foretold, HandoffGuard
+from router.scheduler.scoring.prices_ask import Scoring, prices_of
+from router.scheduler.scoring.workload import gains
+
+SECOND_LEGS_SHARE = 0.1
+"""Second legs (`Choose.second`) beside each choice with a prefill leg. In a fleet where everybody is slow each of them
+makes all others slower; a tenth cannot tip it over (the retry budget of Site Reliability Engineering, chapter 21)."""
+
+SECOND_LEGS_SAVED = 10.0
+"""So many may be sent at once: one P that hangs has about as many legs of one router."""
+
+HANDSHAKE_S = 0.5
+"""What a first handshake between two engines takes, with room (0.1 to 0.3 s on loopback)."""
+
+LOSES = "handing over loses for its class, so it was not offered"
+"""What such a choice says."""
+
+Calls = tuple[object, ...]
+
+
+class SchedulingContext:
+    """One request at the desk."""
+
+    __slots__ = (
+        "ahead", "decode", "degraded", "ended", "entered", "expected", "foretold", "lane", "late", "prefill", "promise",
+        "tpot_ms", "ttft_ms", "wanted", "whole",
+    )  # fmt: skip
+
+    def __init__(self, wanted: Wanted, promise: Promise = NO_PROMISE) -> None:
+        self.wanted = wanted
+        self.promise = promise
+        self.decode: InstanceId | None = None
+        """Where its answer has a place."""
+        self.prefill: InstanceId | None = None
+        """Where its last prefill leg was to go."""
+        self.ahead = 0
+        """Our legs that were there before it, less those that have ended."""
+        self.ended = 0
+        """Of all our legs there, how many had ended when that was counted."""
+        self.late = False
+        """It is taken to miss its target for the first token."""
+        self.lane = -1
+        """The row whose lane for late prompts it is in."""
+        self.expected = Placement()
+        self.ttft_ms = 0.0
+        """What it was told at its last choice that its first token would take, since it came; 0: nobody foretells."""
+        self.tpot_ms = 0.0
+        """The same of each token after it."""
+        self.degraded = False
+        """It has its class's second promise."""
+        self.whole: bool | None = None
+        """The guard has it served whole; None: it has not been asked."""
+        self.foretold: Foretold | None = None
+        """What was told of it when it was first placed, until its answer begins."""
+        self.entered: tuple[int, Wanted] | None = None
+        """Its number in a decision log, and what it wants by that (`router.scheduler.decision_log`)."""
+
+
+class Scheduler:
+    """The places of one router.
+
+    Long, as line, choice and places change together at each event of a request.
+    """
+
+    def __init__(
+        self,
+        view: FleetView,
+        policy: Callable[[FleetSnapshot, Wanted], Chosen],
+        *,
+        admission: bool = False,
+        foresees: bool = False,
+    ) -> None:
+        """The desk of one router.
+
+        Args:
+            view: its fleet.
+            policy: who chooses.
+            admission: keep promises by order, and by letting nobody in who would break them
+            (`router.scheduler.flow_control.queue`).
+            foresees: keep what is expected of requests for the policy; an admission has it kept in any case. Whoever
+                chooses by it is guarded: while handing over loses, it is not offered.
+        """
+        self.view: Final = view
+        self.policy: Final = policy
+        self.foresight: Final = Placements(view.all()) if foresees or admission else None
+        self.guard: Final = HandoffGuard() if foresees else None
+        self.line: Final = FlowControlQueue()
+        self.gate: Final = SaturationDetector(self.line) if admission else None
+        self.scoring: Final = Scoring(self.gate)
+        self.placed: Final[Counter[tuple[InstanceId, str]]] = Counter()
+        """Places taken, by instance and tenant."""
+        self.shares: Mapping[str, float] = {}
+        """The tenants' weights; who is not in it has 1."""
+        self.local_shares: Mapping[str, float] = {}
+        """The part of them that counts here, where other routers serve the same tenants (`cluster.credits`)."""
+        self._now = 0.0
+        """When something last happened."""
+        self.wakeup_s: float | None = None
+        """When somebody in line may find room although nothing happens until then: `look` then. Set by any method."""
+        self._second_legs = SECOND_LEGS_SAVED
+        """Second legs that may be sent now."""
+        self._ended: Final[dict[InstanceId, int]] = {}
+        """Our legs that have ended, by instance."""
+
+    # --- as a machine -------------------------------------------------------------------------------------------------
+
+    def handle(self, event: d.SchedulerEvent, now: float) -> tuple[Chosen | SchedulingContext, ...]:
+        """Fold one event in. Effects: what a request that asked is told, then requests that are to ask again.
+
+        `now`: events whose outcome depends on the time say it themselves.
+        """
+        effects: tuple[Chosen | SchedulingContext, ...] = _FOLD[type(event)](self, event)
+        return effects
+
+    def next_wakeup(self) -> float | None:
+        """When a request in line may find room although nothing happens until then: `Looked` then."""
+        return self.wakeup_s
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it matters here what becomes of a request between its choice and its end."""
+        return self.foresight is not None
+
+    # --- choosing -----------------------------------------------------------------------------------------------------
+
+    def choose(self, seat: SchedulingContext, effect: Choose, now: float) -> tuple[Chosen, Calls]:
+        """Ask the policy, and take D's place before P begins. Without a place, the seat stands in line; unless it asks
+        for a second leg: then it keeps the place that it has.
+        """
+        if effect.second and (self._has_a_queue(seat) or self._second_legs < 1):
+            return Chosen(None, None, "its prefill instance has a queue, or there are enough second legs"), ()
+        self._now = max(self._now, now)
+        former = seat.decode
+        calls = self.occupy(seat, None) if effect.second else self._leave_place(seat, now)
+        wanted = self._judged(seat, self._asks(seat, effect, now))
+        if seat.late and seat.promise.sheds:
+            calls += self.line.leave(seat, placed=False)
+            return self._shed(wanted), calls
+        chosen = self.policy(self.view.all(), wanted)
+        if effect.second and (chosen.prefill is None or self._keeps_apart(effect, wanted, chosen)):
+            kept = former if former is not None and self.view.knows(former) else None
+            return Chosen(None, None, chosen.because), calls + self.occupy(seat, kept)
+        if chosen.prefill is not None:
+            more = -1.0 if effect.second else SECOND_LEGS_SHARE
+            self._second_legs = min(SECOND_LEGS_SAVED, self._second_legs + more)
+            seat.prefill, seat.ended = chosen.prefill, self._ended.get(chosen.prefill, 0)
+            seat.ahead = self.view.get(chosen.prefill).inflight
+            if self._keeps_apart(effect, wanted, chosen):
+                chosen = replace(chosen, anew=True)
+        if chosen.wait:
+            return chosen, calls + self._stand_in_line(seat, wanted)
+        calls += self.line.leave(seat, placed=chosen.decode is not None)
+        if chosen.decode is not None:
+            self._take_place(seat, wanted, chosen)
+            if seat.whole:
+                chosen = replace(chosen, because=f"{chosen.because}; {LOSES}")
+        return chosen, calls + self.occupy(seat, chosen.decode)
+
+    def _keeps_apart(self, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
+        """Whether the chosen decode instance must not have the blocks of an instance that holds or computes them."""
+        fleet, decode = self.view.all(), chosen.decode
+        return decode is not None and not all(fleet.pairs(each, decode, wanted.model) for each in effect.holders)
+
+    def pick(self, wanted: Wanted) -> Chosen:
+        """An instance for a request that nobody can foretell, and that stands in no line: as soon as credits allow,
+        whatever is promised to others. There are few of them, and turned away at every gate they would never be served.
+        """
+        return self.policy(self.view.all(), wanted)
+
+    def _asks(self, seat: SchedulingContext, effect: Choose, now: float) -> Wanted:
+        promise = seat.promise
+        return replace(
+            seat.wanted,
+            hand_over=effect.hand_over and not self._whole(seat, effect, now),
+            excluded=effect.excluded,
+            routers=self.view.routers,
+            ttft_ms=promise.ttft_ms,
+            tpot_ms=promise.tpot_ms,
+            late=seat.late,
+            whose=self.view.all().whose(seat.wanted.tenant),
+            now=now,
+            scoring=self.scoring,
+        )
+
+    def _whole(self, seat: SchedulingContext, effect: Choose, now: float) -> bool:
+        """Whether it is served whole although it could be handed over."""
+        if seat.whole is None and self.guard is not None and effect.hand_over and not seat.wanted.prefill_only:
+            seat.whole = not self.guard.allows(seat.wanted.slo_class, now)
+        return bool(seat.whole)
+
+    def _judged(self, seat: SchedulingContext, wanted: Wanted) -> Wanted:
+        """Whether it can still have its first token in time, on the best instance and with nobody before it."""
+        if self.gate is None or seat.late or not wanted.ttft_ms:
+            return wanted
+        found, sure = self.view.all().ready_for(wanted), self.view.all().book.speeds.sure
+        rows = found.any if sure(found.any) else found.prefills  # who only decodes has timed no prompt
+        if not len(rows) or not sure(rows):
+            return wanted
+        prices = prices_of(self.view.all(), wanted)
+        if prices.least_alone_ms(rows) <= wanted.ttft_ms:
+            return wanted
+        self._cannot(seat)
+        return replace(wanted, ttft_ms=seat.promise.ttft_ms, tpot_ms=seat.promise.tpot_ms, late=seat.late)
+
+    def _cannot(self, seat: SchedulingContext) -> None:
+        """Its promise cannot be kept: it has its class's second one, or is late."""
+        if seat.promise.degraded is not None:
+            seat.promise, seat.degraded = seat.promise.degraded, True
+        else:
+            seat.late = True
+
+    def _stand_in_line(self, seat: SchedulingContext, wanted: Wanted) -> Calls:
+        if self.gate is None:
+            self.line.enter(seat, wanted)
+            return ()
+        fleet = self.view.all()
+        rows = fleet.ready_for(wanted).prefills
+        prices = prices_of(fleet, wanted)
+        work_ms = prices.least_prompt_ms(rows) if len(rows) else 0.0
+        lead_ms = AHEAD_MS + float(fleet.book.speeds.lead[rows].min()) if len(rows) else 0.0
+        self.line.enter(seat, wanted, work_ms, lead_ms + (1 - PROMPTLY) * wanted.ttft_ms)
+        calls: Calls = ()
+        sure = len(rows) and fleet.book.speeds.sure(rows)
+        for who in self.line.hopeless(wanted.now, len(rows), wanted.whose) if sure else ():
+            assert isinstance(who, SchedulingContext)
+            self._cannot(who)
+            if not who.late or who.promise.sheds:
+                calls += (who,)  # it is to ask again, on other terms
+        for who in self.line.aged(wanted.now):
+            assert isinstance(who, SchedulingContext)
+            who.late = False
+        return calls
+
+    def _shed(self, wanted: Wanted) -> Chosen:
+        rows = self.view.all().ready_for(wanted).prefills
+        wait_s = self.line.drains_s(max(1, len(rows)))
+        because = f"its first token would come after {wanted.ttft_ms:g} ms, and its class is refused then"
+        return Chosen(None, None, because, shed_s=max(1, math.ceil(wait_s)))
+
+    def _take_place(self, seat: SchedulingContext, wanted: Wanted, chosen: Chosen) -> None:
+        if self.foresight is None:
+            return
+        prices = self.foresight.placed(seat.expected, wanted, chosen)
+        assert chosen.decode is not None
+        row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
+        seat.ttft_ms, seat.tpot_ms = prices.first_ms(row, answer_row), prices.tpot_at(answer_row)
+        if self.guard is not None and seat.foretold is None and wanted.arrived and not wanted.prefill_only:
+            wonders = row != answer_row and self.guard.wonders(wanted.slo_class)
+            seat.foretold = Foretold(prices, row, answer_row, gains(prices, row, answer_row) if wonders else None)
+        if self.gate is None:
+            return
+        prompt_ms = prices.prompt_at(row)
+        answer_ms = prices.output * prices.longer_at(answer_row)
+        self.line.gave(wanted.tenant, (prompt_ms + answer_ms) / self._share(wanted.tenant))
+        self.line.took(prompt_ms, wanted.now)
+        if seat.late:
+            seat.lane = row
+            self.gate.took(row)
+
+    def _share(self, tenant: str) -> float:
+        return self.local_shares.get(tenant, self.shares.get(tenant, 1.0))
+
+    # --- what becomes of it -------------------------------------------------------------------------------------------
+
+    def prompt_over(self, seat: SchedulingContext, now: float, *, done: bool, cached_tokens: int | None = None) -> None:
+        """Its prompt is computed, with so many tokens of it from the cache (`done`), or will not be."""
+        self._now = max(self._now, now)
+        if self.foresight is not None:
+            self.foresight.prompt_over(seat.expected, seat.wanted, now, done=done, cached_tokens=cached_tokens)
+        self._leave_lane(seat)
+        if self.guard is not None and seat.foretold is not None and done:
+            self.guard.computed(seat.foretold, now)
+
+    def opened(self, seat: SchedulingContext, now: float) -> None:
+        """The first token of its answer has come from where it is decoded."""
+        self._now = max(self._now, now)
+        if self.foresight is not None:
+            self.foresight.opened(seat.expected, seat.wanted, now)
+        self._leave_lane(seat)
+        self._came(seat, now)
+
+    def _came(self, seat: SchedulingContext, now: float) -> None:
+        """Its answer has begun."""
+        if self.guard is not None and seat.foretold is not None:
+            self.guard.came(seat.foretold, now)
+        seat.foretold = None
+
+    def finish(
+        self,
+        seat: SchedulingContext,
+        now: float,
+        tokens: int | None = None,
+        *,
+        cut_off: bool = False,
+        engine_ms: tuple[float, float] | None = None,
+    ) -> Calls:
+        """The request is over, after so many tokens; None: nobody has counted them.
+
+        `engine_ms`: what its engine says, where nobody here could see it, that its prompt took, and each token after
+        the first; 0 for what it does not say.
+        """
+        self._now = max(self._now, now)
+        if self.foresight is not None:
+            self.foresight.ended(seat.expected, seat.wanted, now, tokens, cut_off=cut_off, engine_ms=engine_ms)
+        self._leave_lane(seat)
+        if self.guard is not None and seat.foretold is not None:  # nobody saw it begin: it is in one piece, or has not
+            if tokens and not cut_off:
+                self.guard.came(seat.foretold, seat.foretold.began_s(now, tokens))
+            self.guard.gone(seat.foretold)
+            seat.foretold = None
+        return self.occupy(seat, None) + self.line.leave(seat, placed=False)
+
+    def _leave_place(self, seat: SchedulingContext, now: float) -> Calls:
+        if self.foresight is not None:
+            self.foresight.let_go(seat.expected, now)
+        self._leave_lane(seat)
+        return self.occupy(seat, None)
+
+    def _leave_lane(self, seat: SchedulingContext) -> None:
+        if seat.lane >= 0 and self.gate is not None:
+            self.gate.gave_back(seat.lane)
+        seat.lane = -1
+
+    def room(self) -> Calls:
+        """A prompt is computed: there may be room for another one before its leg ends."""
+        return () if self.gate is None else self._call_first()
+
+    def look(self, now: float) -> Calls:
+        """The time `wakeup_s` has come."""
+        self._now, self.wakeup_s = max(self._now, now), None
+        return self._call_first()
+
+    def _call_first(self) -> Calls:
+        """Offer a place to the line, if there may be one for anybody in it."""
+        return self.line.call_first() if self._may_begin() else ()
+
+    def _may_begin(self) -> bool:
+        if self.gate is None or self.line.patient:
+            return True
+        if not len(self.line):
+            return False
+        opens_s = self.gate.opens_at(self.view.all(), self._now)
+        if opens_s <= self._now:
+            return True
+        self.wakeup_s = opens_s if math.isfinite(opens_s) else None  # else somebody has to come first
+        return False
+
+    def found_none(self, seat: SchedulingContext) -> Calls:
+        """It waits (`journey.AwaitFleet`): if it was called, the call was for somebody else."""
+        if not self._may_begin():
+            self.line.rests(seat)
+            return ()
+        return self.line.found_none(seat)
+
+    def occupy(self, seat: SchedulingContext, instance: InstanceId | None) -> Calls:
+        """Count its answering leg at this instance, and nowhere else."""
+        if instance == seat.decode:
+            return ()
+        former, seat.decode = seat.decode, instance
+        calls: Calls = ()
+        if former is not None:
+            self._count(former, seat, -1)
+            calls = self.leg_ended(former)
+        if instance is not None:
+            self._count(instance, seat, 1)
+            self.view.leg_started(instance)
+        return calls
+
+    def _count(self, instance: InstanceId, seat: SchedulingContext, more: int) -> None:
+        at = (instance, seat.wanted.tenant)
+        self.placed[at] += more
+        if not self.placed[at]:
+            del self.placed[at]
+
+    def leg_ended(self, instance: InstanceId) -> Calls:
+        """A place is free again."""
+        self.view.leg_ended(instance)
+        if self.view.knows(instance):
+            self._ended[instance] = self._ended.get(instance, 0) + 1
+        else:
+            self._ended.pop(instance, None)
+        return self._call_first()
+
+    def _has_a_queue(self, seat: SchedulingContext) -> bool:
+        """Whether its prefill instance has, since we looked last, answered legs that were there before this one, and no
+        later ones, as far as one can count: it works, and in order. Elsewhere the queue is as long, or the policy would
+        have gone there.
+        """
+        assert seat.prefill is not None
+        ended = self._ended.get(seat.prefill, 0)
+        answered, seat.ended = ended - seat.ended, ended
+        seat.ahead -= answered
+        return answered > 0 and seat.ahead >= 0
+
+    def fleet_changed(self) -> Calls:
+        """Somebody came, left, or said something new."""
+        return self.line.call_all()
+
+    def speaks_for(self, holder: InstanceId, *not_: InstanceId) -> InstanceId | None:
+        """Who else can tell `holder` to free a hold: a D if there is one, else a P. None: nobody that is ready."""
+        others = [seen for seen in self.view.all() if seen.ready and seen.id not in {holder, *not_}]
+        found = max(others, key=lambda seen: seen.role.decodes, default=None)
+        return None if found is None else found.id
+
+    def pins(self, seat: SchedulingContext) -> bool:
+        """Whether D's engine can be told which token its answer begins with."""
+        known = seat.decode is not None and self.view.knows(seat.decode)
+        return known and seat.decode is not None and self.view.get(seat.decode).instance.pins
+
+    def turned_away(self, instance: InstanceId) -> Lost | None:
+        """What an answering leg hears instead of being sent to an instance that takes none any more."""
+        if self.view.knows(instance) and self.view.get(instance).ready:
+            return None
+        return Lost("it went away while the prompt was prefilled", untouched=True)  # draining, down, or a new epoch
+
+
+def _asked(scheduler: Scheduler, event: Any) -> Any:
+    chosen, called = scheduler.choose(event.seat, event.effect, event.now)
+    return (chosen, *called)
+
+
+def _picked(scheduler: Scheduler, event: Any) -> Any:
+    return (scheduler.pick(event.wanted),)
+
+
+def _shared(scheduler: Scheduler, event: Any) -> Any:
+    scheduler.view.routers = event.routers
+    scheduler.shares, scheduler.local_shares = event.shares, event.local_shares
+    return ()
+
+
+def _prompt_over(scheduler: Scheduler, event: Any) -> Any:
+    scheduler.prompt_over(event.seat, event.now, done=event.done, cached_tokens=event.cached_tokens)
+    return ()
+
+
+def _opened(scheduler: Scheduler, event: Any) -> Any:
+    scheduler.opened(event.seat, event.now)
+    return ()
+
+
+def _finished(scheduler: Scheduler, event: Any) -> Any:
+    return scheduler.finish(event.seat, event.now, event.tokens, cut_off=event.cut_off, engine_ms=event.engine_ms)
+
+
+def _found_none(scheduler: Scheduler, event: Any) -> Any:
+    return scheduler.found_none(event.seat)
+
+
+def _occupied(scheduler: Scheduler, event: Any) -> Any:
+    return scheduler.occupy(event.seat, event.instance)
+
+
+def _leg_ended(scheduler: Scheduler, event: Any) -> Any:
+    return scheduler.leg_ended(event.instance)
+
+
+def _room(scheduler: Scheduler, _: Any) -> Any:
+    return scheduler.room()
+
+
+def _look(scheduler: Scheduler, event: Any) -> Any:
+    return scheduler.look(event.now)
+
+
+def _fleet_changed(scheduler: Scheduler, _: Any) -> Any:
+    return scheduler.fleet_changed()
+
+
+_FOLD: Final[Mapping[type, Callable[[Scheduler, Any], Any]]] = {
+    d.Shared: _shared,
+    d.Asked: _asked,
+    d.Picked: _picked,
+    d.PromptOver: _prompt_over,
+    d.AnswerOpened: _opened,
+    d.Finished: _finished,
+    d.FoundNone: _found_none,
+    d.Occupied: _occupied,
+    d.LegEnded: _leg_ended,
+    d.Roomy: _room,
+    d.Looked: _look,
+    d.FleetChanged: _fleet_changed,
+}
+"""What each event does; its effects."""

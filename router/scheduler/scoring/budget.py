@@ -1,0 +1,80 @@
+"""What a part of a budget costs: the more, the less there is left of it; and a target missed. Pure.
+
+A budget is what a target allows for, a first token or the time per token after it; a part of it is what a prediction
+takes. Tables, since every choice asks for dozens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from router.core.arrays import Floats
+
+MISS: Final = 30.0
+"""Of a missed target: nobody saves time for others by missing one, and of two places that miss it the faster one is
+still taken."""
+
+BARRIER_MAX: Final = 0.8
+"""What is left of a budget counts as a fifth at least: being late must not cost more than several misses of others."""
+
+RAMP: Final[tuple[float, ...]] = (0.85, 1.1)
+"""From this part of a target on, a prediction counts as partly missed, beyond this as missed: what is predicted here
+comes out within some 10 % (docs/policy.md)."""
+
+_SLOPE: Final = 1.0 / (RAMP[1] - RAMP[0])
+
+POINTS: Final = 121
+PER: Final = 100.0
+"""Points of a table in one budget."""
+
+
+class Table:
+    """A function of the part of a budget that is used, as straight lines between equally spaced points."""
+
+    def __init__(self, of: Callable[[Floats], Floats]) -> None:
+        used: Floats = np.concatenate([np.arange(POINTS) * 0.01, [1e6]])
+        costs = of(used)
+        self._slope: Final[Floats] = np.diff(costs) / np.diff(used)
+        self._rest: Final[Floats] = costs[:-1] - self._slope * used[:-1]
+        self._slopes: Final[list[float]] = self._slope.tolist()
+        self._rests: Final[list[float]] = self._rest.tolist()
+
+    def at(self, used: Floats) -> Floats:
+        """What these cost, none of them negative. (`np.interp` would search for each.)"""
+        line = (used * PER).astype(np.int64)
+        found = self._slope.take(line, mode="clip")
+        found *= used
+        found += self._rest.take(line, mode="clip")
+        return found
+
+    def of(self, used: float) -> float:
+        """What one costs: the same to the last bit."""
+        line = int(min(used * PER, POINTS - 1.0))
+        return self._slopes[line] * used + self._rests[line]
+
+
+def missed(part: Floats) -> Floats:
+    """A prediction over its target as a share of a miss."""
+    found: Floats = np.minimum(np.maximum((part - RAMP[0]) * _SLOPE, 0.0), 1.0)
+    return found
+
+
+def missed_one(part: float) -> float:
+    """Of one: the same to the last bit."""
+    return min(max((part - RAMP[0]) * _SLOPE, 0.0), 1.0)
+
+
+def _near(used: Floats) -> Floats:
+    """What a part of a budget costs, over that part: the more, the less there is left of it."""
+    found: Floats = 1.0 / (1.0 - np.minimum(used, BARRIER_MAX))
+    return found
+
+
+NEAR: Final = Table(_near)
+OWN: Final = Table(lambda used: used * _near(used))
+"""What a part of a budget costs..."""
+OWN_MISSED: Final = Table(lambda used: used * _near(used) + MISS * missed(used))
+"""... and with what it costs to miss it."""

@@ -1,0 +1,84 @@
+"""Who may be considered at all, before any policy scores anybody; and who is least by a row of columns."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from cluster.instance import Role
+from router.core.arrays import Bools, Floats, Ints
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot, ReadyRows
+from router.scheduler.scoring.prices import Saturation
+from router.scheduler.scoring.prices_ask import Scoring, prices_of
+
+_EMPTY: Final = np.zeros(0, dtype=np.int64)
+
+
+def ready(fleet: FleetSnapshot, wanted: Wanted) -> ReadyRows:
+    """Rows of ready instances that serve the model and the tenant, with the weights it needs, and have not failed this
+    request.
+    """
+    found = fleet.ready_for(wanted)
+    if not wanted.excluded and not wanted.meaning and not wanted.weights:
+        return found
+    named = [fleet.by_id[name].row for name in wanted.excluded if name in fleet.by_id]
+    if wanted.meaning or wanted.weights:
+        named += [row for row in found.any.tolist() if not fleet.continues(row, wanted)]
+    out = np.array(named, dtype=np.int64)
+    return ReadyRows(
+        any=_without(found.any, out),
+        prefills=_without(found.prefills, out),
+        decodes=_without(found.decodes, out),
+        of={role: _without(rows, out) for role, rows in found.of.items()},
+        alike=found.alike,
+        adapters=found.adapters,
+    )
+
+
+def _without(rows: Ints, out: Ints) -> Ints:
+    return rows[~np.isin(rows, out)]
+
+
+def of_role(found: ReadyRows, role: Role) -> Ints:
+    """Those of one role."""
+    return found.of.get(role, _EMPTY)
+
+
+def with_place(fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> Ints:
+    """Those whose credits leave room for one more leg of ours."""
+    columns = fleet.columns
+    room: Bools = columns.inflight[rows] < columns.limits(wanted.routers)[rows]
+    if len(rows) and saturation_of(wanted) is not None:
+        room &= _unsaturated(fleet, rows, wanted)
+    return rows if room.all() else rows[room]
+
+
+def saturation_of(wanted: Wanted) -> Saturation | None:
+    """What holds for this request beside credits."""
+    scoring: Scoring | None = wanted.scoring
+    return None if scoring is None else scoring.saturation
+
+
+def _unsaturated(fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> Bools:
+    """For policies that know of legs alone: what their instances' roles would have them do."""
+    prices = prices_of(fleet, wanted)
+    prefills, decodes = fleet.columns.prefills, fleet.columns.decodes
+    room = [
+        (prices.open_at(row) or not prefills.item(row)) and (prices.answers_at(row) or not decodes.item(row))
+        for row in rows.tolist()
+    ]
+    return np.array(room, dtype=np.bool_)
+
+
+def least(rows: Ints, *columns: Ints | Floats) -> int | None:
+    """The row that is least by the first column, where that ties by the second, and so on; None where there is none."""
+    if not len(rows):
+        return None
+    for column in columns:
+        if len(rows) == 1:
+            break
+        values = column[rows]
+        rows = rows[values == values.min()]
+    return int(rows[0])

@@ -1,0 +1,24 @@
+"""Routing policies: plain functions from a view of the fleet to a decision that says why.
+
+Adding a policy is one function and one line in `POLICIES`. A policy reads the fleet's columns, and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.scheduler.scoring.least_load import least_load
+from router.scheduler.scoring.workload import workload
+
+Policy = Callable[[FleetSnapshot, Wanted], Chosen]
+
+POLICIES: dict[str, Policy] = {"least_load": least_load, "workload": workload}
+"""Policies by the name used on the command line."""
+
+FORESEEING: frozenset[Policy] = frozenset({workload})
+"""Those that read what is expected of requests (`FleetSnapshot.book`): it costs some 50 µs a request to keep, and the
+others have no use for it.
+"""

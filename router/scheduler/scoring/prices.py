@@ -1,0 +1,360 @@
+"""What a place for one request costs the fleet, by row of its columns: what both ways to work it out share. Pure.
+
+A price is a part of what was promised: a first token after half of its target costs one half, and the more the less
+there is left (`budget`); a target missed costs `MISS`, whosever it is. Without targets, `LOOSE` times an idle
+instance's latency takes their place. `router.scheduler.scoring.workload` says which parts there are and compares them;
+`router.scheduler.flow_control.queue` looks at the same predictions for what is promised.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from cluster.instance import Role
+from router.core.arrays import Ints
+from router.predict.answer_lengths import LENGTHS_UNKNOWN, MIDDLE, OUTPUT_UNKNOWN, SHARES
+from router.predict.inflight_load import SPREAD
+from router.predict.prefix_cache import Match
+from router.scheduler.scoring.budget import MISS, OWN, OWN_MISSED, RAMP
+
+if TYPE_CHECKING:
+    from router.core.values import Wanted
+    from router.fleet.snapshot import FleetSnapshot
+
+LOOSE: Final = 5.0
+
+PULL_MS, PULL_STEPS = 3.0, 3.0
+"""A handoff's pause beside its bytes: its engine's front end and the messages, and steps of D's: the one under way when
+the leg comes, the one after which the blocks are there (steps are decided ahead), and the one that makes the seeded
+token once more (seen on the twin: 24.7 ms where a step takes 7.2).
+"""
+
+HOLDS_FREE: Final = 0.5
+"""Up to this part of P's memory in use, what is held there is in nobody's way: new prompts find room. Chosen, not
+measured."""
+
+_REACHES: Final = tuple(RAMP[0] + (RAMP[1] - RAMP[0]) * (at + 0.5) / 4 for at in range(4))
+"""Parts of a target up to which a prediction may come out as met, equally likely."""
+
+Priced = list[tuple[float, int]]
+"""Rows and what they cost, the cheapest first; of equal ones the lower row."""
+
+
+class Saturation(ABC):
+    """Where one more has room without breaking a promise (`router.scheduler.flow_control`)."""
+
+    margin: float
+    """Of the strictest TPOT target at a row, what answers there may come to."""
+
+    @property
+    @abstractmethod
+    def queue(self) -> int:
+        """How many wait for places."""
+
+    @abstractmethod
+    def queue_ms(self, servers: int) -> float:
+        """Until those who wait for places now have them, at so many instances."""
+
+    @abstractmethod
+    def opens_until_ms(self, wanted: Wanted) -> float:
+        """A prompt would be computed at once, or nearly so, where the load in flight opens no later than this."""
+
+    @abstractmethod
+    def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
+        """Rows where alone a late prompt may go; None: anywhere."""
+
+
+class Prices(ABC):
+    """Everything that one choice compares; what it costs at a row.
+
+    Worked out for all rows at once, and not before they are asked for, in one of two ways that give the same numbers to
+    the last bit: `few` row by row, `many` by columns. `ask.prices_of` takes the quicker one. Long, as it has one
+    formula a method, most of them a line or two.
+    """
+
+    def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None) -> None:
+        self.fleet: Final = fleet
+        self.saturation: Final = saturation
+        self.wanted: Final = wanted
+        self.turn: Final = fleet.book.turn
+        self.tokens: Final = max(1, wanted.prompt_tokens)
+        self.output: Final[float] = wanted.output_tokens or OUTPUT_UNKNOWN
+        self.lengths: Final = wanted.output_lengths or LENGTHS_UNKNOWN
+        self.middle: Final[float] = max(2.0, self.lengths[MIDDLE])
+        """Tokens that a pause is spread over, in an answer in the middle."""
+        self.ttft_ms: Final[float] = 0.0 if wanted.late else wanted.ttft_ms
+        self.tpot_ms: Final[float] = wanted.tpot_ms
+        self.promised: Final = bool(wanted.ttft_ms or wanted.tpot_ms)
+        self.waited_ms: Final[float] = max(0.0, wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
+        self.context: Final[float] = self.tokens + self.output / 2
+        self.tpot_unit: Final[float] = wanted.tpot_ms or LOOSE * self._step_alone_ms()
+        self.ttft_unit: float = wanted.ttft_ms
+        self.match: Final[Match | None] = (
+            fleet.prefixes.match(wanted.prefix) if fleet.prefixes is not None and wanted.prefix else None
+        )
+        self._usual_ms = -1.0
+        self._pulled: Final[dict[int, float]] = {}
+        """By D: when all that it pulls now will be there, less what a handoff waits for beside that."""
+        self._told: Final[dict[tuple[int, int, bool], float]] = {}
+        self._pauses_ms: Final[dict[tuple[int, int, bool], float]] = {}
+        self._paused: Final[dict[tuple[int, int, bool], float]] = {}
+        """What such a pause costs."""
+
+    def _step_alone_ms(self) -> float:
+        """An idle instance's step with nothing but this answer, on the fastest make there is."""
+        makes = self.fleet.book.speeds.present()
+        return min(make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes)
+
+    # --- at one row ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def prompt_at(self, row: int) -> float:
+        """Milliseconds of its prompt with what decodes beside it."""
+
+    @abstractmethod
+    def stall_at(self, row: int) -> float:
+        """Milliseconds that answers there would wait for its prompt."""
+
+    @abstractmethod
+    def ttft_at(self, row: int) -> float:
+        """Milliseconds until its first token, from its arrival."""
+
+    @abstractmethod
+    def longer_at(self, row: int) -> float:
+        """Milliseconds by which its answer makes a step there longer."""
+
+    @abstractmethod
+    def used_at(self, row: int) -> float:
+        """Of `tpot_unit`, its TPOT there."""
+
+    @abstractmethod
+    def open_at(self, row: int) -> bool:
+        """Whether its prompt would be computed at once, or nearly so."""
+
+    @abstractmethod
+    def answers_at(self, row: int) -> bool:
+        """Whether there is room for its answer: a place, memory, and every target kept."""
+
+    def tpot_at(self, row: int) -> float:
+        """Milliseconds."""
+        return self.used_at(row) * self.tpot_unit
+
+    def step_at(self, row: int) -> float:
+        """Milliseconds of a step with its answer."""
+        return self.fleet.book.step.item(row) + self.longer_at(row)
+
+    def held(self, chunks: int) -> int:
+        """Tokens of it in so many chunks. Its last token is always computed."""
+        return min(int(chunks * self.wanted.prefix_block_tokens), self.tokens - 1)
+
+    def cached_at(self, row: int) -> int:
+        """Tokens of it that this instance is taken to have."""
+        return 0 if self.match is None else self.held(self.match.chunks_of(row))
+
+    # --- of some rows -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def prefill_at(self, row: int) -> float:
+        """What it costs to compute its prompt there, without what exactly it does to the targets of those who decode
+        there (`harm`).
+        """
+
+    @abstractmethod
+    def decode_at(self, row: int) -> float:
+        """What its answer costs there: its own time, and what its part of each step takes from the others."""
+
+    @abstractmethod
+    def best_wholes(self, rows: Ints, count: int) -> tuple[Priced, Priced]:
+        """The cheapest for both legs of those that have room for its answer: that can begin now, and that cannot."""
+
+    @abstractmethod
+    def best_prefills(self, rows: Ints, count: int) -> Priced:
+        """The cheapest for its prompt of those that have a place; and where none of these can begin now, the cheapest
+        that can.
+        """
+
+    @abstractmethod
+    def best_decodes(self, rows: Ints, count: int) -> Priced:
+        """The cheapest for its answer of those that have room for it."""
+
+    @abstractmethod
+    def least_prompt_ms(self, rows: Ints) -> float:
+        """Of its prompt, at the quickest of these; one at least."""
+
+    @abstractmethod
+    def least_alone_ms(self, rows: Ints) -> float:
+        """Until its first token with nobody before it, at the quickest of these; one at least."""
+
+    # --- what one does to others --------------------------------------------------------------------------------------
+
+    def harm(self, row: int) -> float:
+        """What this prompt does to the targets of answers there."""
+        if not self.promised or self.fleet.book.vacant.item(row):
+            return 0.0
+        return MISS * self.fleet.book.harmed(row, self.stall_at(row), self.wanted.now)
+
+    def handoff(self, prefill: int, decode: int) -> float:
+        """A pause, before the first token (`waits`) or between the first and the second. The latter is the same for all
+        P of a make, where D computes no prompts and nothing that it pulls is in the way, and they are on its machine,
+        or none of them is.
+        """
+        way = self._way(prefill, decode)
+        if self.waits(decode):
+            return self._late(prefill, self._pause_ms(way, prefill, decode))
+        price = self._paused.get(way)
+        if price is None:
+            price = self._paused[way] = self._pause(decode, self._pause_ms(way, prefill, decode))
+        return price
+
+    def waits(self, decode: int) -> bool:
+        """Whether the first token of a request that is handed over comes from this D: its engine cannot be told P's, or
+        this request may have no seed. Its client waits for the pause then, too.
+        """
+        return self.wanted.unseeded or not self.fleet.columns.pins.item(decode)
+
+    def first_ms(self, prefill: int, decode: int) -> float:
+        """Milliseconds until its client has the first token; equal rows for a single instance."""
+        ms = self.ttft_at(prefill)
+        return ms + self.pause_ms(prefill, decode) if prefill != decode and self.waits(decode) else ms
+
+    def _late(self, prefill: int, pause_ms: float) -> float:
+        """What such a pause costs where it comes before the first token."""
+        own, ms = OWN_MISSED if self.ttft_ms else OWN, self.ttft_at(prefill)
+        return own.of((ms + pause_ms) / self.ttft_unit) - own.of(ms / self.ttft_unit)
+
+    def _way(self, prefill: int, decode: int) -> tuple[int, int, bool]:
+        """Pauses of one of these are alike: a D, and a P, or any P of a make."""
+        alone = self.learns(decode) and not self._behind_ms(prefill, decode)
+        kind = -1 - self.fleet.book.speeds.kind(prefill) if alone else prefill
+        return decode, kind, self.fleet.near(prefill, decode)
+
+    def hold(self, prefill: int, decode: int) -> float:
+        """What keeping its blocks for D costs P: blocks × seconds, as the part of P's memory that they are, times the
+        pause. So much of P's time is lost to those who wait there and to the next one, if memory is what they wait for.
+        """
+        used = self.fleet.columns.kv_usage.item(prefill)
+        if used <= HOLDS_FREE:
+            return 0.0
+        part = min(1.0, self.tokens / max(1.0, self.fleet.book.speeds.capacity.item(prefill)))
+        delayed = 1.0 + self.fleet.columns.waiting.item(prefill)
+        lost_ms = (used - HOLDS_FREE) / (1.0 - HOLDS_FREE) * part * self.pause_ms(prefill, decode)
+        return delayed * lost_ms / self.ttft_unit
+
+    def pause_ms(self, prefill: int, decode: int) -> float:
+        """How long a client waits between the first and the second token beside a step.
+
+        Where D computes prompts as well, an answer that comes there waits for those before it: a prompt that runs takes
+        what there is of each step's token budget, and only what is left goes to those who wait (vLLM's scheduler).
+        """
+        return self._pause_ms(self._way(prefill, decode), prefill, decode)
+
+    def _pause_ms(self, way: tuple[int, int, bool], prefill: int, decode: int) -> float:
+        found = self._pauses_ms.get(way)
+        if found is None:
+            found = self.unmoved_ms(decode) + self.moving_ms(prefill, decode) + self._behind_ms(prefill, decode)
+            found += self._queued_ms(prefill, decode, found)
+            self._pauses_ms[way] = found
+        return found
+
+    def _behind_ms(self, prefill: int, decode: int) -> float:
+        """How long it waits on D for what is pulled before it."""
+        left_ms = self._pulled.get(decode)
+        if left_ms is None:
+            ends_ms = self.fleet.book.pulls(decode).ends_ms(self.wanted.now)
+            left_ms = self._pulled[decode] = ends_ms - self.unmoved_ms(decode)
+        return max(0.0, left_ms - self._comes_ms(prefill))
+
+    def unmoved_ms(self, decode: int) -> float:
+        """The same with a network that takes no time, and nothing before it on D."""
+        return PULL_MS + PULL_STEPS * self.step_at(decode)
+
+    def learns(self, decode: int) -> bool:
+        """Whether pauses there are learned from: not where prompts are in the way as well."""
+        return not self.fleet.columns.prefills.item(decode) and not self.fleet.book.prompts.item(decode)
+
+    def told_pause_ms(self, prefill: int, decode: int) -> float:
+        """The same by the costs alone, whatever pulls have taken."""
+        if self.learns(decode):
+            return self.unmoved_ms(decode) + self.told_ms(prefill, decode)
+        return self.pause_ms(prefill, decode)  # what it waits for there is prompts
+
+    def handoff_told(self, prefill: int, decode: int) -> float:
+        """What such a pause costs."""
+        pause_ms = self.told_pause_ms(prefill, decode)
+        return self._late(prefill, pause_ms) if self.waits(decode) else self._pause(decode, pause_ms)
+
+    def moving_ms(self, prefill: int, decode: int) -> float:
+        """What moving its KV takes, by what D's pulls have taken."""
+        pulls, now, near = self.fleet.book.pulls(decode), self.wanted.now, self.fleet.near(prefill, decode)
+        return pulls.expects_ms(self.told_ms(prefill, decode), now, near=near) * pulls.slower(now)
+
+    def told_ms(self, prefill: int, decode: int) -> float:
+        """And by the costs alone."""
+        speeds, near = self.fleet.book.speeds, self.fleet.near(prefill, decode)
+        kinds = (speeds.kind(prefill), speeds.kind(decode), near)
+        told_ms = self._told.get(kinds)
+        if told_ms is None:
+            told_ms = self._told[kinds] = speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode, near=near)
+        return told_ms
+
+    def _comes_ms(self, prefill: int) -> float:
+        """When its prompt is computed there."""
+        return self.wanted.now * 1000.0 + self.ttft_at(prefill) - self.waited_ms
+
+    def _queued_ms(self, prefill: int, decode: int, pause_ms: float) -> float:
+        """What is left of D's prompts when the answer comes there, those of requests that a decode instance serves
+        whole among them. Where D is of role both, others may have come until then: at least what all that compute
+        prompts beside answers have before them now, on average.
+        """
+        left_ms = 0.0
+        if self.fleet.book.prompts.item(decode):
+            left_ms = max(0.0, self.fleet.book.ends.item(decode) - self._comes_ms(prefill) - pause_ms)
+        return max(left_ms, self._usual_queue_ms()) if self.fleet.columns.prefills.item(decode) else left_ms
+
+    def _usual_queue_ms(self) -> float:
+        """Until the prompts are done that an instance of role both has now, on average."""
+        if self._usual_ms < 0:
+            rows = self.fleet.ready_for(self.wanted).of.get(Role.BOTH, ())
+            self._usual_ms = float(self.fleet.book.waits_ms(self.wanted.now)[rows].mean()) if len(rows) else 0.0
+        return self._usual_ms
+
+    def _pause(self, decode: int, pause_ms: float) -> float:
+        price = pause_ms / (self.tpot_unit * self.output)
+        if self.tpot_ms:
+            price += MISS * self._slowed(self.used_at(decode), pause_ms / self.tpot_ms)
+        return price
+
+    def _slowed(self, used: float, pause: float) -> float:
+        """Share of such answers that are over their TPOT target with a pause of so many targets, and not without it.
+
+        Each is as long as it happens to be: those too short to spread the pause over miss. A prediction's own error is
+        `RAMP`, here in equal steps.
+        """
+        missed = 0.0
+        for reach in _REACHES:
+            if reach > used:
+                share = _share_shorter(self.lengths, 1.0 + pause / (reach - used))
+                if share == 0.0:
+                    break  # nor is any answer too short where there is more left
+                missed += share
+        return missed / len(_REACHES)
+
+    def own_tokens(self) -> float:
+        """Of memory, for its prompt and answer, with `SPREAD` of room."""
+        return self.wanted.prompt_tokens + self.output + SPREAD * math.sqrt(self.wanted.output_variance)
+
+
+def _share_shorter(lengths: Sequence[float], than: float) -> float:
+    """Share of answers that are shorter: straight lines between `SHARES`, from two tokens (one has no TPOT) to twice
+    the last length.
+    """
+    at = bisect_left(lengths, than)
+    if at == len(lengths):
+        return min(1.0, SHARES[-1] + (1.0 - SHARES[-1]) * (than / lengths[-1] - 1.0))
+    below, low = (SHARES[at - 1], lengths[at - 1]) if at else (0.0, min(2.0, lengths[0]))
+    wide = lengths[at] - low
+    return below + (SHARES[at] - below) * max(0.0, than - low) / wide if wide > 0 else below

@@ -1,0 +1,238 @@
+"""Send each leg where it costs the fleet the least: its own latency, what it does to those there, missed targets.
+
+The price of a place, in milliseconds, is what all requests together lose by it:
+
+- on P: the wait for the prompts before it and its own time; each answer that decodes there waits as long, too (the
+  *mixing impact*, as in the Intelligent Router's formulation);
+- on D: a step's time for each of its tokens, the longer where prompts are computed on D as well; and by how much longer
+  every answer there takes for each of its steps;
+- for a pair: moving the KV cache. For both legs on one instance: the wait and the stall, and no move;
+- `MISS` for each target that is missed by it, its own or of those there, counted as a share between 0 and 1 as
+  predictions are not exact.
+
+The best `K` for prefill, then the best `K` for decode, then the pairs of these (never all pairs), against the best
+instance for both legs: so whether to hand over at all is one more comparison of the same prices, with `HYSTERESIS`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from router.core.arrays import Bools, Ints
+from router.core.journey import Chosen
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot, ReadyRows
+from router.scheduler.scoring.filters import ready
+from router.scheduler.scoring.prices import Priced, Prices
+from router.scheduler.scoring.prices_ask import prices_of
+
+K: Final = 4
+"""Candidates for each leg that are looked at closely; design 5.3 allows 8."""
+
+WAITING: Final = 1.4
+"""What can begin now may cost so many times what is worth waiting for: who waits keeps others waiting, and a price
+knows nothing of those who come after."""
+
+HYSTERESIS: Final = 0.02
+"""A handoff must be cheaper by this part than serving on one instance: token counts are estimates, and a handoff has
+costs of its own that no model has."""
+
+ALIKE: Final = 5.0
+"""The same between two that could do each other's part: only where nothing else is possible. A prompt's instance with
+some answers of its own left is held to their TPOT, and the other's steps are full of everybody's answers: half-made
+pools serve less than none, and the price of one request does not show it (docs/policy.md)."""
+
+
+def workload(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
+    """The cheapest pair, or the cheapest single instance; or none, where the cheapest is worth waiting for."""
+    return weighed(fleet, wanted, HYSTERESIS, ALIKE)
+
+
+def weighed(fleet: FleetSnapshot, wanted: Wanted, hysteresis: float, alike: float) -> Chosen:
+    """The same with another weight on pairs: a pair's price counts for one plus this part of it. Both above -1."""
+    found = ready(fleet, wanted)
+    if not len(found.any):
+        return Chosen(None, None, "no ready instance serves this model")
+    prices = prices_of(fleet, wanted)
+    options = _wholes(prices, _able(found, wanted))
+    if wanted.hand_over:
+        begin = [each.ranked for each in options if each.open]
+        ways = _Ways(fleet, prices, 1 + hysteresis, 1 + alike)
+        bests: dict[bool, _Option] = {}
+        for prefills, decodes in fleet.kinships(found):
+            _pair_up(ways, prefills, decodes, min(begin, default=math.inf), bests)
+        options += [bests[begins] for begins in (True, False) if begins in bests]
+        return _cheapest(fleet, prices, options, found)
+    return _cheapest(fleet, prices, options)
+
+
+def gains(prices: Prices, prefill: int, decode: int) -> float:
+    """By how much these two are told to be cheaper than the best single instance, whatever the roles: one that computes
+    prompts would answer as well if nobody handed over. Infinite where no single instance has room.
+    """
+    wholes = _wholes(prices, ready(prices.fleet, prices.wanted).any)
+    pair = prices.prefill_at(prefill) + prices.harm(prefill) + prices.decode_at(decode)
+    pair += prices.handoff_told(prefill, decode) + prices.hold(prefill, decode)
+    return min((each.price for each in wholes), default=math.inf) - pair
+
+
+class _Ways:
+    """What pairs are compared by. (Compiled, classes are made and read several times quicker than named tuples.)"""
+
+    __slots__ = ("dearer", "dearer_alike", "fleet", "parted", "prices")
+
+    def __init__(self, fleet: FleetSnapshot, prices: Prices, dearer: float, dearer_alike: float) -> None:
+        self.fleet: Final = fleet
+        self.prices: Final = prices
+        self.dearer: Final = dearer
+        """So many times its price is a pair's rank..."""
+        self.dearer_alike: Final = dearer_alike
+        """... and that of one whose two could do each other's part."""
+        self.parted: Final = fleet.parted
+        """There are pairs that hand nothing over."""
+
+
+class _Option:
+    """One way to serve it."""
+
+    __slots__ = ("decode", "open", "prefill", "price", "ranked")
+
+    def __init__(self, price: float, ranked: float, prefill: int, decode: int, begins: bool) -> None:  # noqa: FBT001
+        self.price: Final = price
+        self.ranked: Final = ranked
+        """With `HYSTERESIS`."""
+        self.prefill: Final = prefill
+        """Row; equal to `decode` for a single instance."""
+        self.decode: Final = decode
+        self.open: Final = begins
+        """It can begin now, or nearly so."""
+
+
+def _cheapest(fleet: FleetSnapshot, prices: Prices, options: list[_Option], found: ReadyRows | None = None) -> Chosen:
+    """A single instance is preferred by `HYSTERESIS`. `found`: instances that may be a pair."""
+    now = best = other = None
+    for each in options:  # few: the best of each kind, and the best of each that can begin now
+        if best is None or each.ranked < best.ranked:
+            best = each
+        if each.open and (now is None or each.ranked < now.ranked):
+            other = now
+            now = each
+        elif each.open:
+            other = each
+    if best is None or now is None:
+        return Chosen(None, None, "every instance has its hands full", wait=True)
+    if not best.open and best.ranked * WAITING < now.ranked:
+        because = f"{_say(fleet, prices, best)} is worth waiting for: now there is only {_say(fleet, prices, now)}"
+        return Chosen(None, None, because, wait=True)
+    prefill = fleet.at(now.prefill).id if now.prefill != now.decode else None
+    against = ""
+    if other is not None:
+        against = f"; {'whole' if other.prefill == other.decode else 'a pair'} {other.price:.2f}"
+    elif prefill is None and prices.wanted.hand_over:
+        against = f"; {'' if found is None else fleet.because_whole(found)}"
+        against = against if len(against) > 2 else "; no pair costs less"
+    return Chosen(prefill, fleet.at(now.decode).id, _say(fleet, prices, now) + against + _known(fleet, prices, now))
+
+
+def _say(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
+    first, second = option.prefill, option.decode
+    name = fleet.at(second).id
+    where = f"whole on {name}" if first == second else f"{fleet.at(first).id} to {name}"
+    return (
+        f"{where} (TTFT {prices.first_ms(first, second):.0f} ms, TPOT {prices.tpot_at(second):.1f} ms, "
+        f"price {option.price:.2f})"
+    )
+
+
+def _known(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
+    """What these prices rest on."""
+    costs = fleet.book.speeds.known(option.prefill, option.decode)
+    if prices.match is None:
+        return f"; costs {costs}, prefixes unknown"
+    return f"; costs {costs}, {prices.cached_at(option.prefill)} of {prices.tokens} prompt tokens cached"
+
+
+def _pair_up(ways: _Ways, prefills: Ints, decodes: Ints, below: float, bests: dict[bool, _Option]) -> None:
+    """The best pair that can begin now, and the best that cannot, if they rank below that and what there is already.
+    Harm and handoff only add to a price: what ranks no better without them is not looked at. Nor is a pair of which D
+    pulls nothing from P.
+    """
+    fleet, prices = ways.fleet, ways.prices
+    firsts = prices.best_prefills(prefills, K)
+    seconds = [
+        _Second(more, row, _kind(fleet, fleet.columns.prefills, row, -1))
+        for more, row in prices.best_decodes(decodes, K)
+    ]
+    if not seconds:
+        return
+    for price, first in firsts:
+        begins = prices.open_at(first)
+        best = bests.get(begins)
+        found = _best_second(ways, (price, first), seconds, below if best is None else best.ranked)
+        if found is not None:
+            bests[begins] = found
+
+
+class _Second:
+    """One that may decode."""
+
+    __slots__ = ("kind", "price", "row")
+
+    def __init__(self, price: float, row: int, kind: int) -> None:
+        self.price: Final = price
+        self.row: Final = row
+        self.kind: Final = kind
+        """Which make it is, where it computes prompts as well."""
+
+
+def _kind(fleet: FleetSnapshot, does: Bools, row: int, otherwise: int) -> int:
+    """Which make it is, where it does that leg."""
+    return fleet.book.speeds.kind(row) if does.item(row) else otherwise
+
+
+def _best_second(ways: _Ways, priced: tuple[float, int], seconds: list[_Second], below: float) -> _Option | None:
+    """The best pair with this P that ranks below that, if there is one. Two of one make are `ALIKE` where either does
+    the other's leg as well.
+    """
+    fleet, prices, found, harm, (price, first) = ways.fleet, ways.prices, None, -1.0, priced
+    kind = _kind(fleet, fleet.columns.decodes, first, -2)
+    for each in seconds:
+        more, second = each.price, each.row
+        dearer = ways.dearer_alike if each.kind == kind else ways.dearer
+        if (price + more) * dearer >= below or first == second or (ways.parted and fleet.apart(first, second)):
+            continue
+        if harm < 0:
+            harm = prices.harm(first)
+        whole = price + harm + more
+        if whole * dearer < below:
+            whole += prices.handoff(first, second) + prices.hold(first, second)
+            if whole * dearer < below:
+                below = whole * dearer
+                found = _Option(whole, below, first, second, prices.open_at(first))
+    return found
+
+
+def _able(found: ReadyRows, wanted: Wanted) -> Ints:
+    """Who may serve all of it: role both or decode; a prefill one for a single token, or if there is no other."""
+    if wanted.prefill_only or not wanted.hand_over:
+        return found.any
+    return found.decodes if len(found.decodes) else found.any
+
+
+def _wholes(prices: Prices, rows: Ints) -> list[_Option]:
+    """The best single instance, and the best that can begin now."""
+    now, later = prices.best_wholes(rows, K)
+    return _least(prices, now, now=True) + _least(prices, later, now=False)
+
+
+def _least(prices: Prices, priced: Priced, *, now: bool) -> list[_Option]:
+    """The cheapest of these, harm included."""
+    best, at = math.inf, -1
+    for least, row in priced:
+        if least > best:
+            break
+        whole = least + prices.harm(row)
+        if whole < best or (whole == best and row < at):
+            best, at = whole, row
+    return [_Option(best, best, at, at, now)] if at >= 0 else []

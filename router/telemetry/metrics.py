@@ -1,0 +1,307 @@
+"""The router's own metrics, by the names operators see in Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from cluster.ids import InstanceId
+from router.fleet.view import FleetView
+from router.http.doors import Doors
+from router.http.uploads import Uploads
+from router.telemetry.attainment import Attainment
+from router.telemetry.finished import Finished
+from router.telemetry.flow import Flow
+from router.telemetry.histograms import Counts, Histograms, Times
+from router.telemetry.pairs import Pairs
+from router.telemetry.recomputed import Recomputed
+from router.telemetry.rolling import RollingStatistics
+from router.telemetry.timing import Timeline
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+"""Buckets from a router's own overhead to a long generation."""
+
+
+class RouterMetrics:
+    """Counters and histograms of one router process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.lately = RollingStatistics()
+        self.flow = Flow()
+        self.registry.register(_Arrivals(self.flow))
+        self._requests = Counts(
+            "baton_requests",
+            "Requests that ended, by way and outcome.",
+            ["path", "way", "outcome"],
+            registry=self.registry,
+        )
+        self.rejected = Counter(
+            "baton_rejected",
+            "Requests answered by the router itself with an error.",
+            ["status"],
+            registry=self.registry,
+        )
+        told = "Prefill leg: send to answer. Decode leg: send to first byte."
+        self._leg_seconds = Histograms("baton_leg_seconds", told, ["leg"], _SECONDS, self.registry)
+        told = "Arrival to first byte of the answer."
+        self._first_byte_seconds = Histograms("baton_first_byte_seconds", told, [], _SECONDS, self.registry)
+        told = "Arrival to last byte."
+        self._request_seconds = Histograms("baton_request_seconds", told, [], _SECONDS, self.registry)
+        self.releases = Counter(
+            "baton_releases", "Holds given back without a pull, by result.", ["ok"], registry=self.registry
+        )
+        self.retries = Counter(
+            "baton_retries",
+            "Requests sent again elsewhere: before anything of D's was relayed (again), beside a prefill leg that is "
+            "silent (second), or as a broken stream's resumption (resumed).",
+            ["kind"],
+            registry=self.registry,
+        )
+        told = "Engines' answers that were none: too_long, encoded, malformed (no HTTP), no_completion (nonsense)."
+        self.unfit = Counter("baton_unfit_answers", told, ["why"], registry=self.registry)
+        self.seeds = Counter("baton_seeds", "First tokens given to clients before the handoff.", registry=self.registry)
+        self.broken_seams = Counter(
+            "baton_broken_seams",
+            "Streams that did not go on with what their client had been given; ended with an error.",
+            registry=self.registry,
+        )
+        self.times = Times(self.registry, _SECONDS)
+        self.finished = Finished(self.times, self.lately)
+        self.attainment = Attainment(self.registry)
+        self.waiting = Gauge("baton_waiting_requests", "Requests in line for a place.", registry=self.registry)
+        self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
+        self.clients = _ClientGauges(self.registry)
+        self._handoffs = Counts(
+            "baton_handoffs",
+            "Decode legs that pull, by result: ok when the answer began, failed when the leg came to nothing.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.proofs = Counter(
+            "baton_pair_proofs",
+            "Proofs of pairs by result: passed, failed, or none (an instance had no place, or did not answer).",
+            ["result"],
+            registry=self.registry,
+        )
+        told = "Entries of the decision log that could not be written; requests are served all the same."
+        self.log_dropped = Counter("baton_decision_log_dropped", told, registry=self.registry)
+        self.pairs = Pairs()
+        self.registry.register(_PairFailures(self.pairs))
+        self.recomputed = Recomputed()
+        self.registry.register(_Recomputed(self.recomputed))
+        self.handoffs_off = _HandoffsOff()
+        self.registry.register(self.handoffs_off)
+        self._fleet = _FleetGauges(self.registry)
+        told = "1 while a controller that sizes the fleet is heard in the registry."
+        self._controlled = Gauge("baton_controller_heard", told, registry=self.registry)
+
+    def leg(self, leg: str, seconds: float) -> None:
+        """A prefill leg was answered, or an answering one has begun or failed, so long after it was sent."""
+        self._leg_seconds.observe((leg,), seconds)
+
+    def first_byte(self, seconds: float) -> None:
+        """An answer begins, so long after its request came."""
+        self._first_byte_seconds.observe((), seconds)
+
+    def ended(self, path: str, way: str, outcome: str, seconds: float) -> None:
+        """A request is over."""
+        self._requests.add((path, way, outcome))
+        self._request_seconds.observe((), seconds)
+
+    def over(self, now: float, outcome: str, timeline: Timeline, tokens: int | None) -> None:
+        """A request has ended, after so many tokens. `now` in monotonic seconds."""
+        if outcome == "served":
+            self.finished.add(now, timeline, tokens)
+        else:
+            self.finished.count()
+            self.lately.ended(now, outcome)
+
+    def pulled(self, prefill: InstanceId, decode: InstanceId, failure: str | None) -> None:
+        """A decode leg that pulls from this prefill instance has begun to answer, or failed and why."""
+        self.pairs.tried(prefill, decode, failure)
+        self._handoffs.add(("ok" if failure is None else "failed",))
+
+    def text(
+        self, view: FleetView, waiting: int, stale_s: float = 0.0, unproven: int = 0, *, controlled: bool = False
+    ) -> bytes:
+        """Prometheus text, with the fleet's gauges and the line's brought up to date; who has left is left out."""
+        self.waiting.set(waiting)
+        self._controlled.set(controlled)
+        self._fleet.show(view, stale_s, unproven)
+        return generate_latest(self.registry)
+
+
+class _PairFailures(Collector):
+    """From the pairs that are remembered: as many as these, however many names a fleet uses up."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self._pairs = pairs
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """What Prometheus reads."""
+        told = "Failed hand-overs by pair of instances; pairs that never failed are not here."
+        family = CounterMetricFamily("baton_pair_failures", told, labels=("prefill", "decode"))
+        for pair in self._pairs:
+            if pair.failed:
+                family.add_metric((pair.prefill, pair.decode), pair.failed)
+        yield family
+
+
+class _Recomputed(Collector):
+    """From what engines say of it."""
+
+    def __init__(self, counted: Recomputed) -> None:
+        self._counted = counted
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """What Prometheus reads."""
+        told = "Prompt tokens that were handed over to this instance and that it computed itself nevertheless."
+        recomputed = CounterMetricFamily("baton_handoff_recomputed_tokens", told, labels=("instance",))
+        told = "Prompt tokens whose KV cache this instance had from elsewhere."
+        pulled = CounterMetricFamily("baton_handoff_pulled_tokens", told, labels=("instance",))
+        for name, each in self._counted:
+            recomputed.add_metric((name,), each.recomputed)
+            pulled.add_metric((name,), each.pulled)
+        return recomputed, pulled
+
+
+class _Arrivals(Collector):
+    """From what the router announces to the goodput controller."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """What Prometheus reads."""
+        labels = ("model", "slo_class")
+        told = "Requests that came for a model, with a right to be served: those that were shed, too."
+        arrivals = CounterMetricFamily("baton_arrivals", told, labels=labels)
+        told = "Prompt tokens of these, as estimated when they came."
+        tokens = CounterMetricFamily("baton_arrived_prompt_tokens", told, labels=labels)
+        for each in self._flow.told():
+            arrivals.add_metric((each.model, each.slo_class), each.arrivals)
+            tokens.add_metric((each.model, each.slo_class), each.prompt_tokens)
+        return arrivals, tokens
+
+
+class Guard(Protocol):
+    """Turns hand-overs off by class while they lose (`router.scheduler.scoring.handoff_guard`)."""
+
+    def off(self) -> Mapping[str, bool]:
+        """By class, whether they are."""
+
+
+class _HandoffsOff(Collector):
+    """From the guard of a router's desk."""
+
+    def __init__(self) -> None:
+        self.guard: Guard | None = None
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """What Prometheus reads."""
+        told = "1 while requests of this class are served whole, since handing them over has lost."
+        family = GaugeMetricFamily("baton_handoffs_off", told, labels=("slo_class",))
+        for name, off in ({} if self.guard is None else self.guard.off()).items():
+            family.add_metric((name,), off)
+        yield family
+
+
+class _ClientGauges(Collector):
+    """What clients hold of this router, brought up to date at each scrape."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._connections = Gauge("baton_client_connections", "Connections of clients.", registry=registry)
+        self._most = Gauge(
+            "baton_client_connections_max", "Connections that clients may have open here.", registry=registry
+        )
+        self._doors: Doors | None = None
+        registry.register(self)
+        self._upload_bytes = Gauge("baton_upload_bytes", "Bytes of bodies that are being read.", registry=registry)
+        self._uploads = Gauge("baton_uploads_waiting", "Uploads that wait for their turn.", registry=registry)
+
+    def show(self, doors: Doors, uploads: Uploads) -> None:
+        """As it is now."""
+        self._doors = doors
+        self._connections.set(len(doors.guests))
+        self._most.set(doors.guests_max)
+        self._upload_bytes.set(uploads.bytes)
+        self._uploads.set(uploads.waiting)
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """What Prometheus reads."""
+        told = "Connections without room at the bound: idle ones closed for new ones, and new ones refused."
+        family = CounterMetricFamily("baton_client_connections_ended", told, labels=("what",))
+        doors = self._doors
+        family.add_metric(("closed",), 0 if doors is None else doors.closed)
+        family.add_metric(("refused",), 0 if doors is None else doors.refused)
+        yield family
+
+
+class _FleetGauges:
+    """What this router sees of the fleet, brought up to date at each scrape."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ["instance", "role"]
+        self._up = Gauge("baton_instance_up", "1 when the instance answers.", labels, registry=registry)
+        self._inflight = Gauge(
+            "baton_instance_inflight", "Legs of this router running there.", labels, registry=registry
+        )
+        self._quarantined = Gauge(
+            "baton_instance_quarantined",
+            "1 when an operator has set the instance aside: it gets no new legs.",
+            labels,
+            registry=registry,
+        )
+        self._stale = Gauge(
+            "baton_registry_stale_seconds",
+            "Since when the registry has not been heard; 0 while it is, or where there is none.",
+            registry=registry,
+        )
+        self._unproven = Gauge(
+            "baton_registry_unproven",
+            "Instances and routers in the registry that do not prove themselves; they are ignored.",
+            registry=registry,
+        )
+        self._legs = Gauge(
+            "baton_leg_ready",
+            "1 when some instance takes such legs; never without a value.",
+            ["leg"],
+            registry=registry,
+        )
+        self._apart = Gauge(
+            "baton_pair_apart",
+            "1 where nothing is handed over for now, as pulls or the pair's proof failed; other pairs are not here.",
+            ["prefill", "decode"],
+            registry=registry,
+        )
+        self._routers = Gauge("baton_routers", "Routers that share the fleet, as this one sees it.", registry=registry)
+        self._shown: set[tuple[str, str]] = set()
+
+    def show(self, view: FleetView, stale_s: float, unproven: int) -> None:
+        """As it is now; who has left is left out."""
+        self._unproven.set(unproven)
+        self._stale.set(stale_s)
+        self._routers.set(view.routers)
+        ready = [seen.role for seen in view.all() if seen.ready]
+        self._legs.labels("prefill").set(any(role.prefills for role in ready))
+        self._legs.labels("decode").set(any(role.decodes for role in ready))
+        self._apart.clear()
+        for seen in view.all():
+            for producer in view.all().shunning.get(seen.row, ()):
+                self._apart.labels(producer, seen.id).set(1)
+        shown = set()
+        for seen in view.all():
+            labels = (str(seen.id), seen.role.value)
+            shown.add(labels)
+            self._up.labels(*labels).set(1 if seen.up else 0)
+            self._inflight.labels(*labels).set(seen.inflight)
+            self._quarantined.labels(*labels).set(1 if seen.aside else 0)
+        for labels in self._shown - shown:
+            for gauge in (self._up, self._inflight, self._quarantined):
+                gauge.remove(*labels)
+        self._shown = shown

@@ -1,0 +1,45 @@
+"""Which prefill instance handed over to which decode instance, how often, and how often that failed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.ids import InstanceId
+
+PAIRS_MAX: Final = 4096
+"""Pairs that are counted; the one that was used longest ago goes first."""
+
+
+@dataclass(slots=True)
+class PairCounts:
+    """Two instances."""
+
+    prefill: InstanceId
+    decode: InstanceId
+    handed_over: int = 0
+    failed: int = 0
+    last_failure: str = ""
+
+
+class Pairs:
+    """Of one router."""
+
+    def __init__(self) -> None:
+        self._pairs: Final[dict[tuple[InstanceId, InstanceId], PairCounts]] = {}
+
+    def tried(self, prefill: InstanceId, decode: InstanceId, failure: str | None) -> None:
+        """A decode leg that pulls has begun to answer (None), or has failed and why."""
+        pair = self._pairs.pop((prefill, decode), None) or PairCounts(prefill, decode)
+        self._pairs[prefill, decode] = pair
+        if len(self._pairs) > PAIRS_MAX:
+            del self._pairs[next(iter(self._pairs))]
+        if failure is None:
+            pair.handed_over += 1
+        else:
+            pair.failed += 1
+            pair.last_failure = failure[:200]
+
+    def __iter__(self) -> Iterator[PairCounts]:
+        return iter(self._pairs.values())

@@ -1,0 +1,93 @@
+"""How much of what was handed over each instance computed itself nevertheless: engines' words as counters. Pure.
+
+An engine's word (`Load.recomputed_tokens`) begins at zero with each of its lives, and by vLLM's own counts it may be
+too high for a moment: pulls that are under way are among them. So of the last `LOOKS` words the lowest counts, and
+what was counted is not taken back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from cluster.ids import InstanceId
+from router.fleet.snapshot import FleetSnapshot, InstanceView
+
+LOOKS: Final = 5
+"""Words of one life before any of it counts. Looks are a second apart, a pull takes milliseconds."""
+
+LATELY: Final = 60
+"""Looks: what was counted since then is lately."""
+
+
+class Counted:
+    """Of one instance."""
+
+    __slots__ = ("_before", "_epoch", "_last", "_life", "_totals", "_words")
+
+    def __init__(self) -> None:
+        self._before = (0, 0)
+        """Recomputed and pulled tokens of earlier lives."""
+        self._life = (0, 0)
+        self._epoch = 0
+        self._last = 0
+        """Tokens pulled in this life, by the last word."""
+        self._words: deque[int] = deque(maxlen=LOOKS)
+        self._totals: deque[int] = deque(maxlen=LATELY + 1)
+
+    def hear(self, seen: InstanceView) -> None:
+        """One word of its engine's."""
+        load, epoch = seen.load, seen.instance.epoch
+        if self._words and (epoch != self._epoch or load.external_kv_tokens < self._last):
+            self._before = self.recomputed, self.pulled
+            self._life = 0, 0
+            self._words.clear()
+        self._epoch, self._last = epoch, load.external_kv_tokens
+        self._words.append(load.recomputed_tokens)
+        if len(self._words) == LOOKS:
+            self._life = max(self._life[0], min(self._words)), load.external_kv_tokens
+            self._totals.append(self.recomputed)
+
+    @property
+    def known(self) -> bool:
+        """Whether anything can be told."""
+        return bool(self._totals)
+
+    @property
+    def recomputed(self) -> int:
+        """Prompt tokens that were to be pulled and were computed."""
+        return self._before[0] + self._life[0]
+
+    @property
+    def pulled(self) -> int:
+        """Prompt tokens whose KV came from elsewhere."""
+        return self._before[1] + self._life[1]
+
+    @property
+    def lately(self) -> int:
+        """Of those that were computed, the ones that were counted within the last `LATELY` looks."""
+        return self._totals[-1] - self._totals[0] if self._totals else 0
+
+
+class Recomputed:
+    """Of all instances that are there."""
+
+    def __init__(self) -> None:
+        self._counted: dict[InstanceId, Counted] = {}
+
+    def look(self, fleet: FleetSnapshot) -> None:
+        """Once a second."""
+        for seen in fleet:
+            if seen.load.kv_tokens or seen.load.prompt_tokens:  # else its engine has said nothing yet
+                self._counted.setdefault(seen.id, Counted()).hear(seen)
+        for gone in self._counted.keys() - fleet.by_id.keys():
+            del self._counted[gone]
+
+    def of(self, instance: InstanceId) -> Counted | None:
+        """What is known of one; None: nothing yet."""
+        found = self._counted.get(instance)
+        return found if found is not None and found.known else None
+
+    def __iter__(self) -> Iterator[tuple[InstanceId, Counted]]:
+        return ((name, each) for name, each in self._counted.items() if each.known)
