@@ -11,7 +11,7 @@ from typing import Any
 
 from baton import page as pages
 from baton.plan_steps import Step
-from baton.plan_view import cost_line, doubts, figures, headline, step_rows
+from baton.plan_view import cost_line, doubts, figures, headline, load_line, step_rows
 from baton.planning import Outcome, Point, Task, counted, price_per_hour
 from cluster.errors import UsageError
 
@@ -158,7 +158,7 @@ def _asked(task: Task) -> str:
         for name, goal in task.goals.items()
     )
     lost = ", also with any one instance lost" if task.survive else ""
-    return f"{task.model.api_name}, {len(task.arrivals):,} requests. Promised to {promises}{lost}."
+    return f"{task.model.api_name}; {load_line(task)}. Promised to {promises}{lost}."
 
 
 def write(path: Path, content: str | bytes, flag: str) -> None:

@@ -11,6 +11,7 @@ from baton.output import say
 from baton.plan_steps import Step
 from baton.planning import Answer, Outcome, Planner, Point, Task, counted, price_per_hour
 from goodput.search import Found
+from loadgen.arrival import Arrival
 from sim.evaluate import Evaluation
 
 PLAIN_EVERY_S = 5.0
@@ -179,6 +180,20 @@ def headline(outcome: Outcome, task: Task) -> str:
     return f"{how} fleet by {task.objective} that keeps the promises: {outcome.best}"
 
 
+def load_line(task: Task) -> str:
+    """What is planned for: how many requests, how fast, how long."""
+    arrivals = task.arrivals
+    count, span_s = len(arrivals), arrivals[-1].at_s - arrivals[0].at_s
+    pace = f" in {span_s:,.0f} s ({(count - 1) / span_s:,.3g} a second)" if span_s > 0 else ""
+    tokens_in, tokens_out = (sum(each) / count for each in zip(*map(_lengths, arrivals), strict=True))
+    noun = "request" if count == 1 else "requests"
+    return f"{count:,} {noun}{pace}, {tokens_in:,.0f} tokens in and {tokens_out:,.0f} out on average"
+
+
+def _lengths(arrival: Arrival) -> tuple[int, int]:
+    return arrival.input_tokens, arrival.output_tokens
+
+
 def figures(answer: Answer) -> list[tuple[str, str]]:
     """Names and values of one fleet."""
     seen, million = answer.seen, per_million(answer)
@@ -253,6 +268,7 @@ def cost_line(outcome: Outcome, task: Task, took_s: float) -> str:
 def show(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> None:
     """A table for people."""
     print(headline(outcome, task))
+    print(f"  {'load':<14} {load_line(task)}")
     if outcome.best is not None:
         _show(outcome.best)
         if outcome.scarcest:
