@@ -261,7 +261,7 @@ def cost_line(outcome: Outcome, task: Task, took_s: float) -> str:
     """What the plan took."""
     ruled = f"{outcome.ruled_out:,} of {outcome.considered:,} arrangements ruled out by bounds"
     sample = f", {outcome.sampled:,} of them in a sample first" if outcome.sampled else ""
-    load = f"a load of {len(task.arrivals):,} requests{sample}"
+    load = f"a load of {len(task.arrivals):,} request{'s' * (len(task.arrivals) != 1)}{sample}"
     return f"{ruled}; {outcome.trials} fleets simulated ({outcome.spent:,} requests) on {load}; {took_s:.1f} s"
 
 
