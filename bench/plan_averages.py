@@ -8,7 +8,9 @@ but all of them, as the share of rates at which the fleet that averages choose b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -38,15 +40,17 @@ LOADS: Final = ("means, even gaps", MEANS, "means, its arrivals", "its lengths, 
 def of_averages(data: Path, names: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Each trace's row."""
     rows = []
-    for trace in traces(names):
-        task = task_of(trace, data)
-        loads = loads_of(task)
-        found = {name: [goodput(task, loads[name], RATES[trace.name], MOST)] for name in LOADS}
-        for name in (MEANS, TRACE):
-            few = [goodput(task, loads[name], RATES[trace.name] * count / MOST, count) for count in COUNTS[:-1]]
-            found[name] = [*few, *found[name]]
-        rows.append({"trace": trace.name, "planned_rate": RATES[trace.name], **figures_of(found)})
-        say(f"averages: {rows[-1]}")
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for trace in traces(names):
+            task, rate = task_of(trace, data), RATES[trace.name]
+            loads = loads_of(task)
+            asked = [(name, count) for name in LOADS for count in (COUNTS if name in {MEANS, TRACE} else (MOST,))]
+            came = [pool.submit(goodput, task, loads[name], rate * count / MOST, count) for name, count in asked]
+            found: dict[str, list[float]] = {}
+            for (name, _), each in zip(asked, came, strict=True):
+                found.setdefault(name, []).append(each.result())
+            rows.append({"trace": trace.name, "planned_rate": rate, **figures_of(found)})
+            say(f"averages: {rows[-1]}")
     return rows
 
 

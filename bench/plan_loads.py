@@ -1,8 +1,9 @@
 """What `bench.plan` plans for, fixed before its first result: four traces, their promises, and what is left of them
 where only averages are kept.
 
-Targets (5 × the unloaded latency on H100, nine in ten arrivals) and windows are `bench.policy_grid`'s. The rate of each
-is a round one that several GPUs are needed for. (Windows were halved until plans ran compiled; the rates are older.)
+Targets (5 × the unloaded latency on H100, nine in ten arrivals) and windows are `bench.policy_grid`'s, of each window
+the first half: a plan simulates a load dozens of times. The rate of each is a round one that several GPUs are needed
+for.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ RATES: Final[Mapping[str, float]] = MappingProxyType(
 )
 """Requests a second."""
 GPUS: Final = (("H100-SXM", 32),)
-EFFORT: Final = 32_000
-"""Requests that a plan may simulate: two thirds of the default, as loads here are short (1,200 to 2,500 requests)."""
+EFFORT: Final = 16_000
+"""Requests that a plan may simulate: about a third of the default, as loads here are short (600 to 1,250 requests)."""
 SEED: Final = 25
 MADE_ON, HELD_OUT = 0, 1
 """Windows of a trace: what plans are made on, and a stretch of the same kind that no plan has seen."""
@@ -57,7 +58,7 @@ class Averages:
 def task_of(trace: Trace, data: Path, window: int = MADE_ON) -> Task:
     """One window of a trace at its rate."""
     load = policy_loads.load(data, trace, window)
-    arrivals = load.at_rate(RATES[trace.name], trace.requests)
+    arrivals = load.at_rate(RATES[trace.name], trace.requests // 2)
     return task(arrivals, goal_of(trace), block_tokens=trace.block_tokens)
 
 

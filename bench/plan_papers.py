@@ -16,16 +16,13 @@ from typing import Any, Final
 import msgspec
 
 from baton.planning import Answer, Planner, Searched, Task, plan
-from bench.plan_loads import EFFORT, goal, task_of, traces
+from bench.plan_loads import goal, task_of, traces
 from bench.published import Table, say, target
 from cluster.instance import Role
 from cluster.spec import Model, Pools
 from costs.hardware import gpu_named
 from costs.shipped import model_named
 from goodput.candidates import Arrangement, arrangements
-
-PAPERS_EFFORT: Final = EFFORT // 2
-"""Requests that a plan may simulate here: loads are shorter."""
 
 # --- Mélange ----------------------------------------------------------------------------------------------------------
 
@@ -55,7 +52,6 @@ def of_melange(data: Path) -> list[dict[str, Any]]:
                 shape=model_named(MELANGE_MODEL),
                 arrivals=tuple(_requests(base, rate)),
                 goals={"all": goal(None, tpot_ms, MELANGE_ATTAINMENT)},
-                effort=PAPERS_EFFORT,
             )
             rows.append({"tpot_ms": tpot_ms, "rate": rate, **_mixed(task)})
             say(f"Mélange: {rows[-1]}")
@@ -160,7 +156,6 @@ def of_splitwise(data: Path) -> list[dict[str, Any]]:
         shape=model_named(SPLITWISE_MODEL),
         arrivals=tuple(msgspec.structs.replace(each, at_s=each.at_s * scale) for each in kept),
         goals={"all": goal(*SPLITWISE_GOAL)},
-        effort=PAPERS_EFFORT,
     )
     rows = []
     for name, (prompts, answers, watts, baseline, theirs) in SPLITWISE.items():
@@ -232,7 +227,7 @@ def of_power(data: Path) -> list[dict[str, Any]]:
     """Watts to provision and joules a token: planned for price, for watts with caps, for energy."""
     rows = []
     for trace in traces(POWER_TRACES):
-        task = replace(task_of(trace, data), effort=PAPERS_EFFORT)
+        task = task_of(trace, data)
         for objective in ("cost", "power", "energy"):
             best = _best(replace(task, objective=objective))
             rows.append({"trace": trace.name, "objective": objective, **_drawn(best)})

@@ -41,13 +41,13 @@ from loadgen.report import Targets
 MODEL: Final = "meta-llama/Meta-Llama-3.1-8B"
 SYSTEM: Final = "h100_sxm"
 GPU: Final = gpu_named("H100-SXM")
-TRIALS: Final = 24
+TRIALS: Final = 12
 """Of AISimulate's search, which begins at random."""
 GPUS_MAX: Final = 16
 """That AISimulate may look at: twice what any plan here takes, and half of what ours may. In its favour: of 12 fleets
 of up to 32 GPUs that it tried at first, none had fewer than eight."""
-RUN_S: Final = 20.0
-RUN_ANSWERS: Final = 5
+RUN_S: Final = 10.0
+RUN_ANSWERS: Final = 3
 """A run of AISimulate's arrivals lasts so long, and so many answers."""
 REQUESTS_MIN: Final = 300
 KEPT: Final = rivals.ROOT / ".bench" / "plan-answers"
