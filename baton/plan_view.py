@@ -176,8 +176,8 @@ def headline(outcome: Outcome, task: Task) -> str:
     """What came of it, in one line."""
     if outcome.best is None:
         return f"no plan: {outcome.because}"
-    how = "the cheapest" if outcome.found.proven else "the cheapest found"
-    return f"{how} fleet by {task.objective} that keeps the promises: {outcome.best}"
+    found = "" if outcome.found.proven else " found"
+    return f"the cheapest fleet{found} by {task.objective} that keeps the promises: {outcome.best}"
 
 
 def load_line(task: Task) -> str:

@@ -642,15 +642,19 @@ def _outcome(task: Task, first: Searched | None, last: Searched) -> Outcome:
         scarcest="" if best is None else planner.scarcest(best.arrangement, best.counts),
         spent=found.spent + (0 if first is None else first.found.spent),
         trials=found.trials + (0 if first is None else first.found.trials),
-        presumed=_presumed(task, found, sampled=first is not None),
+        presumed=_presumed(task, found, sampled=first is not None, stopped=stopped),
         last=last,
     )
 
 
-def _presumed(task: Task, found: Found, *, sampled: bool) -> list[str]:
+def _presumed(task: Task, found: Found, *, sampled: bool, stopped: bool) -> list[str]:
     """What the answer rests on beside what was simulated."""
-    told = ["more instances never hold less, and slower ones never more: neighbours of the answer were simulated, "]
-    told[0] += "and none says otherwise" if not found.contradicted else "and some do: " + "; ".join(found.contradicted)
+    told = ["more instances never hold less, and slower ones never more: "]
+    if stopped:
+        told[0] += "not all neighbours of the answer were simulated"
+    else:
+        told[0] += "neighbours of the answer were simulated, and "
+        told[0] += "none says otherwise" if not found.contradicted else "some do: " + "; ".join(found.contradicted)
     if sampled:
         told.append("what is dear on stretches of the load is dear on the whole: only the best of a sample were tried")
     if task.objective == "energy":
