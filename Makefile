@@ -120,8 +120,8 @@ soak: setup ## 30 minutes at 70 % load, mock instances coming and going: memory,
 bench-defaults: setup ## TTFT of `baton router` as it starts beside vllm-router's policies, on mocks (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.defaults $(ARGS)
 
-bench-plan: setup ## `baton plan` beside other planners, and papers' claims through it; needs BATON_DATA (ARGS="--only search", --publish)
-	@$(BIN)/python -m bench.plan $(ARGS)
+bench-plan: compile ## `baton plan` beside other planners, and papers' claims through it; needs BATON_DATA (ARGS="--only search", --publish)
+	@BATON_COMPILED=1 $(BIN)/python -m bench.plan $(ARGS)
 
 plan-example: setup ## plan the example, start the plan on mocks, load it, and compare what was promised with what is seen
 	@$(BIN)/python -m bench.plan_example $(ARGS)

@@ -168,16 +168,19 @@ def interrupted(sender: Stoppable) -> Iterator[None]:
 
 
 class Out:
-    """The file of records: opened before the load, each line written as its request ends."""
+    """The file of records: tried before the load, each line written as its request ends. What it held before is there
+    until the first of them: a load that never begins takes nothing away.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file: BinaryIO | None = None
+        self._begun = False
 
     def __enter__(self) -> Self:
         if self._path is not None:
             try:
-                self._file = self._path.open("wb")
+                self._file = self._path.open("ab")
             except OSError as error:
                 raise UsageError(f"--out {self._path}: {error.strerror}") from None
         return self
@@ -192,9 +195,13 @@ class Out:
 
     def write(self, record: Record) -> None:
         """One more record. A full disk ends the file, not the load."""
-        if self._file is None:
+        if self._file is None or self._path is None:
             return
         try:
+            if not self._begun:
+                self._begun = True
+                self._file.close()
+                self._file = self._path.open("wb")
             self._file.write(line_of(record))
         except OSError as error:
             say(f"--out {self._path}: {error.strerror}; no more records are written")

@@ -194,8 +194,9 @@ def heading(report: Report) -> list[str]:
     """What was sent and what came back, in two lines."""
     failed = f", {report.failed} failed ({report.shed} shed)" if report.failed else ""
     cut = f", {report.interrupted} interrupted" if report.interrupted else ""
+    sent = f"{report.sent} request{'s' * (report.sent != 1)} sent"
     return [
-        f"{report.sent} requests sent, {report.completed} completed{failed}{cut}, in {report.elapsed_s:.1f} s",
+        f"{sent}, {report.completed} completed{failed}{cut}, in {report.elapsed_s:.1f} s",
         f"offered {_number(report.offered_rate)} req/s, completed {_number(report.completed_rate)} req/s; "
         f"{_number(report.output_tokens_s)} output tokens/s, {_number(report.total_tokens_s)} with prompts",
     ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from baton import page as pages
 from baton.plan_steps import Step
-from baton.plan_view import cost_line, doubts, figures, headline, step_rows
+from baton.plan_view import cost_line, doubts, figures, headline, load_line, step_rows
 from baton.planning import Outcome, Point, Task, counted, price_per_hour
 from cluster.errors import UsageError
 
@@ -56,8 +56,7 @@ def _attainments(axes: Any, outcome: Outcome, task: Task) -> None:
         axes.step(prices, shares, where="post", color="tab:green", linewidth=0.8, label="most for the price")
     _best(axes, outcome, lambda best: min(each.share for each in best.seen.classes.values()) * 100)
     for name, goal in task.goals.items():
-        axes.axhline(goal.attainment * 100, color="0.4", linewidth=0.8, linestyle="--")
-        axes.annotate(f"promised to {name}", (0.01, goal.attainment * 100), xycoords=("axes fraction", "data"), size=7)
+        _promised(axes, name, goal.attainment * 100)
     axes.set(xlabel="price of the fleet, per hour", ylabel="attainment of the class worst off, %")
     _legend(axes, outcome)
 
@@ -82,10 +81,18 @@ def _first_tokens(axes: Any, outcome: Outcome, task: Task) -> None:
     for name, goal in task.goals.items():
         first = goal.targets.ttft_ms
         if first is not None:
-            axes.axhline(first, color="0.4", linewidth=0.8, linestyle="--")
-            axes.annotate(f"promised to {name}", (0.01, first), xycoords=("axes fraction", "data"), size=7)
+            _promised(axes, name, first)
     axes.set(xlabel="price of the fleet, per hour", ylabel="TTFT of served requests, p95, ms", yscale="log")
+    for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        formatted(importlib.import_module("matplotlib.ticker").LogFormatter(minor_thresholds=(2, 0.5)))
     _legend(axes, outcome)
+
+
+def _promised(axes: Any, name: str, value: float) -> None:
+    """A line at what a class is promised, its name above it."""
+    axes.axhline(value, color="0.4", linewidth=0.8, linestyle="--")
+    where: Any = {"xycoords": ("axes fraction", "data"), "xytext": (3, 2), "textcoords": "offset points"}
+    axes.annotate(f"promised to {name}", (0.0, value), size=7, **where)
 
 
 def _best(axes: Any, outcome: Outcome, value: Any) -> None:
@@ -158,7 +165,7 @@ def _asked(task: Task) -> str:
         for name, goal in task.goals.items()
     )
     lost = ", also with any one instance lost" if task.survive else ""
-    return f"{task.model.api_name}, {len(task.arrivals):,} requests. Promised to {promises}{lost}."
+    return f"{task.model.api_name}; {load_line(task)}. Promised to {promises}{lost}."
 
 
 def write(path: Path, content: str | bytes, flag: str) -> None:

@@ -54,7 +54,12 @@ def steps(task: Task) -> Iterator[tuple[str, str, Task, bool]]:
         told = ", ".join(f"{name} {goal.attainment * 100:.6g} %" for name, goal in nines.items())
         yield "one more nine", f"one more nine of attainment ({told})", replace(task, goals=nines), True
     more = tuple(denser(task.arrivals, MORE, np.random.default_rng(0)))
-    yield "more load", f"{MORE:g} × the load ({len(more):,} requests)", replace(task, arrivals=more), False
+    yield (
+        "more load",
+        f"{MORE:g} × the load ({len(more):,} request{'s' * (len(more) != 1)})",
+        replace(task, arrivals=more),
+        False,
+    )
 
 
 def _tighter(goal: Goal) -> Goal:

@@ -11,6 +11,7 @@ from baton.output import say
 from baton.plan_steps import Step
 from baton.planning import Answer, Outcome, Planner, Point, Task, counted, price_per_hour
 from goodput.search import Found
+from loadgen.arrival import Arrival
 from sim.evaluate import Evaluation
 
 PLAIN_EVERY_S = 5.0
@@ -175,8 +176,22 @@ def headline(outcome: Outcome, task: Task) -> str:
     """What came of it, in one line."""
     if outcome.best is None:
         return f"no plan: {outcome.because}"
-    how = "the cheapest" if outcome.found.proven else "the cheapest found"
-    return f"{how} fleet by {task.objective} that keeps the promises: {outcome.best}"
+    found = "" if outcome.found.proven else " found"
+    return f"the cheapest fleet{found} by {task.objective} that keeps the promises: {outcome.best}"
+
+
+def load_line(task: Task) -> str:
+    """What is planned for: how many requests, how fast, how long."""
+    arrivals = task.arrivals
+    count, span_s = len(arrivals), arrivals[-1].at_s - arrivals[0].at_s
+    pace = f" in {span_s:,.0f} s ({(count - 1) / span_s:,.3g} a second)" if span_s > 0 else ""
+    tokens_in, tokens_out = (sum(each) / count for each in zip(*map(_lengths, arrivals), strict=True))
+    noun = "request" if count == 1 else "requests"
+    return f"{count:,} {noun}{pace}, {tokens_in:,.0f} tokens in and {tokens_out:,.0f} out on average"
+
+
+def _lengths(arrival: Arrival) -> tuple[int, int]:
+    return arrival.input_tokens, arrival.output_tokens
 
 
 def figures(answer: Answer) -> list[tuple[str, str]]:
@@ -246,13 +261,14 @@ def cost_line(outcome: Outcome, task: Task, took_s: float) -> str:
     """What the plan took."""
     ruled = f"{outcome.ruled_out:,} of {outcome.considered:,} arrangements ruled out by bounds"
     sample = f", {outcome.sampled:,} of them in a sample first" if outcome.sampled else ""
-    load = f"a load of {len(task.arrivals):,} requests{sample}"
+    load = f"a load of {len(task.arrivals):,} request{'s' * (len(task.arrivals) != 1)}{sample}"
     return f"{ruled}; {outcome.trials} fleets simulated ({outcome.spent:,} requests) on {load}; {took_s:.1f} s"
 
 
 def show(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> None:
     """A table for people."""
     print(headline(outcome, task))
+    print(f"  {'load':<14} {load_line(task)}")
     if outcome.best is not None:
         _show(outcome.best)
         if outcome.scarcest:

@@ -248,11 +248,25 @@ class Planner:
             return
         space = self._space(arrangement, self._floors.of(roles, engines))
         if space.empty:
-            told = f"not enough GPUs: {counted(arrangement, space.most)} is the most there is, and "
-            self.why[told + f"{1 / max(space.scale(space.most), 1e-9):.2g} times that would be needed at least"] = 0.0
+            self._note_too_few(space, arrangement)
             return
         self.arrangements[space.name] = arrangement
         self.spaces.append(space)
+
+    def _note_too_few(self, space: Space, arrangement: Arrangement) -> None:
+        """Why what is needed is more than what there is: GPUs, or the watts that they may draw."""
+        scale = space.scale(space.most)
+        if scale < 1:
+            told = f"not enough GPUs: {counted(arrangement, space.most)} is the most there is, and "
+            self.why[told + f"{1 / max(scale, 1e-9):.2g} times that would be needed at least"] = 0.0
+            return
+        watts = sum(kind.power_cap_w * kind.gpus * few for kind, few in zip(arrangement, space.least, strict=True))
+        power_w = self.task.power_w
+        if power_w is not None and watts > power_w:
+            told = f"not enough power: {counted(arrangement, space.least)} alone may draw {watts:g} W, and all GPUs "
+            self.why[told + f"together may draw {power_w:g} W (--power-w)"] = 1 - power_w / watts
+            return
+        self.why[f"not enough GPUs for {counted(arrangement, space.least)}, the least of its kind"] = 0.0
 
     def _space(self, arrangement: Arrangement, floors: Sequence[Floor]) -> Space:
         alone = 1 + (self.task.survive if len(arrangement) == 1 else 0)
@@ -371,7 +385,8 @@ class Planner:
         if self.spaces:
             return "no fleet within the GPUs that there are keeps the promises"
         if not self.why:
-            return "the model fits on none of these GPUs"
+            there = ", ".join(f"{'any number of' if few is None else few} {gpu.name}" for gpu, few in self.task.gpus)
+            return f"the model fits on none of these GPUs: {there}"
         return min(self.why, key=lambda because: self.why[because])
 
 
@@ -627,15 +642,19 @@ def _outcome(task: Task, first: Searched | None, last: Searched) -> Outcome:
         scarcest="" if best is None else planner.scarcest(best.arrangement, best.counts),
         spent=found.spent + (0 if first is None else first.found.spent),
         trials=found.trials + (0 if first is None else first.found.trials),
-        presumed=_presumed(task, found, sampled=first is not None),
+        presumed=_presumed(task, found, sampled=first is not None, stopped=stopped),
         last=last,
     )
 
 
-def _presumed(task: Task, found: Found, *, sampled: bool) -> list[str]:
+def _presumed(task: Task, found: Found, *, sampled: bool, stopped: bool) -> list[str]:
     """What the answer rests on beside what was simulated."""
-    told = ["more instances never hold less, and slower ones never more: neighbours of the answer were simulated, "]
-    told[0] += "and none says otherwise" if not found.contradicted else "and some do: " + "; ".join(found.contradicted)
+    told = ["more instances never hold less, and slower ones never more: "]
+    if stopped:
+        told[0] += "not all neighbours of the answer were simulated"
+    else:
+        told[0] += "neighbours of the answer were simulated, and "
+        told[0] += "none says otherwise" if not found.contradicted else "some do: " + "; ".join(found.contradicted)
     if sampled:
         told.append("what is dear on stretches of the load is dear on the whole: only the best of a sample were tried")
     if task.objective == "energy":

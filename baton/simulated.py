@@ -200,7 +200,7 @@ def read_gpus(text: str, flag: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in text.split(","):
         name, _, count = part.strip().partition("=")
-        if not count.isascii() or not count.isdigit():
+        if not count.isascii() or not count.isdigit() or not int(count):
             raise UsageError(f"{flag} {part.strip()}: write TYPE=N, like H100-SXM=8")
         found[gpu_named(name).name] = int(count)
     return found

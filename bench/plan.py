@@ -8,7 +8,8 @@ Parts, each a table; `--only` takes some of them, `--publish` writes them into d
 - `traces`: what is planned for four traces by Baton, by the same planner told averages only, and by NVIDIA's planners
   (told averages, too: they take nothing else, bench/plan_rivals.py); each plan is run in our simulator on the stretch
   that it was made for, on the next one, and at other rates.
-- `search`: 64 GPUs of three types: how long, how much CPU, how many simulations.
+- `averages`: how much more averages promise than a trace lets a fleet serve (bench/plan_averages.py).
+- `search`: 64 GPUs of three types: how long, how much CPU, how many simulations; beside a rule of thumb's fleet.
 - `melange`, `splitwise`, `power`: claims of papers (bench/plan_papers.py).
 
 Everything but times is the same in every run: loads, targets and sizes stand in bench/plan_loads.py, fixed before the
@@ -30,7 +31,7 @@ from typing import Any
 import msgspec
 
 from baton.planning import EFFORT, Outcome, Planner, Task, plan, price_per_hour
-from bench import inputs, plan_papers, plan_rivals
+from bench import inputs, plan_averages, plan_papers, plan_rivals
 from bench.plan_loads import ATTAINMENT, HELD_OUT, RATES, Trace, averaged, averages, task_of, traces
 from bench.plan_rivals import Plan
 from bench.published import DOCS, Table, machine, note_of, publish, result, say, show, target
@@ -176,11 +177,15 @@ def of_search(data: Path) -> dict[str, Any]:
     arrivals = tuple(msgspec.structs.replace(each, at_s=each.at_s * scale) for each in task.arrivals)
     gpus = tuple((gpu_named(name), count) for name, count in SEARCH_GPUS)
     found = timed(replace(task, arrivals=arrivals, gpus=gpus, effort=EFFORT))
-    best = found.outcome.best
+    best, rule = found.outcome.best, plan_papers.rule_of_thumb(replace(task, arrivals=arrivals, gpus=gpus))
     return {
         "plan": "none" if best is None else str(best),
         "usd_per_hour": None if best is None else round(best.price_per_hour, 2),
+        "nearest_bound": found.outcome.scarcest,
+        "rule_of_thumb": "none" if rule is None else str(rule),
+        "rule_of_thumb_usd_per_hour": None if rule is None else round(rule.price_per_hour, 2),
         "requests": len(arrivals),
+        "requests_simulated": found.outcome.spent,
         "arrangements": found.outcome.considered,
         "ruled_out": found.outcome.ruled_out,
         "simulations": found.outcome.trials,
@@ -192,9 +197,11 @@ def of_search(data: Path) -> dict[str, Any]:
 
 def table_of_search(row: dict[str, Any]) -> Table:
     """For people."""
-    columns = ["GPUs", "plan", "$/h", "arrangements", "ruled out", "simulations", "seconds", "CPU s"]
+    columns = ["GPUs", "plan", "$/h", "whole nodes of one type", "$/h", "arrangements", "ruled out by bounds"]
+    columns += ["fleets simulated", "requests", "seconds", "CPU s"]
     there = ", ".join(f"{count} {name}" for name, count in SEARCH_GPUS)
-    cells = [there, row["plan"], row["usd_per_hour"], row["arrangements"], row["ruled_out"], row["simulations"]]
+    cells = [there, row["plan"], row["usd_per_hour"], row["rule_of_thumb"], row["rule_of_thumb_usd_per_hour"]]
+    cells += [row["arrangements"], row["ruled_out"], row["simulations"], row["requests_simulated"]]
     times = [row["seconds"], row["cpu_s"]]
     return Table("A search over 64 GPUs of three types", columns, [[f"{each}" for each in (*cells, *times)]])
 
@@ -202,6 +209,7 @@ def table_of_search(row: dict[str, Any]) -> Table:
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[Path], Any]] = {
+    "averages": plan_averages.of_averages,
     "melange": plan_papers.of_melange,
     "splitwise": plan_papers.of_splitwise,
     "power": plan_papers.of_power,
@@ -220,13 +228,16 @@ def measured(args: argparse.Namespace, data: Path) -> Iterator[tuple[str, Any]]:
 
 def tables(figures: dict[str, Any]) -> list[Table]:
     """Of the parts that there are."""
-    kinds = {"traces": table_of_traces, "search": table_of_search, **plan_papers.TABLES}
+    kinds: dict[str, Callable[[Any], Table]] = {"traces": table_of_traces, "search": table_of_search}
+    kinds |= {"averages": plan_averages.table_of_averages, **plan_papers.TABLES}
     return [kinds[name](figures[name]) for name in ALL if name in figures]
 
 
 def targets(figures: dict[str, Any]) -> dict[str, Any]:
     """The same."""
     wanted = targets_of_traces(figures["traces"]) if "traces" in figures else {}
+    if "averages" in figures:
+        wanted |= plan_averages.targets(figures["averages"])
     if "search" in figures:
         took = figures["search"]
         wanted["64 GPUs of three types, seconds"] = target(took["seconds"], SEARCH_S, digits=1)

@@ -183,6 +183,16 @@ def _of_roles(task: Task, *pools: tuple[Role, str]) -> Answer | None:
     return best_of(asked, only)
 
 
+def rule_of_thumb(task: Task) -> Answer | None:
+    """What APEX calls the heuristic: tensor parallel over whole nodes, of one GPU type, that do both; the cheapest."""
+    only = [
+        each
+        for each in arrangements(task.shape, task.gpus)
+        if len(each) == 1 and each[0].role is Role.BOTH and each[0].tp == each[0].gpu.node_gpus
+    ]
+    return best_of(task, only)
+
+
 def best_of(task: Task, only: Sequence[Arrangement]) -> Answer | None:
     """The best fleet of these arrangements; None: none holds."""
     searched = Searched(Planner(task, only))

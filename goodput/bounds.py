@@ -268,8 +268,8 @@ def most_asked(work_ms: Floats, waits_s: Floats, demand: Demand, what: str) -> N
                 needed_s = _without_dearest(counted[low[at] : high[at]], spare) / 1000
                 if needed_s / (length_s + longest_s) > most:
                     most = needed_s / (length_s + longest_s)
-                    told = f"{needed_s:,.0f} s of {what} come within {length_s:,.0f} s"
-                    told += f" and have {length_s + longest_s:,.0f} s"
+                    told = f"{needed_s:,.3g} s of {what} come within {length_s:,.3g} s"
+                    told += f" and have to be done after {length_s + longest_s:,.3g} s"
     return Need(instances=max(1, math.ceil(most - _ROUND)), because=told, exact=most)
 
 

@@ -80,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--token-ids needs completions: chat takes text only")
     if args.plot is not None or args.html is not None:
         need_matplotlib("--plot" if args.plot is not None else "--html")
+    for flag, path in (("--plot", args.plot), ("--html", args.html)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
     pool = Pool(args.url) if args.url else None
     if args.out is not None and args.trace is not None and args.out.exists() and args.out.samefile(args.trace):
         raise UsageError(f"--out {args.out} is the --trace itself, and would be overwritten")

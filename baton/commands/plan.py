@@ -24,6 +24,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from baton import clusterfile, plan_file
 from baton.commands.load import add_load, add_trace
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", help="which of the file's models (default: its first)")
     add(
         "--objective",
+        action=_Once,
         choices=tuple(OBJECTIVES),
         default="cost",
         help="what is made small: " + "; ".join(f"{name}: {text}" for name, text in OBJECTIVES.items()),
@@ -85,6 +87,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--workload", metavar="FILE", help="several classes at once (docs/plan.md), or a ServeGen folder")
     add_load(load)
     add_trace(parser.add_argument_group("from a trace"))
+
+
+class _Once(argparse.Action):
+    """A flag that contradicts itself when it is given twice with two values."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        before = getattr(namespace, f"{self.dest}_given", None)
+        if before not in {None, values}:
+            raise UsageError(f"{option} {before} and {option} {values}: give one of them")
+        setattr(namespace, f"{self.dest}_given", values)
+        setattr(namespace, self.dest, values)
 
 
 def _effort(text: str) -> int:
@@ -177,6 +192,8 @@ def _load(args: argparse.Namespace) -> Planned:
         if args.rate is not None or args.input_tokens is not None or args.output_tokens is not None:
             raise UsageError("--rate and lengths beside --workload: say them in the workload file")
         return _some(Planned(workload(Path(args.workload), args.seed)))
+    if args.trace is None and args.rate is None:
+        raise UsageError("no load to plan for: give --trace FILE, --workload FILE, or --rate with lengths")
     return _some(planned(args))
 
 

@@ -168,8 +168,9 @@ def test_a_wrong_workload_is_one_line(text: str, told: str, file: Path, capsys: 
         (["--html", "{}/none/x.html"], 2, "there is no folder"),
         (["--plot", "{}/x.gif"], 2, "name it .png, .svg, .pdf"),
         (["--gpus", "L9=1"], 2, "Nothing is known about the GPU 'L9'"),
-        (["--gpus", "L4=0"], 1, "no plan: the model fits on none of these GPUs"),
-        (["--power-w", "40"], 1, "no plan: "),
+        (["--gpus", "L4=0"], 2, "--gpus L4=0: write TYPE=N"),
+        (["--power-w", "30"], 1, "may draw 72 W, and all GPUs together may draw 30 W (--power-w)"),
+        (["--objective", "energy", "--objective", "cost"], 2, "--objective energy and --objective cost: give one"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_simulated(
@@ -180,6 +181,13 @@ def test_what_cannot_be_is_told_before_anything_is_simulated(
     said = capsys.readouterr()
     assert told in said.out + said.err
     assert file.read_text() == FILE
+
+
+def test_a_load_has_to_be_said(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(file)]) == 2
+    assert capsys.readouterr().err == (
+        "baton: no load to plan for: give --trace FILE, --workload FILE, or --rate with lengths\n"
+    )
 
 
 def test_a_promise_below_the_roofline_is_wrong_input_and_an_impossible_one_is_not(
@@ -246,6 +254,7 @@ def test_one_request_is_a_load(file: Path, capsys: pytest.CaptureFixture[str]) -
     found = planned(capsys, str(file), *words)
     assert found["best"]["attainment"]["interactive"]["low"] < 0.3, "one request says little"
     assert "data:image/svg" in page.read_text()
+    assert "1 request, 1,500 tokens in and 60 out on average" in page.read_text()
 
 
 def test_without_a_plan_there_is_a_report_and_no_cluster_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,6 +281,7 @@ def test_ctrl_c_gives_the_best_so_far(
     found = planned(capsys, str(file), *LOAD)
     assert found["stopped"]
     assert not found["proven"]
+    assert any("not all neighbours of the answer were simulated" in each for each in found["presumed"])
     assert found["best"]["holds"]
 
 
