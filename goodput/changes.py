@@ -59,6 +59,10 @@ class Changes:
         """Nothing was known, or a check said no: what was too many has to be so anew."""
         self._spare_since.clear()
 
+    def spare(self, role: Role) -> bool:
+        """Whether a role has had one too many at the last look."""
+        return role in self._spare_since
+
     def gave(self, action: do.Action, now: float) -> None:
         """An action goes out."""
         self._changed_s = now

@@ -13,11 +13,12 @@ from goodput.control_rules import Rules
 from goodput.counters import Between
 from goodput.demand import Promise
 from goodput.forecast import RECORD_S, Forecast, Forecasting
-from goodput.forecasters import History
+from goodput.forecasters import SEASONAL, History
 from goodput.margin import Margin, missed_first, missed_later
 from goodput.observation import ClassCounts
 from goodput.pools import Kinds
 from goodput.sizing import Lengths, Load
+from goodput.swings import kept_rate
 from goodput.traffic import Traffic
 
 SOON_S: Final = 15.0
@@ -111,7 +112,7 @@ class Needs:
             dispersion=history.dispersion,
             clear_s=self._rules.clear_s,
         )
-        keep_rate = self._kept_rate(history, horizon_s, rate)
+        keep_rate = max(self._kept_rate(history, horizon_s, rate), self._swings(history, ahead, rate))
         backlog_s = self._backlog_s(load, ready, now)
         then = self._of(_at(load, ahead.upper, backlog_s))
         self._remember(history, then if not backlog_s else self._of(_at(load, ahead.upper, 0.0)), horizon_s, now)
@@ -132,6 +133,15 @@ class Needs:
             forecast = self._keep.forecast(history, horizon_s * part)
             found.append(0.0 if forecast is None else forecast.upper)
         return max(found)
+
+    def _swings(self, history: History, ahead: Forecast, rate: float) -> float:
+        """What a load that fell may come back to before a new instance could serve. One that comes back as it did a
+        period ago is foreseen: nothing is kept for it.
+        """
+        if ahead.who == SEASONAL:
+            return 0.0
+        share = self.allowed * (1 - self._rules.spent)
+        return kept_rate(history.coarse, history.coarse_s, ahead.horizon_s, history.dispersion, share, rate)
 
     def _remember(self, history: History, then: Mapping[Role, tuple[int, str]], horizon_s: float, now: float) -> None:
         """The most that was needed since arrivals or lengths last changed significantly. Forecasts of a steady load
