@@ -199,9 +199,11 @@ class Forecasting:
         return max(SCORES, min(PERIOD_SCORES, round(self._period_s / SCORED_EVERY_S)))
 
     def _share(self, name: str, counted: int) -> float | None:
-        """A forecaster's losses over those of the last value; None: it does not beat it by more than chance."""
+        """A forecaster's losses over those of the last value; None: it does not beat it by more than chance. Early ones
+        do not count where a whole period does: they are of one part of it.
+        """
         apart, shares = [], []
-        for each in (self._kept, self._early):
+        for each in (self._kept, self._early) if counted <= SCORES else (self._kept,):
             base, losses = each[self._base].losses, each[name].losses
             count = min(len(losses), len(base), counted)
             if count < SCORES_MIN:

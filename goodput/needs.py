@@ -120,7 +120,10 @@ class Needs:
             rate=rate,
             ahead=ahead,
             keep_rate=keep_rate,
-            now=self._of(replace(_at(load, rate, backlog_s), clear_s=self._rules.flip_clear_s)),
+            now=self._of(
+                replace(_at(load, rate, backlog_s), clear_s=self._rules.flip_clear_s),
+                self._hands_over(load, backlog_s, ready),
+            ),
             lasting=self._of(_at(load, rate, backlog_s)),
             then=then,
             keep=self._kept(self._of(_at(load, keep_rate * (1 + self._rules.room), backlog_s))),
@@ -189,11 +192,24 @@ class Needs:
         cached = sum(each.share * each.cached for each in load.lengths.values())
         return waiting * float(shares @ [sizer.prompt_s(each, cached) for each in tokens.tolist()])
 
-    def _of(self, load: Load) -> dict[Role, tuple[int, str]]:
-        return {
-            role: self._kinds.sizer(role).need(role, _at(load, load.rate * margin.factor, load.waiting_s), self.aim)
-            for role, margin in self.margins.items()
-        }
+    def _each_s(self, load: Load) -> float:
+        """Prompt work of one request, in seconds of one instance."""
+        sizer = self._kinds.sizer(Role.PREFILL if Role.PREFILL in self._kinds.roles else Role.BOTH)
+        return sizer.prompt_work(_at(load, 1.0, 0.0))
+
+    def _hands_over(self, load: Load, waiting_s: float, ready: Mapping[Role, float]) -> float:
+        """Prompts a second that decode gets beside those that arrive, while prompts that wait are computed."""
+        if not waiting_s:
+            return 0.0
+        return max(0.0, ready.get(Role.PREFILL, 0.0) / (self._each_s(load) or 1.0) - load.rate)
+
+    def _of(self, load: Load, more: float = 0.0) -> dict[Role, tuple[int, str]]:
+        """By role; `more` requests a second come to decode."""
+        found = {}
+        for role, margin in self.margins.items():
+            rate = load.rate + (more if role is Role.DECODE else 0.0)
+            found[role] = self._kinds.sizer(role).need(role, _at(load, rate * margin.factor, load.waiting_s), self.aim)
+        return found
 
 
 def _in_steps(ready: Mapping[Role, float]) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 from goodput.stretches import Floats
 
 NOISE: Final = 3.0
-"""Standard deviations of a difference of two bins that are taken for chance."""
+"""Standard deviations that two bins must differ by for the load to have swung; one of them is taken for chance."""
 LONGEST_S: Final = 7200.0
 """No swing is remembered for longer."""
 
@@ -42,8 +42,9 @@ def kept_rate(counts: Floats, bin_s: float, horizon_s: float, dispersion: float,
     if len(part) <= lag or float(part.sum()) <= 0:
         return 0.0
     before, after = part[:-lag], part[lag:]
-    chance = NOISE * np.sqrt(dispersion * (before + after) / bin_s)
-    swings = np.maximum(0.0, np.abs(after - before) - chance)
+    chance = np.sqrt(dispersion * (before + after) / bin_s)
+    apart = np.abs(after - before)
+    swings = np.where(apart > NOISE * chance, apart - chance, 0.0)
     ages_s = np.arange(len(swings))[::-1] * bin_s
     lasts_s = swings * horizon_s / (2 * share * float(part.mean()))
     alive = swings[ages_s <= lasts_s]

@@ -43,12 +43,12 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return plan_of(read(path).usable(), "mock", None, [])
 
 
-def asked(prefills: int, decodes: int, number: int = 1, answer: int = 120) -> Check:
+def asked(prefills: int, decodes: int, rate: float = 2.0) -> Check:
     return Check(
-        number=number,
+        number=7,
         fleet={"prefill": {Role.PREFILL: prefills}, "decode": {Role.DECODE: decodes}},
-        rate=2.0,
-        lengths={"chat": Lengths(prompts=sketch_of([4000]), answers=sketch_of([answer]))},
+        rate=rate,
+        lengths={"chat": Lengths(prompts=sketch_of([4000]), answers=sketch_of([120]))},
         dispersion=1.0,
         because="a test",
     )
@@ -63,10 +63,10 @@ def test_controllers_of_a_cluster_file_ask_for_a_simulation(plan: Plan) -> None:
 async def test_its_process_says_whether_a_fleet_would_do_within_its_cpu_time(plan: Plan) -> None:
     check = Checker(plan.members[MODEL], plan.promises)
     before = os.times()
-    large, small = await check(asked(3, 3)), await check(asked(1, 3, number=2))
+    large, small = await check(asked(3, 3)), await check(asked(1, 3, rate=8.0))
     after = os.times()
     assert (large.holds, small.holds) == (True, False), (large, small)
-    assert small.number == 2
+    assert small.number == 7
     spent = after.children_user - before.children_user + after.children_system - before.children_system
     assert spent < 2 * (CPU_S + 2)
 
