@@ -15,6 +15,7 @@ import msgspec
 
 from baton.changing import Changing
 from baton.scaling_admin import Wishes, admin_app
+from baton.scaling_check import Checker
 from baton.state import state_folder
 from cluster.errors import UsageError
 from cluster.instance import Role
@@ -36,6 +37,7 @@ from goodput.demand import Promise
 from goodput.fixed import Fixed
 from goodput.pools import ScalingPool
 from sim.engine_args import engine_of, read_words
+from sim.fleet import Member, member
 
 logger = logging.getLogger("baton.controller")
 
@@ -80,6 +82,8 @@ class Plan:
     """By the model's name in the API."""
     promises: dict[str, Promise]
     rules: Rules
+    members: Mapping[str, Mapping[str, Member]] = field(default_factory=dict)
+    """By model and pool: what a simulation takes one instance for."""
     off: Mapping[str, str] = field(default_factory=dict)
     """By model: why it is not sized."""
     kept: Mapping[str, Mapping[str, tuple[Role, int]]] = field(default_factory=dict)
@@ -102,10 +106,13 @@ def plan_of(spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str]
         dry: decide, and do nothing.
     """
     pools: dict[str, tuple[ScalingPool, ...]] = {}
+    members: dict[str, dict[str, Member]] = {}
     off: dict[str, str] = {}
     for model in spec.models:
         try:
-            pools[model.api_name] = _pools(spec, model, engine, gpu_found, vllm_args)
+            made_of = _pools(spec, model, engine, gpu_found, vllm_args)
+            pools[model.api_name] = tuple(pool for pool, _ in made_of)
+            members[model.api_name] = {pool.name: one for pool, one in made_of}
         except UsageError as error:
             off[model.api_name] = str(error)
     kept = {
@@ -114,10 +121,10 @@ def plan_of(spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str]
         if model.api_name in off
     }
     counts = {name: each.count for name, each in spec.hardware.items() if each.count is not None}
-    rules = Rules(budget=Budget(gpus=counts), dry=dry)
+    rules = Rules(budget=Budget(gpus=counts), dry=dry, checks=True)
     made = Made(engine=engine, gpu=gpu_found, vllm_args=tuple(vllm_args), dry=dry)
     promises = {name: _promise(slo) for name, slo in spec.slo.items()}
-    return Plan(made=made, pools=pools, promises=promises, rules=rules, off=off, kept=kept)
+    return Plan(made=made, pools=pools, promises=promises, rules=rules, members=members, off=off, kept=kept)
 
 
 def _promise(slo: SloClass) -> Promise:
@@ -132,12 +139,10 @@ def _promise(slo: SloClass) -> Promise:
 
 def _pools(
     spec: Spec, model: Model, engine: str, gpu_found: str | None, vllm_args: list[str]
-) -> tuple[ScalingPool, ...]:
+) -> list[tuple[ScalingPool, Member]]:
     named = {stem: pool for stem, (its, _, pool) in stems(spec).items() if its is model}
     roles = {stem: role for stem, (its, role, _) in stems(spec).items() if its is model}
-    return tuple(
-        _pool(spec, model, stem, roles[stem], pool, engine, gpu_found, vllm_args) for stem, pool in named.items()
-    )
+    return [_pool(spec, model, stem, roles[stem], pool, engine, gpu_found, vllm_args) for stem, pool in named.items()]
 
 
 def _pool(
@@ -149,7 +154,7 @@ def _pool(
     engine: str,
     gpu_found: str | None,
     vllm_args: list[str],
-) -> ScalingPool:
+) -> tuple[ScalingPool, Member]:
     words = [*flags.words(pool.engine_args), *vllm_args]
     gpu = _gpu(spec, pool, engine, gpu_found, words)
     sizes = find_model(model.name)
@@ -160,7 +165,7 @@ def _pool(
     hardware = spec.hardware.get(pool.gpu or "")
     price = None if hardware is None else hardware.price_per_hour
     power_w = None if hardware is None else hardware.power_w
-    return ScalingPool(
+    made = ScalingPool(
         name=stem,
         role=role,
         engine=Engine(
@@ -181,6 +186,7 @@ def _pool(
         flips=pool.flips,
         startup_s=STARTS_S[engine],
     )
+    return made, member(stem, role, model.api_name, costs, config)
 
 
 _BOTH_KNOW: Final = frozenset({"--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--block-size"})
@@ -234,6 +240,7 @@ def fleets_of(plan: Plan) -> tuple[Fleet, ...]:
             model=model if len(plan.pools) + len(plan.off) > 1 else "",
             pools={pool.name: (pool.role, pool.flips) for pool in pools},
             machine=Controller(pools, plan.promises, plan.rules),
+            check=Checker(plan.members[model], plan.promises),
         )
         for model, pools in plan.pools.items()
     )

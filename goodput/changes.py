@@ -18,6 +18,7 @@ from goodput.budget import Usage
 from goodput.control_rules import Rules
 from goodput.decision import Need, What
 from goodput.flips import Flips
+from goodput.forecasters import SEASONAL
 from goodput.needs import Outlook
 from goodput.observation import Phase, Seen
 from goodput.pools import Kinds, ScalingPool
@@ -58,6 +59,10 @@ class Changes:
     def held(self, now: float) -> None:
         """Nothing was known, or a check said no: what was too many has to be so anew."""
         self._spare_since.clear()
+
+    def spare(self, role: Role) -> bool:
+        """Whether a role has had one too many at the last look."""
+        return role in self._spare_since
 
     def gave(self, action: do.Action, now: float) -> None:
         """An action goes out."""
@@ -223,9 +228,9 @@ class Changes:
     # --- down ---------------------------------------------------------------------------------------------------------
 
     def _spares(self, needs: Mapping[Role, Need], now: float) -> None:
-        """Since when each role has had one too many."""
+        """Since when each role has had one too many; a role that is short now has none."""
         for role, need in needs.items():
-            if need.have - 1 < need.keep - _ROUND:
+            if need.have - 1 < need.keep - _ROUND or need.ready < need.now - _ROUND:
                 self._spare_since.pop(role, None)
             else:
                 self._spare_since.setdefault(role, now)
@@ -235,6 +240,8 @@ class Changes:
             return None
         rules = self._rules
         hold_s = min(rules.hold_most_s, max(rules.hold_least_s, rules.hold * horizon_s))
+        if outlook.ahead.who == SEASONAL:
+            hold_s = rules.hold_least_s  # what comes within a start is known: nothing has to be waited for
         for role, since_s in sorted(self._spare_since.items(), key=lambda each: each[1]):
             need = needs[role]
             coming = self._standing.coming(role)

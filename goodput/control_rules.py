@@ -31,8 +31,9 @@ class Rules:
     flip_every_s: float = 5.0
     flip_back_s: float = 60.0
     """An instance keeps a role at least so long."""
-    flips_hour: float = 3.0
-    """Of each instance of the fleet, at most, on average."""
+    flips_hour: float = 0.75
+    """For each instance of the fleet, at most: six an hour where there are eight. A load that goes on and off flips the
+    same instances to and fro, and each flip costs a drain."""
     up_every_s: float = 5.0
     down_every_s: float = 15.0
     hold: float = 1.0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from cluster.instance import Role
@@ -150,7 +151,7 @@ class Controller:
         if idle:
             return (Told(decision),)
         if chosen.what is What.DOWN and self.rules.checks:
-            return self._ask(decision, outlook)
+            return self._ask(decision, outlook, now)
         return self._carry_out(decision, now)
 
     def _ready(self) -> dict[Role, float]:
@@ -218,8 +219,11 @@ class Controller:
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
-    def _ask(self, decision: Decision, outlook: Outlook) -> tuple[Effect, ...]:
-        """Have the fleet without the instance simulated first."""
+    def _ask(self, decision: Decision, outlook: Outlook, now: float) -> tuple[Effect, ...]:
+        """Have the fleet without the instance simulated first; one at a time."""
+        if self._wanted is not None and now - self._wanted[2].at_s < CHECK_S:
+            because = f"waits for the simulation of the fleet without {self._wanted[1].instance}"
+            return (Told(replace(decision, what=What.HOLD, because=because, actions=())),)
         self._checks += 1
         action = decision.actions[0]
         fleet: dict[str, dict[Role, int]] = {}
@@ -248,8 +252,9 @@ class Controller:
             self._changes.held(now)
             because = f"a simulation of recent requests without {action.instance}: {event.because or 'misses targets'}"
             return (Told(Decision(at_s=now, what=What.HOLD, because=because, needs=decision.needs)),)
-        if action.instance not in self.standing.instances or now - decision.at_s > self.rules.down_every_s:
-            return ()
+        there = self.standing.instances.get(action.instance)
+        if there is None or now - decision.at_s > CHECK_S or not self._changes.spare(there.role):
+            return ()  # what was simulated is not what would be done now
         return self._carry_out(decision, now)
 
     def _carry_out(self, decision: Decision, now: float) -> tuple[Effect, ...]:
@@ -268,5 +273,7 @@ class Controller:
         return (Told(Decision(at_s=now, what=What.HOLD, because=because, conditions=conditions)),)
 
 
+CHECK_S: Final = 30.0
+"""A simulation that has not come to its end within so long is taken to be lost."""
 _FULL: Final = 0.93
 """Mean share of the KV caches in use that is taken as full."""

@@ -180,7 +180,10 @@ class Forecasting:
         """Who is used, and why."""
         if all(len(each[self._base].losses) < SCORES_MIN for each in (self._kept, self._early)):
             return self._base, "too few forecasts are scored"
-        shares = {name: self._share(name) for name in self._forecasters if name != self._base}
+        counted = SCORES
+        if SEASONAL in self._forecasters and self._share(SEASONAL, self._counted(SEASONAL)) is not None:
+            counted = self._counted(SEASONAL)  # what is as good in one part of a period is not better than it
+        shares = {name: self._share(name, counted) for name in self._forecasters if name != self._base}
         fair = {name: share for name, share in shares.items() if share is not None}
         if not fair:
             return self._base, "none beats it"
@@ -195,12 +198,14 @@ class Forecasting:
             return SCORES
         return max(SCORES, min(PERIOD_SCORES, round(self._period_s / SCORED_EVERY_S)))
 
-    def _share(self, name: str) -> float | None:
-        """A forecaster's losses over those of the last value; None: it does not beat it by more than chance."""
+    def _share(self, name: str, counted: int) -> float | None:
+        """A forecaster's losses over those of the last value; None: it does not beat it by more than chance. Early ones
+        do not count where a whole period does: they are of one part of it.
+        """
         apart, shares = [], []
-        for each in (self._kept, self._early):
+        for each in (self._kept, self._early) if counted <= SCORES else (self._kept,):
             base, losses = each[self._base].losses, each[name].losses
-            count = min(len(losses), len(base), self._counted(name))
+            count = min(len(losses), len(base), counted)
             if count < SCORES_MIN:
                 continue
             theirs = np.array([*base][-count:])

@@ -128,16 +128,21 @@ def long_trend(history: History, horizon_s: float) -> float | None:
 
 
 def seasonal(history: History, horizon_s: float) -> float | None:
-    """What it was one period earlier, scaled by how the last minutes compare with those a period before."""
+    """What it was one period earlier, scaled by how the last minutes compare with those a period before. The mean of
+    half a horizon: a minute's count says little, and a start is not known to the minute either.
+    """
     if history.period_s is None:
         return None
     period_s, now_s = history.period_s, len(history.coarse) * history.coarse_s
-    then = _around(history, now_s + horizon_s - period_s)
+    at_s, around_s = now_s + horizon_s - period_s, horizon_s / 4
+    then = [_around(history, at_s + each) for each in (-around_s, 0.0, around_s)]
     here, there = _around(history, now_s - 90.0), _around(history, now_s - 90.0 - period_s)
-    if then is None or here is None or there is None:
+    known = [each for each in then if each is not None]
+    if not known or here is None or there is None:
         return None
-    scale = (here + 0.1 * then + 1e-9) / (there + 0.1 * then + 1e-9)
-    return then * min(2.0, max(0.5, scale))
+    mean = sum(known) / len(known)
+    scale = (here + 0.1 * mean + 1e-9) / (there + 0.1 * mean + 1e-9)
+    return mean * min(2.0, max(0.5, scale))
 
 
 def _around(history: History, at_s: float) -> float | None:

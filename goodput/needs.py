@@ -13,11 +13,12 @@ from goodput.control_rules import Rules
 from goodput.counters import Between
 from goodput.demand import Promise
 from goodput.forecast import RECORD_S, Forecast, Forecasting
-from goodput.forecasters import History
+from goodput.forecasters import SEASONAL, History
 from goodput.margin import Margin, missed_first, missed_later
 from goodput.observation import ClassCounts
 from goodput.pools import Kinds
 from goodput.sizing import Lengths, Load
+from goodput.swings import kept_rate
 from goodput.traffic import Traffic
 
 SOON_S: Final = 15.0
@@ -111,7 +112,7 @@ class Needs:
             dispersion=history.dispersion,
             clear_s=self._rules.clear_s,
         )
-        keep_rate = self._kept_rate(history, horizon_s, rate)
+        keep_rate = max(self._kept_rate(history, horizon_s, rate), self._swings(history, ahead, rate))
         backlog_s = self._backlog_s(load, ready, now)
         then = self._of(_at(load, ahead.upper, backlog_s))
         self._remember(history, then if not backlog_s else self._of(_at(load, ahead.upper, 0.0)), horizon_s, now)
@@ -119,7 +120,10 @@ class Needs:
             rate=rate,
             ahead=ahead,
             keep_rate=keep_rate,
-            now=self._of(replace(_at(load, rate, backlog_s), clear_s=self._rules.flip_clear_s)),
+            now=self._of(
+                replace(_at(load, rate, backlog_s), clear_s=self._rules.flip_clear_s),
+                self._hands_over(load, backlog_s, ready),
+            ),
             lasting=self._of(_at(load, rate, backlog_s)),
             then=then,
             keep=self._kept(self._of(_at(load, keep_rate * (1 + self._rules.room), backlog_s))),
@@ -132,6 +136,15 @@ class Needs:
             forecast = self._keep.forecast(history, horizon_s * part)
             found.append(0.0 if forecast is None else forecast.upper)
         return max(found)
+
+    def _swings(self, history: History, ahead: Forecast, rate: float) -> float:
+        """What a load that fell may come back to before a new instance could serve. One that comes back as it did a
+        period ago is foreseen: nothing is kept for it.
+        """
+        if ahead.who == SEASONAL:
+            return 0.0
+        share = self.allowed * (1 - self._rules.spent)
+        return kept_rate(history.coarse, history.coarse_s, ahead.horizon_s, history.dispersion, share, rate)
 
     def _remember(self, history: History, then: Mapping[Role, tuple[int, str]], horizon_s: float, now: float) -> None:
         """The most that was needed since arrivals or lengths last changed significantly. Forecasts of a steady load
@@ -179,11 +192,24 @@ class Needs:
         cached = sum(each.share * each.cached for each in load.lengths.values())
         return waiting * float(shares @ [sizer.prompt_s(each, cached) for each in tokens.tolist()])
 
-    def _of(self, load: Load) -> dict[Role, tuple[int, str]]:
-        return {
-            role: self._kinds.sizer(role).need(role, _at(load, load.rate * margin.factor, load.waiting_s), self.aim)
-            for role, margin in self.margins.items()
-        }
+    def _each_s(self, load: Load) -> float:
+        """Prompt work of one request, in seconds of one instance."""
+        sizer = self._kinds.sizer(Role.PREFILL if Role.PREFILL in self._kinds.roles else Role.BOTH)
+        return sizer.prompt_work(_at(load, 1.0, 0.0))
+
+    def _hands_over(self, load: Load, waiting_s: float, ready: Mapping[Role, float]) -> float:
+        """Prompts a second that decode gets beside those that arrive, while prompts that wait are computed."""
+        if not waiting_s:
+            return 0.0
+        return max(0.0, ready.get(Role.PREFILL, 0.0) / (self._each_s(load) or 1.0) - load.rate)
+
+    def _of(self, load: Load, more: float = 0.0) -> dict[Role, tuple[int, str]]:
+        """By role; `more` requests a second come to decode."""
+        found = {}
+        for role, margin in self.margins.items():
+            rate = load.rate + (more if role is Role.DECODE else 0.0)
+            found[role] = self._kinds.sizer(role).need(role, _at(load, rate * margin.factor, load.waiting_s), self.aim)
+        return found
 
 
 def _in_steps(ready: Mapping[Role, float]) -> float:

@@ -94,7 +94,7 @@ class _Look:
     states: dict[InstanceId, dict[str, Any] | None] = field(default_factory=dict)
     """By instance: its actor's word; None: the actor is being placed, or is too busy to answer."""
     orphans: list[_Group] = field(default_factory=list)
-    free: dict[str, int] = field(default_factory=dict)
+    free: dict[str, int] | None = None
 
 
 class RayActuator:
@@ -291,10 +291,12 @@ class RayActuator:
             found.append(_Group(key, pool, InstanceId(instance), row["state"], scheduling))
         return found
 
-    def _free(self) -> dict[str, int]:
-        """Free GPUs by the type that nodes are labelled with."""
+    def _free(self) -> dict[str, int] | None:
+        """Free GPUs by the type that nodes are labelled with; None: a client (`ray://`) cannot ask by node."""
         import ray
 
+        if self._address.startswith("ray://"):
+            return None
         free: dict[str, int] = {}
         by_node = ray._private.state.available_resources_per_node()  # noqa: SLF001
         for node in ray.nodes():

@@ -60,6 +60,8 @@ class Fleet:
     pools: Mapping[str, tuple[Role, bool]]
     """By name: the role that instances start in, and whether they may take another."""
     machine: Machine
+    check: Callable[[Check], Awaitable[Checked]] | None = None
+    """Simulates a fleet on requests like recent ones; None: the machine's formulas decide alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,6 @@ class Scaler:
         fleets: tuple[Fleet, ...],
         journal: Journal | None = None,
         *,
-        check: Callable[[Check], Awaitable[Checked]] | None = None,
         say: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] | None = None,
         at_start: Mapping[str, int] | None = None,
@@ -95,7 +96,6 @@ class Scaler:
             actuator: carries actions out.
             fleets: each with its machine.
             journal: the kept log.
-            check: simulates a fleet on recent requests; None: the bounds decide alone.
             say: a line for people.
             clock: seconds that never go back, and go on from one controller to the next; None: this machine's.
             at_start: by pool, how many instances are started before anything is decided, less those that exist; None:
@@ -115,7 +115,6 @@ class Scaler:
         """What operators have asked for, by model and role."""
         self.beats: dict[str, Heartbeat] = {}
         self._journal: Final = journal
-        self._check: Final = check
         self._say: Final = say
         self._clock: Final = clock or _steady()
         self._instances: Final = Membership(registry.ttl_s)
@@ -125,6 +124,7 @@ class Scaler:
         self._nudge: Final = asyncio.Event()
         self._turn: Final = asyncio.Lock()
         self._tracing: Final = tracing("baton-controller")
+        self._to_check: Final[asyncio.Queue[tuple[Fleet, Check]]] = asyncio.Queue()
 
     async def run(self) -> None:
         """Until cancelled; says goodbye then."""
@@ -132,6 +132,7 @@ class Scaler:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.lease.keep(), name="lease")
                 group.create_task(self._look_forever(), name="looks")
+                group.create_task(self._check_forever(), name="checks")
         finally:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ACTION_S):
@@ -268,10 +269,18 @@ class Scaler:
                 return None
             case Act(action):
                 return Answered(action, await self._act(action))
-            case Check() if self._check is not None:
-                return await self._check(effect)
             case Check(number=number):
-                return Checked(number, None, "nothing here simulates")
+                if fleet.check is None:
+                    return Checked(number, None, "nothing here simulates")
+                self._to_check.put_nowait((fleet, effect))
+                return None
+
+    async def _check_forever(self) -> None:
+        """Simulations, one after another: looks go on meanwhile."""
+        while True:
+            fleet, asked = await self._to_check.get()
+            assert fleet.check is not None
+            await self._tell(fleet, await fleet.check(asked))
 
     async def _act(self, action: Action) -> str:
         if not self.lease.held:

@@ -20,7 +20,7 @@ from goodput.sketch import sketch_of
 from loadgen.arrival import Arrival
 from router.core.values import Promise as Promised
 from sim.baselines.scaling.clairvoyant import Clairvoyant, schedule
-from sim.baselines.scaling.laws import Behavior
+from sim.baselines.scaling.laws import Behavior, HpaOnKv
 from sim.baselines.scaling.narwhal import Narwhal
 from sim.checked import REQUESTS, TOKENS, checker, drawn
 from sim.evaluate import Goal
@@ -163,6 +163,24 @@ def test_behavior_holds_what_its_windows_say() -> None:
     assert law.allowed(0.0, 2, 9) == 6
     assert law.allowed(15.0, 6, 1) == 6
     assert law.allowed(400.0, 6, 1) == 1
+
+
+def test_the_size_at_first_counts_for_a_down_window() -> None:
+    law = Behavior(
+        up_window_s=0.0, down_window_s=300.0, up_pods=4, up_share=1.0, up_period_s=15.0, down_pods=9, down_period_s=15.0
+    )
+    assert law.allowed(0.0, 4, 1) == 4
+    assert law.allowed(290.0, 4, 1) == 4
+    assert law.allowed(315.0, 4, 1) == 1
+
+
+def test_an_hpa_sees_prompts_that_wait_at_the_router() -> None:
+    """One prefill pod, three times what it computes: it never has more than two prompts itself."""
+    at = setting(poisson(steady(1.2), 1.2, 120.0, 1, fixed))
+    run = scaling.scaled(at, HpaOnKv(at.law()), {P: 1, D: 4})
+    run.run(at.arrivals)
+    started = [each for _, each in run.actuator.actions if isinstance(each, do.Start)]
+    assert any(each.pool == "prefill" for each in started)
 
 
 @pytest.mark.long

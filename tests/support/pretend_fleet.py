@@ -167,8 +167,8 @@ class Drive:
     kill_after: int | None = None
     """The controller is killed before it gives this action of all to the actuator, and another one begins."""
     make: Callable[[], Controller] | None = None
-    check: Callable[[Check], Checked] | None = None
-    """Says whether a fleet would do."""
+    check: Callable[[Check], Checked | None] | None = None
+    """Says whether a fleet would do; None: later, by the test's own `feed`."""
 
     def look(self) -> None:
         """One look, and what follows from it."""
@@ -198,7 +198,9 @@ class Drive:
                         return
                     self.feed(Answered(action, self.fleet.give(action, self.now)))
                 case Check() if self.check is not None:
-                    self.feed(self.check(effect))
+                    answer = self.check(effect)
+                    if answer is not None:
+                        self.feed(answer)
                 case _:
                     raise AssertionError(effect)
 

@@ -32,8 +32,11 @@ SCRIPTED = ("-m", "support.scripted_up")
 class RayFleet:
     """Started at once; `close` ends all of it."""
 
-    def __init__(self, address: str, cluster: str, *, program: tuple[str, ...] = SCRIPTED, looks: int = 6) -> None:
-        """`looks`: for how long a scripted controller keeps six."""
+    def __init__(
+        self, address: str, cluster: str, *, program: tuple[str, ...] = SCRIPTED, looks: int = 6, on: str = "ray"
+    ) -> None:
+        """`looks`: for how long a scripted controller keeps six; `on`: as `baton controller` has it."""
+        self._on = on
         self.cluster = cluster
         self.lost_node = False
         """Whether Ray has less to give than before, whatever the fleet gives back."""
@@ -55,7 +58,7 @@ class RayFleet:
 
     def start_controller(self) -> subprocess.Popen[str]:
         """Another driver."""
-        words = ["controller", str(self.file), "--on", "ray", "--engine", "mock", "--owns", *self._registry]
+        words = ["controller", str(self.file), "--on", self._on, "--engine", "mock", "--owns", *self._registry]
         return self._start("controller", (*self._program, *words))
 
     def _start(self, name: str, words: tuple[str, ...]) -> subprocess.Popen[str]:

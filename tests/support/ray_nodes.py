@@ -1,7 +1,7 @@
 """A Ray cluster of three nodes on this machine, in a process of its own: asked and told things line by line.
 
-`python -m support.ray_nodes`. The head has no GPU; two nodes have three logical ones each, of different types by their
-label. Ray warns and forks in ways that a test process is better without.
+`python -m support.ray_nodes [PORT]`; the port is that of its server for clients (`ray://`). The head has no GPU; two
+nodes have three logical ones each, of different types by their label. Ray warns and forks in ways that a test process is better without.
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ STORE_BYTES = 80 << 20
 class Nodes:
     """In the process that has Ray."""
 
-    def __init__(self) -> None:
+    def __init__(self, client_port: int | None) -> None:
         import ray
         from ray.cluster_utils import Cluster
 
         self._ray = ray
         self._cluster = Cluster()
         # On 127.0.0.1 a head hangs its drivers: Ray takes that address for another one.
-        head = {"num_cpus": 2, "num_gpus": 0, "node_ip_address": "127.0.0.2", "object_store_memory": STORE_BYTES}
+        head: dict[str, Any] = {
+            "num_cpus": 2,
+            "num_gpus": 0,
+            "node_ip_address": "127.0.0.2",
+            "object_store_memory": STORE_BYTES,
+        }
+        if client_port is not None:
+            head["ray_client_server_port"] = client_port
         self._cluster.add_node(**head, include_dashboard=False)
         self._nodes = {gpu: self._add(gpu, number) for number, gpu in enumerate(GPUS)}
         self.address = self._cluster.address
@@ -68,19 +75,29 @@ class Nodes:
         started.process.wait()
         return True
 
+    def kill_head(self, _: dict[str, Any]) -> bool:
+        """SIGKILL everything of the head, its tables first; nothing else can be asked of this cluster then."""
+        processes = self._cluster.head_node.all_processes
+        for kind in sorted(processes, key=lambda each: each != "gcs_server"):
+            for started in processes[kind]:
+                os.kill(started.process.pid, signal.SIGKILL)
+                started.process.wait()
+        return True
+
     def close(self) -> None:
         self._ray.shutdown()
         self._cluster.shutdown()
 
 
 def main() -> None:
-    nodes = Nodes()
+    nodes = Nodes(int(sys.argv[1]) if sys.argv[1:] else None)
     print(json.dumps({"address": nodes.address}), flush=True)
     known: dict[str, Callable[[dict[str, Any]], Any]] = {
         "groups": nodes.groups,
         "free": nodes.free,
         "actor": nodes.actor,
         "kill_raylet": nodes.kill_raylet,
+        "kill_head": nodes.kill_head,
     }
     for line in sys.stdin:
         said = json.loads(line)
@@ -95,14 +112,15 @@ def main() -> None:
 class RayNodes:
     """The same from a test."""
 
-    def __init__(self) -> None:
+    def __init__(self, client_port: int | None = None, **environ: str) -> None:
+        port = [] if client_port is None else [str(client_port)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.ray_nodes"],
+            [sys.executable, "-m", "support.ray_nodes", *port],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=with_support(),
+            env={**with_support(), **environ},
             start_new_session=True,
         )
         try:

@@ -24,6 +24,15 @@ def test_rivals_import_nothing_of_the_controller() -> None:
     assert not found
 
 
+def test_no_simulation_imports_an_actuator() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", IMPORTED.replace("sim.experiments.scaling", "sim.experiments.scaling_ours")],
+        capture_output=True, text=True, check=True, cwd=scaling.ROOT,
+    )  # fmt: skip
+    assert str(scaling.ROOT / "goodput/controller.py") in told.stdout
+    assert not any(str(scaling.ROOT / name) in told.stdout for name in scaling.LIVE)
+
+
 def test_what_rows_depend_on_is_there() -> None:
     for name in (*scaling.CONTROLLER, *scaling.PLANNER):
         assert (scaling.ROOT / name).is_file(), name

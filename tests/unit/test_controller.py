@@ -13,7 +13,7 @@ from cluster.instance import Role
 from goodput import actions as do
 from goodput.budget import Budget
 from goodput.control_rules import Rules
-from goodput.controller import Controller
+from goodput.controller import CHECK_S, Controller
 from goodput.decision import Check, Checked, Pause, Resize, What
 from goodput.decisionlog import BadLine, replay
 from goodput.observation import Phase, Seen
@@ -182,6 +182,26 @@ def test_a_check_is_asked_before_an_instance_leaves_and_may_say_no() -> None:
     assert len(drains) == len(asked) - 2
     assert any("a simulation of recent requests without" in each.because for each in at.decisions)
     assert not list(replay(at.lines, Controller(pools(), {"": PROMISE}, Rules(checks=True))))
+
+
+def test_one_simulation_at_a_time_and_a_late_word_of_it_moves_nothing() -> None:
+    at = drive(6, 6, rules=Rules(checks=True))
+    asked: list[Check] = []
+    at.check = asked.append
+    chance = rng()
+    while not asked:
+        at.run(lambda _: 1.0, 5, chance)
+    at.run(lambda _: 1.0, CHECK_S - 5, chance)
+    assert len(asked) == 1
+    assert "waits for the simulation" in at.decisions[-1].because
+    at.run(lambda _: 1.0, 10, chance)
+    assert len(asked) == 2, "the first is taken to be lost"
+    at.feed(Checked(1, True, "late"))
+    assert not at.fleet.actions
+    at.run(lambda _: 9.0, 20, chance)
+    before = len(at.fleet.actions)
+    at.feed(Checked(2, True, "of a load that is no more"))
+    assert not [each for _, each in at.fleet.actions[before:] if isinstance(each, do.Drain)]
 
 
 def test_a_manual_size_wins_until_it_is_taken_back() -> None:

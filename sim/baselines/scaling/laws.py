@@ -48,12 +48,15 @@ class Behavior:
 
     def allowed(self, now_s: float, have: int, wanted: int) -> int:
         """Of a recommendation, what may be done now: up to the least of the up window, down to the most of the down
-        window, and no more in a period than the policies allow.
+        window, and no more in a period than the policies allow. The size that is there at first counts as the first
+        recommendation (the HPA controller's `recordInitialRecommendation`), so nothing ends within the first window.
         """
+        if not self._wanted:
+            self._wanted.append((now_s, have))
         self._wanted.append((now_s, wanted))
         while self._wanted[0][0] < now_s - max(self.up_window_s, self.down_window_s):
             self._wanted.popleft()
-        least = min(each for at_s, each in self._wanted if at_s >= now_s - self.up_window_s)
+        least = min([wanted, *(each for at_s, each in self._wanted if at_s > now_s - self.up_window_s)])
         most = max(each for at_s, each in self._wanted if at_s >= now_s - self.down_window_s)
         target = least if least > have else min(have, most)
         up = sum(max(0, change) for at_s, change in self._changes if at_s > now_s - self.up_period_s)
@@ -121,13 +124,18 @@ def _ratio(ready: list[Seen], have: int, value: float, target: float) -> int:
 
 
 class HpaOnKv(_OnPods):
-    """An HPA for each pool: running requests for each prefill pod (target 2), KV use of decode pods (target 0.7)."""
+    """An HPA for each pool: prompts for each prefill pod (target 2), KV use of decode pods (target 0.7).
+
+    Prompts are those without a first token, as the gateway counts them: most wait at the router, where pods cannot see
+    them. A pod never has more than the two that it computes or computes next, so an HPA on the pods' own gauge holds
+    one pod whatever comes.
+    """
 
     def wanted(self, sight: Sight, role: Role, ready: list[Seen], have: int) -> int | None:
         """By the ratio of the metric to its target."""
         if role is Role.PREFILL:
-            value = float(sum((each.running or 0) + (each.waiting or 0) for each in ready))
-            return _ratio(ready, have, value, 2.0)
+            on_pods = sum((each.running or 0) + (each.waiting or 0) for each in ready)
+            return _ratio(ready, have, float(max(on_pods, sight.meters.counts().waiting or 0)), 2.0)
         return _ratio(ready, have, sum(each.kv_usage or 0.0 for each in ready), 0.7)
 
 

@@ -1,0 +1,100 @@
+"""Before an instance leaves: the fleet without it, simulated in a process of its own (`goodput.decision.Check`, live).
+
+The controller goes on meanwhile: its answer comes as an event. The process is niced, has `CPU_S` of CPU time for the
+simulation, and no more than `WALL_S` in all; whatever goes wrong, the verdict is that nothing can be told, and the
+controller's formulas decide as if nothing had been asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from goodput.decision import Check, Checked
+from goodput.demand import Promise
+from loadgen.report import Targets
+from router.core.values import Promise as Promised
+from sim.evaluate import Goal
+from sim.fleet import Member
+
+CPU_S: Final = 2
+"""Of the simulation. The process takes about one more to begin."""
+WALL_S: Final = 20.0
+"""On a machine that is busy with other things CPU time comes slowly. Below `goodput.controller.CHECK_S`."""
+
+
+def goals_of(promises: Mapping[str, Promise]) -> dict[str, Goal]:
+    """What a simulation measures classes by."""
+    return {
+        name: Goal(
+            targets=Targets(each.ttft_ms, each.tt2t_ms, each.tpot_ms, each.e2e_ms),
+            attainment=each.attainment,
+            promise=Promised(ttft_ms=each.ttft_ms or 0.0, tpot_ms=each.tpot_ms or 0.0),
+        )
+        for name, each in promises.items()
+    }
+
+
+class Checker:
+    """Answers the checks of one model's controller."""
+
+    def __init__(self, members: Mapping[str, Member], promises: Mapping[str, Promise]) -> None:
+        """`members` by pool; `promises` by class, which may be edited while it runs."""
+        self._members: Final = members
+        self._promises: Final = promises
+
+    async def __call__(self, asked: Check) -> Checked:
+        """The verdict; never raises but CancelledError."""
+        goals = goals_of(self._promises)
+        if not goals:
+            return Checked(asked.number, None, "nothing is promised to any class")
+        job = pickle.dumps((dict(self._members), goals, asked))
+        words = (sys.executable, "-m", "baton.scaling_check")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            )
+        except OSError as error:
+            return Checked(asked.number, None, f"no process for a simulation: {error.strerror}")
+        try:
+            async with asyncio.timeout(WALL_S):
+                told, _ = await process.communicate(job)
+        except TimeoutError:
+            return Checked(asked.number, None, f"the simulation was not done within {WALL_S:g} s")
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if process.returncode == -signal.SIGXCPU:
+            return Checked(asked.number, None, f"the simulation took more than {CPU_S} s of CPU")
+        if process.returncode:
+            return Checked(asked.number, None, f"the simulation ended with {process.returncode}")
+        answer = pickle.loads(told)  # noqa: S301 - of our own child
+        assert isinstance(answer, Checked)
+        return answer
+
+
+def main() -> None:
+    """One job from stdin, its verdict to stdout."""
+    os.nice(10)
+    from sim.checked import checker
+
+    members, goals, asked = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - of our own parent
+    limit = math.ceil(time.process_time()) + CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
+    verdict = checker(members, goals, next(iter(goals)))(asked)
+    sys.stdout.buffer.write(pickle.dumps(verdict))
+
+
+if __name__ == "__main__":
+    main()
