@@ -11,12 +11,13 @@ from cluster.spec.plan import stems
 from cluster.spec.problems import nearest, quoted
 from k8s.plan.children import selector
 from k8s.plan.fleet import counting
-from k8s.plan.observe import Observed, condition
+from k8s.plan.observe import REPLICA_FAILURE, Observed, condition
 from k8s.plan.plan import Desired, Look, look
 from k8s.plan.values import Action, Instance, WantedModel, WantedPool
 
 Json = Mapping[str, Any]
 ERRORS_TOLD = 5
+MESSAGE_MAX = 2000
 """Problems of a spec that a condition repeats; all of them are in the events."""
 
 
@@ -53,7 +54,7 @@ def status(
         return {**kept, "observedGeneration": resource.generation, "conditions": conditions, "because": told[0]}
     seen = look(desired, observed)
     todo = tuple(actions)
-    facts = [_available(seen), _progressing(seen, todo), _degraded(seen, desired), _scaling(seen, observed)]
+    facts = [_available(seen), _progressing(seen, todo), _degraded(seen, desired, observed), _scaling(seen, observed)]
     facts.append(Fact("Paused", resource.kubernetes.paused, "Spec", "by kubernetes.paused"))
     updated = [
         each
@@ -123,7 +124,7 @@ def _progressing(seen: Look, todo: tuple[Action, ...]) -> Fact:
     return Fact("Progressing", False, "AsWanted", "every instance is as the resource wants it")
 
 
-def _degraded(seen: Look, desired: Desired) -> Fact:
+def _degraded(seen: Look, desired: Desired, observed: Observed) -> Fact:
     if seen.keys_lost:
         message = (
             "the Secret with the fleet's ticket keys is gone; what runs goes on, nothing can start: put it back, or "
@@ -137,12 +138,27 @@ def _degraded(seen: Look, desired: Desired) -> Fact:
         kind, name = seen.foreign[0]
         message = f"{kind} {name} is there and is not this resource's: rename or delete one of the two"
         return Fact("Degraded", True, "NameTaken", message)
+    if observed.refused:
+        return Fact(
+            "Degraded", True, "Refused", f"the API server refuses to {'; '.join(observed.refused[:3])}"[:MESSAGE_MAX]
+        )
+    if refused := _pods_refused(seen):
+        return Fact("Degraded", True, "PodsRefused", refused[:MESSAGE_MAX])
     stuck = [each.name for each in seen.instances if each.unschedulable_since is not None and not each.leaving]
     if stuck:
         return Fact("Degraded", True, "NoGPUs", f"no node has room for {', '.join(stuck[:3])}")
     warnings = [each for each in desired.resource.problems if each.severity.value == "warning"]
     told = f"{len(warnings)} warnings, see events" if warnings else "nothing is wrong"
     return Fact("Degraded", False, "Healthy", told)
+
+
+def _pods_refused(seen: Look) -> str:
+    """Of the first workload whose pods the API server refuses, what it says; empty: there is none."""
+    for (kind, name), thing in sorted(seen.live.items()):
+        said = condition(thing, REPLICA_FAILURE)
+        if kind == "Deployment" and said.get("status") == "True" and not thing["metadata"].get("deletionTimestamp"):
+            return f"{name}: {said.get('message', 'its pods are refused')}"
+    return ""
 
 
 def _scaling(seen: Look, observed: Observed) -> Fact:

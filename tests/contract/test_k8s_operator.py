@@ -146,7 +146,8 @@ async def test_replace_of_the_whole_resource_loses_nothing() -> None:
         await stage.until(stage.settled)
         pods = {each["metadata"]["uid"] for each in stage.server.all("pods")}
         bare = {"apiVersion": "serving.baton.dev/v1alpha1", "kind": "BatonCluster", "spec": spec()}
-        await stage.client.replace({**bare, "metadata": {"name": "chat", "namespace": NS}})
+        version = stage.cluster()["metadata"]["resourceVersion"]  # `kubectl replace` reads it
+        await stage.client.replace({**bare, "metadata": {"name": "chat", "namespace": NS, "resourceVersion": version}})
         await asyncio.sleep(0.3)
         await stage.until(stage.settled)
         assert {each["metadata"]["uid"] for each in stage.server.all("pods")} == pods
@@ -154,7 +155,9 @@ async def test_replace_of_the_whole_resource_loses_nothing() -> None:
 
 async def scale(stage: Stage, replicas: int) -> None:
     path = f"/apis/serving.baton.dev/v1alpha1/namespaces/{NS}/batonpools/chat-decode/scale"
-    await stage.client.request("PUT", path, body={"spec": {"replicas": replicas}})
+    metadata = {"name": "chat-decode", "namespace": NS}
+    scaled = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": metadata, "spec": {"replicas": replicas}}
+    await stage.client.request("PUT", path, body=scaled)
 
 
 async def test_fifty_scale_patches_touch_no_template() -> None:
@@ -224,15 +227,17 @@ async def test_an_object_that_is_not_ours_is_left_alone() -> None:
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": {"name": "chat", "namespace": NS},
-            "spec": {"a": 1},
+            "spec": {"ports": [{"port": 1}]},
         }
-        await stage.client.create(theirs)
+        before = await stage.client.create(theirs)
         stage.operate()
         await stage.make(spec())
         await stage.until(lambda: stage.condition("Degraded").get("reason") == "NameTaken")
         service = stage.server.get("services", "chat")
         assert service is not None
-        assert service["spec"] == {"a": 1}
+        assert service["spec"] == before["spec"]
+        await stage.client.delete("v1", "Service", NS, "chat")
+        await stage.until(lambda: stage.condition("Degraded").get("status") == "False" and stage.settled())
 
 
 async def test_the_api_server_away_and_watches_that_are_too_old() -> None:

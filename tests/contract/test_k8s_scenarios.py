@@ -218,15 +218,18 @@ async def test_another_operator_takes_over_in_the_middle_of_a_rollout() -> None:
 
 async def test_a_foreign_workload_of_an_instances_name_is_left_alone() -> None:
     async with staged() as stage:
-        theirs = {"replicas": 0, "template": {"spec": {"containers": [{"name": "x", "image": "theirs"}]}}}
+        labels = {"app": "theirs"}
+        pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "x", "image": "theirs"}]}}
+        theirs = {"replicas": 0, "selector": {"matchLabels": labels}, "template": pod}
         metadata = {"name": "chat-decode-0", "namespace": NS}
-        await stage.client.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": theirs})
+        thing = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": theirs}
+        before = await stage.client.create(thing)
         stage.operate()
         await stage.make(spec())
         await stage.until(stage.settled)
         kept = stage.server.get("deployments", "chat-decode-0")
         assert kept is not None
-        assert kept["spec"] == theirs
+        assert kept["spec"] == before["spec"]
         assert sorted(stage.instances()) == ["chat-decode-1", "chat-prefill-0"]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.k8s_api import ApiServer, serving
+from support.k8s_json import NS
 from support.k8s_nodes import FakeFleet, Nodes, by_part
 from support.k8s_processes import Processes
 from support.redis_server import RedisServer
@@ -38,7 +39,6 @@ from kvtransfer.keys import instance_text
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-NS = "llm"
 LIMIT_S = 180.0
 
 

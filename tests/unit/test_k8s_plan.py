@@ -42,6 +42,7 @@ def test_children_are_those_that_are_promised() -> None:
     assert names == {
         ("ServiceAccount", "chat-engines"),
         ("ConfigMap", "chat-file"),
+        ("ConfigMap", "chat-order"),
         ("Secret", "chat-internal"),
         ("Secret", "chat-ticket-keys"),
         ("Secret", "chat-prefill-0-keys"),
