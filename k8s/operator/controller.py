@@ -306,7 +306,12 @@ class Operator:
             return observed
         told = await self._fleet.look(observed.pods, self._pods(resource, "router"), key)
         return replace(
-            observed, drained=told.drained, roles=told.roles, known=told.known, attainment=self._steady(resource, told)
+            observed,
+            drained=told.drained,
+            working=told.working,
+            roles=told.roles,
+            known=told.known,
+            attainment=self._steady(resource, told),
         )
 
     def _steady(self, resource: Resource, told: Told) -> float | None:

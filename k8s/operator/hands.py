@@ -15,7 +15,7 @@ from k8s.operator.fleet import Fleet
 from k8s.operator.secrets import Access, fleet, internal, keys_in, of_instance, replaced
 from k8s.plan import Action, Admit, Apply, Delete, Derive, Drain, Generate, Observed, Park, Rekey, Resume, Unpark
 from k8s.plan.merge import contains, view
-from k8s.plan.observe import pods_by_instance
+from k8s.plan.observe import WORKLOADS, pods_by_instance
 from k8s.plan.pods import fleet_secret, order_name
 
 logger = logging.getLogger("baton.operator")
@@ -189,8 +189,9 @@ class Hands:
         """A drain is marked first and asked for then, a resume asked for first: after a crash both are done again."""
         pod = pods_by_instance(observed.pods).get(name)
         if isinstance(action, Drain):
-            mark = {LABEL_DRAINING: str(int(self._wall()))}
-            await self._patch_workload(resource, observed, name, mark, {})
+            if not _is_marked(observed, name):
+                mark = {LABEL_DRAINING: str(int(self._wall()))}
+                await self._patch_workload(resource, observed, name, mark, {})
             if pod is not None:
                 await self._fleet.drain(pod, resource.kubernetes.drain_s, access)
         elif pod is not None and await self._fleet.resume(pod, access):
@@ -200,10 +201,16 @@ class Hands:
         self, resource: Resource, observed: Observed, name: str, labels: Mapping[str, str | None], more: Json
     ) -> None:
         for each in observed.objects:
-            if each["metadata"]["name"] == name and each["kind"] in {"Deployment", "LeaderWorkerSet"}:
+            if each["metadata"]["name"] == name and each["kind"] in WORKLOADS:
                 patch = {"metadata": {"labels": labels}, **more}
                 done = await self._client.merge(each["apiVersion"], each["kind"], resource.namespace, name, patch)
                 self._put(done)
+
+
+def _is_marked(observed: Observed, name: str) -> bool:
+    """Whether an instance's drain has begun already: its time is counted from its first mark."""
+    workloads = (each for each in observed.objects if each["kind"] in WORKLOADS and each["metadata"]["name"] == name)
+    return any(LABEL_DRAINING in each["metadata"].get("labels", {}) for each in workloads)
 
 
 def shown(action: Action) -> str:

@@ -50,6 +50,8 @@ class Observed:
     """Pods of routers."""
     drained: frozenset[str] = frozenset()
     """Instances whose agents have no stream and no hold left."""
+    working: frozenset[str] = frozenset()
+    """Instances whose agents take work."""
     roles: Mapping[str, Role] = field(default_factory=dict)
     """By instance, the role that its agent says it has; one that is not named has that of its workload."""
     known: Known = field(default_factory=Known)

@@ -217,6 +217,7 @@ def plan(desired: Desired, observed: Observed, limits: Limits, now: float) -> tu
         *key_actions(resource, observed, seen.keys, named, limits, now),
         *_children(desired, seen, observed),
         *todo,
+        *_unheard(observed, seen),
         *_gates(observed, seen),
     )
 
@@ -322,6 +323,13 @@ def _gone_models(seen: Look, limits: Limits, now: float) -> Iterator[Action]:
             yield _deleted(_workload_of(seen, move.name), move.because)
         elif isinstance(move, Drain):
             yield Drain(move.name, "its model is gone from the resource")
+
+
+def _unheard(observed: Observed, seen: Look) -> Iterator[Action]:
+    """Drains that were marked and that the agent has not heard of: its pod was just starting, or the call was lost."""
+    for each in seen.instances:
+        if each.draining_since is not None and not each.deleting and each.started and each.name in observed.working:
+            yield Drain(each.name, "its agent takes work and has not heard that it drains")
 
 
 def _gates(observed: Observed, seen: Look) -> Iterator[Action]:

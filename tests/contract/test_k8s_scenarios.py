@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from support.k8s_api import Kind, Refused
-from support.k8s_stage import MODE, NS, Stage, image, quicken, spec, staged
+from support.k8s_stage import MODE, NS, REAL_LIMIT_S, Stage, image, quicken, spec, staged
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
-from k8s.crd.names import API_VERSION, GROUP, LABEL_REVISION
+from k8s.crd.names import API_VERSION, GROUP, LABEL_PART, LABEL_REVISION
 from k8s.operator import controller
 from k8s.operator.election import Election
 from k8s.plan.observe import INSTANCE
@@ -130,6 +130,42 @@ async def test_a_deleted_cluster_lets_streams_end() -> None:
         engines = [grace for name, grace in given.items() if "-decode-" in name or "-prefill-" in name]
         assert len(engines) == 2
         assert all(grace is not None and grace >= 120 for grace in engines), given
+
+
+@pytest.mark.parametrize("operates", [True, False], ids=["operator", "no operator"])
+async def test_a_deleted_clusters_routers_end_before_its_instances_are_told_to(operates: bool) -> None:
+    """A request between its legs, or in line, still needs an instance that takes legs: routers end theirs first. It is
+    the garbage collector that keeps the order, so it holds without an operator, and ends."""
+    async with staged() as stage:
+        task = stage.operate()
+        await stage.make(spec(2, 2))
+        await stage.until(lambda: stage.settled(2, 2))
+        await stage.until(lambda: len(owners(stage, "chat-order")) == 3)  # of the resource and of two routers' pods
+        if not operates:
+            task.cancel()
+            await asyncio.wait([task])
+            stage.tasks.remove(task)
+        stage.nodes.stop_steps = 10
+        await stage.client.delete(API_VERSION, "BatonCluster", NS, "chat")
+        seen = []
+        async with asyncio.timeout(REAL_LIMIT_S):
+            while stage.server.all("pods"):
+                ending = {}
+                for each in stage.server.all("pods"):
+                    ending.setdefault(each["metadata"]["labels"][LABEL_PART], set()).add(
+                        "deletionTimestamp" in each["metadata"]
+                    )
+                seen.append(ending)
+                await asyncio.sleep(0.02)
+        assert any(each.get("router") == {True} for each in seen)
+        for each in seen:
+            if "router" in each:
+                assert {True} not in (each["instance"], each["registry"]), "behind a router everything still runs"
+
+
+def owners(stage: Stage, name: str) -> list[Any]:
+    found = stage.server.get("configmaps", name, NS)
+    return [] if found is None else found["metadata"]["ownerReferences"]
 
 
 async def stop_operator(stage: Stage) -> None:

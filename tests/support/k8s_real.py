@@ -64,6 +64,7 @@ class Kubelet:
         self.fleet = fleet
         self.gpus = gpus
         self.start_steps = start_steps
+        self.stop_steps = 2
         self.broken: set[str] = set()
         self.ages: dict[str, int] = {}
         self.down: list[int] = []
@@ -122,7 +123,7 @@ class Kubelet:
         uid, name = pod["metadata"]["uid"], pod["metadata"].get("labels", {}).get(INSTANCE, "")
         if pod["metadata"].get("deletionTimestamp"):
             self.ages[uid] = min(0, self.ages.get(uid, 0)) - 1
-            if self.ages[uid] == -2:
+            if self.ages[uid] == -self.stop_steps:
                 self.fleet.draining.discard(name)
                 await self.remote.client.request("DELETE", self._path(pod), body={"gracePeriodSeconds": 0})
             return
