@@ -5,7 +5,7 @@ Everything is told by labels of children and by what the API server says of pods
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
@@ -137,6 +137,7 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
     unplaced = condition(pod, "PodScheduled") if pod is not None else {}
     waiting = unplaced.get("status") == "False" and unplaced.get("reason") == "Unschedulable" and not scheduled
     unplaced_since = (unix(unplaced.get("lastTransitionTime")) or 0.0) if waiting else None
+    loading_since, loaded_s = _loading(pod, statuses) if live and pod is not None else (None, None)
     return Instance(
         name=name,
         model=labels.get(LABEL_MODEL, ""),
@@ -149,6 +150,8 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
         parked=LABEL_PARKED in labels,
         scheduled=scheduled,
         unschedulable_since=_waits_since(thing) if pod is None else unplaced_since,
+        loading_since=loading_since,
+        loaded_s=loaded_s,
         started=live and bool(statuses) and all(each.get("started") for each in statuses),
         healthy=live and pod is not None and is_true(pod, "ContainersReady"),
         ready=live and pod is not None and is_true(pod, "Ready"),
@@ -156,6 +159,21 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
         drained=name in observed.drained,
         deleting=bool(thing["metadata"].get("deletionTimestamp")),
     )
+
+
+def _loading(pod: Json, statuses: Sequence[Json]) -> tuple[float | None, float | None]:
+    """Since when a pod's engine loads, or how long it took: from its container's start to its first readiness.
+
+    Readiness that was lost and came back makes it longer, never shorter: it is a bound.
+    """
+    began = [unix(each.get("state", {}).get("running", {}).get("startedAt")) for each in statuses]
+    known = [each for each in began if each is not None]
+    if not known or len(known) < len(statuses):
+        return None, None
+    if not all(each.get("started") for each in statuses):
+        return max(known), None
+    ready_at = unix(condition(pod, "ContainersReady").get("lastTransitionTime"))
+    return None, None if ready_at is None or not is_true(pod, "ContainersReady") else max(0.0, ready_at - max(known))
 
 
 def _waits_since(workload: Json) -> float | None:
