@@ -54,7 +54,12 @@ def status(
         return {**kept, "observedGeneration": resource.generation, "conditions": conditions, "because": told[0]}
     seen = look(desired, observed)
     todo = tuple(actions)
-    facts = [_available(seen), _progressing(seen, todo), _degraded(seen, desired, observed, now), _scaling(seen, observed)]
+    facts = [
+        _available(seen),
+        _progressing(seen, todo),
+        _degraded(seen, desired, observed, now),
+        _scaling(seen, observed),
+    ]
     facts.append(Fact("Paused", resource.kubernetes.paused, "Spec", "by kubernetes.paused"))
     updated = [
         each
