@@ -91,6 +91,27 @@ async def test_another_model_of_the_same_name_rolls_out_in_pairs() -> None:
         assert min(stage.nodes.down) >= 4
 
 
+async def test_a_model_of_another_name_is_another_model_and_the_old_one_drains_at_once() -> None:
+    """Nobody asks for the old name any more: nothing waits for the new model to come up."""
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec(1, 2))
+        await stage.until(lambda: stage.settled(1, 2))
+        old = set(stage.instances())
+        stage.nodes.broken = {"engine:2"}  # the new one does not come up yet
+        stage.fleet.streams = {"chat-decode-0": 1 << 30}
+        other = copy.deepcopy(spec(1, 2)["models"])
+        other[0]["name"] = "m2"
+        await stage.change({"models": other, **image("engine:2")})
+        await stage.until(lambda: {name for what, name in stage.fleet.told if what == "drain"} == old)
+        await stage.until(lambda: old & set(stage.instances()) == {"chat-decode-0"})
+        await stage.until(lambda: stage.condition("Available").get("status") == "False")
+        stage.fleet.streams = {}
+        stage.nodes.broken = set()
+        await stage.until(lambda: stage.settled(1, 2) and not set(stage.instances()) & old)
+        assert stage.cluster()["status"]["model"] == "m2"
+
+
 async def test_an_old_pod_stays_until_every_router_knows_the_new_one() -> None:
     async with staged() as stage:
         stage.operate()
