@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-plan licences audit plan-example test-k8s bench-scaling
+.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-plan licences audit plan-example test-k8s bench-scaling wheel helm
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -25,7 +25,7 @@ serve: setup ## a whole cluster on this machine with the model that ships: http:
 test: setup check ## everything that runs in ten minutes on two cores, live engines last
 	@$(BIN)/python tools/run_tests.py $(ARGS)
 
-test-long: setup ## what takes longer: tests marked long, live ones with vLLM's own connector, new examples of properties, fuzzing
+test-long: setup helm ## what takes longer: tests marked long, live ones with vLLM's own connector, new examples of properties, fuzzing
 	@$(BIN)/python -m pytest -m long $(ARGS)
 	@$(BIN)/python -m pytest tests/live -m "live and not long" --connector nixl $(ARGS)
 	@$(BIN)/python -m pytest tests/property --hypothesis-profile=searching $(ARGS)
@@ -33,6 +33,12 @@ test-long: setup ## what takes longer: tests marked long, live ones with vLLM's 
 
 compile: setup ## what decides, to machine code: routers and simulations cost about half (two minutes; needs a C compiler)
 	@$(BIN)/python -m tools.compile
+
+wheel: setup ## dist/: a wheel with the compiled modules inside, and the lock of what routers need (k8s/images/ take both)
+	@$(BIN)/python -m tools.wheel
+
+helm: setup ## fetch Helm and kubectl into .bench/helm, for the tests of the chart
+	@$(BIN)/python -m tools.helm
 
 test-compiled: compile ## the tests of what is compiled, compiled (10 minutes); what reaches into it is skipped
 	@BATON_COMPILED=1 $(BIN)/python -m pytest tests/unit tests/property tests/playbook tests/sim tests/contract tests/fuzz tests/chaos -m "not long" $(ARGS)

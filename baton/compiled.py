@@ -1,4 +1,4 @@
-"""Modules that decide, compiled to machine code (`make compile`) and taken instead of their sources.
+"""Modules that decide, compiled to machine code (`make compile`, `make wheel`) and taken instead of their sources.
 
 Nothing needs them: what is compiled is the source itself, by mypyc. They are used only if every one of them was made
 from the very source that is here; one edited line, and all are interpreted again. ``BATON_COMPILED=0`` leaves them out.
@@ -7,6 +7,7 @@ from the very source that is here; one edited line, and all are interpreted agai
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,14 @@ from types import ModuleType
 
 import msgspec
 
+from baton import __version__
+
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "build" / "compiled"
+BUILT = ROOT / "build" / "compiled"
+"""Where `make compile` puts them, beside the sources of a checkout."""
+SHIPPED = Path(__file__).resolve().parent / "machine"
+"""Where a wheel of `make wheel` has them."""
+FOLDER = SHIPPED if SHIPPED.is_dir() else BUILT
 MANIFEST = "manifest.json"
 OFF = "BATON_COMPILED"
 
@@ -66,6 +73,16 @@ def why_not(folder: Path = FOLDER, root: Path = ROOT, environ: Mapping[str, str]
 def in_use() -> bool:
     """Whether they are taken."""
     return any(isinstance(each, _Finder) for each in sys.meta_path)
+
+
+def told() -> str:
+    """What this process runs: ``compiled``, or ``interpreted`` and why."""
+    return "compiled" if in_use() else f"interpreted ({why_not() or 'nobody asked for what is compiled'})"
+
+
+def log_it() -> None:
+    """The first line of a server's log: which Baton it is, and whether it runs compiled."""
+    logging.getLogger("baton").info("baton %s, %s", __version__, told())
 
 
 def _read(folder: Path, root: Path, environ: Mapping[str, str]) -> tuple[Manifest | None, str]:

@@ -108,7 +108,9 @@ def _line(each: Headline, found: Sequence[dict[str, Any]]) -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with the table as the files have it."""
+    """The page with the table as the files have it; a page without a place for it stays as it is."""
+    if BEGIN not in page:
+        return page
     before, _, rest = page.partition(BEGIN)
     return "\n".join([before + BEGIN, "", *lines(), "", END]) + rest.partition(END)[2]
 

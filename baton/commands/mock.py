@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from baton import compiled
 from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.mock_settings import settings_of
@@ -70,6 +71,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped: 0."""
     configure_logging("INFO")
+    compiled.log_it()
     raise_descriptor_limit()
     if args.vllm_args:
         raise UsageError("`baton mock` takes no vLLM flags")

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from baton import __version__
+from baton import __version__, compiled
 from baton.output import emit, say
 from cluster.errors import UsageError
 
@@ -143,6 +143,7 @@ async def _follow(args: argparse.Namespace) -> int:
     from k8s.operator.scaling import Board
 
     configure_logging(args.log_level)
+    compiled.log_it()
     stop = asyncio.Event()
     namespace = namespace_of(args)
     client = await Client.open(args.kubeconfig)

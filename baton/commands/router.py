@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from baton import compiled
 from baton.changing import Changing
 from baton.clusterfile import beside, read
 from baton.decisions_again import opened_log
@@ -193,6 +194,7 @@ def run(args: argparse.Namespace) -> int:
     proofs = fleet_proofs(ticket_keys, accepts_unproven=args.accept_unproven)
     opened_registry = partial(open_registry, args, proofs)
     configure_logging(args.log_level)
+    compiled.log_it()
     raise_descriptor_limit()
     with ExitStack() as closing:
         if args.decision_log is not None:
