@@ -1,7 +1,7 @@
-"""Reads what a peer answers over HTTP: plain bytes, and no more of them than the caller takes. A shell.
+"""Reads a peer's HTTP answer: plain bytes only, and no more bytes than the caller allows. A shell.
 
-Every session to a peer sends `PLAIN` and does not decompress (``auto_decompress=False``): a few kilobytes of gzip hold
-a gigabyte. What is encoded all the same is not read.
+Every session to a peer sends `PLAIN` and does not decompress (``auto_decompress=False``), because a few kilobytes of
+gzip hold a gigabyte. An answer that is encoded all the same is not read.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Final
 import aiohttp
 
 PLAIN: Final[Mapping[str, str]] = {"Accept-Encoding": "identity"}
-"""Asks for an answer as it is."""
+"""Request header that asks for an answer without compression."""
 
 WORD_BYTES_MAX: Final = 8 << 20
-"""Of an answer about a peer itself (its models, metrics, state): vLLM's largest, ``/metrics``, has some 300 KB."""
+"""Limit for a peer's answer about itself (models, metrics, state). vLLM's largest, ``/metrics``, has some 300 KB."""
 
 
 class Unfit(Exception):
-    """The answer is not read. `why`: ``too_long`` or ``encoded``."""
+    """The answer is not read. `why` is ``too_long`` or ``encoded``."""
 
     def __init__(self, because: str, why: str) -> None:
         super().__init__(because)
@@ -27,17 +27,17 @@ class Unfit(Exception):
 
 
 def encoding(value: str) -> str:
-    """What a Content-Encoding header says beyond ``identity``; empty: the answer is as it is."""
+    """The encodings that a Content-Encoding header names besides ``identity``; empty: the answer is plain."""
     return ", ".join(
         word for word in (each.strip() for each in value.split(",")) if word.lower() not in {"", "identity"}
     )
 
 
 async def whole_body(answer: aiohttp.ClientResponse, bytes_max: int = WORD_BYTES_MAX) -> bytes:
-    """All that a peer says. What breaks off on the way raises what aiohttp raises.
+    """The whole body of a peer's answer. A connection that breaks raises what aiohttp raises.
 
     Raises:
-        Unfit: it is longer than `bytes_max`, or encoded.
+        Unfit: the body is longer than `bytes_max`, or encoded.
     """
     encoded = encoding(answer.headers.get("Content-Encoding", ""))
     if encoded:

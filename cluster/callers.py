@@ -1,8 +1,10 @@
-"""Whether a request to an admin port comes from this machine, or from a page of another site in a browser here. Pure.
+"""Tells whether a request to an admin port comes from this machine, or from another site's page in a browser here.
+Pure.
 
-A port on loopback asks for no key, and a browser on this machine reaches it, too. Pages of other sites can use
-that in two ways, and each way shows: a page that sends a request names its site in `Origin` or `Sec-Fetch-Site`; a site
-whose name was made to lead to this machine (DNS rebinding) has that name in `Host`. Programs send neither header.
+A port on loopback asks for no key, and a browser on this machine reaches the port, too. Pages of other sites can abuse
+this in two ways, and both can be seen. A page that sends a request names its site in `Origin` or `Sec-Fetch-Site`. A
+site whose name was made to resolve to this machine (DNS rebinding) has its name in `Host`. Programs send neither
+header.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
-"""Where connections of this machine's programs come from."""
+"""Remote addresses of connections from this machine's own programs."""
 
 _OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
-"""`same-site` is another port of this very name: any web application on this machine."""
+"""`same-site` is another port of the same host name: any web application on this machine."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that listens on `host` is reached from this machine only. A name other than localhost is not."""
+    """Whether only this machine reaches a server that listens on `host`. Of names, only localhost counts."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -35,7 +37,7 @@ def from_here(remote: str | None) -> bool:
 
 
 def names_this_machine(host: str, bound: str = "") -> bool:
-    """Whether a `Host` header can be no other site's name: an address, localhost, or `bound`, where the port is."""
+    """Whether no other site can own this `Host` header: an address, localhost, or `bound` (the listening address)."""
     with contextlib.suppress(ValueError):
         name = urlsplit(f"//{host}").hostname or ""
         if name == "localhost" or name.endswith(".localhost") or (bound and name == bound.lower()):
@@ -45,10 +47,10 @@ def names_this_machine(host: str, bound: str = "") -> bool:
 
 
 def from_another_site(headers: Mapping[str, str], host: str, *, changes: bool) -> bool:
-    """Whether a page of another site sends this, by the browser's own word. `host`: the request's `Host`.
+    """Whether the browser's headers say that another site's page sent this request. `host`: the request's `Host`.
 
-    A link on another site that a person follows to look at something is no such request; `changes`: whether the
-    request is to change something, which no link does.
+    A user who follows a link on another site to look at a page sends no such request. `changes`: whether the request is
+    to change something; a link never does.
     """
     origin = headers.get("Origin")
     if origin is not None and _netloc(origin) != host:
@@ -58,7 +60,7 @@ def from_another_site(headers: Mapping[str, str], host: str, *, changes: bool) -
 
 
 def _netloc(origin: str) -> str:
-    """Host and port of an `Origin`; empty for `null` and for what is no URL."""
+    """Host and port of an `Origin`; empty for `null` and for a text that is no URL."""
     with contextlib.suppress(ValueError):
         return urlsplit(origin).netloc
     return ""

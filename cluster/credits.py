@@ -1,14 +1,16 @@
-"""How an instance's credits are shared out among routers: by demand, tenants by weight. Pure; all of it is arithmetic.
+"""Divides an instance's credits among routers: by demand, and among tenants by weight. Pure arithmetic.
 
-A tenant comes in through any router, and its part of the fleet must not depend on which. So credits are first divided
-among *tenants*, max-min fair by their weights: nobody gets more than it wants, and what one leaves is the others'. Each
-tenant's part then goes to the routers where its demand is. What nobody wants is divided equally, so that a burst finds
-room wherever it arrives; and every router keeps a small part, so that a first request needs no round trip.
+A tenant's requests may come in through any router, and the tenant's part of the fleet must not depend on the router. So
+credits are first divided among *tenants*, max-min fair by weight: no tenant gets more than it wants, and what a tenant
+leaves goes to the others. Each tenant's part then goes to the routers where its demand is. Credits that no tenant wants
+are divided equally, so that a burst finds room at any router. Every router keeps a small part, so that its first
+request needs no round trip.
 
-`engine.agent.grants` applies it instance by instance. An instance sees the whole pool's demand; scaled by its own part
-of the pool's credits, the instances' grants add up to the pool's fair division without knowing of each other.
+`engine.agent.grants` applies this rule instance by instance. An instance sees the whole pool's demand. It scales that
+demand by its own part of the pool's credits, so the grants of all instances add up to the pool's fair division although
+the instances do not know of each other.
 
-A router divides its grants among its tenants by `local_shares`: by the tenants' plain weights, one that comes in
+A router divides its grants among its tenants by `local_shares`. With the tenants' plain weights, a tenant that comes in
 through two routers would be served twice.
 """
 
@@ -26,22 +28,23 @@ from cluster.instance import Role
 Amounts = Mapping[str, float]
 
 SMALL_PART: Final = 16
-"""A router without demand keeps at least one of so many parts of an equal share, and one credit at least."""
+"""A router without demand keeps at least one `SMALL_PART`-th of an equal share, and at least one credit."""
 
 TENANTS_MAX: Final = 32
-"""Tenants of a pool that a router announces by name, those with most demand; the others are summed up."""
+"""A router announces this many tenants of a pool by name, those with most demand; it sums the others up."""
 
 POOLS_MAX: Final = 8
-"""Pools of which a router announces demand, those with most."""
+"""A router announces the demand of this many pools, those with most."""
 
 NAME_BYTES_MAX: Final = 64
-"""Longest name of a tenant in an announcement; who has a longer one is among the others."""
+"""Longest tenant name in an announcement. A tenant with a longer name counts among the others."""
 
 OTHERS: Final = "*"
-"""The name under which the other tenants are summed up."""
+"""The name that stands for all other tenants together."""
 
 PLACES_BYTES_MAX: Final = 36 * 1024
-"""Of an announcement, for the legs at instances: about 800 of them. Whose turn it is not has it the next time."""
+"""Part of an announcement for the legs at instances, about 800 of them. Instances that do not fit are announced next
+time."""
 
 Places = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -53,21 +56,22 @@ class Demand:
     """What one router's tenants want of one pool."""
 
     role: Role
-    """Prefill or decode legs. An instance of role both gets both."""
+    """Prefill or decode legs. An instance of role both counts in both demands."""
     model: Name
-    """Empty: any."""
+    """Empty: any model."""
     places: Places
     """Credits of all the pool's instances together, as this router sees them."""
     tenants: Annotated[dict[Name, tuple[Places, Share]], msgspec.Meta(max_length=TENANTS_MAX + 1)] = field(
         default_factory=dict
     )
-    """By tenant: legs in flight in the pool and legs that wait for a place there; and its weight."""
+    """By tenant: the legs in flight in the pool plus those that wait for a place there, and the tenant's weight."""
 
 
 def fair(total: float, wants: Amounts, weights: Amounts) -> dict[str, float]:
-    """Divide `total` max-min fair by weight: nobody gets more than it wants, and who gets less has no less than others.
+    """Divide `total` max-min fair by weight: no name gets more than it wants, and unmet wants get equal parts by
+    weight.
 
-    A weight that is missing is 1. The sum is `total`, or all that is wanted if that is less.
+    A missing weight is 1. The sum of the parts is `total`, or the sum of the wants if that is less.
     """
     given: dict[str, float] = {}
     left, heavy = total, sum(weights.get(each, 1.0) for each in wants)
@@ -79,9 +83,9 @@ def fair(total: float, wants: Amounts, weights: Amounts) -> dict[str, float]:
 
 
 def whole(total: int, parts: Amounts, order: Iterable[str]) -> dict[str, int]:
-    """`parts` in whole numbers that add up to `total`: rounded down, what is left by the largest remainder.
+    """Round `parts` to whole numbers that add up to `total`: round down, then give the rest by the largest remainder.
 
-    `parts` must add up to `total`, or to less than one below it for each part. Ties go by `order`.
+    `parts` must add up to `total`, or to less than one below it for each part. `order` breaks ties.
     """
     given = {name: int(part + _ROUND) for name, part in parts.items()}
     rank = {name: at for at, name in enumerate(order)}
@@ -91,17 +95,17 @@ def whole(total: int, parts: Amounts, order: Iterable[str]) -> dict[str, int]:
 
 
 _ROUND: Final = 1e-9
-"""What floating point may be off by: 2.9999999999 is 3."""
+"""Tolerance for floating point: 2.9999999999 counts as 3."""
 
 
 def share_out(
     total: int, wants: Mapping[str, Amounts], shares: Amounts, *, turn: int = 0, salt: str = ""
 ) -> dict[str, int]:
-    """An instance's credits, by router. `wants` is by router and tenant, in legs; `shares` are the tenants' weights.
+    """An instance's credits by router. `wants` is by router and tenant, in legs; `shares` are the tenants' weights.
 
-    The sum is always `total`, if there is a router. With fewer credits than routers, those that want some have them;
-    with fewer than those, they take turns: `turn` counts on, and `salt` (the instance's name) has not every instance
-    begin with the same router.
+    The sum is always `total` if there is a router. With fewer credits than routers, the routers that want credits have
+    them. With fewer credits than those, the routers take turns: `turn` counts on, and `salt` (the instance's name)
+    makes instances begin with different routers.
     """
     total = max(0, total)
     order = _ring(wants, turn, salt)
@@ -117,9 +121,9 @@ def share_out(
 
 
 def local_shares(mine: Amounts, everybody: Iterable[Amounts], shares: Amounts) -> dict[str, float]:
-    """A router's weights for its own tenants: of each tenant's weight the part that its demand here is of all of it.
+    """A router's weights for its own tenants: each tenant's weight times this router's part of the tenant's demand.
 
-    `mine` is the router's demand by tenant, `everybody` that of all routers, this one's included.
+    `mine` is the router's demand by tenant; `everybody` has the demand of all routers, this one included.
     """
     total: dict[str, float] = {}
     for wants in everybody:
@@ -132,7 +136,9 @@ def local_shares(mine: Amounts, everybody: Iterable[Amounts], shares: Amounts) -
 
 
 def largest(tenants: Mapping[str, tuple[int, float]]) -> dict[str, tuple[int, float]]:
-    """What of a pool's demand is announced: the largest tenants by name, the rest as one, with their weights added."""
+    """The demand of a pool as announced: the largest tenants by name, the rest as one tenant with the sum of the
+    weights.
+    """
     ranked = sorted(
         (name for name, (legs, _) in tenants.items() if legs > 0), key=lambda name: (-tenants[name][0], name)
     )
@@ -145,7 +151,7 @@ def largest(tenants: Mapping[str, tuple[int, float]]) -> dict[str, tuple[int, fl
 
 
 def _by_demand(total: int, wants: Mapping[str, Amounts], shares: Amounts) -> dict[str, float]:
-    """Tenants by weight; each tenant's part to the routers where its demand is."""
+    """Divide credits among tenants by weight, then each tenant's part among the routers where its demand is."""
     wanted: dict[str, float] = {}
     for mine in wants.values():
         for tenant, legs in mine.items():
@@ -156,7 +162,7 @@ def _by_demand(total: int, wants: Mapping[str, Amounts], shares: Amounts) -> dic
 
 
 def _lifted(parts: Amounts, least: int) -> dict[str, float]:
-    """Nobody below `least`; those above give of what they have above it. The sum stays; it must suffice."""
+    """Raise every part to `least`, at the cost of the parts above it. The sum stays, and must suffice."""
     missing = sum(max(0.0, least - part) for part in parts.values())
     above = sum(max(0.0, part - least) for part in parts.values())
     kept = max(0.0, 1.0 - missing / above) if above > 0 else 0.0
@@ -164,7 +170,7 @@ def _lifted(parts: Amounts, least: int) -> dict[str, float]:
 
 
 def _ring(names: Iterable[str], turn: int, salt: str) -> list[str]:
-    """An order that is another one on each instance, and moves on by one with each turn."""
+    """An order of names that differs between instances (`salt`) and moves on by one with each `turn`."""
     ranked = sorted(names, key=lambda name: (hashlib.blake2b(f"{salt}\0{name}".encode(), digest_size=8).digest(), name))
     at = turn % len(ranked) if ranked else 0
     return ranked[at:] + ranked[:at]

@@ -1,4 +1,4 @@
-"""Faults, and how a client hears of them.
+"""Faults, and the answers that clients get for them.
 
     BatonError
     ├── UsageError        wrong flag or file; the command line prints one line and exits with 2
@@ -24,8 +24,10 @@ class UsageError(BatonError):
 
 
 def cannot_listen(host: str, port: int, error: OSError, flag: str) -> UsageError:
-    """A server cannot be opened there. `flag`: the one that names the port, `--admin-port`; the host's is its like."""
-    because = (error.strerror or str(error)).rpartition("): ")[2]  # asyncio's begins with the address
+    """A server cannot listen on this address. `flag` names the port (`--admin-port`); the host's flag is named
+    alike.
+    """
+    because = (error.strerror or str(error)).rpartition("): ")[2]  # asyncio's message begins with the address
     at_port = error.errno in {errno.EADDRINUSE, errno.EACCES}
     choose = f"another {flag}" if at_port else f"an address of this machine with {flag.replace('port', 'host')}"
     return UsageError(f"cannot listen on {host}:{port} ({because}): choose {choose}")
@@ -46,7 +48,7 @@ class ApiError(BatonError):
     """
 
     retry_after_s: int | None = None
-    """When it is worth trying again: ``Retry-After``."""
+    """Seconds after which a new attempt is worth it: ``Retry-After``."""
 
     def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -58,7 +60,7 @@ class ApiError(BatonError):
     def body(self) -> dict[str, Any]:
         """The JSON object to send: the same keys as vLLM's own server (``code`` is the HTTP status).
 
-        A message may quote a header, and headers are bytes: those that are no UTF-8 are shown by their numbers.
+        A message may quote a header. Headers are bytes: bytes that are no UTF-8 are shown by their numbers.
         """
         message = self.message.encode("utf-8", "backslashreplace").decode()
         return {"error": {"message": message, "type": self.kind, "param": self.param, "code": self.status}}
@@ -70,7 +72,7 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
 
 
 def unknown_model(name: str, known: tuple[str, ...]) -> ApiError:
-    """404 for a model nobody serves, naming those that are served."""
+    """404 for a model that no instance serves; the message names the models that are served."""
     served = ", ".join(f"`{model}`" for model in known) or "none yet"
     return ApiError(404, "NotFoundError", f"The model `{name}` does not exist. Served here: {served}.", "model")
 
@@ -90,7 +92,7 @@ def body_timeout(seconds: float) -> ApiError:
 
 
 def no_instance(because: str) -> ApiError:
-    """503: nothing can take the request now."""
+    """503: no instance can take the request now."""
     return ApiError(503, "ServiceUnavailableError", f"No instance can serve this request: {because}.")
 
 
@@ -100,17 +102,17 @@ def no_room(because: str) -> ApiError:
 
 
 def shed(because: str, retry_after_s: int) -> ApiError:
-    """429: what its class promises cannot be kept now, and its class is refused then."""
+    """429: the targets of the request's class cannot be met now, and the class sheds such requests."""
     error = ApiError(429, "RateLimitError", f"Refused: {because}. Try again in {retry_after_s} s.")
     error.retry_after_s = retry_after_s
     return error
 
 
 def upstream_failed(because: str) -> ApiError:
-    """502: an engine failed the request and no other could take it."""
+    """502: an engine failed the request, and no other engine could take it."""
     return ApiError(502, "UpstreamError", f"The engine failed this request: {because}.")
 
 
 def deadline_passed(seconds: float) -> ApiError:
-    """504: no first token in time."""
+    """504: the first token did not come in time."""
     return ApiError(504, "DeadlineExceededError", f"No answer from the engines within {seconds:g} s.")

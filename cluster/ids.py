@@ -1,8 +1,8 @@
 """Identities that travel between processes.
 
 A reference to held KV blocks must never match a producer that has restarted since (vLLM issue 52234: a stale reference
-was answered with another prompt's text). `TransferId` therefore carries the producer's epoch, and is made by the
-router, so that a release needs nothing the producer has not answered yet.
+was answered with another prompt's text). `TransferId` therefore carries the producer's epoch. The router makes the id,
+so that a release needs no answer from the producer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ InstanceId = NewType("InstanceId", str)
 """Name of one instance, unique in a fleet, e.g. ``prefill-0``."""
 
 RequestId = NewType("RequestId", str)
-"""Name of one client request, made by the router; in the response's ``id``, in every log line about it, at engines."""
+"""Name of one client request, made by the router. It stands in the response's ``id``, in log lines, and at engines."""
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 
 class TransferId(NamedTuple):
-    """One handoff of one attempt of one request.
+    """One hand-over of one attempt of one request.
 
     `producer_epoch` counts the starts of the prefill engine that holds the blocks.
     """
@@ -34,9 +34,10 @@ class TransferId(NamedTuple):
 
 
 def client_id_in(header: str | None) -> str:
-    """The client's own name for its request if it is fit to be one (1 to 128 of ``A-Za-z0-9_.:-``), else empty.
+    """The client's own name for its request if it is a fit one (1 to 128 of ``A-Za-z0-9_.:-``), else empty.
 
-    vLLM makes it the request's id. Here it is told back, logged, and found by its tenant in ``/explain``; it is no
-    `RequestId`, since two clients may choose the same, or one that they have seen elsewhere.
+    vLLM makes this name the request's id. Baton repeats it in the answer, logs it, and finds it in ``/explain`` for the
+    client's tenant. It is no `RequestId`: two clients may choose the same name, or a name that they have seen
+    elsewhere.
     """
     return header if header is not None and _CLIENT_ID.fullmatch(header) else ""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from cluster.ids import InstanceId
 
 TENANTS_MAX: Final = 64
-"""For whom one instance is kept."""
+"""Most tenants that one instance may be reserved for."""
 
 
 class Role(StrEnum):
@@ -33,14 +33,14 @@ class Role(StrEnum):
 
 
 MODELS_MAX: Final = 4096
-"""Models of one engine that are looked at: vLLM lists one entry for each adapter that it has loaded."""
+"""Most models of one engine that are read: vLLM lists one entry for each adapter that it has loaded."""
 
 MODEL_CHARS_MAX: Final = 512
-"""Of a model's name; a longer one is none."""
+"""Longest name of a model; an entry with a longer one is left out."""
 
 
 def models_in(listed: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """The entries of an engine's ``/v1/models`` that name a model, as they are."""
+    """The entries of an engine's ``/v1/models`` that name a model, unchanged."""
     entries = listed.get("data")
     named = (each for each in entries if _names_a_model(each)) if isinstance(entries, list) else iter(())
     return tuple(islice(named, MODELS_MAX))
@@ -53,7 +53,7 @@ def _names_a_model(entry: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """An engine's own word on how busy it is, read from its ``/metrics``."""
+    """How busy an engine says it is, read from its ``/metrics``."""
 
     running: int = 0
     """Requests in the current batch."""
@@ -64,17 +64,17 @@ class Load:
     external_kv_tokens: int = 0
     """Prompt tokens whose KV came from another engine, since the engine's start."""
     recomputed_tokens: int = 0
-    """Prompt tokens that were to come from another engine and that it computed itself, since its start. Exact by the
-    word of Baton's connector; by vLLM's own counts, those whose pull is under way, or whose client has left, may be
-    among them (`engine.vllm.metrics`)."""
+    """Prompt tokens that were to come from another engine but that this engine computed itself, since its start. Exact
+    with Baton's connector. vLLM's own counts may include tokens whose pull is under way, or whose client has left
+    (`engine.vllm.metrics`)."""
     kv_tokens: int = 0
-    """Tokens its whole KV cache holds; 0: it does not say."""
+    """Tokens that the whole KV cache holds; 0: the engine does not say."""
     deferred: int = 0
-    """Of those that wait, the ones that have their blocks and wait for what is to come into them: a pull."""
+    """Waiting requests that have their blocks and wait for KV to arrive in them: a pull."""
     prompt_tokens: int = 0
-    """Tokens of prompts taken since the engine's start, cached or not."""
+    """Prompt tokens taken since the engine's start, cached or not."""
     generation_tokens: int = 0
-    """Tokens generated since then."""
+    """Tokens generated since the engine's start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +88,17 @@ class Instance:
     epoch: int = 0
     """How often this instance's engine has been started; 0 when unknown (an engine we did not start)."""
     pins: bool = False
-    """Whether its engine can be told its answer's first token (`engine.vllm.pin`)."""
+    """Whether the engine can be told its answer's first token (`engine.vllm.pin`)."""
     weights: str = ""
-    """Which weights it serves, told apart by equality only: KV is worth nothing under others. Empty: nobody says, and
-    it is taken to have what any other one has."""
+    """Which weights the engine serves; compared for equality only. KV of other weights is useless. Empty: unknown, and
+    taken as equal to those of any other instance."""
     node: str = ""
-    """Which machine it is on, told apart by equality only; empty: nobody says."""
+    """Which machine the instance is on; compared for equality only. Empty: unknown."""
     tenants: frozenset[str] = frozenset()
-    """Whose requests alone it serves, at most `TENANTS_MAX`; empty: everybody's."""
+    """The only tenants whose requests the instance serves, at most `TENANTS_MAX`; empty: all tenants."""
 
     def serves(self, tenant: str | None) -> bool:
-        """Whether it takes requests of this tenant (empty: of nobody in particular; None: whoever's)."""
+        """Whether the instance takes requests of this tenant (empty: a request without a tenant; None: of any
+        tenant).
+        """
         return tenant is None or not self.tenants or tenant in self.tenants

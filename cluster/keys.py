@@ -1,9 +1,9 @@
-"""Clients' keys: made, written down as SHA-256, recognised. Pure: chance comes in, files are read by whoever calls.
+"""Makes clients' keys, writes them down as SHA-256, recognises them. Pure: random bytes and files' text are arguments.
 
-A key is 256 random bits, so one round of SHA-256 keeps it: nobody can try enough of them, unlike passwords. What must
-not leak is which digest a guess came near to, hence every line is compared, each in constant time.
+A key is 256 random bits, so one round of SHA-256 protects it: unlike passwords, keys are too many to try. A comparison
+must not leak which digest a guess came near to, hence every line is compared, each in constant time.
 
-A key file holds one digest a line, as ``sha256sum`` would write it; what follows ``#`` is a remark. Several lines are
+A key file holds one digest a line, as ``sha256sum`` would write it; text after ``#`` is a remark. Several lines are
 several keys of one tenant, so a key can be replaced while the old one still works.
 """
 
@@ -16,12 +16,12 @@ import re
 from collections.abc import Iterable, Mapping
 
 PREFIX = "sk-baton-"
-"""Tells people and secret scanners what it is."""
+"""Tells people and secret scanners that this text is a key."""
 
 KEY_BYTES = 32
 
 KEY_CHARS_MAX = 256
-"""Longest text that is hashed as a key; ours have 52, and headers may have kilobytes."""
+"""Longest text that is hashed as a key. Baton's keys have 52 characters; headers may have kilobytes."""
 
 KEY_HEADERS = ("authorization", "x-api-key")
 """Where clients of OpenAI's API and of Anthropic's put their keys."""
@@ -32,7 +32,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class NotAKeyFile(ValueError):
-    """A line that is no digest. The message names the line and never shows it: it may be a key."""
+    """A line of a key file is no digest. The message names the line but never shows it: it may be a key."""
 
 
 def make_key(chance: bytes) -> str:
@@ -42,7 +42,7 @@ def make_key(chance: bytes) -> str:
 
 
 def digest(key: str) -> str:
-    """What is kept of a key: SHA-256 in hexadecimal."""
+    """The form in which a key is stored: SHA-256 in hexadecimal."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -55,7 +55,7 @@ def read_digests(text: str) -> tuple[str, ...]:
     """The digests in a key file.
 
     Raises:
-        NotAKeyFile: something else stands in it.
+        NotAKeyFile: a line is neither a digest nor a remark.
     """
     found = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -70,14 +70,14 @@ def read_digests(text: str) -> tuple[str, ...]:
 
 
 def is_known(key: str, digests: Iterable[str]) -> bool:
-    """Whether `key` is one of those kept as `digests`. Takes as long for a wrong key as for a right one."""
+    """Whether `key` matches one of `digests`. A wrong key takes as long as a right one."""
     return whose(key, {"": digests}) is not None
 
 
 def whose(key: str, digests: Mapping[str, Iterable[str]]) -> str | None:
-    """The tenant that `key` belongs to, of those whose digests are given; None for nobody's.
+    """The tenant that `key` belongs to, among those whose digests are given; None if it belongs to none.
 
-    Takes as long whoever's it is. A key of two tenants is the last one's.
+    The time does not depend on the result. A key that two tenants share belongs to the last one.
     """
     mine = digest(key[:KEY_CHARS_MAX])
     owner = None
@@ -89,7 +89,7 @@ def whose(key: str, digests: Mapping[str, Iterable[str]]) -> str | None:
 
 
 def key_in(headers: Mapping[str, str]) -> str:
-    """The key that a request brings; empty where it brings none."""
+    """The key in a request's headers; empty if there is none."""
     said = headers.get("Authorization", "")
     if said[: len(_SCHEME)].lower() == _SCHEME:
         return said[len(_SCHEME) :].strip()

@@ -1,6 +1,6 @@
 """The one shape of every state machine in Baton (law 2).
 
-A machine takes an event and the time, and returns effects: what its driver must now do. It never awaits, never reads a
+A machine takes an event and the time, and returns effects: what its driver must do next. It never awaits, never reads a
 clock, and never raises because a peer misbehaved. The same object runs live under an asyncio driver and in the
 simulator on virtual time.
 """
@@ -17,7 +17,7 @@ class Machine(Protocol[Event, Effect]):
     """Events in, effects out. `now` is in seconds on any monotonic clock, always the same one for one machine."""
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """Fold one event in; return what is to be done, in order."""
+        """Fold one event in; return the effects to carry out, in order."""
 
     def next_wakeup(self) -> float | None:
-        """When the driver must call `handle` with a timer event at the latest; None when only events matter."""
+        """When the driver must call `handle` with a timer event at the latest; None: no timer is needed."""

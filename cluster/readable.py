@@ -1,7 +1,7 @@
-"""JSON from others: one way to fail for all that is not JSON, and the objects that HTTP endpoints take. Pure.
+"""Reads JSON from others with one kind of failure, and the small JSON objects that HTTP endpoints take. Pure.
 
-A parser gives up on deep nesting with RecursionError, and on bytes that are no UTF-8 with UnicodeDecodeError. To catch
-only the parser's own error lets the others through: `json_in` turns all of them into one.
+A parser gives up on deep nesting with RecursionError, and on bytes that are no UTF-8 with UnicodeDecodeError. A caller
+that catches only the parser's own error lets the others through; `json_in` turns all of them into one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import msgspec
 from cluster.errors import ApiError, bad_request
 
 SMALL_BYTES_MAX = 64 << 10
-"""Of the body of what operators and siblings send; the largest, a quarantine's words, is below 10 KB."""
+"""Largest body that an operator or a router peer sends; the largest real one, a quarantine's word, is below 10 KB."""
 
 
 def json_in(raw: bytes) -> Any:
-    """The value that these bytes are.
+    """The value of these bytes.
 
     Raises:
-        msgspec.DecodeError: they are no JSON, or nest too deep to be read.
+        msgspec.DecodeError: the bytes are no JSON, or nest too deep to be read.
     """
     try:
         return msgspec.json.decode(raw)
@@ -32,14 +32,14 @@ def json_in(raw: bytes) -> Any:
 
 
 def object_in(raw: bytes, fields: Collection[str]) -> dict[str, Any]:
-    """The JSON object of a body, which may be empty: then the object is, too.
+    """The JSON object of a body. An empty body is an empty object.
 
     Args:
         raw: the body.
-        fields: what the object may have.
+        fields: the fields that the object may have.
 
     Raises:
-        ApiError: 400 for no JSON, for no object, and for a field that there is not, naming those that there are.
+        ApiError: 400: no JSON, no object, or an unknown field; the message names the known fields.
     """
     if not raw:
         return {}
@@ -57,21 +57,21 @@ def object_in(raw: bytes, fields: Collection[str]) -> dict[str, Any]:
 
 
 def too_large_here(bytes_max: int) -> ApiError:
-    """413 where the limit is no setting."""
+    """413 for a limit that no setting changes."""
     return ApiError(
         413, "RequestTooLargeError", f"The body is larger than {bytes_max} bytes, the most that is read here."
     )
 
 
 DEADLINE_S_MAX = 86_400.0
-"""Of a drain: a longer one than a day needs no deadline, and can be resumed."""
+"""Longest deadline of a drain: a longer drain than a day needs no deadline, and can be resumed."""
 
 
 def deadline_in(said: dict[str, Any], usual_s: float) -> float:
-    """``deadline_s`` of a drain, in seconds; `usual_s` where it has none.
+    """``deadline_s`` of a drain, in seconds; `usual_s` if the request has none.
 
     Raises:
-        ApiError: 400 for no number, or one below 0 or above `DEADLINE_S_MAX`.
+        ApiError: 400: no number, below 0, or above `DEADLINE_S_MAX`.
     """
     given = said.get("deadline_s", usual_s)
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= DEADLINE_S_MAX:
@@ -83,10 +83,10 @@ def deadline_in(said: dict[str, Any], usual_s: float) -> float:
 
 
 def text_in(said: dict[str, Any], name: str) -> str:
-    """The text that a field has; empty where there is none.
+    """The text of a field; empty if the field is missing.
 
     Raises:
-        ApiError: 400 for anything else.
+        ApiError: 400: the field is no text.
     """
     given = said.get(name, "")
     if not isinstance(given, str):

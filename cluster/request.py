@@ -1,4 +1,4 @@
-"""What the router knows of one client request once its body is parsed."""
+"""What the router knows of one client request after its body is parsed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One client request, transfer fields already removed."""
 
     id: RequestId
-    """Ours: random, and what everything inside is named by."""
+    """The router's own random name for the request; everything inside Baton uses this one."""
     client_id: str = ""
-    """What the client calls it (``X-Request-Id``); empty: nothing. Others may use the same: it names nothing."""
+    """The client's name for it (``X-Request-Id``); empty: none. Another client may use the same name, so it identifies
+    nothing."""
     path: str
     """HTTP path, e.g. ``/v1/chat/completions``."""
     model: str
@@ -24,16 +25,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     body: Mapping[str, Any]
     """The parsed JSON body."""
     raw: bytes = b""
-    """The same as it is sent on: the client's own bytes where nothing had to be taken out of them."""
+    """The body as sent on: the client's own bytes, if nothing had to be removed from them."""
     arrived: float
     """Monotonic seconds."""
 
     @property
     def told_id(self) -> str:
-        """What its client is told in ``X-Request-Id``: its own name for it, where it gave one."""
+        """The ``X-Request-Id`` that the client gets back: its own name for the request, if it gave one."""
         return self.client_id or self.id
 
     @property
     def label(self) -> str:
-        """Its names in a line of the log."""
+        """The request's names in a line of the log."""
         return f"{self.id} (its client's {self.client_id})" if self.client_id else self.id

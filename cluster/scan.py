@@ -1,11 +1,11 @@
-"""What a JSON text holds, found without building it: how deep it nests, how many values it has, which keys it names.
+"""Surveys a JSON text without building it: how deep it nests, how many values it has, which keys it names.
 
 A parser makes objects of a text, and a small text can make many: one megabyte of `[{"a":[]},…]` takes 300 ms and 30 MB.
-This reads a text of any size slice by slice with the interpreter's own byte searches, keeps nothing of it, and stops at
-the first limit that the text breaks. Callers let others run between two slices.
+This module reads a text of any size slice by slice with the interpreter's own byte searches, keeps nothing of it, and
+stops at the first limit that the text breaks. Callers let other tasks run between two slices.
 
-The text is taken to be JSON. Of a text that is not, what is told holds up to its first mistake, and the caller's parser
-finds that. Standard library only: the guard runs this inside vLLM's own process.
+The text is taken to be JSON. For a text that is not, the results hold up to its first mistake, which the caller's
+parser finds. Standard library only: the guard runs this module inside vLLM's own process.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from itertools import accumulate
 from typing import Final, Generic, NamedTuple, TypeVar
 
 SLICE_BYTES: Final = 1 << 16
-"""One step. The densest slices take 5 ms, prose and images 0.03 ms (an EPYC core)."""
+"""Bytes of one step. The densest slices take 5 ms, prose and images 0.03 ms (an EPYC core)."""
 
 VALUES_MAX: Final = 1 << 20
 """Objects, arrays and texts (keys too) that one body may hold."""
 
 NUMBERS_MAX: Final = 1 << 23
-"""Commas outside of texts: eight million token ids pass, and take a parser 30 ms to pass over."""
+"""Commas outside of texts. Eight million token ids pass, and a parser takes 30 ms to skip them."""
 
 _BACKSLASH: Final = b"\\"
 _CONTROLS: Final = bytes(range(32))
 _WRONG_ESCAPE: Final = re.compile(rb"\\(?![/bfnrt]|u[0-9a-fA-F]{4})")
-"""Behind it `\\\\` and `\\"` are gone already."""
+"""Searched after `\\\\` and `\\"` are removed."""
 _LONGEST_ESCAPE: Final = 6
-"""Bytes of `\\u0041`."""
+"""Length in bytes of `\\u0041`, the longest escape."""
 _WHITE: Final = b" \t\r\n"
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -42,11 +42,11 @@ _QUOTES_FEW: Final = 256
 
 Found = TypeVar("Found")
 Steps = Generator[None, None, Found]
-"""Work in steps of some milliseconds: others may run at each `yield`."""
+"""Work in steps of some milliseconds: other tasks may run at each `yield`."""
 
 
 class Work(Generic[Found]):
-    """Steps to be gone through one by one; `found` is there after the last."""
+    """Steps to run one by one; `found` is set after the last."""
 
     __slots__ = ("_steps", "found")
     found: Found
@@ -59,11 +59,11 @@ class Work(Generic[Found]):
 
 
 class TooDeep(ValueError):
-    """A text nests deeper than allowed."""
+    """The text nests deeper than allowed."""
 
 
 class TooMany(ValueError):
-    """A text holds more values than allowed."""
+    """The text holds more values than allowed."""
 
 
 class Names:
@@ -76,13 +76,13 @@ class Names:
         wanted = sorted(names)
         assert all(name.replace("_", "").isascii() and name.replace("_", "").isalpha() for name in wanted)
         self.needles: Final = (*(name.encode() for name in wanted), b"\\u00")
-        """A slice that has none of these has no such key."""
+        """A slice without any of these bytes has no such key."""
         self.pattern: Final = re.compile(b'"(?:' + b"|".join(map(_spelled, wanted)) + b')"')
         self.longest: Final = 6 * max(map(len, wanted)) + 2
 
 
 def _spelled(name: str) -> bytes:
-    """A pattern for a name with any of its letters escaped."""
+    """A pattern that matches a name with any of its letters escaped."""
     return b"".join(b"(?:%c|\\\\u00%s)" % (ord(letter), _either_case(b"%02x" % ord(letter))) for letter in name)
 
 
@@ -95,20 +95,20 @@ KEYS_MAX: Final = 256
 
 
 class Key(NamedTuple):
-    """A key that was looked for."""
+    """A key that was looked for and found."""
 
     name: str
     at: int
-    """Where its value begins, or the space before that."""
+    """Where its value begins, or the space before the value."""
 
 
 class Plain(NamedTuple):
-    """From where to where nothing stands but the inside of one text, or but spaces that follow a space."""
+    """A range that holds only the inside of one text, or only spaces that follow a space."""
 
     start: int
     end: int
     is_text: bool
-    """Its escapes are all right, and it has no control characters."""
+    """Whether the range is inside a text: its escapes are right, and it has no control characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +116,23 @@ class Survey:
     """What a text holds."""
 
     values: int
-    """Objects, arrays and texts."""
+    """Objects, arrays and texts, counted together."""
     commas: int
-    """Outside of texts: there are no more numbers, but for one in each array and object."""
+    """Commas outside of texts: a bound of the numbers, but for one number in each array and object."""
     keys: tuple[Key, ...]
-    """Of those that were looked for: the first `KEYS_MAX`."""
+    """The first `KEYS_MAX` of the keys that were looked for."""
     plain: tuple[Plain, ...]
-    """Whole slices: a short text has none. A parser finds the same in a body without these places."""
+    """Whole slices only: a short text has none. A parser finds the same values in a body without these ranges."""
 
 
 def survey(raw: bytes, names: Names, *, depth_max: int, values_max: int = VALUES_MAX) -> Steps[Survey]:
-    """Look through a text.
+    """Survey a text.
 
     Args:
         raw: JSON, UTF-8.
-        names: keys that the caller wants to hear of.
-        depth_max: objects and arrays inside each other, the outermost one counted.
-        values_max: objects, arrays and texts.
+        names: the keys to look for.
+        depth_max: deepest nesting of objects and arrays, the outermost one counted.
+        values_max: most objects, arrays and texts.
 
     Raises:
         TooDeep, TooMany: at the first slice that breaks a limit.
@@ -166,14 +166,16 @@ def survey(raw: bytes, names: Names, *, depth_max: int, values_max: int = VALUES
 
 
 def _is_text(piece: bytes) -> bool:
-    """Whether this may stand inside a text. Escaped backslashes and quotes are taken out already."""
+    """Whether `piece` may stand inside a text. Escaped backslashes and quotes are removed already."""
     return len(piece.translate(None, _CONTROLS)) == len(piece) and not (
         _BACKSLASH in piece and _WRONG_ESCAPE.search(piece)
     )
 
 
 def _add(plain: list[Plain], slice_: Plain) -> None:
-    """Add a slice to the places before it: to its neighbour, or as one of its own; of spaces, the first one stays."""
+    """Add a slice to the ranges before it: join it to its neighbour, or append it. Of spaces, the first one stays
+    out.
+    """
     if plain and plain[-1].end == slice_.start:
         plain[-1] = plain[-1]._replace(end=slice_.end)
     else:
@@ -188,7 +190,7 @@ def _check(values: int, commas: int, values_max: int) -> None:
 
 
 def run(steps: Steps[Found]) -> Found:
-    """All of it at once."""
+    """Run all steps at once."""
     work = Work(steps)
     for _ in work:
         pass
@@ -196,7 +198,7 @@ def run(steps: Steps[Found]) -> Found:
 
 
 def _end_of_slice(raw: bytes, start: int) -> int:
-    """Where a slice ends, never inside an escape. `start` is such a place, too."""
+    """Where a slice ends, never inside an escape. `start` is never inside one either."""
     end = min(start + SLICE_BYTES, len(raw))
     end = min(end + _backslashes_before(raw, end, start) % 2, len(raw))
     at = raw.rfind(b"\\u", max(start, end - _LONGEST_ESCAPE + 1), end)
@@ -207,7 +209,7 @@ def _end_of_slice(raw: bytes, start: int) -> int:
 
 
 def _backslashes_before(raw: bytes, at: int, since: int) -> int:
-    """How many stand directly before `at`, at or after `since`."""
+    """How many backslashes stand directly before `at`, at or after `since`."""
     near = raw[max(since, at - _RUN_BYTES) : at]
     run_bytes = len(near) - len(near.rstrip(_BACKSLASH))
     if run_bytes < _RUN_BYTES:
@@ -217,10 +219,10 @@ def _backslashes_before(raw: bytes, at: int, since: int) -> int:
 
 
 def _deeper(depth: int, brackets: bytes, depth_max: int) -> int:
-    """The depth behind these brackets, all written as square ones; below 0 where they do not match.
+    """The depth after these brackets, all written as square ones; below 0 if they do not match.
 
     Raises:
-        TooDeep: they nest deeper than `depth_max`.
+        TooDeep: the brackets nest deeper than `depth_max`.
     """
     opening = brackets.count(b"[")
     if depth + opening > depth_max and max(accumulate(map(_STEPS.__getitem__, brackets), initial=depth)) > depth_max:
@@ -229,7 +231,7 @@ def _deeper(depth: int, brackets: bytes, depth_max: int) -> int:
 
 
 def _keys_between(raw: bytes, start: int, end: int, names: Names, *, few: bool) -> Iterable[Key]:
-    """Those that begin in this slice. `few`: it has so few quotes that to try each is quick."""
+    """The wanted keys that begin in this slice. `few`: the slice has so few quotes that trying each one is quick."""
     stop = min(len(raw), end + names.longest)
     if not few and all(raw.find(needle, start, stop) < 0 for needle in names.needles):
         return
@@ -237,7 +239,7 @@ def _keys_between(raw: bytes, start: int, end: int, names: Names, *, few: bool) 
         if match.start() >= end:
             return
         if _backslashes_before(raw, match.start(), start) % 2:
-            continue  # an escaped quote: it begins no text
+            continue  # an escaped quote begins no text
         after = _SPACES.match(raw, match.end())
         assert after is not None
         if raw[after.end() : after.end() + 1] == b":":

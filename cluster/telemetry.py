@@ -1,7 +1,7 @@
-"""Logs and spans, set up in one place (a shell: it reads OpenTelemetry's own environment).
+"""Sets up logs and spans in one place (a shell: it reads OpenTelemetry's own environment).
 
 Every process calls `configure_logging` once. `tracing` gives None unless an OTLP endpoint is set, and then costs
-nothing: no span is made, no import either. How much is recorded is OpenTelemetry's to say (``OTEL_TRACES_SAMPLER``).
+nothing: no span is made, nothing is imported. OpenTelemetry decides how much is recorded (``OTEL_TRACES_SAMPLER``).
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 
 _PASSED_ON: ContextVar[Mapping[str, str]] = ContextVar("baton_trace", default=MappingProxyType({}))
-"""Headers of the span that this task works within."""
+"""Headers of the span in which the current task works."""
 
 
 def configure_logging(level: str = "INFO") -> None:
-    """Logs to stderr, one line an event: stdout belongs to the `ready` line and to answers.
+    """Write logs to stderr, one line an event: stdout belongs to the `ready` line and to answers.
 
-    A line that cannot be written (stderr is closed, its disk is full) is lost, and nothing is raised.
+    A line that cannot be written (stderr is closed, its disk is full) is lost; nothing is raised.
     """
-    logging.raiseExceptions = False  # else the failure is itself written to stderr, which raises where that is closed
+    logging.raiseExceptions = False  # else Python reports the failure on stderr, which raises if stderr is closed
     logging.basicConfig(stream=sys.stderr, level=level, format=LOG_FORMAT, datefmt="%H:%M:%S", force=True)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
 
 def tracing_wanted() -> bool:
-    """Whether OpenTelemetry's environment names somewhere to send spans."""
+    """Whether OpenTelemetry's environment names a place to send spans to."""
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     return any(os.environ.get(name) for name in names) and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true"
 
 
 def tracing(service: str) -> Tracing | None:
-    """What makes this process' spans; None where nobody wants them. To be asked for once, at the start."""
+    """The maker of this process' spans; None if tracing is not configured. Call it once, at the start."""
     if not tracing_wanted():
         return None
     # Imported late: the SDK costs a tenth of a second that a command line without tracing need not pay.
@@ -72,12 +72,12 @@ def _exporter() -> Any:
 
 
 def trace_headers() -> dict[str, str]:
-    """What a request that is sent from here says of the trace that it belongs to; nothing outside of any."""
+    """Headers that tie an outgoing request to the current trace; empty outside of a trace."""
     return dict(_PASSED_ON.get())
 
 
 class TraceIds:
-    """OpenTelemetry's generator of names, which can be told the next trace's: the sampler decides by it."""
+    """OpenTelemetry's id generator, which can be given the next trace's id: the sampler decides by the id."""
 
     def __init__(self) -> None:
         self.next_trace: int | None = None
@@ -87,12 +87,12 @@ class TraceIds:
         return random.getrandbits(64) or 1
 
     def generate_trace_id(self) -> int:
-        """128 random bits, not all of them 0; or what was said to be next."""
+        """128 random bits, not all of them 0; or the id that was set to be next."""
         told, self.next_trace = self.next_trace, None
         return told or random.getrandbits(128) or 1
 
     def is_trace_id_random(self) -> bool:
-        """They are, and headers may say so."""
+        """True: the ids are random, and headers may say so."""
         return True
 
 
@@ -112,10 +112,11 @@ class Tracing:
         self._bound: Final = _bound_of(provider)
 
     def dropped(self, headers: Mapping[str, str]) -> bytes:
-        """The line of a head by which engines hear of a trace that begins here and is not sampled; none: ask `request`.
+        """The header line that tells engines of a trace that begins here and is not sampled; empty: call `request`
+        instead.
 
-        Of a request that is in no trace yet, and of samplers that go by the trace's name alone: the library makes some
-        thirty calls to come to the same decision, which most requests of a busy router need not pay.
+        It covers requests that are in no trace yet, and samplers that decide by the trace's id alone. The library makes
+        some thirty calls to come to the same decision, which most requests of a busy router need not pay.
         """
         if self._ids is None or self._bound is None or not _TRACE_HEADERS.isdisjoint(headers):
             return b""
@@ -132,12 +133,12 @@ class Tracing:
         return RequestSpan(self, self._tracer.start_span(name, context=context, kind=self._kinds.SERVER))
 
     def asked(self, name: str, attributes: Mapping[str, Any]) -> RequestSpan:
-        """The span of a request that this program makes by itself: a trace begins with it."""
+        """The span of a request that this program makes by itself; a trace begins with it."""
         return RequestSpan(self, self._tracer.start_span(name, kind=self._kinds.CLIENT, attributes=dict(attributes)))
 
     @contextmanager
     def asking(self, name: str, attributes: Mapping[str, Any]) -> Iterator[RequestSpan]:
-        """The same for the time of a block: `trace_headers` names it there. To be ended in the block."""
+        """Open such a span for a block: `trace_headers` names it there. End it inside the block."""
         span = self.asked(name, attributes)
         token = _PASSED_ON.set(span.passed_on({}))
         try:
@@ -146,18 +147,18 @@ class Tracing:
             _PASSED_ON.reset(token)
 
     def child(self, parent: Span, name: str, attributes: Mapping[str, Any]) -> Span:
-        """A span within another, of what we ask somebody else to do."""
+        """A span within another one, for a request to another program."""
         context = self._within(parent)
         return self._tracer.start_span(name, context=context, kind=self._kinds.CLIENT, attributes=dict(attributes))
 
     def injected(self, within: Span, headers: Mapping[str, str]) -> dict[str, str]:
-        """These headers, with the trace to go on with in place of the client's."""
+        """These headers, with this trace in place of the client's."""
         kept = {name: value for name, value in headers.items() if name.lower() not in _TRACE_HEADERS}
         self._propagator.inject(kept, context=self._within(within))
         return kept
 
     def close(self) -> None:
-        """Send what is not sent."""
+        """Send the spans that are not sent yet."""
         self._provider.shutdown()
 
 
@@ -165,7 +166,9 @@ _LOW_64: Final = (1 << 64) - 1
 
 
 def _bound_of(provider: TracerProvider) -> int | None:
-    """Traces are sampled whose name's lower 64 bits are below it, where they begin here; None: others decide."""
+    """New traces are sampled if the lower 64 bits of their id are below this bound; None: the sampler decides
+    otherwise.
+    """
     from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
 
     sampler = provider.sampler
@@ -183,37 +186,37 @@ class RequestSpan:
 
     def __init__(self, tracing: Tracing, opened: Span) -> None:
         self.recording: Final = opened.is_recording()
-        """False where the sampler has decided against this trace: then there is nothing to say but `passed_on`."""
+        """False if the sampler decided against this trace: then only `passed_on` matters."""
         self._tracing = tracing
         self._span = opened
         self._legs: dict[str, Span] = {}
 
     def passed_on(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Headers by which an engine hears of this trace, and of the decision about it: the same for every leg."""
+        """Headers that tell an engine of this trace and of the sampler's decision: the same for every leg."""
         return self._tracing.injected(self._span, headers)
 
     def say(self, attributes: Mapping[str, Any]) -> None:
-        """What the request is."""
+        """Set attributes of the request's span."""
         self._span.set_attributes(attributes)
 
     def leg(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> dict[str, str]:
-        """A leg begins: the headers to send it with, by which the engine's own spans become its children."""
+        """Begin a leg's span; the headers to send the leg with, so that the engine's own spans become its children."""
         self.leg_over(name)
         leg = self._legs[name] = self._tracing.child(self._span, name, attributes)
         return self._tracing.injected(leg, headers)
 
     def leg_over(self, name: str, error: str = "", attributes: Mapping[str, Any] | None = None) -> None:
-        """It has ended; `error` says how, where that was badly."""
+        """End a leg's span; `error` says what went wrong, if anything."""
         leg = self._legs.pop(name, None)
         if leg is not None:
             _close(leg, error, attributes or {})
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
-        """Something was decided."""
+        """Record a decision in the span."""
         self._span.add_event(name, {key: value for key, value in attributes.items() if value is not None})
 
     def end(self, error: str, attributes: Mapping[str, Any]) -> None:
-        """The request is over."""
+        """End the request's span."""
         for name in list(self._legs):
             self.leg_over(name, error)
         _close(self._span, error, attributes)

@@ -1,12 +1,13 @@
-"""vLLM's HTTP handoff protocol: the one place that builds and reads ``kv_transfer_params``.
+"""vLLM's HTTP hand-over protocol: the one place that builds and reads ``kv_transfer_params``.
 
-A handoff is two requests to two engines (vLLM 0.32, NixlConnector, pull mode):
+A hand-over is two requests to two engines (vLLM 0.32, NixlConnector, pull mode). P is the prefill engine, D the decode
+engine:
 
-1. *prefill leg*: the client's body with ``max_tokens=1``, not streamed, asking P to keep the prompt's blocks;
-2. *decode leg*: the client's body as it came, plus the fields P answered with, so that D pulls the blocks.
+1. *prefill leg*: the client's body with ``max_tokens=1``, not streamed, which asks P to keep the prompt's blocks;
+2. *decode leg*: the client's body unchanged, plus the fields that P answered with, so that D pulls the blocks.
 
-What a client sends in these fields never reaches an engine: ``remote_host`` in a client's body is a request forgery
-(vLLM issue 47843) and a stale block id reads another prompt's answer (vLLM issue 52234).
+These fields in a client's own body never reach an engine: ``remote_host`` there is a request forgery (vLLM issue
+47843), and a stale block id reads another prompt's answer (vLLM issue 52234).
 
 This module runs inside the router and, with the guard, inside vLLM's own process: standard library only.
 """
@@ -31,51 +32,53 @@ TRANSFER_KEYS: frozenset[str] = frozenset({"kv_transfer_params", "ec_transfer_pa
 TOP_LEVEL_KEYS: frozenset[str] = frozenset({"priority", "request_id"})
 """Removed at the top level only, where vLLM reads them; deeper they are the client's own words (a tool's field).
 
-A request's name at an engine is the router's: what an engine aborts, holds and keeps by a name is its alone."""
+The router names the request at an engine. What an engine aborts, holds and keeps under a name then belongs to that
+request alone."""
 
 FREE_FORM_KEYS: frozenset[str] = frozenset({"vllm_xargs", "extra_args"})
-"""Objects that vLLM also accepts as JSON text in a form; a text here is searched too."""
+"""Objects that vLLM also accepts as JSON text in a form; a text in these fields is searched, too."""
 
 MEDIA_NAME = "uuid"
-"""Of a part of a message's content: vLLM keeps what it has made of an image, a sound or a film by this name, which the
-client chooses, and gives it to any request that has the name without the image. Names of two tenants are kept apart."""
+"""Key of a part of a message's content. vLLM keeps its processed image, sound or film under this name, which the client
+chooses, and gives it to any request that has the name without the image. So names of two tenants are kept apart."""
 FREE_TEXT_BYTES_MAX = 1 << 16
-"""Characters of JSON as text in free-form fields that are looked into; a body with more is refused."""
+"""Characters of JSON as text in free-form fields that are searched; a body with more is refused."""
 
 _SPACES_MAX = 1 << 10
 
 DEPTH_MAX = 64
-"""Deepest nesting of a body we look into. Real bodies stay under 20; deeper ones are refused, not passed unread."""
+"""Deepest nesting of a body that is searched. Real bodies stay under 20; deeper ones are refused, not passed unread."""
 
 FIRST_TOKEN = "baton_first_token"  # noqa: S105 - a field's name
-"""Our own key among the transfer fields: the token D's answer must begin with. `engine.vllm.pin` reads it in D."""
+"""Baton's own key among the transfer fields: the token that D's answer must begin with. `engine.vllm.pin` reads it in
+D."""
 
 TICKET = "baton_ticket"
-"""Our own key among the transfer fields: the router's signature under all the others (`kvtransfer.ticket`)."""
+"""Baton's own key among the transfer fields: the router's signature under all the others (`kvtransfer.ticket`)."""
 
 TRANSFER = "baton_transfer"
-"""Our own key among the transfer fields: the `TransferId` a router gave the hold, before P has answered. An engine with
-our connector gives it up by that name (`RELEASE_PATH`); others do not look at it."""
+"""Baton's own key among the transfer fields: the `TransferId` that a router gives the hold before P has answered. An
+engine with Baton's connector gives the hold up by that name (`RELEASE_PATH`); other engines ignore it."""
 
 REASON_CHARS_MAX = 40
-"""Of a ``finish_reason``: it is repeated in logs and errors."""
+"""Longest ``finish_reason``: logs and errors repeat it."""
 
 COUNT_MAX = 1 << 31
-"""A count of tokens from there on is none."""
+"""A count of tokens from this value on is not believed."""
 
 ENGINE_ID_CHARS_MAX = 256
-"""Of an engine's id, by which it is remembered: vLLM's have 36 and some."""
+"""Longest engine id, by which the router remembers an engine: vLLM's ids have 36 characters and some more."""
 
 RELEASE_PATH = "/baton/release"
 """Where an engine's guard takes a `release_by_name`."""
 
 TICKET_REFUSED = "TicketRefused"
-"""``error.type`` of a guard's answer (`kvtransfer.guard`): nothing that a client could have done wrong."""
+"""``error.type`` of a guard's refusal (`kvtransfer.guard`). A client cannot cause it."""
 
 _CACHED = "remote_prefill_cached_tokens"
 
 RELEASE_MODEL = "baton-release"
-"""A model name no engine serves: a decode leg for it is rejected, and D then tells P to free the blocks."""
+"""A model name that no engine serves: D rejects a decode leg for it, and then tells P to free the blocks."""
 
 _FORWARDED_HEADERS = frozenset(
     {
@@ -123,7 +126,7 @@ class FormUnreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What P answered: where the prompt's blocks are held and how D gets at them. Opaque to everything but D."""
+    """P's answer: where the prompt's blocks are held and how D reaches them. Only D reads its content."""
 
     fields: Mapping[str, Any]
 
@@ -138,8 +141,8 @@ class Transfer:
 
         P's token is the first one only if P has computed the whole prompt. On some models P leaves the prompt's last
         tokens to D (Mamba and its hybrids, MTP of several modules: vLLM 0.32, ``nixl/base_scheduler.py``,
-        ``_prefill_backoff``), and P's token is then what P would say *before* these tokens. P's answer does not say so;
-        the held tokens are then fewer than the prompt's (`usage`). Where either number is missing, it cannot be told.
+        ``_prefill_backoff``). P's token is then what P would say *before* these tokens. P's answer does not say so, but
+        P then holds fewer tokens than the prompt has (`usage`). If either number is missing, the question stays open.
         """
         usage = answer.get("usage")
         prompt = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
@@ -150,24 +153,26 @@ class Transfer:
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens that P had cached, as D will tell the client (vLLM 0.32); None: P does not say."""
+        """Prompt tokens that P had in its prefix cache, as D will tell the client (vLLM 0.32); None: P does not say."""
         count = self.fields.get(_CACHED)
         return count if type(count) is int and 0 <= count < COUNT_MAX else None
 
     def at_most_cached(self, tokens: int | None) -> Transfer:
-        """The same, with no more told to be cached than this: what a prompt's first run saw counts, not that of a
-        second one, which finds what the first has left. None: as it is.
+        """The same transfer, with at most this many tokens reported as cached. The count of a prompt's first run holds:
+        a second run finds what the first has left in the cache. None: unchanged.
         """
         told = self.cached_tokens
         return self if tokens is None or told is None or told <= tokens else Transfer({**self.fields, _CACHED: tokens})
 
     def untold(self) -> Transfer:
-        """The same, without what P had cached: D then tells how many tokens it had itself, pulled ones counted."""
+        """The same transfer without P's cached tokens: D then reports how many tokens it had itself, pulled ones
+        included.
+        """
         return Transfer({name: value for name, value in self.fields.items() if name != _CACHED})
 
     @property
     def producer(self) -> str:
-        """The engine that holds them, by vLLM's id, which is new at every start of an engine."""
+        """The engine that holds the blocks, by vLLM's id, which is new at every start of an engine."""
         return str(self.fields.get("remote_engine_id"))[:ENGINE_ID_CHARS_MAX]
 
 
@@ -177,9 +182,9 @@ def prefill_body(
     """The prefill leg for a client's (already stripped) body.
 
     Args:
-        body: the client's.
-        token_ids: P's answer says which token it chose.
-        transfer: the name of the hold that it will make (`TRANSFER`).
+        body: the client's body.
+        token_ids: whether P's answer is to say which token it chose.
+        transfer: the name of the hold that P will make (`TRANSFER`).
     """
     fields = prefill_fields(body, token_ids=token_ids, transfer=transfer)
     return {key: value for key, value in {**body, **fields}.items() if value is not None or key not in fields}
@@ -188,10 +193,10 @@ def prefill_body(
 def prefill_fields(
     body: Mapping[str, Any], *, token_ids: bool = False, transfer: TransferId | None = None
 ) -> dict[str, Any]:
-    """What a prefill leg says otherwise than the client's body; None: nothing, where that says something.
+    """The fields of a prefill leg that differ from the client's body; a field of value None is emptied.
 
-    One token, not streamed. ``min_tokens`` above 1 would be a 400 there; a request with ``min_tokens`` may not end at
-    its first token, so 1 is kept to make P forbid EOS just as D will.
+    The leg asks for one token, not streamed. ``min_tokens`` above 1 would be a 400 there. A request with ``min_tokens``
+    may not end at its first token, so 1 is kept to make P forbid EOS just as D will.
     """
     leg: dict[str, Any] = {"max_tokens": 1, "stream": False}
     for name in ("stream_options", "max_completion_tokens"):
@@ -217,7 +222,9 @@ def prefill_fields(
 def decode_body(
     body: Mapping[str, Any], transfer: Transfer | None, first_token: int | None = None
 ) -> Mapping[str, Any]:
-    """The decode leg: the client's (already stripped) body, where its blocks are, and the token it must begin with."""
+    """The decode leg: the client's (already stripped) body, the place of its blocks, and its first token, if one is
+    pinned.
+    """
     fields = {} if transfer is None else dict(transfer.fields)
     if first_token is not None:
         fields[FIRST_TOKEN] = first_token
@@ -225,21 +232,23 @@ def decode_body(
 
 
 def release_body(transfer: Transfer) -> dict[str, Any]:
-    """A decode leg that D rejects before scheduling anything, upon which it tells P to free the hold.
+    """A decode leg that D rejects before it schedules anything; D then tells P to free the hold.
 
     vLLM 0.32 (``entrypoints/generate/base/serving.py``): a request with ``do_remote_prefill`` that ends in an error
-    answer makes the connector notify the producer. Costs D no step and needs no prompt.
+    answer makes the connector notify the producer. It costs D no step and needs no prompt.
     """
     return {"model": RELEASE_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": dict(transfer.fields)}
 
 
 def release_by_name(transfer: TransferId | str) -> dict[str, Any]:
-    """What `RELEASE_PATH` takes, once it has a ticket: needs nothing that P has answered."""
+    """The body for `RELEASE_PATH`, before its ticket: it needs nothing from P's answer."""
     return {"kv_transfer_params": {TRANSFER: str(transfer)}}
 
 
 def ticketed(body: Mapping[str, Any], sign: Callable[[str], str]) -> Mapping[str, Any]:
-    """A leg with a ticket beside its transfer fields. `sign` gets their digest; a leg without any needs no ticket."""
+    """A leg with a ticket beside its transfer fields. `sign` signs their digest; a leg without such fields needs no
+    ticket.
+    """
     fields = body.get("kv_transfer_params")
     if not fields:
         return body
@@ -247,9 +256,10 @@ def ticketed(body: Mapping[str, Any], sign: Callable[[str], str]) -> Mapping[str
 
 
 def fields_digest(fields: Mapping[str, Any]) -> str:
-    """What a ticket signs of the transfer fields it travels with: SHA-256 of all but itself, in base64url.
+    """The digest that a ticket signs: SHA-256 of all transfer fields but the ticket, in base64url.
 
-    Over one spelling of them (sorted keys, no spaces, ASCII), since they are parsed and written between the two ends.
+    The fields are written in one spelling first (sorted keys, no spaces, ASCII), since programs parse and rewrite them
+    between the two ends.
     """
     others = {name: value for name, value in fields.items() if name != TICKET}
     spelled = json.dumps(others, sort_keys=True, separators=(",", ":"))
@@ -257,12 +267,12 @@ def fields_digest(fields: Mapping[str, Any]) -> str:
 
 
 def is_ticket_refused(status: int, body: bytes) -> bool:
-    """Whether an engine's answer is its guard's word on our ticket."""
+    """Whether an engine's answer is its guard's refusal of a ticket."""
     return status == 403 and TICKET_REFUSED.encode() in body
 
 
 def read_transfer(answer: Mapping[str, Any]) -> Transfer | None:
-    """The hold P's answer describes; None when P kept nothing (no connector, or nothing to hand over)."""
+    """The hold that P's answer describes; None if P kept nothing (no connector, or nothing to hand over)."""
     fields = answer.get("kv_transfer_params")
     if isinstance(fields, Mapping) and fields.get("do_remote_prefill") and fields.get("remote_block_ids"):
         return Transfer(dict(fields))
@@ -279,19 +289,19 @@ def first_finish_reason(answer: Mapping[str, Any]) -> str | None:
 
 
 def without_transfer(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """P's answer as a client may see it: the hold's address blanked, as vLLM does when there is none."""
+    """P's answer as a client may see it: without the hold's address, as vLLM answers when there is no hold."""
     return {**answer, "kv_transfer_params": None}
 
 
 def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
-    """A copy of a client's body without any field by which it could steer a transfer or jump a queue.
+    """A copy of a client's body without any field that could steer a transfer or jump a queue.
 
-    `namespace` separates tenants that use ``cache_salt``, or name media (`MEDIA_NAME`): equal salts and names of two
-    namespaces never share anything that an engine keeps.
+    `namespace` separates tenants that use ``cache_salt``, or that name media (`MEDIA_NAME`): engines never share
+    anything between equal salts or names of two namespaces.
 
     Raises:
         NestedTooDeep: the body nests deeper than `DEPTH_MAX`.
-        TextTooLong: it holds too much JSON as text.
+        TextTooLong: the body holds too much JSON as text.
     """
     left = [FREE_TEXT_BYTES_MAX]
     clean = {
@@ -300,13 +310,13 @@ def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
         if key not in TRANSFER_KEYS | TOP_LEVEL_KEYS
     }
     salt = clean.get("cache_salt")
-    if isinstance(salt, str) and 1 <= len(salt) <= 1024:  # vLLM's own bounds: let it speak about anything else
+    if isinstance(salt, str) and 1 <= len(salt) <= 1024:  # vLLM's own bounds: vLLM answers for anything else
         clean["cache_salt"] = apart(namespace, salt)
     return clean
 
 
 def apart(namespace: str, name: str) -> str:
-    """A name that no other namespace's becomes."""
+    """A name that no other namespace can make."""
     return hashlib.sha256(f"{namespace}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -320,7 +330,7 @@ def _strip_value(key: str, value: Any, depth: int, namespace: str, left: list[in
             if name not in TRANSFER_KEYS
         }
         named = clean.get(MEDIA_NAME) if key == "content" else None
-        if named is not None:  # vLLM takes whatever it is as a text
+        if named is not None:  # vLLM takes any value as a text
             clean[MEDIA_NAME] = apart(namespace, named if isinstance(named, str) else json.dumps(named))
         return clean
     if isinstance(value, list):
@@ -331,9 +341,9 @@ def _strip_value(key: str, value: Any, depth: int, namespace: str, left: list[in
 
 
 def _strip_text(key: str, text: str, depth: int, namespace: str, left: list[int]) -> Any:
-    """JSON inside a text of a free-form field: looked through when it is an object, left alone when it is not.
+    """Strip JSON inside a text of a free-form field if it is an object; leave any other text alone.
 
-    `left`: characters that may still be looked into, in all of the body: to build them takes 500 times their reading.
+    `left`: how many characters of the body may still be searched. To build them takes 500 times their reading.
     """
     start = text[:_SPACES_MAX].lstrip()
     if not start.startswith(("{", "[")) and (start or len(text) <= _SPACES_MAX):
@@ -353,10 +363,10 @@ def _strip_text(key: str, text: str, depth: int, namespace: str, left: list[int]
 
 
 def forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The client's headers an engine may see.
+    """The client's headers that an engine may see.
 
-    An allow-list: ``X-data-parallel-rank`` and ``X-Vllm-Priority`` steer the engine, cookies are none of its business,
-    and hop-by-hop headers belong to this hop. ``Authorization`` passes, for engines with ``--api-key`` of their own.
+    An allow-list: ``X-data-parallel-rank`` and ``X-Vllm-Priority`` steer the engine, cookies are not for engines, and
+    hop-by-hop headers belong to this hop. ``Authorization`` passes, for engines with an ``--api-key`` of their own.
     """
     return {name: value for name, value in headers.items() if name.lower() in _FORWARDED_HEADERS}
 
@@ -365,19 +375,20 @@ class Part(NamedTuple):
     """One field of a form."""
 
     field: str
-    """Of ``a[b]`` it is ``a``."""
+    """Name of the field; of ``a[b]`` it is ``a``."""
     begin: int
     """Where its content begins in the form's bytes."""
     end: int
 
 
 def form_parts(raw: bytes, content_type: str) -> Steps[list[Part]]:
-    """The fields of a multipart form, in steps; nothing of it is copied.
+    """The fields of a multipart form, in steps; nothing is copied.
 
-    Reads only what every reader reads alike: anything else could hide a field from us that an engine then finds.
+    Takes only forms that every reader reads alike: any other form could hide a field from Baton that an engine then
+    finds.
 
     Raises:
-        FormUnreadable: all of that; and more than `PARTS_MAX` parts.
+        FormUnreadable: the form is not such a form, or has more than `PARTS_MAX` parts.
     """
     match = _BOUNDARY.search(content_type)
     if match is None or content_type.lower().count("boundary") > 1:
@@ -395,12 +406,14 @@ def form_parts(raw: bytes, content_type: str) -> Steps[list[Part]]:
 
 
 def _only(said: bytes, raw: bytes, begin: int, end: int) -> bool:
-    """Whether this stands there alone, with no more than some spaces around it."""
+    """Whether `said` stands alone in this range, with at most some spaces around it."""
     return end - begin <= PART_HEAD_BYTES_MAX and raw[begin : max(begin, end)].strip() == said
 
 
 def _edges(raw: bytes, edge: bytes) -> Steps[list[int]]:
-    """Where a form's boundaries stand, each with the line end before it; the first one may do without (at -2)."""
+    """Where a form's boundaries stand, each with the line end before it; the first one may lack it (it is at -2
+    then).
+    """
     found = [-2] if raw.startswith(edge[2:]) else []
     at = len(edge) - 2 if found else 0
     since = at
@@ -421,7 +434,7 @@ def _edges(raw: bytes, edge: bytes) -> Steps[list[int]]:
 
 
 def form_with(raw: bytes, part: Part, content: bytes) -> bytes:
-    """A form with another content of one of its fields."""
+    """A form with new content for one of its fields."""
     return b"".join((memoryview(raw)[: part.begin], content, memoryview(raw)[part.end :]))
 
 

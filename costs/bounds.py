@@ -1,7 +1,8 @@
-"""Below these times no engine can be, whatever its kernels: promises below them are mistakes (`baton lint`).
+"""Lower bounds of an engine's times, whatever its kernels: targets below them are mistakes (`baton lint`).
 
-Peaks of the hardware, nobody else there, no collectives, no overhead. A first token needs the prompt's arithmetic and
-one reading of the weights, whichever takes longer; so does every further token, with its context's KV read as well.
+The bounds take the hardware's peaks, one request alone, no collectives and no overhead. A first token needs the
+prompt's arithmetic and one reading of the weights, whichever takes longer. Every further token needs the same of its
+own, and one reading of its context's KV.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def least_step_ms(model: ModelShape, gpu: Gpu, shape: Shape, work: Work, *, kv_d
     if not tokens:
         return 0.0
     arithmetic = peak.token_ms * tokens + peak.area_ms * work.area
-    experts = peak.experts_ms * (1 - peak.expert_miss)  # all tokens could choose the same ones
+    experts = peak.experts_ms * (1 - peak.expert_miss)  # all tokens could choose the same experts
     return max(arithmetic, peak.weights_ms + experts + peak.context_ms * work.sum_context)
 
 
@@ -45,7 +46,9 @@ def least(
     context_tokens: int = 1,
     kv_dtype: Dtype | None = None,
 ) -> Least:
-    """The least time to first token of a prompt, and the least time per token after it, for one request alone."""
+    """The least time to first token of a prompt, and the least time per token after it, for a request alone on the
+    engine.
+    """
     ttft = least_step_ms(model, gpu, shape, prompt(prompt_tokens), kv_dtype=kv_dtype)
     tpot = least_step_ms(model, gpu, shape, decoding(1, context_tokens), kv_dtype=kv_dtype)
     because = (
@@ -57,7 +60,7 @@ def least(
 
 
 def does_not_fit(model: ModelShape, gpu: Gpu, shape: Shape, *, memory_share: float = MEMORY_SHARE) -> str | None:
-    """Why the model cannot run on this shape at all; None where its weights leave room for KV cache."""
+    """Why the model cannot run on this shape at all; None if its weights leave room for KV cache."""
     if kv_bytes_free(model, gpu, shape, memory_share=memory_share):
         return None
     need, have = model.weight_bytes_per_gpu(shape) / (1 << 30), gpu.memory_gib

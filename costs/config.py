@@ -1,9 +1,8 @@
-"""A Hugging Face ``config.json``, read into a `ModelShape`. Pure: the caller parsed the JSON.
+"""Reads a Hugging Face ``config.json`` into a `ModelShape`. Pure: the caller has parsed the JSON.
 
 Knows the spellings of the usual families: Llama, Mistral, Qwen 2/3, Gemma, Phi-3, OPT, BLOOM, Falcon, StarCoder 2
 (dense; multi-head, grouped or multi-query), Mixtral, Qwen-MoE, gpt-oss (mixtures), DeepSeek V2/V3 and Kimi K2 (latent
-attention). A family it does not know is read as Llama: fields it lacks have Llama's defaults, and sizes come out nearly
-right.
+attention). An unknown family is read as Llama: missing fields have Llama's defaults, and sizes come out nearly right.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TIED = frozenset(
         "starcoder2",
     }
 )
-"""Families that share embedding and output layer when the file does not say (transformers' defaults)."""
+"""Families that share embedding and output layer if the file does not say otherwise (transformers' defaults)."""
 
 LAYERNORM = frozenset({"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcoder2"})
 """Families whose norms have a bias beside the weight."""
@@ -42,7 +41,7 @@ BIASED = frozenset({"bloom", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcode
 """Families with a bias on every matrix."""
 
 NORMS_PER_LAYER = {"gemma2": 4, "gemma3": 4, "gemma3_text": 4, "falcon": 1}
-"""Norms of one layer where they are not two."""
+"""Norms of one layer, for families that do not have two."""
 
 _DTYPES = {"float32": Dtype.FP32, "float16": Dtype.BF16, "bfloat16": Dtype.BF16, "auto": Dtype.BF16}
 """fp16 counts as bf16: the same bytes and the same units."""
@@ -52,7 +51,7 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     """The sizes of the model that this ``config.json`` describes.
 
     Raises:
-        UsageError: a field without which nothing can be said is missing or is no positive whole number.
+        UsageError: a required field is missing, or is no positive whole number.
     """
     config = {**config, **config.get("text_config", {})} if "text_config" in config else config
     family = str(config.get("model_type", "llama"))
@@ -95,7 +94,7 @@ def _whole(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _maybe(config: Mapping[str, Any], *names: str) -> int:
-    """0 where the file does not say."""
+    """The number of the first of these fields that the file has; 0 if it has none."""
     return _whole(config, *names) if _value(config, names) is not None else 0
 
 
@@ -195,7 +194,7 @@ def _small_experts(config: Mapping[str, Any], family: str, layers: int, hidden: 
 
 
 def _precision(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the weights are stored in and computed with, as fields of `ModelShape`."""
+    """The formats of storage and arithmetic of the weights, as fields of `ModelShape`."""
     plain = _DTYPES.get(str(config.get("torch_dtype") or config.get("dtype") or "auto").removeprefix("torch."))
     plain = plain or Dtype.BF16
     size = plain.size_bytes
@@ -211,7 +210,7 @@ def _precision(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
-    """What quantised matrices are computed in, and bytes per weight with their scales."""
+    """The format that quantised matrices are computed in, and bytes per weight with their scales."""
     method = str(config.get("quant_method", ""))
     bits = int(config.get("bits") or config.get("w_bit") or 0)
     if method == "mxfp4":
@@ -231,7 +230,7 @@ def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
 
 
 def _compressed(config: Mapping[str, Any]) -> tuple[Dtype, float]:
-    """llm-compressor's format: the first group speaks for all."""
+    """The same for llm-compressor's format: the first group stands for all groups."""
     groups = config.get("config_groups")
     first: Mapping[str, Any] = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     weights, inputs = first.get("weights") or {}, first.get("input_activations")

@@ -1,17 +1,17 @@
-"""Learning online by how much steps differ from their prediction.
+"""Learns online by how much steps differ from their prediction.
 
 A prediction has two parts, matrix products and attention (`StepCost.parts`); the correction is a factor on each, found
 by recursive least squares with forgetting on relative errors: with shares z = parts/prediction and
 y = observed/prediction, it keeps the factors f that minimise Σ λ^age · (y − f·z)².
 
-Three guards, because what is observed is not always the steady state:
+Three guards, because an observation is not always of the steady state:
 
-- an error counts as at most `CLIP` times the usual one, so that one cold sample (graphs captured, kernels compiled, a
-  stall) moves little; `CHANGE` such errors in a row, all to one side, are no cold samples but a change: from then on
-  they count in full, and what was known before counts for nothing;
-- factors stay within `FACTOR_MIN` and `FACTOR_MAX`;
-- the uncertainty of a direction that is never seen (decode without context, say) stays bounded: forgetting alone would
-  let it grow until the next sample could throw the factors anywhere.
+- An error counts as at most `CLIP` times the usual one, so that one cold sample (graphs captured, kernels compiled, a
+  stall) moves little. `CHANGE` such errors in a row, all to one side, are a change and no cold samples: from then on
+  they count in full, and what was learned before counts for nothing.
+- Factors stay within `FACTOR_MIN` and `FACTOR_MAX`.
+- The uncertainty of a direction that is never observed (decode without context, say) stays bounded. With forgetting
+  alone it would grow until one sample could throw the factors anywhere.
 
 Pure: `update` takes a state and returns the next.
 """
@@ -24,31 +24,33 @@ from dataclasses import dataclass, replace
 from costs.step import ByKind, Kind, StepCost, Work, kind_of
 
 FORGETTING = 0.98
-"""λ: half the weight is on the last 34 steps; engines change with their batch, not from step to step."""
+"""λ: half the weight is on the last 34 steps. Engines change with their batch, not from step to step."""
 
 PRIOR = 0.25
-"""Variance of a factor before anything was seen, in units of a sample's: the profile is worth a handful of samples."""
+"""Variance of a factor before the first sample, in units of a sample's: the profile is worth a handful of samples."""
 
 VARIANCE_MAX = 10.0
-"""The most it may be, and what it becomes after a change: the next samples decide alone."""
+"""The largest variance, and the variance after a change: the next samples then decide alone."""
 
 USUAL_START = 0.1
-"""The relative error that is usual at first: profiles fit to 1 to 3 %, engines add 5 to 10 %."""
+"""The usual relative error at first: profiles fit to 1 to 3 %, engines add 5 to 10 %."""
 
 USUAL_MIN, USUAL_MAX = 0.02, 0.3
-"""Timers and schedulers make the one in any case; above the other everything would pass as usual."""
+"""Bounds of the usual error. Timers and schedulers make the lower one in any case; above the upper one every error
+would count as usual."""
 
 USUAL_RATE = 0.05
-"""How fast the usual error follows the errors."""
+"""How fast the usual error follows the observed errors."""
 
 CLIP = 3.0
-"""Errors beyond this many usual ones are cut to it."""
+"""Errors beyond this many usual errors are cut to it."""
 
 CHANGE = 8
-"""Large errors to one side in a row that make a change. A start's cold steps are fewer."""
+"""A change is this many large errors to one side in a row. A start has fewer cold steps."""
 
 FACTOR_MIN, FACTOR_MAX = 0.2, 5.0
-"""A step that differs more is not this model on this hardware: someone should look, and the log says so."""
+"""Bounds of a factor. A step that differs more is not this model on this hardware: the log says so, for the operator to
+look at."""
 
 UNKNOWN = (VARIANCE_MAX, 0.0, VARIANCE_MAX)
 
@@ -61,14 +63,14 @@ class Correction:
 
     factors: Pair = (1.0, 1.0)
     variance: tuple[float, float, float] = (PRIOR, 0.0, PRIOR)
-    """Of the first factor, of both together, of the second."""
+    """Variance of the first factor, covariance of both, variance of the second."""
     usual: float = USUAL_START
-    """Mean relative error of late."""
+    """Mean relative error of recent samples."""
     samples: int = 0
     clipped: int = 0
-    """Samples that were cut: many of them mean that the prediction is of something else."""
+    """Samples that were cut. Many of them mean that the prediction is for something else."""
     streak: int = 0
-    """Large errors in a row: above 0 those that took longer than predicted, below 0 those that took less."""
+    """Large errors in a row: positive if steps took longer than predicted, negative if they took less."""
 
     def __str__(self) -> str:
         matrices, attention = self.factors
@@ -78,7 +80,7 @@ class Correction:
 def update(state: Correction, features: Pair, observed_ms: float) -> Correction:
     """Fold one observed step in. `features` are the uncorrected parts of its prediction, in ms.
 
-    What says nothing (no prediction, no time, not a number) leaves the state as it is.
+    A sample without meaning (no prediction, no time, not a number) leaves the state unchanged.
     """
     predicted = features[0] + features[1]
     if not (predicted > 0 and observed_ms > 0 and math.isfinite(predicted) and math.isfinite(observed_ms)):
@@ -102,7 +104,7 @@ def update(state: Correction, features: Pair, observed_ms: float) -> Correction:
 
 
 def _streak(before: int, error: float, limit: float) -> int:
-    """One more large error to the same side, the first to the other, or none."""
+    """The streak after one more error: longer on the same side, 1 on the other side, 0 if the error is small."""
     if abs(error) <= limit:
         return 0
     if error > 0:
@@ -112,14 +114,14 @@ def _streak(before: int, error: float, limit: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrections:
-    """One correction for each kind of step: what slows decoding down need not slow prefill down."""
+    """One correction for each kind of step: an effect that slows decode down need not slow prefill down."""
 
     prefill: Correction = Correction()
     decode: Correction = Correction()
     mixed: Correction = Correction()
 
     def of(self, kind: Kind) -> Correction:
-        """That of one kind."""
+        """The correction of one kind."""
         if kind is Kind.PREFILL:
             return self.prefill
         return self.decode if kind is Kind.DECODE else self.mixed
@@ -171,7 +173,7 @@ def _gain(variance: tuple[float, float, float], shares: Pair) -> tuple[Pair, tup
     both = (both - gain[0] * seen[1]) / FORGETTING
     second = (second - gain[1] * seen[1]) / FORGETTING
     largest = max(first, second)
-    if largest > VARIANCE_MAX:  # shrunk as a whole, so that it stays a variance
+    if largest > VARIANCE_MAX:  # scaled as a whole, so that it stays a variance
         shrink = VARIANCE_MAX / largest
         first, both, second = first * shrink, both * shrink, second * shrink
     return gain, (max(first, 0.0), both, max(second, 0.0))

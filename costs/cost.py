@@ -1,13 +1,13 @@
-"""The one question everybody asks: how long would this take here?
+"""Answers how long a piece of work takes on an instance.
 
-`costs_of` takes the best source there is for a model on a GPU type and shape:
+`costs_of` takes the best source for a model on a GPU type and shape:
 
-1. a fitted profile of just this model, GPU and shape;
-2. one of this model and GPU in another shape, carried over by how the roofline differs between the two;
+1. a fitted profile of exactly this model, GPU and shape;
+2. a profile of this model and GPU in another shape, carried over by how the roofline differs between the two;
 3. the roofline;
 
-and the answer says which (`because`). On top comes what was learned online (`Costs.corrected`). Times are those of one
-data-parallel rank's engine step; a step of a pipeline is the way through all its stages, `pp` are under way at once.
+and the result names its source (`because`). Online corrections come on top (`Costs.corrected`). Times are those of one
+data-parallel rank's engine step. A step of a pipeline passes through all its stages; `pp` steps are under way at once.
 
 A first token takes `prefill_ms` of the engine's time and `first_token_ms` more of a request's (CPU, not the GPU).
 """
@@ -43,7 +43,7 @@ from costs.transfer import Link, handoff, nic, whole_blocks
 
 
 class Source(StrEnum):
-    """What a cost rests on, in order of trust."""
+    """The source of a cost, in order of trust."""
 
     PROFILE = "profile"
     CARRIED = "profile of another shape"
@@ -66,60 +66,60 @@ class TicksByKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What one instance's steps cost. A value: learning makes a new one."""
+    """What one instance's steps cost. A value: a correction makes a new one."""
 
     model: ModelShape
     gpu: Gpu
     shape: Shape
     source: Source
     said: str
-    """Where the numbers come from, without what was learned since."""
+    """The source of the numbers, without what was learned since."""
     plain: ByKind
-    """Uncorrected."""
+    """Coefficients without online corrections."""
     now: ByKind
-    """With what was learned."""
+    """Coefficients with online corrections."""
     ticks: TicksByKind
     peak: Peaks
     first_token_ms: float
-    """What a request's first token waits for beside its steps, alone in the engine: HTTP, tokenising, answering."""
+    """Time of a request's first token besides its steps, alone in the engine: HTTP, tokenising, answering."""
     kv_capacity_tokens: int
-    """Per data-parallel rank."""
+    """KV cache capacity of one data-parallel rank."""
     kv_dtype: Dtype | None = None
     power_cap: float = 1.0
-    """What each GPU draws at most, as a share of its TDP."""
+    """Largest draw of each GPU, as a share of its TDP."""
     corrections: Corrections = UNCORRECTED
 
     @property
     def because(self) -> str:
-        """Which source answers, how well it fits, and what was learned on top."""
+        """The source of the costs, how well it fits, and what was learned on top."""
         learned = [f"{kind}: {self.corrections.of(kind)}" for kind in Kind if self.corrections.of(kind).samples]
         return "; ".join([self.said, *learned])
 
     # -- times in ms --
 
     def prefill_ms(self, new_tokens: int, cached_tokens: int = 0) -> float:
-        """A step that computes `new_tokens` of one prompt after `cached_tokens` in the cache."""
+        """Time of a step that computes `new_tokens` of one prompt after `cached_tokens` in the cache."""
         return self.now.prefill.step_ms(prompt(new_tokens, cached_tokens))
 
     def decode_step_ms(self, batch: int, sum_context: int) -> float:
-        """A step that makes one token for each of `batch` requests, whose contexts sum up to `sum_context`."""
+        """Time of a step that makes one token for each of `batch` requests, whose contexts sum up to `sum_context`."""
         return self.now.decode.step_ms(decoding(batch, sum_context))
 
     def mixed_step_ms(self, new_tokens: int, cached_tokens: int, batch: int, sum_context: int) -> float:
-        """A step that does both (chunked prefill)."""
+        """Time of a step that does both (chunked prefill)."""
         return self.step_ms(prompt(new_tokens, cached_tokens) + decoding(batch, sum_context))
 
     def step_ms(self, work: Work) -> float:
-        """Any step: several prompts' chunks, several requests."""
+        """Time of any step: several prompts' chunks, several requests."""
         return self.now.step_ms(work)
 
     def transfer_ms(self, tokens: int, to: Costs, *, link: Link | None = None, sharers: int = 1) -> float:
-        """Moving a prompt's KV from here to another instance; by default over the network between two nodes."""
+        """Time to move a prompt's KV from here to another instance; by default over the network between two nodes."""
         moved = handoff(self.model, tokens, self.shape, to.shape, kv_dtype=self.kv_dtype)
         return moved.ms(link or nic(self.gpu, to.gpu), sharers=sharers)
 
     def least(self, prompt_tokens: int = 1, context_tokens: int = 1) -> Least:
-        """What no engine can be faster than here."""
+        """Lower bounds of any engine's times on this hardware."""
         sizes = {"prompt_tokens": prompt_tokens, "context_tokens": context_tokens}
         return least(self.model, self.gpu, self.shape, **sizes, kv_dtype=self.kv_dtype)
 
@@ -156,12 +156,14 @@ class Costs:
         return self.kv_capacity_tokens // whole_blocks(max(1, context_tokens))
 
     def power_w(self, work: Work) -> float:
-        """Watts of all GPUs of the instance during such a step; idle for none. A pipeline is taken to be full."""
+        """Watts of all GPUs of the instance during such a step; idle watts without one. A pipeline is taken to be
+        full.
+        """
         compute, memory = power.utilisation(self.peak, work, self.step_ms(work))
         return power.power_w(self.gpu, compute, memory, self.power_cap) * gpus(self.shape)
 
     def capped(self, cap: float) -> Costs:
-        """The same under a power cap, a share of the TDP from `power.CAP_MIN` to 1: prompts take longer.
+        """The same costs under a power cap, a share of the TDP from `power.CAP_MIN` to 1: prompts take longer.
 
         Raises:
             ValueError: the cap is out of this range.
@@ -177,18 +179,20 @@ class Costs:
         return replace(self, plain=plain, now=now, ticks=TicksByKind.of(now), power_cap=cap, said=said)
 
     def energy_j(self, work: Work) -> float:
-        """Joules of such a step; a pipeline's share of it, as `pp` steps are under way at once."""
+        """Joules of such a step. In a pipeline `pp` steps are under way at once, and this is one step's share."""
         return self.power_w(work) * self.step_ms(work) / 1000 / self.shape.pp
 
     # -- learning --
 
     def corrected(self, corrections: Corrections) -> Costs:
-        """With these corrections instead of those so far. Making one is not free: every few steps is often enough."""
+        """The costs with these corrections in place of the earlier ones. It is not free: every few steps is often
+        enough.
+        """
         now = corrections.apply(self.plain)
         return replace(self, corrections=corrections, now=now, ticks=TicksByKind.of(now))
 
     def observe(self, work: Work, observed_ms: float) -> Corrections:
-        """The corrections after one more observed step; `corrected` puts them into force."""
+        """The corrections after one more observed step; pass them to `corrected` to use them."""
         return self.corrections.observe(self.plain, work, observed_ms)
 
 
@@ -207,15 +211,15 @@ def costs_of(
     """The costs of a model on one shape of a GPU type.
 
     Args:
-        model: its sizes.
-        gpu: the type of its GPUs.
-        shape: how one instance spans them.
-        profiles: what fits there are; `costs.shipped.profiles()` are ours.
-        only: use this profile, whatever it is of (reproducing a paper's numbers).
-        kv_dtype: of the KV cache; None = as the activations. Profiles are of bf16; others are carried over.
+        model: the sizes of the model.
+        gpu: the type of GPU.
+        shape: how one instance uses its GPUs.
+        profiles: the fitted profiles to choose from; `costs.shipped.profiles()` are those of the package.
+        only: use this profile, whatever it is of (to reproduce a paper's numbers).
+        kv_dtype: format of the KV cache; None = as the activations. Profiles are of bf16; others are carried over.
         memory_share: vLLM's ``gpu_memory_utilization``.
         batched_tokens: vLLM's ``max_num_batched_tokens``; None = its default for this GPU.
-        kv_tokens: KV capacity, where an engine has said it; None = estimated.
+        kv_tokens: KV capacity, if an engine has reported it; None = estimated.
     """
     found = _best(model, gpu, shape, list(profiles), only, kv_dtype)
     plain = by_kind(found.cost, step_factor=found.step_factor, mixed_context=found.mixed_context)
@@ -257,7 +261,7 @@ def _best(
     only: Profile | None,
     kv_dtype: Dtype | None,
 ) -> _Found:
-    """The most trusted source there is."""
+    """The most trusted source for these arguments."""
     if only is not None:
         return _fitted(Source.PROFILE, str(only), only, only.cost)
     here = roofline(model, gpu, shape, kv_dtype=kv_dtype)

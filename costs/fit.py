@@ -1,4 +1,4 @@
-"""Fitting the coefficients of `step` to rows of measurements. Pure: rows in, coefficients and their error out.
+"""Fits the coefficients of `step` to rows of measurements. Pure: rows in, coefficients and their error out.
 
 Least squares on *relative* errors: a step of 5 ms and one of 500 ms count alike, as latency targets do. Slopes are kept
 at or above 0, so that no fit can say that more work takes less time.
@@ -22,14 +22,14 @@ TERMS_MAX = 6
 """Columns `fit_columns` takes: it tries every subset of them, 63 at most."""
 
 CROWDS = (0, 8, 16, 32, 48, 64, 96, 128)
-"""Where the decode line may bend upwards; 0 = nowhere."""
+"""Batch sizes where the decode line may bend upwards; 0 = no bend."""
 
 BEND_GAIN = 0.8
-"""A bend is kept where it takes at least a fifth off the squared error: rows are few, and a bend always fits better."""
+"""A bend is kept if it takes at least a fifth off the squared error: rows are few, and a bend always fits better."""
 
 
 EXACT = 1e-12
-"""A squared error that is nothing but rounding: there is no bend to look for."""
+"""A squared error that is only rounding: no bend is looked for."""
 
 
 TINY = 1e-100
@@ -61,7 +61,7 @@ class MixedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitError:
-    """How far a fit is off, as parts of the measured times."""
+    """How far a fit is off, as shares of the measured times."""
 
     rows: int
     mean: float
@@ -131,16 +131,16 @@ def error_of(predicted: Array, measured: Array) -> FitError:
 
 
 def fit_prefill(rows: Sequence[PrefillRow], *, floor_ms: float) -> PrefillFit:
-    """Prefill's line from the rows at and beyond the knee, then the floor from those below it.
+    """Fit prefill's line to the rows at and beyond the knee, then the floor to the rows below it.
 
-    `floor_ms` is used where no row lies below the knee: the decode step's constant, which reads the same weights.
+    `floor_ms` is used if no row lies below the knee: the decode step's constant, which reads the same weights.
     """
     table = np.array(rows, dtype=np.float64)
     tokens, area, measured = table.T
     large = tokens >= KNEE_TOKENS
     assert large.sum() >= 3, "three coefficients need three rows beyond the knee"
     columns = np.stack([np.ones(len(rows)), tokens, area], axis=1)
-    # The line's start is an extrapolation, never a time of its own: the floor holds where it would matter.
+    # The line's start is an extrapolation, never a time of its own: at few tokens the floor holds instead.
     start, token, per_area = fit_columns(columns[large], measured[large], free=[0])
     predicted = columns @ np.array([start, token, per_area])
     knee = start + token * KNEE_TOKENS
@@ -165,7 +165,7 @@ def fit_prefill(rows: Sequence[PrefillRow], *, floor_ms: float) -> PrefillFit:
 
 
 def _least(loss: Callable[[float], float], low: float, high: float) -> float:
-    """Where `loss` is least: a scan of 1,000 points (it need not be convex), refined twice."""
+    """The argument with the least `loss`: a scan of 1,000 points (`loss` need not be convex), refined twice."""
     for _ in range(3):
         points = np.linspace(low, high, 1001)
         at = int(np.argmin([loss(float(point)) for point in points]))
@@ -174,7 +174,7 @@ def _least(loss: Callable[[float], float], low: float, high: float) -> float:
 
 
 def fit_decode(rows: Sequence[DecodeRow]) -> DecodeFit:
-    """Decode's line, bent upwards at some batch size where that fits clearly better."""
+    """Fit decode's line, bent upwards at some batch size if that fits clearly better."""
     batch, context, measured = np.array(rows, dtype=np.float64).T
     assert len(rows) >= 3, "three coefficients need three rows"
     chosen: tuple[float, int, Array] | None = None

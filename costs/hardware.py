@@ -1,7 +1,7 @@
-"""What is known about GPUs: a table of facts, each with its source.
+"""Facts about GPUs: a table, each entry with its source.
 
-Peaks are *dense* (no sparsity) and as the vendor states them; what of them a model reaches is `roofline`'s business.
-All rates are per GPU. Memory is in GiB, everything else in powers of ten, as vendors count.
+Peaks are *dense* (no sparsity) and as the vendor states them; `roofline` knows what part of them a model reaches. All
+rates are per GPU. Memory is in GiB, everything else in powers of ten, as vendors count.
 
 Sources, by letter in the table below:
 
@@ -30,11 +30,11 @@ from types import MappingProxyType
 from cluster.errors import UsageError
 
 IDLE_SHARE = 0.15
-"""Part of the TDP that a GPU with a loaded model draws while it does nothing (source I above)."""
+"""Part of the TDP that an idle GPU with a loaded model draws (source I above)."""
 
 
 class Dtype(StrEnum):
-    """What a number is stored as, or computed in."""
+    """A number format, for storage or arithmetic."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -54,16 +54,16 @@ class Gpu:
 
     name: str
     memory_gib: float
-    """What the driver reports, not what the box says."""
+    """Memory as the driver reports it, not as advertised."""
     bandwidth_gb_s: float
     """Peak memory bandwidth."""
     bf16_tflops: float
     """Peak dense matrix rate in bf16 or fp16 with fp32 accumulation."""
     fp8_tflops: float = 0.0
-    """The same in fp8; 0 = no such units: fp8 weights are computed in bf16."""
+    """The same in fp8; 0 = no fp8 units: fp8 weights are computed in bf16."""
     fp4_tflops: float = 0.0
     link_gb_s: float
-    """To the other GPUs of the node, one way: NVLink, Infinity Fabric or PCIe."""
+    """Bandwidth to the other GPUs of the node, one way: NVLink, Infinity Fabric or PCIe."""
     nic_gb_s: float
     """This GPU's share of the node's network, one way."""
     node_gpus: int = 8
@@ -75,7 +75,7 @@ class Gpu:
     """Other spellings: nvidia-smi's, vLLM's, those of trace and profile files."""
 
     def tflops(self, dtype: Dtype) -> float:
-        """Peak dense matrix rate when computing in `dtype`; without units for it, that of the next wider format."""
+        """Peak dense matrix rate in `dtype`; for a format without units, that of the next wider format."""
         if dtype is Dtype.FP32:
             return self.bf16_tflops / 2  # tf32 units run at half the rate on every GPU listed; CPUs likewise
         if dtype is Dtype.FP4 and self.fp4_tflops:
@@ -154,7 +154,7 @@ GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name: gpu for gpu in _TABLE})
 
 
 def _plain(name: str) -> str:
-    """A name without vendor, case and punctuation: "NVIDIA H100 80GB HBM3" and "h100-80gb-hbm3" are one."""
+    """A name without vendor, case and punctuation: "NVIDIA H100 80GB HBM3" and "h100-80gb-hbm3" become one."""
     return re.sub(r"[^a-z0-9]|nvidia|amd|geforce", "", name.lower())
 
 
@@ -162,7 +162,7 @@ _BY_PLAIN = {_plain(word): gpu for gpu in _TABLE for word in (gpu.name, *gpu.aka
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """The GPU of this name in any of its spellings; None where the table has none."""
+    """The GPU of this name in any of its spellings; None if the table has no such GPU."""
     return _BY_PLAIN.get(_plain(name))
 
 

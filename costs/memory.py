@@ -39,14 +39,14 @@ def batched_tokens_default(gpu: Gpu) -> int:
 def seqs_default(name: str, memory_gib: float) -> int:
     """vLLM 0.32's default ``max_num_seqs`` for its server on a GPU of this name and memory (the same rule).
 
-    At most `batched_tokens_default`, which is more everywhere.
+    At most `batched_tokens_default`, which is larger on every GPU.
     """
     large = memory_gib >= 160 or (memory_gib >= 70 and "A100" not in name.upper())
     return 1024 if large else 256
 
 
 def activation_bytes(model: ModelShape, shape: Shape, batched_tokens: int) -> int:
-    """What the largest step needs at its peak: the residual stream, one MLP's inner layer, and the logits.
+    """Memory of the largest step at its peak: the residual stream, one MLP's inner layer, and the logits.
 
     Inside an MLP live its input, its output and the gated inner layer; only the inner layer is split over ranks.
     """
@@ -56,14 +56,14 @@ def activation_bytes(model: ModelShape, shape: Shape, batched_tokens: int) -> in
         width = max(width if model.dense_layers else 0, visited)
     inner = width * (3 if model.gated else 2) / shape.tp
     layer = batched_tokens * (4 * model.hidden + inner) * model.rest_bytes
-    logits = min(LOGITS_REQUESTS, batched_tokens) * model.vocab * 4 * 2  # fp32, and a copy that is sampled from
+    logits = min(LOGITS_REQUESTS, batched_tokens) * model.vocab * 4 * 2  # fp32, and a copy for sampling
     return round(layer + logits)
 
 
 def kv_bytes_free(
     model: ModelShape, gpu: Gpu, shape: Shape, *, memory_share: float = MEMORY_SHARE, batched_tokens: int | None = None
 ) -> int:
-    """Bytes for KV cache on each GPU; 0 where not even the weights fit."""
+    """Bytes for KV cache on each GPU; 0 if not even the weights fit."""
     tokens = batched_tokens_default(gpu) if batched_tokens is None else batched_tokens
     reserve = RESERVE_GIB + (COLLECTIVE_GIB if shape.tp * shape.dp > 1 else 0)
     used = model.weight_bytes_per_gpu(shape) + activation_bytes(model, shape, tokens) + reserve * GIB
@@ -82,8 +82,8 @@ def kv_capacity_tokens(
 ) -> int:
     """Tokens of KV cache that one data-parallel rank holds, in whole blocks.
 
-    Layers with a sliding window are counted in full, as engines do that keep one kind of block (vLLM with a connector
-    that is not hybrid-aware); with a hybrid-aware one there is more room.
+    Layers with a sliding window count in full, as in engines with one kind of block (vLLM with a connector that is not
+    hybrid-aware). A hybrid-aware engine has more room.
     """
     free = kv_bytes_free(model, gpu, shape, memory_share=memory_share, batched_tokens=batched_tokens)
     tokens = free // model.kv_bytes_per_token_per_gpu(shape, kv_dtype)

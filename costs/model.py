@@ -1,6 +1,6 @@
 """The sizes of a model: parameters, bytes of weights, bytes of KV cache, arithmetic per token.
 
-A `ModelShape` is what decides a step's cost and nothing else: it knows numbers, not names of layers. `config` reads one
+A `ModelShape` holds the numbers that decide a step's cost, and nothing else: no names of layers. `config` reads one
 from a Hugging Face ``config.json``. Parameters are counted exactly for the families that `config` knows (the tests
 compare with the published checkpoints), so that bytes per GPU can be trusted.
 
@@ -36,7 +36,7 @@ class Experts:
     per_token: int
     intermediate: int
     shared_intermediate: int = 0
-    """Width of the experts that every token visits, together."""
+    """Width of all shared experts together, which every token visits."""
     layers: int
 
 
@@ -56,7 +56,7 @@ class ModelShape:
     gated: bool = True
     """Whether the MLP has three matrices (SwiGLU and kin) or two."""
     tied: bool = False
-    """Whether the output layer is the embedding."""
+    """Whether the output layer shares the embedding's weights."""
     latent: Latent | None = None
     experts: Experts | None = None
     window_tokens: int = 0
@@ -64,21 +64,22 @@ class ModelShape:
     window_layers: int = 0
     """Layers that look back no further than the window."""
     small_params: int = 0
-    """Norms, biases, learned positions: counted, never sharded."""
+    """Parameters of norms, biases, learned positions: counted, never sharded."""
     linear_dtype: Dtype = Dtype.BF16
-    """What the matrix products of attention and dense MLPs are computed in."""
+    """The format that the matrix products of attention and dense MLPs are computed in."""
     linear_bytes: float = 2.0
     """Bytes per weight of those matrices, scales included."""
     expert_dtype: Dtype = Dtype.BF16
     expert_bytes: float = 2.0
     rest_bytes: float = 2.0
-    """Bytes per weight of embeddings, output layer and the small ones, which are not quantised; also of activations."""
+    """Bytes per weight of embeddings, output layer and small parameters, which are not quantised; also of
+    activations."""
 
     # -- parameters --
 
     @property
     def attention_params(self) -> int:
-        """Of one layer's attention."""
+        """Parameters of one layer's attention."""
         if self.latent is None:
             return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         return self._latent_shared + self._latent_by_head
@@ -107,7 +108,9 @@ class ModelShape:
 
     @property
     def linear_params(self) -> int:
-        """Attention, dense MLPs, shared experts and routers of all layers: what every token is multiplied with."""
+        """Parameters that every token is multiplied with: attention, dense MLPs, shared experts and routers of all
+        layers.
+        """
         params = self.layers * self.attention_params + self.dense_layers * self._mlp(self.intermediate)
         if self.experts:
             every = self._mlp(self.experts.shared_intermediate) + self.hidden * self.experts.count
@@ -116,17 +119,17 @@ class ModelShape:
 
     @property
     def expert_params(self) -> int:
-        """All routed experts of all layers."""
+        """Parameters of all routed experts of all layers."""
         return self.experts.layers * self.experts.count * self._mlp(self.experts.intermediate) if self.experts else 0
 
     @property
     def active_expert_params(self) -> int:
-        """The routed experts that one token visits."""
+        """Parameters of the routed experts that one token visits."""
         return self.expert_params * self.experts.per_token // self.experts.count if self.experts else 0
 
     @property
     def head_params(self) -> int:
-        """The output layer (tied or not): one embedding's worth."""
+        """Parameters of the output layer (tied or not): as many as one embedding."""
         return self.vocab * self.hidden
 
     @property
@@ -137,21 +140,22 @@ class ModelShape:
 
     @property
     def active_params(self) -> int:
-        """Parameters that one token meets: all but the experts it does not visit."""
+        """Parameters that one token meets: all but those of the experts that it does not visit."""
         return self.params - self.expert_params + self.active_expert_params
 
     # -- bytes --
 
     @property
     def weight_bytes(self) -> int:
-        """Of the whole model."""
+        """Bytes of the whole model's weights."""
         rest = self.params - self.linear_params - self.expert_params
         return round(
             self.linear_params * self.linear_bytes + self.expert_params * self.expert_bytes + rest * self.rest_bytes
         )
 
     def weight_bytes_per_gpu(self, shape: Shape) -> int:
-        """On the fullest GPU of an instance: a full pipeline stage, and one of the two tables beside it.
+        """Bytes of weights on the fullest GPU of an instance: a full pipeline stage, and one of the two tables beside
+        it.
 
         Heads, MLPs and tables are split `tp` ways; K and V are copied where there are fewer heads than ranks; experts
         are split over all ranks of the stage.
@@ -164,7 +168,7 @@ class ModelShape:
         return round(linear + experts + rest)
 
     def linear_params_per_rank(self, tp: int) -> float:
-        """Of `linear_params` what one of `tp` ranks holds and computes with, copies included."""
+        """The part of `linear_params` that one of `tp` ranks holds and computes with, copies included."""
         whole = self.layers * self._latent_shared if self.latent else 0
         copied = 0.0
         if self.latent is None and tp > self.kv_heads:
@@ -173,24 +177,24 @@ class ModelShape:
         return whole + (self.linear_params - whole) / tp + copied
 
     def kv_bytes_per_token(self, kv_dtype: Dtype | None = None) -> int:
-        """KV cache of one token over all layers, held once. `kv_dtype` None = as the activations."""
+        """Bytes of KV cache of one token over all layers, held once. `kv_dtype` None = as the activations."""
         size = self.rest_bytes if kv_dtype is None else kv_dtype.size_bytes
         if self.latent:
             return round(self.layers * (self.latent.kv_rank + self.latent.rope) * size)
         return round(self.layers * 2 * self.kv_heads * self.head_dim * size)
 
     def kv_bytes_per_token_per_gpu(self, shape: Shape, kv_dtype: Dtype | None = None) -> int:
-        """What one GPU holds of a token. Latent attention is copied to every rank; heads are not split."""
+        """Bytes of KV cache of one token on one GPU. Latent attention is copied to every rank; heads are not split."""
         whole = self.kv_bytes_per_token(kv_dtype) * -(-self.layers // shape.pp) / self.layers
         if self.latent:
             return round(whole)
         return round(whole * max(1, -(-self.kv_heads // shape.tp)) / self.kv_heads)
 
-    # -- what tells profiles apart --
+        # -- matching of profiles --
 
     @property
     def fingerprint(self) -> str:
-        """Equal for models whose steps cost the same: a fine-tune has its base model's, whatever its name.
+        """Equal for models whose steps cost the same: a fine-tune has its base model's fingerprint, whatever its name.
 
         The vocabulary counts in steps of 8,192: a few added tokens do not matter, a much larger output layer does.
         """

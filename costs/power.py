@@ -2,8 +2,8 @@
 
     power = TDP × min(1, base + compute·u_c + memory·u_m)
 
-u_c is the time that the step's arithmetic would take at the peak, as a part of the step, u_m the time that its reading
-would take; `base` is a GPU that works but waits. Fitted to Splitwise's measurements (A100, two models, TP 2 to 8: peak
+u_c is the time of the step's arithmetic at the peak rate, as a part of the step; u_m is the same for its reading.
+`base` is the draw of a GPU that works but waits. Fitted to Splitwise's measurements (A100, two models, TP 2 to 8: peak
 power of prompts, average power of generation; 4.8 % mean, 30 % largest error of 44 rows). Applied to other GPUs in
 proportion to their TDP, for want of a table: an assumption.
 
@@ -38,7 +38,7 @@ CAP_MIN: Final = 0.5
 """Lowest power cap, as a share of the TDP, for which there is a measurement."""
 
 CLOCK_EXPONENT: Final = 4.8
-"""Of power over the cores' clock, from the one point above: (0.5 − 0.30)/0.70 = (1/1.3)^4.8."""
+"""Exponent of power over the cores' clock, from the one point above: (0.5 − 0.30)/0.70 = (1/1.3)^4.8."""
 
 
 def clock_under(cap: float) -> float:
@@ -56,14 +56,14 @@ def clock_under(cap: float) -> float:
 
 
 def cap_of(watts: float, tdp_w: float) -> float:
-    """A cap in watts as a share of the TDP, within what is known: above the TDP there is none, below `CAP_MIN` the
-    slowest that was measured stands for it.
+    """A cap in watts as a share of the TDP, within what was measured: a cap above the TDP is none, and a cap below
+    `CAP_MIN` counts as `CAP_MIN`.
     """
     return min(1.0, max(CAP_MIN, watts / tdp_w))
 
 
 def slowed(cost: StepCost, clock: float) -> StepCost:
-    """What steps cost at another clock of the cores: arithmetic is slower, reading is not."""
+    """Step costs at another clock of the cores: arithmetic is slower, reading is not."""
     return replace(
         cost,
         token_ms=cost.token_ms / clock,

@@ -1,7 +1,7 @@
-"""A fitted profile: coefficients of `step` for one model on one GPU type and shape, and where they come from.
+"""A fitted profile: coefficients of `step` for one model on one GPU type and shape, with their origin.
 
 Profiles ship in ``costs/profiles/*.json``, one file for each origin, made by ``tools/fit_profiles.py``. Raw tables do
-not ship. Times of *kernels* (computed from operator databases) lack what a CPU adds; their origin says how much.
+not ship. Times of *kernels* (computed from operator databases) lack the CPU's part; their origin says how much that is.
 """
 
 from __future__ import annotations
@@ -17,62 +17,64 @@ from costs.shape import Shape
 from costs.step import ByKind, StepCost
 
 FIRST_TOKEN_MS = 7.8
-"""What a request's first token waits for beside its steps: HTTP, tokenising, the way to the scheduler and back.
+"""Time of a request's first token besides its steps: HTTP, tokenising, the way to the scheduler and back.
 
 Source: requests with short prompts, one at a time, on H100s (github.com/yobitelcomm/bench): median time to the first
 token less the median step was 13.98 - 6.48 = 7.5 ms for Llama-3.1-8B (32 layers, vLLM 0.21.0;
 docs/recipes/concurrency-sweep.md at 1a865f6) and 24.21 - 16.05 = 8.2 ms for Qwen2.5-72B (80 layers, vLLM 0.22.1;
 validation-runs/2026-06-13-llm-h100/c1-79d354b13545.json at 363c146); this is their mean. It does not grow with layers.
-Nothing waits for other requests there: that is a scheduler's part, and the twin's. For origins of kernel times only."""
+No request waits for another one there: that part belongs to a scheduler, and so to the twin. For origins of kernel
+times only."""
 
 KERNEL_STEP_FACTOR = 1.075
-"""Steps that decode take this much longer than their kernels: the middle of the 5 to 10 % measured on vLLM's
+"""Steps with decode take this many times longer than their kernels: the middle of the 5 to 10 % measured on vLLM's
 inter-token latency (same source)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Who measured, under which licence, and how their times become those of an engine."""
+    """A source of measurements: its authors, its licence, and how its times become those of an engine."""
 
     name: str
     source: str
     licence: str
     today: bool = True
-    """Whether the kernels are present engines'. 2023's are 2 to 4 times slower in decode: used only on request."""
+    """Whether the kernels are those of present engines. 2023's are 2 to 4 times slower in decode: used only on
+    request."""
     first_token_ms: float = 0.0
     step_factor: float = 1.0
 
 
 UNMEASURED = FitError(rows=0, mean=0.0, max=0.0)
-"""Of a kind of step that there were no rows of."""
+"""The error of a kind of step without measured rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One fit."""
+    """One fitted profile."""
 
     origin: Origin
     model: str
     """The model measured, by its name on Hugging Face."""
     fingerprint: str
-    """`ModelShape.fingerprint` of it: what a model is matched by."""
+    """`ModelShape.fingerprint` of the model: the key of a match."""
     gpu: str
     """A name of `hardware.GPUS`."""
     tp: int
     variant: str = ""
-    """What else was different, such as a power cap; profiles with one are used only by name."""
+    """Another condition, such as a power cap; a profile with one is used only by name."""
     cost: StepCost
     prefill_error: FitError
     small_error: FitError
-    """Of prefills below the knee."""
+    """Error of prefills below the knee."""
     decode_error: FitError
     mixed_context: float = 1.0
-    """Beside prompts, reading the context of decoding requests takes so many times longer (`by_kind`)."""
+    """Beside prompts, reading the context of decoding requests takes this many times longer (`by_kind`)."""
     mixed_error: FitError = UNMEASURED
 
     @property
     def name(self) -> str:
-        """Unique among those shipped: ``aiconfigurator/Qwen/Qwen3-32B/H200/tp2``."""
+        """The profile's name, unique among those shipped: ``aiconfigurator/Qwen/Qwen3-32B/H200/tp2``."""
         variant = f"/{self.variant}" if self.variant else ""
         return f"{self.origin.name}/{self.model}/{self.gpu}/tp{self.tp}{variant}"
 
@@ -87,10 +89,11 @@ def by_kind(cost: StepCost, *, step_factor: float = 1.0, mixed_context: float = 
 
     Args:
         cost: as fitted to steps of one kind, or to kernels.
-        step_factor: steps that decode take so many times longer than their kernels; a prefill's overhead is its first
-            token's.
-        mixed_context: attention kernels read decoding requests' KV so many times slower beside prompts, where they give
-            up what they do for single queries (splitting long contexts, packing the heads that share K and V).
+        step_factor: steps with decode take this many times longer than their kernels; a prefill's overhead belongs to
+            its first token.
+        mixed_context: attention kernels read decoding requests' KV this many times slower beside prompts, because they
+            then give up their optimisations for single queries (splitting long contexts, packing the heads that share K
+            and V).
     """
     slower = cost.scaled(step_factor, step_factor)
     return ByKind(prefill=cost, decode=slower, mixed=replace(slower, context_ms=slower.context_ms * mixed_context))
@@ -107,7 +110,9 @@ def fit_profile(
     mixed: Sequence[MixedRow] = (),
     variant: str = "",
 ) -> Profile:
-    """The profile of measured steps of one model on `tp` GPUs; without `mixed` rows these are the other two, added."""
+    """The profile of measured steps of one model on `tp` GPUs. Without `mixed` rows, a mixed step is the sum of the
+    other two.
+    """
     decode = fit_decode(decodes)
     prefill = fit_prefill(prefills, floor_ms=decode.decode_ms)
     cost = StepCost(
@@ -152,11 +157,11 @@ ERRORS = {
     "decode": "decode_error",
     "mixed": "mixed_error",
 }
-"""Names of the errors in a file, and here."""
+"""Names of the errors, in a file and in this module."""
 
 
 def write_profiles(origin: Origin, profiles: Iterable[Profile]) -> dict[str, Any]:
-    """A file's content, as `read_profiles` reads it: what is at its default is left out."""
+    """A file's content, as `read_profiles` reads it; values at their default are left out."""
     return {"origin": _said(asdict(origin), Origin), "fits": [_written(profile) for profile in profiles]}
 
 
@@ -183,7 +188,7 @@ def _said(values: dict[str, Any], kind: type[Origin | StepCost]) -> dict[str, An
 
 
 def read_profiles(document: Mapping[str, Any]) -> tuple[Profile, ...]:
-    """The fits of one file. Our own files: a wrong one is a bug, so nothing is forgiven."""
+    """The profiles of one file. The package's own files are read strictly: a wrong one is a bug."""
     origin = Origin(**document["origin"])
     return tuple(_read(origin, fit) for fit in document["fits"])
 
@@ -218,14 +223,14 @@ def matching(profiles: Iterable[Profile], model: ModelShape, gpu: Gpu) -> list[P
 
 
 def exact(candidates: Iterable[Profile], model: ModelShape, shape: Shape) -> Profile | None:
-    """The one of just this shape. A data-parallel rank of a dense model steps like an instance of its own."""
+    """The profile of exactly this shape. A data-parallel rank of a dense model steps like an instance of its own."""
     if shape.pp > 1 or (model.experts and shape.dp > 1):
         return None
     return next((each for each in candidates if each.tp == shape.tp), None)
 
 
 def nearest(candidates: Iterable[Profile], shape: Shape) -> Profile | None:
-    """The one whose tensor parallelism is nearest, by factor; the smaller one of two equally near."""
+    """The profile with the nearest tensor parallelism, by factor; the smaller one of two equally near."""
     ranked = {(max(each.tp, shape.tp) / min(each.tp, shape.tp), each.tp, each.name): each for each in candidates}
     return ranked[min(ranked)] if ranked else None
 
@@ -233,7 +238,7 @@ def nearest(candidates: Iterable[Profile], shape: Shape) -> Profile | None:
 def carried_over(known: StepCost, there: StepCost, here: StepCost) -> StepCost:
     """A fit for one shape, carried over to another by how the roofline differs between `there` and `here`.
 
-    Coefficient by coefficient: what the roofline lacks (0) is taken as it was fitted.
+    Coefficient by coefficient: a coefficient that the roofline lacks (0) is taken as fitted.
     """
 
     def by(fitted: float, from_: float, to: float) -> float:

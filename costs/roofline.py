@@ -1,4 +1,4 @@
-"""Costs from facts alone: a model's sizes against a GPU's peaks, and the part of each peak that is reached.
+"""Costs from facts alone: a model's sizes against a GPU's peaks, times the part of each peak that a GPU reaches.
 
     token   = 2·(parameters a token meets)/(tp·peak·compute) + all-reduce bytes/(link·reached)
     area    = heads·(d_k + d_v)·layers/(tp·peak·attention)           causal: half of Σ(L² − p²) pairs
@@ -28,16 +28,16 @@ WINDOW_TOKENS_MAX = 1024
 longer); wider ones are charged as full attention, because Σ(L² − p²) does not say how much of it lies in the window."""
 
 REQUEST_SHARE = 0.5
-"""A decoding request costs this part of a prefill token beside reading its KV: median of the 28 present profiles (0.24
-to 0.8). Its one token's arithmetic hides behind the weights; what shows is the rest (sampling, small kernels)."""
+"""Besides reading its KV, a decoding request costs this part of a prefill token: median of the 28 present profiles
+(0.24 to 0.8). The arithmetic of its one token hides behind the weights; the rest shows (sampling, small kernels)."""
 
 FLOOR_SHARE = 1.2
-"""Prefill of hardly any tokens, in decode steps of hardly any requests: median of the same profiles (1.1 to 1.8)."""
+"""Prefill of few tokens, in units of a decode step of few requests: median of the same profiles (1.1 to 1.8)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """The parts of its peaks that a GPU reaches, and what a layer costs beside them."""
+    """The parts of its peaks that a GPU reaches, and the costs of a layer besides."""
 
     compute: float
     attention: float
@@ -45,11 +45,11 @@ class Efficiency:
     kv: float
     link: float
     layer_ms: float
-    """Starting a layer's kernels, one after the other: it shows where a layer's weights are few."""
+    """Launching a layer's kernels, one after the other: it shows if a layer's weights are few."""
     hop_ms: float
-    """One all-reduce of hardly any bytes, for each doubling of the GPUs."""
+    """One all-reduce of few bytes, for each doubling of the GPUs."""
     mixed_context: float = 1.0
-    """`Profile.mixed_context`; 1 where no mixed steps were measured."""
+    """`Profile.mixed_context`; 1 if no mixed steps were measured."""
 
 
 EFFICIENCY = {
@@ -88,17 +88,17 @@ EFFICIENCY = {
 }
 
 TYPICAL = Efficiency(compute=0.67, attention=0.60, weights=0.86, kv=0.87, link=0.71, layer_ms=0.043, hop_ms=0.0013)
-"""For a GPU without a profile: the medians of those above."""
+"""Efficiency of a GPU without a profile: the medians of those above."""
 
 
 def efficiency_of(gpu: Gpu) -> Efficiency:
-    """What this GPU is known, or else expected, to reach."""
+    """The efficiency of this GPU, as fitted or else as typical."""
     return EFFICIENCY.get(gpu.name, TYPICAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """What the peaks of the hardware alone demand, in ms. No engine is faster."""
+    """Times at the hardware's peaks, in ms. No engine is faster."""
 
     token_ms: float
     """Arithmetic of one token's matrix products."""
@@ -107,12 +107,12 @@ class Peaks:
     request_ms: float
     """The output layer, and windows full of KV."""
     weights_ms: float
-    """Reading the weights that every step reads."""
+    """Reading the weights that every step needs."""
     experts_ms: float
     expert_miss: float
     context_ms: float
     collective_ms: float
-    """Bytes of one token between GPUs."""
+    """Moving one token's bytes between GPUs."""
     hops: float
     """Messages one after the other, in doublings of the GPUs that take part."""
 
@@ -141,7 +141,7 @@ def peaks(model: ModelShape, gpu: Gpu, shape: Shape, *, kv_dtype: Dtype | None =
 
 
 def _flops_per_ms(gpu: Gpu, dtype: Dtype, model: ModelShape) -> float:
-    """Operations per ms in `dtype`, or in fp32 for a model that is kept in it."""
+    """Operations per ms in `dtype`, or in fp32 for a model that is stored in fp32."""
     return gpu.tflops(Dtype.FP32 if model.rest_bytes >= 4 else dtype) * 1e9
 
 
@@ -158,7 +158,7 @@ def _area_flops(model: ModelShape) -> int:
 
 
 def _full_layers(model: ModelShape) -> int:
-    """Layers charged as full attention."""
+    """How many layers are charged as full attention."""
     return model.layers - (model.window_layers if model.window_tokens <= WINDOW_TOKENS_MAX else 0)
 
 
@@ -205,7 +205,7 @@ def _collectives(model: ModelShape, gpu: Gpu, shape: Shape) -> tuple[float, floa
 
 
 def _link_bytes_per_ms(gpu: Gpu, ranks: int) -> float:
-    """Inside a node, or over the network where the ranks need several."""
+    """Bytes per ms inside a node, or over the network if the ranks need several nodes."""
     return (gpu.link_gb_s if ranks <= gpu.node_gpus else gpu.nic_gb_s) * 1e6
 
 

@@ -1,7 +1,7 @@
 """How the GPUs of one instance share the work, as far as costs depend on it.
 
-Anything with these four numbers will do: the `Shape` of the cluster file (`cluster.spec`) is one. It is not imported,
-because whoever asks for a cost should not load the reader of a file format.
+Any object with these four numbers will do: the `Shape` of the cluster file (`cluster.spec`) is one. It is not imported
+here, because a caller that asks for a cost should not load the reader of a file format.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """A shape by itself."""
+    """A plain shape."""
 
     tp: int = 1
     pp: int = 1
@@ -53,7 +53,7 @@ def gpus(shape: Shape) -> int:
 
 
 def expert_ranks(shape: Shape) -> int:
-    """Ranks that a layer's experts are split over, as whole experts with `ep`, as slices of each without.
+    """Ranks that a layer's experts are split over: as whole experts with `ep`, as slices of each without.
 
     Data-parallel ranks of a mixture share its experts either way (vLLM 0.32, `FusedMoEParallelConfig.make`).
     """
@@ -61,6 +61,6 @@ def expert_ranks(shape: Shape) -> int:
 
 
 def shown(shape: Shape) -> str:
-    """For people: ``tp2``, ``tp8 dp2 ep16``."""
+    """The shape for people: ``tp2``, ``tp8 dp2 ep16``."""
     spans = (("tp", shape.tp), ("pp", shape.pp), ("dp", shape.dp), ("ep", shape.ep))
     return " ".join(f"{name}{count}" for name, count in spans if count > 1 or name == "tp")

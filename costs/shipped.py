@@ -54,7 +54,7 @@ def _by_plain_name() -> Mapping[str, ModelShape]:
 
 
 def find_model(name: str) -> ModelShape | None:
-    """The shape of a model by its name on Hugging Face, with or without the owner; None where it does not ship."""
+    """The shape of a model by its name on Hugging Face, with or without the owner; None if its config does not ship."""
     return _by_plain_name().get(name.lower())
 
 

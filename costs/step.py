@@ -1,4 +1,4 @@
-"""The one form of a step's time. Every source of costs ends in these coefficients; nothing else computes times.
+"""The one form of a step's time. Every source of costs ends in these coefficients; no other module computes times.
 
 A step works on `Work`: N new prompt tokens whose attention covers Σ(L² − p²) token pairs (L = a prompt's length after
 the step, p = what was cached before it), and B decoding requests whose contexts sum up to C.
@@ -12,12 +12,12 @@ the step, p = what was cached before it), and B decoding requests whose contexts
     decode  = D(B) + context·C                                  N = 0
     mixed   = max(D(B), G(N + B) + request·B) + area·Σ(L² − p²) + context·C
 
-with coefficients of their own for each kind of step (`ByKind`): `context` may be larger in mixed ones (`profile`).
+Each kind of step has coefficients of its own (`ByKind`): `context` may be larger in mixed steps (`profile`).
 
 Why this form: matrix products see N + B tokens at once, and cost the reading of the weights (`floor`, `decode`) until
-their arithmetic (`token`) costs more; attention runs per request on top of it. A mixture's step also reads the experts
-that its tokens visit: each of them is missed by one token with probability `miss` = 1 − k/E, so that the part read is
-1 − miss^T. docs/costs.md shows the measurements behind the mixed form and how far it is off.
+their arithmetic (`token`) costs more. Attention runs per request on top. A mixture's step also reads the experts that
+its tokens visit. One token misses a given expert with probability `miss` = 1 − k/E, so a step reads the part 1 − miss^T
+of the experts. docs/costs.md shows the measurements behind the mixed form and how far it is off.
 
 What always holds: every time grows (or stays) with N, with Σ(L² − p²), with B and with C. Decode time is linear in C.
 """
@@ -34,7 +34,7 @@ KNEE_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one step of an engine does (one data-parallel rank of it)."""
+    """The work of one engine step (of one data-parallel rank)."""
 
     new_tokens: int = 0
     """Prompt tokens computed in this step, over all prompts."""
@@ -65,7 +65,7 @@ def decoding(batch: int, sum_context: int) -> Work:
 
 
 class Kind(StrEnum):
-    """What a step does: engines, and therefore corrections, differ between the three."""
+    """The kinds of steps: engines, and therefore corrections, differ between the three."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -81,27 +81,27 @@ def kind_of(work: Work) -> Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """The coefficients, in milliseconds per what the name says. All but `start_ms` are at least 0."""
+    """The coefficients, in milliseconds per unit that the name gives. All but `start_ms` are at least 0."""
 
     floor_ms: float
-    """Prefill of hardly any tokens."""
+    """Prefill of few tokens."""
     start_ms: float
     """Prefill's line at 0 tokens, from beyond the knee; may be negative."""
     token_ms: float
     area_ms: float
-    """Per token² of Σ(L² − p²)."""
+    """Milliseconds per token² of Σ(L² − p²)."""
     decode_ms: float
-    """Decode of hardly any requests with hardly any context."""
+    """Decode of few requests with little context."""
     context_ms: float
-    """Per token of context, summed over the batch."""
+    """Milliseconds per token of context, summed over the batch."""
     request_ms: float
     crowd_ms: float = 0.0
-    """Per request beyond `crowd_from`, where arithmetic begins to cost more than reading weights."""
+    """Milliseconds per request beyond `crowd_from`, where arithmetic begins to cost more than reading weights."""
     crowd_from: float = 0.0
     experts_ms: float = 0.0
     """Reading every routed expert once."""
     expert_miss: float = 1.0
-    """Chance that one token does not visit a given expert: 1 − k/E."""
+    """Probability that one token does not visit a given expert: 1 − k/E."""
 
     def __post_init__(self) -> None:
         fixed = (self.floor_ms, self.token_ms, self.area_ms, self.decode_ms, self.context_ms, self.request_ms)
@@ -111,11 +111,11 @@ class StepCost:
 
     @property
     def knee_ms(self) -> float:
-        """G at the knee; not below the floor, which a small model on much hardware would otherwise be."""
+        """G at the knee, but at least the floor: a small model on much hardware would otherwise fall below it."""
         return max(self.floor_ms, self.start_ms + self.token_ms * KNEE_TOKENS)
 
     def experts_read_ms(self, tokens: int) -> float:
-        """Reading the experts that `tokens` tokens visit."""
+        """Time to read the experts that `tokens` tokens visit."""
         return self.experts_ms * (1 - self.expert_miss**tokens) if self.experts_ms else 0.0
 
     def matrices_ms(self, tokens: int) -> float:
@@ -133,7 +133,7 @@ class StepCost:
         return self.decode_ms + self.request_ms * batch + crowd + self.experts_read_ms(batch)
 
     def parts(self, work: Work) -> tuple[float, float]:
-        """Matrix products and attention, whose sum is the step's time: what online correction scales apart."""
+        """Matrix products and attention, whose sum is the step's time; the online correction scales the two apart."""
         attention = self.area_ms * work.area + self.context_ms * work.sum_context
         if not work.new_tokens:
             return (self.requests_ms(work.batch) if work.batch else 0.0), attention
@@ -143,12 +143,12 @@ class StepCost:
         return max(self.requests_ms(work.batch), shared), attention
 
     def step_ms(self, work: Work) -> float:
-        """The time of one step; 0 where there is nothing to do."""
+        """The time of one step; 0 without work."""
         matrices, attention = self.parts(work)
         return matrices + attention
 
     def scaled(self, matrices: float, attention: float) -> StepCost:
-        """The same with its two parts times these factors."""
+        """The same coefficients with the two parts times these factors."""
         return replace(
             self,
             floor_ms=self.floor_ms * matrices,
@@ -172,7 +172,7 @@ class ByKind:
     mixed: StepCost
 
     def of(self, kind: Kind) -> StepCost:
-        """Those of one kind."""
+        """The coefficients of one kind."""
         if kind is Kind.PREFILL:
             return self.prefill
         return self.decode if kind is Kind.DECODE else self.mixed

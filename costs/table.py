@@ -1,7 +1,7 @@
-"""The costs of many instances at once: columns, one row per instance, updated in place, asked in one expression.
+"""The costs of many instances at once: columns, one row per instance, updated in place, computed in one expression.
 
-For policies that choose among up to a thousand instances within 200 µs. Same numbers as `Costs` (a property test
-compares); whoever owns the rows says which is whose.
+For policies that choose among up to a thousand instances within 200 µs. It gives the same numbers as `Costs` (a
+property test compares). The caller assigns rows to instances.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class CostTable:
     def mixed_step_ms(
         self, new_tokens: Counts, cached_tokens: Counts, batch: Counts, sum_context: Counts, rows: Rows = ALL
     ) -> Array:
-        """`Costs.mixed_step_ms` for every row; rows without a batch, or without new tokens, are of that kind."""
+        """`Costs.mixed_step_ms` for every row; a row without a batch, or without new tokens, is a step of one kind."""
         new, cached = _floats(new_tokens), _floats(cached_tokens)
         requests, context = _floats(batch), _floats(sum_context)
         cost = self._mixed.cost
@@ -118,7 +118,9 @@ class CostTable:
         return np.where((requests > 0) & (new > 0), mixed, alone)
 
     def transfer_ms(self, tokens: Counts, sharers: Counts = 1, rows: Rows = ALL) -> Array:
-        """A prompt's KV through each row's own NICs, shared by `sharers`; a pair takes the longer of its two."""
+        """Time of a prompt's KV through each row's own NICs, shared by `sharers`; a pair takes the longer of its two
+        times.
+        """
         held = np.ceil(_floats(tokens) / BLOCK_TOKENS) * BLOCK_TOKENS
         moving = self._kv_bytes_per_token[rows] * held * _floats(sharers) / self._bytes_per_ms[rows]
         time: Array = np.where(held > 0, self._latency_ms[rows] + moving, 0.0)

@@ -1,6 +1,6 @@
 """Step times in whole nanoseconds, for machines that must count exactly: the engine twin and the simulator.
 
-The same form as `step`, in integers: coefficients are rounded once to 2⁻³⁰ ns, everything after that is exact and the
+The same form as `step`, in integers. Coefficients are rounded once to 2⁻³⁰ ns; everything after that is exact and the
 same on every machine. A step's time is the sum of its terms, rounded down.
 
 Decode steps grow by one token per request and step, so that a run of k steps takes
@@ -22,7 +22,7 @@ SHIFT = 30
 """Coefficients are kept to 2⁻³⁰ ns: 10⁹ token pairs of attention are still right to the nanosecond."""
 
 CHANCE_BITS = 60
-"""Chances are kept to 2⁻⁶⁰."""
+"""Probabilities are kept to 2⁻⁶⁰."""
 
 
 def floor_sum(count: int, modulus: int, slope: int, start: int) -> int:
@@ -56,7 +56,7 @@ class Ticks:
     """Where the bend's line crosses zero: crowd × crowd_from."""
     experts: int
     miss: int
-    """Chance in units of 2⁻⁶⁰."""
+    """Probability in units of 2⁻⁶⁰."""
 
     @classmethod
     def of(cls, cost: StepCost) -> Ticks:
@@ -80,30 +80,32 @@ class Ticks:
         )
 
     def step_ns(self, work: Work) -> int:
-        """One step; 0 where there is nothing to do, at least 1 otherwise."""
+        """The time of one step; 0 without work, at least 1 otherwise."""
         if not work.new_tokens and not work.batch:
             return 0
         attention = self.area * work.area + self.context * work.sum_context
         return max(1, (self._matrices(work.new_tokens, work.batch) + attention) >> SHIFT)
 
     def decode_step_ns(self, batch: int, sum_context: int) -> int:
-        """One token for each of `batch` requests whose contexts sum up to `sum_context`."""
+        """Time to make one token for each of `batch` requests whose contexts sum up to `sum_context`."""
         return self.decode_run_ns(batch, sum_context, 1)
 
     def decode_run_ns(self, batch: int, sum_context: int, steps: int) -> int:
-        """`steps` decode steps in a row, each with `batch` more tokens of context than the one before."""
+        """Time of `steps` decode steps in a row, each with `batch` more tokens of context than the one before."""
         assert batch >= 0 and sum_context >= 0 and steps >= 0
         if not batch:
             return 0
         first = self._requests(batch) + self.context * sum_context
         if steps == 1:
             return max(1, first >> SHIFT)
-        if first < 1 << SHIFT:  # a step takes time: never faster than 1 ns, which no real cost comes near
+        if first < 1 << SHIFT:  # a step takes time: at least 1 ns, far below any real cost
             return sum(max(1, (first + self.context * batch * at) >> SHIFT) for at in range(steps))
         return floor_sum(steps, 1 << SHIFT, self.context * batch, first)
 
     def decode_steps_for(self, batch: int, sum_context: int, duration_ns: int) -> int:
-        """The fewest decode steps that together take at least `duration_ns`: a run cut there ends with a whole step."""
+        """The fewest decode steps that together take at least `duration_ns`: a run that is cut there ends with a whole
+        step.
+        """
         assert batch > 0
         if duration_ns <= 0:
             return 0
@@ -148,7 +150,7 @@ class Ticks:
 
 
 def _positive_root(square: float, linear: float, constant: float) -> int:
-    """About where square·x² + linear·x reaches `constant`, rounded down."""
+    """The x, rounded down, at which square·x² + linear·x reaches about `constant`."""
     if square <= 0:
         return int(constant // linear)
     return int((math.sqrt(linear * linear + 4 * square * constant) - linear) / (2 * square))

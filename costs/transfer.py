@@ -1,13 +1,13 @@
-"""Moving the KV cache of a prompt: bytes, streams, time.
+"""Costs of moving the KV cache of a prompt: bytes, streams, time.
 
     time = latency + bytes / (paths × bandwidth / sharers)
 
 Bytes are those of whole blocks, because connectors move blocks. A *path* is a pair of GPUs that moves data at the same
 time as the others; `sharers` transfers that use the same NICs get equal parts (max-min fairness among equals).
 
-Between different tensor parallelism: heads are split over ranks, so each rank of the narrower side talks to several of
-the wider one, and the narrower side's NICs bound the time. K and V heads that a rank holds as copies are sent to each
-holder. Latent attention (MLA) is held whole by every rank, so every rank of D pulls all of it.
+With different tensor parallelism, heads are split over ranks: each rank of the narrower side talks to several of the
+wider one, and the narrower side's NICs bound the time. K and V heads that a rank holds as copies are sent to each
+holder. Every rank holds latent attention (MLA) whole, so every rank of D pulls all of it.
 
 Not modelled: many small pieces (a block has one piece per layer, and per head between different parallelism), which
 some transports slow down on; registration and handshakes; a NIC shared with other traffic.
@@ -31,10 +31,10 @@ LINK_EFFICIENCY = 0.79
 """The same inside a node: 357 of 450 GB/s over NVLink between two H100 (vidur); an A100 reached 286 of 300."""
 
 NIC_LATENCY_MS = 0.019
-"""Of one message between nodes (vidur, H100: 0.019 ms; A100: 0.029 ms)."""
+"""Latency of one message between nodes (vidur, H100: 0.019 ms; A100: 0.029 ms)."""
 
 LINK_LATENCY_MS = 0.008
-"""Of one message inside a node (vidur, H100: 0.008 ms; A100: 0.013 ms)."""
+"""Latency of one message inside a node (vidur, H100: 0.008 ms; A100: 0.013 ms)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Link:
 
     latency_ms: float
     gb_s: float
-    """One way, as reached."""
+    """Bandwidth that is reached, one way."""
 
     def ms(self, size_bytes: float, *, paths: int = 1, sharers: int = 1) -> float:
         """Time of one transfer over `paths` such links at once, each shared with `sharers` − 1 others."""
@@ -53,23 +53,23 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handoff:
-    """What moving one prompt from one shape to another takes."""
+    """The bytes and streams of moving one prompt from one shape to another."""
 
     size_bytes: int
     paths: int
 
     def ms(self, link: Link, *, sharers: int = 1) -> float:
-        """Time over `link` when `sharers` handoffs use it at once."""
+        """Time over `link` if `sharers` hand-overs use it at once."""
         return link.ms(self.size_bytes, paths=self.paths, sharers=sharers)
 
 
 def nic(source: Gpu, target: Gpu) -> Link:
-    """Between nodes: the slower of the two NICs."""
+    """The link between nodes: the slower of the two NICs."""
     return Link(latency_ms=NIC_LATENCY_MS, gb_s=NIC_EFFICIENCY * min(source.nic_gb_s, target.nic_gb_s))
 
 
 def node_link(gpu: Gpu) -> Link:
-    """Inside a node."""
+    """The link inside a node."""
     return Link(latency_ms=LINK_LATENCY_MS, gb_s=LINK_EFFICIENCY * gpu.link_gb_s)
 
 
@@ -87,20 +87,20 @@ def handoff(
     kv_dtype: Dtype | None = None,
     block_tokens: int = BLOCK_TOKENS,
 ) -> Handoff:
-    """What moving the KV cache of a prompt of `tokens` tokens from `source` to `target` takes."""
+    """The bytes and streams of moving the KV cache of a prompt of `tokens` tokens from `source` to `target`."""
     once = model.kv_bytes_per_token(kv_dtype) * whole_blocks(tokens, block_tokens)
     return Handoff(size_bytes=once * copies(model, target), paths=paths(model, source, target))
 
 
 def copies(model: ModelShape, target: Shape) -> int:
-    """How often the target holds each byte: once, but for latents and for heads fewer than ranks."""
+    """How often the target holds each byte: once, except for latents and for fewer heads than ranks."""
     if model.latent:
         return target.tp
     return max(1, -(-target.tp // model.kv_heads))
 
 
 def paths(model: ModelShape, source: Shape, target: Shape) -> int:
-    """Pairs of GPUs that move data at once: as many as the side with fewer ranks that hold something of their own.
+    """Pairs of GPUs that move data at once: as many as the side with fewer ranks with data of their own.
 
     Ranks of P that hold the same latent share the work of sending it. Each pipeline stage moves its own layers.
     """
@@ -109,7 +109,7 @@ def paths(model: ModelShape, source: Shape, target: Shape) -> int:
 
 
 def exposed_ms(transfer_ms: float, prefill_ms: float, layers: int) -> float:
-    """What is left of a layer-by-layer transfer when prefill ends: at least the last layer's, at most what is longer.
+    """The part of a layer-by-layer transfer that is left after prefill: at least the last layer's time.
 
     Layer i's bytes can leave once it is computed, so that all but the last layer's hide behind prefill.
     """

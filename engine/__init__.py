@@ -1,1 +1,1 @@
-"""The thing that runs the model: a stock vLLM server as a watched child, and a tiny model that ships."""
+"""Engines, which run the model: a stock vLLM server as a watched child, its twin, the mock, and a tiny model."""

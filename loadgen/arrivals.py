@@ -1,4 +1,4 @@
-"""When requests arrive: renewal processes, which are streams of independent gaps. Pure: chance is the given generator.
+"""Arrival times: renewal processes, which are streams of independent gaps. Pure: the caller gives the generator.
 
 Every process is endless and gives the times of arrivals in seconds, ascending; the first one comes after one gap. With
 mean rate r (requests per second) the mean gap is 1/r and the expected number in t seconds is r·t, for processes
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 BATCH = 256
-"""Gaps are drawn so many at a time: one call of numpy costs as much as a few hundred numbers."""
+"""Gaps are drawn in batches of this size: one call of numpy costs as much as a few hundred numbers."""
 
 CV_MAX = 30.0
 """Beyond this a Weibull's shape lies below 0.14 and a single gap can be longer than any run."""
@@ -117,7 +117,7 @@ def _unit_gap(family: str, shape: float, rng: np.random.Generator) -> float:
 
 
 def mixed(streams: Iterable[Iterator[float]]) -> Iterator[tuple[float, int]]:
-    """Several clients at once: (time in seconds, which of the streams), ascending. Rates add up."""
+    """Merge several clients: (time in seconds, index of the stream), ascending. Rates add up."""
     return heapq.merge(*(_named(stream, at) for at, stream in enumerate(streams)))
 
 

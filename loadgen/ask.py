@@ -1,4 +1,4 @@
-"""Asks an endpoint, before a load, which model it serves and how many tokens a text makes there."""
+"""Asks an endpoint, before a load, which model it serves and how many tokens a text has there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadgen.body import Asking
 from loadgen.prompts import Fit, fit, text_of
 
 ASK_S = 60.0
-"""A probe may stand in a busy server's queue."""
+"""Time limit of a probe, which may wait in a busy server's queue."""
 
 PROBE_CHARS = (200, 1200)
 """Long enough to tell the ratio from the template, short enough for a context of 2,048 byte tokens."""
@@ -41,7 +41,7 @@ async def model_of(url: str, headers: Mapping[str, str]) -> str:
 
 
 async def fit_of(url: str, headers: Mapping[str, str], asking: Asking) -> Fit | None:
-    """How characters become prompt tokens there, from two requests of one token each; None if `usage` does not say."""
+    """How characters become prompt tokens there, from two requests of one token each; None if `usage` is missing."""
     try:
         async with asyncio.timeout(ASK_S), aiohttp.ClientSession(headers=headers) as session:
             points = [(chars, await _prompt_tokens(session, url, asking, chars)) for chars in PROBE_CHARS]

@@ -1,4 +1,4 @@
-"""The request body that asks for one arrival. Pure."""
+"""The request body for one arrival. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadgen.prompts import Fit, prompt_ids, prompt_text
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How requests are put."""
+    """The form of requests: API, model, options."""
 
     model: str
     chat: bool = False
@@ -24,9 +24,9 @@ class Asking:
     ignore_eos: bool = True
     """vLLM's `ignore_eos`: answers are as long as the arrival says. Other servers may refuse the field."""
     salt: str = ""
-    """Makes this run's own texts unlike another run's, so that no cache has seen them."""
+    """Makes this run's texts unlike another run's, so that no cache has seen them."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Put into every body last, over what stands there."""
+    """Fields that are put into every body last, over existing ones."""
 
     @property
     def path(self) -> str:
@@ -46,7 +46,7 @@ def body_of(arrival: Arrival, asking: Asking, number: int) -> bytes:
 
 
 def turn_body(said: Sequence[str], output_tokens: int, asking: Asking) -> bytes:
-    """The JSON of a conversation's turn: what was said so far, its user first and by turns, the new message last."""
+    """The JSON of a conversation's turn: all messages so far, user and answers in turn, with the new message last."""
     if asking.chat:
         roles = ("user", "assistant")
         messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(said)]

@@ -1,13 +1,13 @@
-"""Two saved results, one against the other: differences with intervals, and what cannot be compared. Pure.
+"""Compares two saved results: differences with intervals, and reasons why the two cannot be compared. Pure.
 
-Requests of one load are no independent draws: neighbours stood in one queue. So stretches of neighbouring requests are
-drawn, not single ones, with circular blocks of 2·n^(1/3) requests (D. N. Politis and J. P. Romano, *A circular
-block-resampling procedure for stationary data*, 1992; the exponent is that of P. Hall, J. L. Horowitz and B.-Y. Jing,
-*On blocking rules for the bootstrap with dependent data*, Biometrika 82, 1995). Where both results are of the same
-requests, the same stretches are drawn from both: what differs is then the server, not the luck of the draw.
+Requests of one load are no independent draws: neighbours waited in one queue. So the bootstrap draws stretches of
+neighbouring requests, not single ones, with circular blocks of 2·n^(1/3) requests (D. N. Politis and J. P. Romano, *A
+circular block-resampling procedure for stationary data*, 1992; the exponent is that of P. Hall, J. L. Horowitz and
+B.-Y. Jing, *On blocking rules for the bootstrap with dependent data*, Biometrika 82, 1995). If both results are of the
+same requests, the same stretches are drawn from both: the difference is then the server's, not the luck of the draw.
 Intervals are the bootstrap's own percentiles, at a level that holds for all rows of the table together (Bonferroni).
 
-What no interval here contains: how much another run of the same load would differ. For that, run it again.
+No interval here contains how much another run of the same load would differ. To see that, run the load again.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _Floats = NDArray[np.float64]
 
 DRAWS: Final = 2000
 CONFIDENCE: Final = 0.95
-"""Of all rows together."""
+"""Confidence of all rows together."""
 
 LEAST: Final = 20
-"""Requests on each side: with fewer, no interval is told."""
+"""Least requests on each side: with fewer, no interval is given."""
 
 LATER_S: Final = 0.001
-"""Moments of two results of one load differ by less: they were rounded to the microsecond."""
+"""Two results are of one load if their moments differ by less: records are rounded to the microsecond."""
 
 CELLS: Final = 1_000_000
-"""Numbers held at a time: large results are drawn in turns."""
+"""Numbers in memory at a time: larger results are drawn in parts."""
 
 Statistic = Callable[[_Floats], _Floats]
-"""Of each row of a matrix; NaN stands for a request that does not have the quantity."""
+"""A statistic of each row of a matrix; NaN stands for a request that lacks the quantity."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One quantity of both."""
+    """One quantity of both results."""
 
     name: str
     unit: str
@@ -58,7 +58,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """better, worse, or `same` where the interval holds 0; empty where nothing can be said."""
+        """better, worse, or `same` if the interval holds 0; empty without an interval."""
         if self.low is None or self.high is None:
             return ""
         if self.low <= 0 <= self.high:
@@ -67,25 +67,25 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole of it, as `--json` prints it."""
+    """The whole comparison, as `--json` prints it."""
 
     requests_a: int
     requests_b: int
     paired: bool
-    """Both are of the same requests at the same moments."""
+    """Whether both results are of the same requests at the same moments."""
     unlike: tuple[str, ...]
-    """Why the two cannot be compared: differences below are then of the loads as much as of the servers."""
+    """Why the two cannot be compared: the differences are then of the loads as much as of the servers."""
     differences: tuple[Difference, ...]
     confidence: float = CONFIDENCE
 
     @property
     def worse(self) -> tuple[str, ...]:
-        """What is surely worse in b."""
+        """The quantities that are worse in b beyond their interval."""
         return tuple(each.name for each in self.differences if each.verdict == "worse")
 
 
 def compare(a: Sequence[Record], b: Sequence[Record], targets: Targets, seed: int = 0) -> Comparison:
-    """What b changes against a. Requests cut by the sender are in neither."""
+    """The changes from a to b. Requests that the sender cut are left out of both."""
     a, b = _kept(a), _kept(b)
     unlike = tuple(_unlike(a, b))
     paired = not unlike and _same(a, b)
@@ -106,7 +106,7 @@ def _kept(records: Sequence[Record]) -> list[Record]:
 
 
 def _unlike(a: Sequence[Record], b: Sequence[Record]) -> list[str]:
-    """What makes these two different loads."""
+    """Reasons why these two are different loads."""
     found = []
     if not a or not b:
         return ["one of them holds no request that ended"]
@@ -135,7 +135,7 @@ def _rate(records: Sequence[Record]) -> float | None:
 
 
 def _same(a: Sequence[Record], b: Sequence[Record]) -> bool:
-    """Whether both are of the same requests at the same moments."""
+    """Whether both results are of the same requests at the same moments."""
     if a and a[0].closed_loop:
         return False
     return len(a) == len(b) and all(
@@ -173,7 +173,7 @@ def _of(statistic: Statistic, values: _Floats) -> float | None:
 
 
 def _draws(found: Sequence[_Floats], statistic: Statistic, rng: np.random.Generator, *, paired: bool) -> _Floats:
-    """Changes of resampled loads; those in which nothing was answered are left out."""
+    """Changes of resampled loads, without those in which no request was answered."""
     longest = max(len(values) for values in found)
     at_once = max(1, min(DRAWS, CELLS // longest))
     changes = []
@@ -224,7 +224,7 @@ def _answered(record: Record, _: Targets) -> float:
 
 
 def _mean(values: _Floats) -> _Floats:
-    """Of each row, of those that are there; NaN for a row without any."""
+    """Mean of each row's values without NaNs; NaN for a row without any."""
     there = ~np.isnan(values)
     count = there.sum(axis=1)
     total = np.where(there, values, 0.0).sum(axis=1)
@@ -232,7 +232,7 @@ def _mean(values: _Floats) -> _Floats:
 
 
 def _percentile(share: float) -> Statistic:
-    """Of each row, of those that are there, interpolated linearly; NaN for a row without any."""
+    """Percentile of each row's values without NaNs, interpolated linearly; NaN for a row without any."""
 
     def of(values: _Floats) -> _Floats:
         ordered = np.sort(values, axis=1)  # NaNs come last

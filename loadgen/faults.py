@@ -1,8 +1,8 @@
-"""What is done to the fleet while a load runs, and when: read from text, checked, and due in order. Pure.
+"""The actions on the fleet while a load runs, and their times: read from text, checked, and due in order. Pure.
 
 One action a line, seconds since the start of the load first:
 
-    30s kill prefill-0                          the instance's agent and engine, without a word (of a `baton up` here)
+        30s kill prefill-0                          the instance's agent and engine, at once (of a `baton up` here)
     30s drain decode-1 deadline_s=20            its agent: no new work
     60s resume decode-1
     45s role prefill-1 decode                   its agent: another role
@@ -31,11 +31,11 @@ FAULTS_MAX: Final = 10_000
 _TIME: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>ms|s|m|h)?")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _OWN: Final = {"kill": (), "drain": ("deadline_s",), "resume": (), "clear": ()}
-"""Actions that are no fault of a mock, and the settings they take."""
+"""Actions that are no mock's faults, and the settings that they take."""
 
 
 class Asks(StrEnum):
-    """Who carries an action out."""
+    """The program that carries an action out."""
 
     AGENT = "agent"
     MOCK = "mock"
@@ -43,20 +43,20 @@ class Asks(StrEnum):
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to do."""
+    """One action."""
 
     at_s: float
     """Seconds since the start of the load."""
     do: str
     """kill, drain, resume, role, clear, or a fault's name."""
     target: str
-    """The instance."""
+    """The instance that the action is for."""
     body: dict[str, Any] = {}
-    """What is sent with it."""
+    """Settings that are sent with the action."""
 
     @property
     def asks(self) -> Asks:
-        """Who carries it out."""
+        """The program that carries the action out."""
         if self.do == "kill":
             return Asks.KERNEL
         return Asks.AGENT if self.do in {"drain", "resume", "role"} else Asks.MOCK
@@ -67,26 +67,26 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was done, or could not be."""
+    """One action that was done, or that failed."""
 
     at_s: float
-    """When it was to be done."""
+    """When the action was due."""
     done_s: float
-    """When it had been done, or given up: seconds since the start of the load."""
+    """When it was done or given up, seconds since the start of the load."""
     what: str
     """`kill prefill-0`."""
     error: str | None = None
 
 
 class BadAction(ValueError):
-    """In one line, what is wrong with an action and what would do."""
+    """An action cannot be read. The message says in one line what is wrong and what to write."""
 
 
 def read_lines(lines: Iterable[str]) -> list[Action]:
-    """A file's actions, in order of time; empty lines and those that begin with # are passed over.
+    """A file's actions, in order of time; empty lines and lines that begin with # are skipped.
 
     Raises:
-        BadAction: with the line's number.
+        BadAction: a line cannot be read; the message has its number.
     """
     found = []
     for number, line in enumerate(lines, 1):
@@ -130,7 +130,7 @@ def read(text: str) -> Action:
 
 
 def in_order(actions: Iterable[Action]) -> list[Action]:
-    """By time; those of one moment as they were written."""
+    """Sort actions by time; actions of one moment keep their order."""
     return sorted(actions, key=lambda each: each.at_s)
 
 
@@ -160,17 +160,17 @@ def _setting(word: str) -> tuple[str, Any]:
 
 
 class Timeline:
-    """Actions that come due. `handle` gives those of this moment, each once; `next_wakeup` tells the next moment."""
+    """Actions in order. `handle` gives those that are due now, each once; `next_wakeup` gives the next moment."""
 
     def __init__(self, actions: Iterable[Action]) -> None:
         self._left = in_order(actions)
 
     def next_wakeup(self) -> float | None:
-        """Seconds since the start of the load; None when all are done."""
+        """Seconds from the start of the load to the next action; None after the last one."""
         return self._left[0].at_s if self._left else None
 
     def handle(self, now: float) -> tuple[Action, ...]:
-        """What is due by now."""
+        """The actions that are due by now."""
         due = tuple(each for each in self._left if each.at_s <= now)
         del self._left[: len(due)]
         return due

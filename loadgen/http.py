@@ -1,7 +1,7 @@
-"""HTTP/1.1 to one endpoint, for the sender alone: keep-alive connections whose answers are told piece by piece.
+"""HTTP/1.1 to one endpoint, for the sender only: keep-alive connections that deliver answers piece by piece.
 
-A callback per piece instead of a reader per request: no task is woken for a token, and the time stamp is taken where
-the bytes arrive. That makes 50,000 chunks per second one core's work (docs/load.md has the measurement).
+It uses a callback per piece instead of a reader per request: no task wakes up for a token, and the time stamp is taken
+where the bytes arrive. So one core handles 50,000 chunks per second (docs/load.md has the measurement).
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ import httptools
 from cluster.errors import UsageError
 
 CONNECT_S = 10.0
-"""A server that does not accept a connection within this refuses it."""
+"""Time limit for a connection to be accepted; after it the connection counts as refused."""
 
 IDLE_S = 4.0
-"""Idle connections are dropped before uvicorn drops them (5 s): a reused one is then hardly ever already closed."""
+"""Idle connections are dropped before uvicorn drops them (5 s), so that a reused one is rarely closed already."""
 
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Failed(Exception):
-    """No answer. `kind` is `connect` (nobody there) or `own_limit` (this machine has no file or port left)."""
+    """No answer. `kind` is `connect` (the server does not accept) or `own_limit` (this machine has no file or port
+    left).
+    """
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -35,7 +37,7 @@ class Failed(Exception):
 
 
 class Listener(Protocol):
-    """Who hears an answer. Exactly one of `ended` and `broke` is called, last, unless the connection is cut by us."""
+    """Receives an answer. Exactly one of `ended` and `broke` is called, last, unless the sender cuts the connection."""
 
     def piece(self, status: int, data: bytes, now: float) -> None:
         """Bytes of the body came, at `now` of `time.perf_counter()`."""
@@ -44,7 +46,7 @@ class Listener(Protocol):
         """The answer is complete."""
 
     def broke(self, why: str, now: float, *, stale: bool) -> None:
-        """The connection ended first. `stale`: it was a reused one and not a byte of an answer had come."""
+        """The connection ended early. `stale`: it was a reused one, and no byte of the answer had come."""
 
 
 class Connection(asyncio.Protocol):
@@ -66,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._pool.opened.add(self)
 
     def send(self, request: bytes, listener: Listener) -> None:
-        """Write a request; `listener` hears of the answer."""
+        """Write a request; `listener` receives the answer."""
         assert self._listener is None
         self._listener = listener
         self._used += 1
@@ -77,7 +79,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(request)
 
     def cut(self) -> None:
-        """Break off at once; nobody is told."""
+        """Close the connection at once; the listener is not called."""
         self._listener = None
         if self._transport is not None:
             self._transport.abort()
@@ -91,7 +93,10 @@ class Connection(asyncio.Protocol):
         self._heard = True
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:  # the second is of a status 101
+        except (
+            httptools.HttpParserError,
+            httptools.HttpParserUpgrade,
+        ) as error:  # the second: a status 101
             self._tell_broke(f"no HTTP answer: {error}")
             self.cut()
 
@@ -106,7 +111,7 @@ class Connection(asyncio.Protocol):
             self._listener.piece(self._parser.get_status_code(), body, self._now)
 
     def on_message_complete(self) -> None:
-        if self._parser.get_status_code() < 200:  # it only says that more is to come
+        if self._parser.get_status_code() < 200:  # an informational answer: the real one follows
             self._length_known = False
             return
         listener, self._listener = self._listener, None
@@ -142,7 +147,7 @@ class Connection(asyncio.Protocol):
 
 
 class Pool:
-    """Connections to one endpoint, as many as are needed at a time."""
+    """Connections to one endpoint, opened as needed."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -162,7 +167,7 @@ class Pool:
         self.opened: set[Connection] = set()
 
     def idle(self) -> Connection | None:
-        """The connection used last, if one is free: the older ones may then end."""
+        """A free connection, the one used last; older ones may then time out."""
         now = time.perf_counter()
         while self._idle:
             connection = self._idle.pop()

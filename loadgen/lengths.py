@@ -1,4 +1,4 @@
-"""How many tokens: distributions of prompt and answer lengths. Pure: chance is the given generator.
+"""Distributions of prompt and answer lengths in tokens. Pure: the caller gives the random generator.
 
 Every draw is a whole number of tokens, 1 or more.
 """
@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 TOKENS_MAX = 10_000_000
-"""No model's context comes near; a lognormal's tail could otherwise ask for a prompt of gigabytes."""
+"""Longest draw, beyond any model's context: a lognormal's tail could otherwise ask for a prompt of gigabytes."""
 
 Z90 = 1.2815515655446004
 """The 90th percentile of the standard normal distribution."""
@@ -31,7 +31,7 @@ class Lengths(Protocol):
 
 
 class Fixed:
-    """Always the same."""
+    """Always the same length."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -70,7 +70,7 @@ class LogNormal:
 
 
 class Empirical:
-    """Lengths seen elsewhere, each with its weight. Mean = Σ length·weight / Σ weight."""
+    """Observed lengths, each with its weight. Mean = Σ length·weight / Σ weight."""
 
     def __init__(self, weights: Mapping[int, float]) -> None:
         assert weights and min(weights.values()) >= 0 and sum(weights.values()) > 0
@@ -87,7 +87,7 @@ class Empirical:
 
 
 def empirical(lengths: Iterable[int]) -> Empirical:
-    """The distribution of these lengths themselves."""
+    """The distribution of exactly these lengths."""
     weights: dict[int, float] = {}
     for each in lengths:
         weights[each] = weights.get(each, 0.0) + 1.0

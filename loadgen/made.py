@@ -23,7 +23,8 @@ def made(
     """One arrival for each of the `times` (seconds, ascending). Lengths are independent of each other and of time.
 
     With `prefix_tokens`, each prompt begins with the text of one of `prefix_groups` groups, picked evenly; `inputs`
-    counts it too, and a prompt is never shorter than it plus one token.
+    With `prefix_tokens`, each prompt begins with the text of one of `prefix_groups` groups, picked evenly. `inputs`
+    includes that prefix, and a prompt is always at least one token longer than it.
     """
     for at_s in times:
         tokens = inputs.draw(rng)

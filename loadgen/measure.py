@@ -1,14 +1,14 @@
-"""Which requests tell what an engine's steps cost, and the rows that their times become. Pure.
+"""Chooses requests that show what an engine's steps cost, and turns their times into rows for a fit. Pure.
 
-Two kinds of points. A *prompt* is sent alone, a few times: its time to the first token is a prefill step, and the way
-there and back. *Streams* are sent together: between the moment when the last of them has its first token and the moment
-when the first of them ends, every step of the engine decodes one token for each, and the time between two tokens is
-that step.
+There are two kinds of points. A *prompt* is sent alone, a few times: its time to the first token is a prefill step plus
+the way there and back. *Streams* are sent together: from the moment when the last of them has its first token to the
+moment when the first of them ends, every step of the engine decodes one token for each, and the time between two tokens
+is that step.
 
-What it does not see: what an engine does inside a step. A prompt longer than the engine's token budget per step
-(vLLM's ``max_num_batched_tokens``) is several steps; `Limits.prompt_tokens` has to stay within it. Prompts are new to
-the engine each time, so that its prefix cache does not answer; those of streams repeat from one batch size to the next,
-where a cached prefill is only saved time.
+This method does not see inside a step. A prompt longer than the engine's token budget per step (vLLM's
+``max_num_batched_tokens``) is several steps; `Limits.prompt_tokens` has to stay within it. Prompts are new to the
+engine each time, so that its prefix cache has no part. Prompts of streams repeat from one batch size to the next, where
+a cached prefill only saves time.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from loadgen.arrival import Arrival
 from loadgen.record import Record
 
 SMALL_PROMPTS = (16, 64, 256, 640)
-"""Tokens, below the knee: they tell the floor."""
+"""Prompt lengths in tokens below the knee: they show the floor."""
 
 LARGE_PROMPTS = 6
 """Lengths from just above the knee to the longest, at equal factors."""
 
 KNEE_MARGIN = 1.05
-"""Prompts made of text come out a few percent off: the shortest large one must still lie beyond the knee."""
+"""Prompts made of text come out a few percent off; the shortest large one must still lie beyond the knee."""
 
 PROMPT_TIMES = 5
-"""Each prompt's repetitions. The first, which also opens a connection, does not count; of the others the second
-fastest does: other programs can only add to a time, and a single fastest one might be luck."""
+"""Repetitions of each prompt. The first one, which also opens a connection, does not count. Of the others the second
+fastest counts: other programs can only add to a time, and the single fastest one might be luck."""
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SHORT_CONTEXT, LONG_BATCHES = 128, (1, 8, 32)
 
 STEPS = 32
-"""Decode steps of a stream point, after all its prompts are through."""
+"""Decode steps of a stream point, after all its prompts are done."""
 
 SPANS = 3
-"""A step is the median over spans of a third of the steps, not over single ones: timers and networks round single gaps
+"""A step is the median over spans of a third of the steps, not over single steps: timers and networks round single gaps
 to a millisecond, and a stall lies in less than half of the spans."""
 
 CHUNK_TOKENS = 2048
 """vLLM's smallest usual token budget per step: while a batch's prompts come in, its first streams already run."""
 
 STEPS_LEAST = 8
-"""Fewer common steps than this are no measurement."""
+"""Least steps in common; with fewer the point is rejected."""
 
 KV_SHARE = 0.8
-"""Of an engine's KV cache: with more, it may preempt."""
+"""Largest part of an engine's KV cache that a point uses: with more, the engine may preempt."""
 
 _PREFILL = re.compile(r"^vllm:request_prefill_time_seconds_(sum|count)(?:\{.*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 _CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
@@ -63,21 +63,21 @@ _CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the engine can take."""
+    """The limits of the engine."""
 
     prompt_tokens: int
-    """Longest prompt to try; within one step's token budget and the model's context."""
+    """Longest prompt to try, within one step's token budget and the model's context."""
     context_tokens: int
     """The model's longest context."""
     batch: int
     """Most streams at once."""
     kv_tokens: int | None = None
-    """Its KV capacity; None where it does not say."""
+    """The engine's KV capacity; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Prompts of this length, one after the other."""
+    """Prompts of one length, one after the other."""
 
     tokens: int
     times: int = PROMPT_TIMES
@@ -88,7 +88,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """So many answers at once, each after a prompt of this length."""
+    """This many answers at once, each after a prompt of this length."""
 
     batch: int
     context: int
@@ -103,7 +103,7 @@ Point = Prompt | Streams
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A point that told nothing, and why."""
+    """A point without a result, and why."""
 
     why: str
 
@@ -117,7 +117,9 @@ def too_short(limits: Limits) -> str | None:
 
 
 def points(limits: Limits) -> list[Point]:
-    """What to measure. Each half of the list would do for a rough fit: a run that is cut short still has one."""
+    """The points to measure. Each half of the list would do for a rough fit, so a run that is cut short still gives
+    one.
+    """
     first, last = KNEE_TOKENS * KNEE_MARGIN, limits.prompt_tokens
     large = [round(first * (last / first) ** (at / (LARGE_PROMPTS - 1))) for at in reversed(range(LARGE_PROMPTS))]
     prompts = [Prompt(tokens=tokens) for tokens in (*large, *SMALL_PROMPTS)]
@@ -148,7 +150,7 @@ def arrivals(point: Point) -> list[Arrival]:
 
 
 def prefill_row(records: Sequence[Record]) -> PrefillRow | Rejected:
-    """Prompts of one length → the second fastest time to the first token: a step, and the way there and back."""
+    """Prompts of one length → the second fastest time to the first token: a step plus the way there and back."""
     good = [each for each in records if each.error is None and each.ttft_sent_s is not None and not each.resent]
     if len(good) < 2:
         return Rejected(_failure(records) or "not enough answers")
@@ -160,17 +162,17 @@ def prefill_row(records: Sequence[Record]) -> PrefillRow | Rejected:
 
 
 def less(row: PrefillRow, way_ms: float) -> PrefillRow | Rejected:
-    """The step alone."""
+    """The row without the way there and back: the step alone."""
     if row.ms <= way_ms:
         return Rejected(f"its first token came within the {way_ms:.2f} ms that others take beside their step")
     return row._replace(ms=row.ms - way_ms)
 
 
 def way_ms(records: Sequence[Record], before: PrefillSeconds | None, after: PrefillSeconds | None) -> float | None:
-    """What a first token takes beside its step, by the engine's own clock; None where that does not say.
+    """Time of a first token besides its step, by the engine's own clock; None if the engine does not report it.
 
-    The engine adds up, over requests, the time from being scheduled to the first token; what our clock has more is the
-    server's other work (tokenising, answering) and the network.
+    The engine sums up, over requests, the time from scheduling to the first token. The rest of the time that the sender
+    measures is the server's other work (tokenising, answering) and the network.
     """
     times = [each.ttft_sent_s for each in records if each.error is None and each.ttft_sent_s is not None]
     if before is None or after is None or not times or after.requests - before.requests != len(times):
@@ -208,7 +210,7 @@ def _failure(records: Sequence[Record]) -> str | None:
 
 
 def kv_tokens(metrics: str) -> int | None:
-    """KV capacity in tokens, from the text of an engine's ``/metrics``; None where it does not say."""
+    """KV capacity in tokens, from the text of an engine's ``/metrics``; None if it is not there."""
     found = _CACHE.search(metrics)
     if found is None:
         return None
@@ -217,14 +219,14 @@ def kv_tokens(metrics: str) -> int | None:
 
 
 class PrefillSeconds(NamedTuple):
-    """vLLM's ``request_prefill_time_seconds``: of all requests that ended so far."""
+    """vLLM's ``request_prefill_time_seconds`` of all requests that have ended."""
 
     total_s: float
     requests: int
 
 
 def prefill_seconds(metrics: str) -> PrefillSeconds | None:
-    """From the text of an engine's ``/metrics``, its ranks added up; None where it does not say."""
+    """The same from the text of an engine's ``/metrics``, summed over its ranks; None if it is not there."""
     found = _PREFILL.findall(metrics)
     if not found:
         return None
@@ -233,7 +235,7 @@ def prefill_seconds(metrics: str) -> PrefillSeconds | None:
 
 
 def expected_s(point: Point, prefills: Sequence[PrefillRow], decodes: Sequence[DecodeRow]) -> float:
-    """Roughly how long a point will take, by the rows there are: to stay within a time that was given."""
+    """Rough time of a point, from the rows so far: it keeps a run within its time budget."""
     per_token = max((row.ms / row.new_tokens for row in prefills if row.new_tokens >= KNEE_TOKENS), default=0.0)
     if isinstance(point, Prompt):
         return point.times * point.tokens * per_token / 1000

@@ -1,8 +1,8 @@
-"""Prompts of a wanted length that share what they should share. Pure: the same id gives the same text, everywhere.
+"""Prompts of a wanted length that share the wanted prefixes. Pure: the same id gives the same text, everywhere.
 
 Texts are common English words, about one token each for a trained tokenizer and one token per byte for a byte-level
-one. How many characters make a token is a number that the caller measures once, from `usage`, and then keeps:
-if it changed during a load, equal ids would no longer give equal texts. Where tokens must be exact, token ids are sent.
+one. The caller measures the characters per token once, from `usage`, and then keeps the number: if it changed during a
+load, equal ids would no longer give equal texts. For exact token counts, token ids are sent instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from loadgen.arrival import Arrival
 
 CHARS_PER_TOKEN = 5.0
-"""Before anything is measured: the words below with their spaces, one token each."""
+"""Assumed before a measurement: the words below with their spaces, one token each."""
 
 WORDS = (
     "able about above across after again against ago air all almost alone along also always among and animal another "
@@ -48,7 +48,7 @@ def _words(seed: bytes, count: int) -> str:
 
 @lru_cache(maxsize=4096)
 def _block(seed: bytes, chars: int) -> str:
-    """Blocks repeat: that is what they are for. 4,096 of them are about 10 MB."""
+    """One block's text, cached because blocks repeat by design. 4,096 of them are about 10 MB."""
     return text_of(seed, chars)
 
 
@@ -58,7 +58,7 @@ class Fit:
 
     chars_per_token: float = CHARS_PER_TOKEN
     overhead_tokens: float = 0.0
-    """What the chat template and special tokens add."""
+    """Tokens that the chat template and special tokens add."""
 
     def chars(self, tokens: int) -> int:
         """Characters for a prompt of this many tokens in all, 1 or more."""

@@ -1,4 +1,4 @@
-"""What happened to one request: one line of JSON each, which `loadgen.traces.own` reads back as an arrival. Pure.
+"""The result of one request: one line of JSON each, which `loadgen.traces.own` reads back as an arrival. Pure.
 
 All times are seconds since the start of the load. docs/load.md has the schema.
 """
@@ -13,7 +13,7 @@ import msgspec
 from loadgen.arrival import Arrival
 
 INTERRUPTED = "interrupted"
-"""The error of a request that we cut ourselves (Ctrl-C): it says nothing of the server."""
+"""The error of a request that the sender cut itself (Ctrl-C): it says nothing of the server."""
 
 
 class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -25,7 +25,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     """When it was meant to be sent."""
     input_tokens: int
     output_tokens: int
-    """Asked for."""
+    """Tokens that were asked for."""
     prefix: tuple[int, ...] = ()
     block_tokens: int = 0
     session: str | None = None
@@ -35,18 +35,18 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     slo_class: str | None = None
 
     sent_s: float
-    """When we began to send it: connecting, where that was needed, comes after. `sent_s - at_s` is our own lateness."""
+    """When sending began; a connection, if needed, comes after. `sent_s - at_s` is the sender's own lateness."""
     first_byte_s: float | None = None
     """First byte of the answer's body."""
     first_token_s: float | None = None
     second_token_s: float | None = None
     last_token_s: float | None = None
     end_s: float
-    """Answer complete, or given up."""
+    """When the answer was complete, or given up."""
     status: int | None = None
-    """HTTP status, None where none came."""
+    """HTTP status; None if no answer came."""
     error: str | None = None
-    """None when the answer is whole; kinds are in docs/load.md."""
+    """None if the answer is whole; docs/load.md has the kinds."""
     detail: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -54,13 +54,14 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     chunks: int = 0
     """Events that carried a token."""
     held_back: bool = False
-    """`--max-concurrency` kept it from being sent in time."""
+    """Whether `--max-concurrency` kept it from being sent in time."""
     resent: bool = False
-    """Its first connection was an idle one that the server closed at that moment; sent again on a new one."""
+    """Whether the server closed the idle connection that it was sent on first, so that it was sent again on a new
+    one."""
     closed_loop: bool = False
-    """It waited for the answer before it (`--sessions`): a slow server then gets less to do."""
+    """Whether it waited for the answer before it (`--sessions`): a slow server then gets less work."""
     timing: dict[str, Any] | None = None
-    """Where the router says that its time went, in milliseconds (docs/timing.md)."""
+    """The router's own breakdown of the time, in milliseconds (docs/timing.md)."""
     token_s: tuple[float, ...] = ()
     """When each chunk came; only with `--token-times`."""
 
@@ -71,12 +72,12 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def ttft_sent_s(self) -> float | None:
-        """Time to first token since it was really sent, as tools that hide their own lateness count it."""
+        """Time to first token since the real sending, as tools that hide their own lateness count it."""
         return None if self.first_token_s is None else self.first_token_s - self.sent_s
 
     @property
     def tt2t_s(self) -> float | None:
-        """From the first token to the second: the handoff lies in between."""
+        """From the first token to the second: the hand-over lies in between."""
         if self.first_token_s is None or self.second_token_s is None:
             return None
         return self.second_token_s - self.first_token_s
@@ -96,12 +97,12 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Tokens generated: what `usage` says, or else the chunks counted."""
+        """Tokens generated: from `usage`, or else the number of chunks."""
         return self.chunks if self.completion_tokens is None else self.completion_tokens
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """What the sender saw of one request, in seconds since the start of the load."""
+    """The sender's times of one request, in seconds since the start of the load."""
 
     sent_s: float
     first_byte_s: float | None
@@ -111,7 +112,7 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 def record_of(number: int, arrival: Arrival, timings: Timings, *, token_times: bool = False) -> Record:
-    """The record of an arrival and its times; what the server said is filled in by the caller."""
+    """The record of an arrival and its times; the caller fills in the server's answer."""
     times = timings.token_s
     return Record(
         request=number,

@@ -1,9 +1,9 @@
-"""The open-loop sender: each request at its moment, whatever the server does with the earlier ones.
+"""The open-loop sender: sends each request at its moment, whatever the server does with the earlier ones.
 
-Never waits for an answer before it sends the next (unless `concurrency_max` is set, and then it counts what it held
-back). Keeps apart when a request was meant to be sent, when it was, and when bytes came. Ends by itself: after the last
-arrival it waits for open answers, each until its own deadline. `stop()` ends sending, `cut()` ends everything; what was
-measured is kept either way.
+It never waits for an answer before it sends the next request (unless `concurrency_max` is set; then it counts the
+requests that it held back). It records apart when a request was meant to be sent, when it was sent, and when bytes
+came. It ends by itself: after the last arrival it waits for open answers, each until its own deadline. `stop()` ends
+sending, `cut()` ends everything; measurements are kept in both cases.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from cluster.telemetry import RequestSpan
 
 EARLY_S = 0.001
-"""Timers fire up to a millisecond late (epoll counts in them), so we wake that much earlier and yield till then."""
+"""Timers fire up to a millisecond late (epoll counts in them), so the sender wakes that much earlier and then
+yields."""
 
 SLICE_S = 0.2
-"""Sleeps are cut to this, so that stopping takes no longer."""
+"""Longest single sleep, so that a stop takes no longer."""
 
 TICK_S = 0.1
-"""How often deadlines are looked at and progress is told."""
+"""How often deadlines are checked and progress is reported."""
 
 BURST = 8
 """When late, yield after so many sends: answers must be read meanwhile."""
@@ -51,7 +52,7 @@ ERROR_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """How to send."""
+    """Options of sending."""
 
     asking: Asking
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -60,15 +61,15 @@ class Sending:
     drain_s: float = 10.0
     """After `stop()`, open answers may take this long before they are cut as `interrupted`."""
     concurrency_max: int | None = None
-    """Requests open at once; None = no limit, which is what open-loop means."""
+    """Most requests open at once; None = no limit, which is what open-loop means."""
     token_times: bool = False
     stages: bool = True
-    """Ask for the router's timing parts; other servers do not know the header."""
+    """Whether to ask for the router's timing parts; other servers do not know the header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a load that one of several senders sends: requests first, first + step, first + 2·step ..."""
+    """One sender's part of a load: requests first, first + step, first + 2·step ..."""
 
     first: int
     step: int
@@ -78,7 +79,7 @@ class Shard:
 
 @dataclass(slots=True)
 class Load:
-    """What was sent and what came of it, also while it runs."""
+    """The requests sent so far and their results, also while the load runs."""
 
     sent: int = 0
     done: int = 0
@@ -91,7 +92,7 @@ class Load:
     stopped: bool = False
     records: list[Record] = field(default_factory=list)
     gaps_s: array[float] = field(default_factory=lambda: array("f"))
-    """Time between the chunks of an answer, of all answers that came whole."""
+    """Time between the chunks of an answer, over all whole answers."""
 
     @property
     def open(self) -> int:
@@ -100,7 +101,7 @@ class Load:
 
 
 class Replay:
-    """One load on one endpoint. `on_record` hears each record as it ends, `on_tick` the load ten times a second."""
+    """One load on one endpoint. `on_record` gets each record at its end, `on_tick` the load ten times a second."""
 
     def __init__(
         self,
@@ -128,31 +129,31 @@ class Replay:
         self._head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in named.items()), ""]).encode()
 
     def stop(self) -> None:
-        """Send no more; what is open may still end, for `drain_s`."""
+        """Send no more; open requests may still end, for `drain_s`."""
         self.load.stopped = True
         if self._stop_at is None:
             self._stop_at = time.perf_counter() + self.sending.drain_s
 
     def cut(self) -> None:
-        """End now: what is open is recorded as interrupted."""
+        """End now: open requests are recorded as interrupted."""
         self.stop()
         self._stop_at = time.perf_counter()
 
     async def run(self, arrivals: Iterable[Arrival], shard: Shard | None = None) -> Load:
-        """Send them all and wait for the answers; with a `shard`, as one of several senders."""
+        """Send all arrivals and wait for the answers; with a `shard`, as one of several senders."""
         numbers = count() if shard is None else count(shard.first, shard.step)
         start = None if shard is None else shard.start
         return await self._run(self._send_all(zip(numbers, arrivals, strict=False)), start)
 
     async def converse(self, talks: Sessions) -> Load:
-        """Hold these conversations: each turn after the answer before it."""
+        """Hold these conversations: send each turn after the answer before it."""
         self._talks = talks
         return await self._run(self._send_turns(talks), None)
 
     async def _run(self, sending: Coroutine[Any, Any, None], start: float | None) -> Load:
         _allow_many_files()
         thresholds = gc.get_threshold()
-        gc.freeze()  # what was there before needs no looking through, and what a load makes has no cycles worth a pause
+        gc.freeze()  # older objects need no search, and a load makes no cycles that are worth a pause
         gc.set_threshold(100_000, 50, 1000)
         cpu_s = time.process_time()
         self._start = time.perf_counter() if start is None else start
@@ -177,7 +178,7 @@ class Replay:
         for number, arrival in arrivals:
             if self._stop_at is not None:
                 break
-            body = body_of(arrival, self.sending.asking, number)  # made ahead of its time, while there is some
+            body = body_of(arrival, self.sending.asking, number)  # made ahead of its time, while there is time
             if not await self._until(self._start + arrival.at_s, number):
                 break
             limit = self.sending.concurrency_max
@@ -203,7 +204,7 @@ class Replay:
         self._sent_all = True
 
     async def _until(self, due: float, number: int) -> bool:
-        """Wait for the moment; False if there is none any more, as we were told to stop."""
+        """Wait for the moment; False if a stop comes first."""
         left = due - time.perf_counter()
         if left <= 0:
             if number % BURST == 0:
@@ -240,7 +241,7 @@ class Replay:
         self.send_on(self._pool.idle(), exchange)
 
     def send_on(self, connection: Connection | None, exchange: _Exchange) -> None:
-        """On this connection, or on a new one."""
+        """Send on this connection, or on a new one."""
         if connection is not None:
             exchange.connection = connection
             connection.send(exchange.request, exchange)
@@ -262,7 +263,7 @@ class Replay:
     # ends
 
     async def _watch(self) -> None:
-        """Deadlines, progress and the end."""
+        """Check deadlines, report progress, end the load."""
         while not (self._sent_all and not self._open and not self._held):
             await asyncio.sleep(TICK_S)
             now = time.perf_counter()
@@ -277,7 +278,7 @@ class Replay:
                 self._on_tick(self.load)
 
     def _expire(self, now: float) -> None:
-        """Everybody has the same deadline, so the one sent first is due first (held back ones, too)."""
+        """All requests have the same timeout, so the one sent first is due first (held back ones, too)."""
         while self._open:
             oldest = next(iter(self._open.values()))
             if now - oldest.sent < self.sending.timeout_s:
@@ -285,11 +286,11 @@ class Replay:
             oldest.give_up("timeout", f"no complete answer within {self.sending.timeout_s:g} s")
 
     def _drop_held(self) -> None:
-        """Those that waited for a place when we were told to stop were never sent."""
+        """Drop the requests that waited for a place when the stop came: they were never sent."""
         self._held.clear()
 
     def ended(self, exchange: _Exchange, record: Record, token_s: array[float], text: str) -> None:
-        """An exchange is over, well or not."""
+        """Note that an exchange is over, well or not."""
         del self._open[exchange.number]
         if self._talks is not None and exchange.turn is not None:
             record.closed_loop = True
@@ -316,7 +317,7 @@ class Replay:
 
 
 class _Exchange:
-    """One request and its answer: hears the connection, ends in one record."""
+    """One request and its answer: receives from the connection, ends in one record."""
 
     __slots__ = (
         "_arrival", "_error_body", "_first_byte", "_held_back", "_replay", "_resent", "_span", "_status", "_tally",
@@ -372,7 +373,7 @@ class _Exchange:
         self._end(_broken(self._tally, "broken_off", why), now)
 
     def give_up(self, kind: str, detail: str) -> None:
-        """It ends here, by our own decision or for want of a connection."""
+        """End the request here, by the sender's own decision or for lack of a connection."""
         if self.over:
             return
         if self.connecting is not None:
@@ -399,7 +400,7 @@ class _Exchange:
 
 
 def _span_attributes(record: Record) -> dict[str, Any]:
-    """By the GenAI semantic conventions, as the router's own span has them."""
+    """Span attributes by the GenAI semantic conventions, as in the router's own span."""
     return {
         "http.response.status_code": record.status,
         "gen_ai.usage.input_tokens": record.prompt_tokens,
@@ -414,7 +415,7 @@ def _nothing(kind: str, detail: str) -> Stream:
 
 
 def _broken(tally: Tally, kind: str, detail: str) -> Stream:
-    """What came before the end, under the error that ended it."""
+    """The part of a stream that came, with the error that ended it."""
     if not tally.event_s:
         return _nothing(kind, detail)
     found = tally.end()

@@ -1,8 +1,8 @@
-"""What a load adds up to. Pure: records in, a value out; also for no records and for one.
+"""The summary of a load. Pure: records in, a value out; also for no records and for one.
 
-Times in milliseconds. Percentiles interpolate linearly (numpy's default, as `vllm bench serve` takes them). Latencies
-are those of answers that came whole; attainment is the share of **all** arrivals that met every target, so errors and
-shed ones are misses. Those that we cut ourselves are in neither, and are counted.
+Times are in milliseconds. Percentiles interpolate linearly (numpy's default, as in `vllm bench serve`). Latencies are
+those of whole answers. Attainment is the share of **all** arrivals that met every target, so errors and shed requests
+are misses. Requests that the sender cut itself count in neither, and are counted apart.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from loadgen.record import INTERRUPTED, Record
 from loadgen.stages import Stages, stages_of
 
 LATE_MS = 10.0
-"""Sent later than this at p99, the load was not the one asked for: ten times what timers cost an idle sender."""
+"""A load sent later than this at p99 was not the one asked for: ten times what timers cost an idle sender."""
 
 CPU_SHARE = 0.9
 """Above this share of one core the sender itself may delay what it measures."""
 
 STARVED_SHARE = 0.5
-"""Late with less than this used, it was not the sender's own work that made it late."""
+"""A late sender that used less than this was delayed by something else than its own work."""
 
 ERRORS_SHOWN = 20
 
@@ -36,7 +36,7 @@ CLOSED_LOOP = (
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """Promises in milliseconds; None = none. They mean what they mean in the cluster file."""
+    """Latency targets in milliseconds, as in the cluster file; None = no target."""
 
     ttft_ms: float | None = None
     tt2t_ms: float | None = None
@@ -50,7 +50,7 @@ class Targets(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """A quantity over many requests. None where there is nothing to say."""
+    """A quantity over many requests. None without values."""
 
     count: int = 0
     mean: float | None = None
@@ -61,7 +61,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class ErrorKind(msgspec.Struct, frozen=True):
-    """One kind of error, how often, and what was said the first time."""
+    """One kind of error: how often, and its first message."""
 
     kind: str
     count: int
@@ -69,15 +69,15 @@ class ErrorKind(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole of it, as `--json` prints it."""
+    """The whole summary, as `--json` prints it."""
 
     planned: int | None
-    """Requests the load had; None where it ran for a time."""
+    """Requests in the load; None if the load ran for a time."""
     sent: int
     completed: int
     failed: int
     shed: int
-    """Answered 429; among `failed`."""
+    """Requests answered 429; also counted in `failed`."""
     interrupted: int
     elapsed_s: float
     offered_rate: float | None
@@ -86,20 +86,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Whole answers per second of the time from the first intended send to the last end."""
     input_tokens: int
     output_tokens: int
-    """Of whole answers, by `usage` where the server sends it."""
+    """Tokens of whole answers, by `usage` if the server sends it."""
     output_tokens_s: float | None
     total_tokens_s: float | None
     ttft_ms: Spread
-    """From the intended moment."""
+    """Counted from the intended moment."""
     ttft_sent_ms: Spread
-    """From the real moment of sending."""
+    """Counted from the real moment of sending."""
     tt2t_ms: Spread
     tpot_ms: Spread
     itl_ms: Spread
-    """Gaps between chunks, all of them together."""
+    """Gaps between chunks, of all answers together."""
     e2e_ms: Spread
     late_ms: Spread
-    """Real minus intended moment of sending: our own lateness."""
+    """Real minus intended moment of sending: the sender's own lateness."""
     attained: int | None
     attainment: float | None
     """None without targets or arrivals."""
@@ -111,13 +111,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Whole answers with fewer tokens than asked for."""
     cpu_share: float | None
     notes: tuple[str, ...]
-    """What a reader must know before believing the rest."""
+    """Warnings to read before the numbers."""
     stages: tuple[Stages, ...] = ()
-    """Where the time went, by the router's own parts; empty where it told none."""
+    """The breakdown of the time by the router's own parts; empty if the router gave none."""
     faults: tuple[Applied, ...] = ()
-    """What was done to the fleet meanwhile (`--fault`)."""
+    """Actions on the fleet during the load (`--fault`)."""
     senders: int = 1
-    """Processes that sent; `cpu_share` is that of the busiest."""
+    """Processes that sent; `cpu_share` is that of the busiest one."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +136,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 def report_of(
     records: Sequence[Record], run: Run, targets: Targets | None = None, gaps_s: Iterable[float] = ()
 ) -> Report:
-    """Add it all up."""
+    """Summarise a load."""
     targets = targets or Targets()
     ours = [r for r in records if r.error != INTERRUPTED]
     good = [r for r in ours if r.error is None]
@@ -187,10 +187,10 @@ _LATENCIES: dict[str, Callable[[Record], float | None]] = {
 
 
 def met(record: Record, targets: Targets, *, from_sent: bool = False) -> bool:
-    """Whether this request was served whole and within every target; `from_sent`: the sender's lateness forgiven.
+    """Whether this request was answered whole and within every target; `from_sent` forgives the sender's lateness.
 
-    A time it does not have (the second token of an answer of one) is not missed; a whole answer without a token misses
-    its first.
+    A time that the request lacks (the second token of an answer of one) is not a miss. A whole answer without a token
+    misses its first.
     """
     if record.error is not None:
         return False
@@ -206,7 +206,7 @@ def met(record: Record, targets: Targets, *, from_sent: bool = False) -> bool:
 
 
 def spread_ms(seconds: Iterable[float | None]) -> Spread:
-    """Mean, percentiles and maximum in milliseconds, of those that are there."""
+    """Mean, percentiles and maximum in milliseconds, of the values that exist."""
     values = np.array([each for each in seconds if each is not None], dtype=np.float64) * 1000
     if not len(values):
         return Spread()
@@ -225,7 +225,7 @@ def _per(amount: float, span_s: float) -> float | None:
 
 
 def _offered(records: Sequence[Record]) -> float | None:
-    """Intended requests per second: gaps over their time, so one request has no rate."""
+    """Intended requests per second: the number of gaps over their time, so one request has no rate."""
     if len(records) < 2:
         return None
     times = [record.at_s for record in records]
@@ -250,7 +250,7 @@ def _starved(cpu_share: float | None) -> str:
 
 
 def sender_limit(late: Spread, cpu_share: float | None) -> str:
-    """Why the sender, not the server, is the limit; empty where it is not."""
+    """Why the sender, not the server, is the limit; empty if it is not."""
     if late.p99 is None or late.p99 <= LATE_MS:
         return ""
     return (

@@ -1,18 +1,18 @@
-"""The search for goodput: which rate to try next, and when enough is known. Pure; a machine of events and effects.
+"""The search for goodput: the next rate to try, and when to end. Pure; a machine of events and effects.
 
-Goodput is the highest open-loop rate at which attainment holds. Of one *load* (arrivals drawn from one seed) it is
-found by bisection: the same requests in the same order, sent faster or slower, to a server that has nothing left of the
-trial before. How surely it is known, only several loads tell, each drawn anew: their goodputs are independent draws of
-one distribution, whatever the server's queue does inside a load. Between the lowest and the highest of six lies the
-distribution's median with a probability of 1 − 2/2⁶ = 96.9 %; of more, order statistics further inside will do. That
-holds for every distribution (W. R. Thompson, *On confidence ranges for the median*, Ann. Math. Stat. 7, 1936), and the
-number of loads is fixed before the first, so that nothing is gained by looking at the result meanwhile.
+Goodput is the highest open-loop rate at which attainment holds. For one *load* (arrivals drawn from one seed) bisection
+finds it: the same requests in the same order, sent faster or slower, to a server that has finished the trial before.
+Only several loads, each drawn anew, show how certain the result is: their goodputs are independent draws of one
+distribution, whatever the server's queue does inside a load. The distribution's median lies between the lowest and the
+highest of six with a probability of 1 − 2/2⁶ = 96.9 %; with more loads, order statistics further inside will do. That
+holds for every distribution (W. R. Thompson, *On confidence ranges for the median*, Ann. Math. Stat. 7, 1936). The
+number of loads is fixed before the first, so that a look at the result meanwhile gains nothing.
 
     pilot     few requests: twice the rate while it attains, half of it while it does not
     repeats   for each load: from the median so far, steps until one rate attains and one does not, then bisection
 
-A trial in which the sender itself was late says nothing of the server. It is tried once more; where the sender stays
-late, no rate from there on can be tried, and what attains below it is a lower bound, not goodput.
+A trial in which the sender itself was late says nothing of the server. It is tried once more. If the sender stays late,
+no rate from there on can be tried, and the rate that attains below it is a lower bound, not goodput.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from typing import Final
 import msgspec
 
 WINDOW: Final = (0.2, 0.8)
-"""Of a trial's arrivals, by number, those that count: before them the server fills up, after them it runs empty, and
-both flatter. The load goes on behind them until they are answered."""
+"""The part of a trial's arrivals, by number, that counts. Before it the server fills up, after it the server runs
+empty, and both flatter. The load goes on until these arrivals are answered."""
 
 PILOT_STEP: Final = 2.0
 STEP: Final = 1.15
-"""A repeat's first step from the median so far; each further one is the square of the one before, up to the pilot's."""
+"""A repeat's first step from the median so far; each further step is the square of the one before, up to the
+pilot's."""
 
 PILOT_PRECISION: Final = 0.25
 
 LOWEST: Final = 1 / 1024
-"""Of the first rate: where that does not attain either, no rate does."""
+"""Lowest rate, as a part of the first one: if that does not attain, no rate does."""
 
 LATE_TRIES: Final = 3
-"""So often the sender may be late at one rate before it counts as the limit: other programs come and go."""
+"""At one rate the sender may be late this often before it counts as the limit: other programs come and go."""
 
 CONFIDENCE: Final = 0.95
 
 
 class Limit(StrEnum):
-    """What ended the search, so what its result means."""
+    """What ended the search, and so what its result means."""
 
     SERVER = "server"
     """Attainment falls at `rate`: this is goodput."""
@@ -55,20 +56,20 @@ class Limit(StrEnum):
     NEVER = "never"
     """The server attains at no rate, not even when it is all but idle."""
     BUDGET = "budget"
-    """Time ran out: what is known so far."""
+    """Time ran out: the result is what is known so far."""
     STOPPED = "stopped"
-    """Its user ended it: what is known so far."""
+    """The user ended it: the result is what is known so far."""
 
 
 class Aim(msgspec.Struct, frozen=True, kw_only=True):
-    """What is searched, and how long."""
+    """The goal and the limits of a search."""
 
     attainment: float
     """The promised share, between 0 and 1."""
     first_rate: float = 1.0
     """Requests per second of the first trial."""
     top_rate: float = math.inf
-    """No trial is faster."""
+    """Highest rate to try."""
     precision: float = 0.04
     """Bisection ends when a rate that does not attain is this much above one that does."""
     repeats: int = 6
@@ -77,26 +78,26 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
     trial_s: float = 30.0
     """A trial's length at the pilot's rate."""
     requests_least: int = 100
-    """Of a trial: fewer make attainment a coarse number."""
+    """Least requests of a trial: with fewer, attainment is a coarse number."""
     seconds_max: float = math.inf
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial and what came of it."""
+    """One trial and its result."""
 
     repeat: int
-    """Which load; 0 is the pilot."""
+    """The number of the load; 0 is the pilot."""
     rate: float
     holds: bool
-    """Whether attainment was at least what is promised."""
+    """Whether attainment reached the promised share."""
     counted: int
     """Arrivals of its window."""
     attained: int
-    """Of those, the ones that met every target; where it was ended early, of those known by then."""
+    """Of those, the arrivals that met every target; if the trial ended early, of those known by then."""
     whole: bool = True
-    """False: ended as soon as it was certain that it does not hold."""
+    """False: the trial ended early, because it could no longer hold."""
     sender_late: str = ""
-    """Why it tells of the sender, not of the server; empty: it does not."""
+    """Why the trial shows the sender's limit and not the server's; empty: it shows the server's."""
 
 
 class RunTrial(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +105,7 @@ class RunTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     repeat: int
-    """Which load: its seed. The same one has the same requests at every rate."""
+    """The number of the load, its seed. Equal numbers have equal requests at every rate."""
     requests: int
     rate: float
 
@@ -114,20 +115,21 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
     limit: Limit
     rate: float | None
-    """Goodput, requests per second: the median of the loads'. None where `limit` says that it was not found."""
+    """Goodput, requests per second: the median over the loads. None if `limit` says that it was not found."""
     low: float | None
     high: float | None
     confidence: float | None
-    """That the interval holds the median of all such loads. None, and no interval, with fewer than six loads."""
+    """Probability that the interval holds the median of all such loads. None, without interval, for fewer than six
+    loads."""
     at_least: float | None
-    """The highest rate at which every load that was tried there attained."""
+    """The highest rate at which every load that was tried attained."""
     loads: tuple[tuple[float, float], ...]
     """For each load, a rate at which it attained and one at which it did not."""
     requests: int
-    """In each load."""
+    """Requests in each load."""
     trials: int
     late: int
-    """Trials that the sender spoilt."""
+    """Trials that the late sender spoilt."""
     because: str
 
 
@@ -142,7 +144,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """Event: no more is wanted."""
+    """Event: end the search."""
 
 
 Event = TrialDone | Tick | Stop
@@ -150,7 +152,7 @@ Effect = RunTrial | Finished
 
 
 class Bisection:
-    """One load's highest rate: steps away from a guess, then halving, in logarithms."""
+    """The highest rate of one load: steps away from a guess, then halving, in logarithms."""
 
     def __init__(self, guess: float, step: float, precision: float, top: float) -> None:
         self.held = 0.0
@@ -164,21 +166,21 @@ class Bisection:
 
     @property
     def done(self) -> bool:
-        """Whether both ends are known and near enough."""
+        """Whether both ends are known and close enough."""
         return self.held > 0 and self.failed <= self.held * (1 + self._precision)
 
     @property
     def at_top(self) -> bool:
-        """Whether it attains at the highest rate allowed."""
+        """Whether the load attains at the highest rate allowed."""
         return self.held >= self._top
 
     @property
     def middle(self) -> float:
-        """Between the two ends."""
+        """The rate between the two ends."""
         return math.sqrt(self.held * self.failed)
 
     def next_rate(self) -> float:
-        """What to try."""
+        """The next rate to try."""
         return self._rate
 
     def take(self, rate: float, *, holds: bool) -> None:
@@ -196,7 +198,7 @@ class Bisection:
         self._step = min(self._step**2, PILOT_STEP)
 
     def below(self, ceiling: float) -> None:
-        """Nothing from `ceiling` on can be tried: go between it and what holds."""
+        """Stay below `ceiling`, since no rate from there on can be tried."""
         self._top = min(self._top, ceiling)
         self._rate = math.sqrt(self.held * ceiling) if self.held else ceiling / PILOT_STEP
 
@@ -225,11 +227,11 @@ class Search:
         return self._run(self._bisection.next_rate())
 
     def next_wakeup(self) -> float | None:
-        """When time runs out; None where it cannot, or all is over."""
+        """When time runs out; None without a time limit, or after the end."""
         return None if self._ended or math.isinf(self.aim.seconds_max) else self._began + self.aim.seconds_max
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """What to do next. Nothing more after `Finished`."""
+        """The next effects. There are none after `Finished`."""
         if self._ended:
             return ()
         if isinstance(event, Stop):
@@ -239,7 +241,7 @@ class Search:
             effects = self._late(event.tried) if event.tried.sender_late else self._tried(event.tried)
             if isinstance(effects[0], Finished) or not self._time_is_up(now):
                 return effects
-            self._number -= 1  # the trial that there is no time for
+            self._number -= 1  # there is no time for this trial
         return self._end(Limit.BUDGET, f"{self.aim.seconds_max:g} s were allowed") if self._time_is_up(now) else ()
 
     # -- after a trial
@@ -326,7 +328,7 @@ class Search:
 
 
 def held_at(tries: list[Try]) -> float | None:
-    """The highest rate that attained, with no slower trial that did not; None: there is none."""
+    """The highest rate that attained and has no slower trial that did not; None: there is none."""
     told = [each for each in tries if not each.sender_late]
     failed = min((each.rate for each in told if not each.holds), default=math.inf)
     return max((each.rate for each in told if each.holds and each.rate < failed), default=None)

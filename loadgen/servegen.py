@@ -1,10 +1,11 @@
-"""ServeGen's folders (alibaba/ServeGen): what each client sends, as rates and distributions; made into arrivals.
+"""Reads ServeGen's folders (alibaba/ServeGen), which give each client's rates and distributions; makes arrivals of
+them.
 
 `NAME-trace.csv`, no header: window start s, rate req/s, CV, `Gamma` | `Weibull` | nothing, shape, scale.
 `NAME-dataset.json`: window start s -> field -> a text `{tokens: probability, ...}`.
 
-The rate is the measured quantity and is kept exactly; of the fitted family only the shape is used (its own scale gives
-means that miss the rate by up to half). Where a length window is empty, the client's nearest filled one stands in.
+The rate is the measured quantity and is kept exactly. Of the fitted family only the shape is used (its own scale gives
+means that miss the rate by up to half). An empty window of lengths uses the client's nearest filled one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from loadgen.traces.fields import Fault, cells, count, number, numbered, shown
 TRACE_END, DATASET_END = "-trace.csv", "-dataset.json"
 FAMILIES = ("Gamma", "Weibull")
 SHAPE_MIN = 0.02
-"""Below, gaps of a Gamma underflow to zero; the burstiest client of the released pools has 0.03."""
+"""Below this shape, gaps of a Gamma underflow to zero; the burstiest client of the released pools has 0.03."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,12 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What a folder says, and what in it is wrong."""
+    """The clients of a folder, and the faults in it."""
 
     clients: tuple[Client, ...] = ()
     bad: tuple[BadRow, ...] = ()
     silent: tuple[str, ...] = field(default=())
-    """Clients whose rate is 0 throughout: nothing of theirs is lost, they send nothing."""
+    """Clients whose rate is always 0: they send nothing, so nothing is lost."""
 
 
 def read(files: Mapping[str, Iterable[str]]) -> Pool:
@@ -79,8 +80,8 @@ def read(files: Mapping[str, Iterable[str]]) -> Pool:
 def arrivals(pool: Pool, rng: np.random.Generator, from_s: float = 0.0) -> Iterator[Arrival]:
     """The pool's arrivals from second `from_s` of its day on, counted from there, in order of time.
 
-    Each client has a generator of its own, spawned from `rng`: leaving one out does not change the others' gaps. A
-    client starts one window early, so that a bursty one is not caught at its first arrival.
+    Each client has a generator of its own, spawned from `rng`, so that a missing client does not change the others'
+    gaps. A client starts one window early, so that a bursty one is not caught at its first arrival.
     """
     draws = rng.spawn(len(pool.clients))
     streams = [

@@ -1,11 +1,11 @@
-"""Conversations in a closed loop: each turn follows the answer before it, and holds all that was said. Pure.
+"""Conversations in a closed loop: each turn follows the answer before it, and repeats all earlier messages. Pure.
 
-A fixed number of users talk at a time. One whose conversation is over, or whose turn failed, begins another, so that
-the number stays. A closed loop asks less of a server that slows down: it never has more requests open than there are
-users, so its backlog says nothing of capacity. An open loop (`loadgen.replay`) is what finds it.
+A fixed number of users talk at a time. A user whose conversation is over, or whose turn failed, begins another one, so
+that the number stays. A closed loop asks less of a server that slows down: it never has more requests open than users,
+so its backlog says nothing of capacity. An open loop (`loadgen.replay`) finds that.
 
-Each conversation draws from a generator of its own, seeded by its number, so that a seed gives the same messages in the
-same order whatever the server's answers are and however long they take.
+Each conversation draws from a generator of its own, seeded by its number. So a seed gives the same messages in the same
+order, whatever the server's answers are and however long they take.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ Think = Callable[[np.random.Generator], float]
 THINK_MAX_S: Final = 86_400.0
 
 FAILED_WAIT_S: Final = 1.0
-"""After a turn that failed, its user waits so much longer: a server that refuses is not asked without end."""
+"""After a failed turn, its user waits this much longer, so that a server that refuses is not asked without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What conversations are like."""
+    """The form of the conversations."""
 
     sessions: int
     """Users at a time."""
     turns: int
-    """Of each conversation."""
+    """Turns of each conversation."""
     think: Think
     inputs: Lengths
-    """Tokens of each new message; what was said before comes on top."""
+    """Tokens of each new message; the earlier messages come on top."""
     outputs: Lengths
     requests: int | None = None
     """Turns in all; None: as many as `until_s` allows."""
     until_s: float = math.inf
-    """No turn begins later."""
+    """No turn begins after this time."""
     seed: int = 0
     salt: str = ""
     """Makes this run's texts unlike another run's."""
@@ -55,20 +55,20 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Effect: ask this."""
+    """Effect: send this turn."""
 
     number: int
-    """Of the request, from 0."""
+    """Number of the request, from 0."""
     talk: Talk
     arrival: Arrival
     said: tuple[str, ...]
-    """All messages, the user's and the answers by turns; the new one last."""
+    """All messages, the user's and the answers in turn; the new one last."""
     output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Event: it may be time for somebody's next message."""
+    """Event: a user's next message may be due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class Answered:
     turn: Turn
     text: str
     tokens: int
-    """Of its prompt and its answer together, as the server counts them."""
+    """Tokens of the prompt and the answer together, as the server counts them."""
     well: bool
-    """Whether it was answered whole."""
+    """Whether the answer came whole."""
 
 
 class Talk:
@@ -97,7 +97,7 @@ class Talk:
 
 
 class Sessions:
-    """All users. `handle` gives the turns to ask now; `next_wakeup` tells when the next one is due, in seconds."""
+    """All users. `handle` gives the turns to send now; `next_wakeup` gives the time of the next one, in seconds."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan: Final = plan
@@ -110,7 +110,7 @@ class Sessions:
 
     @property
     def over(self) -> bool:
-        """Whether no turn is to come any more."""
+        """Whether no further turn will come."""
         return not self._open and (not self._waiting or self._full or self._waiting[0][0] >= self._plan.until_s)
 
     @property
@@ -118,13 +118,13 @@ class Sessions:
         return self._plan.requests is not None and self._asked >= self._plan.requests
 
     def next_wakeup(self) -> float | None:
-        """The moment of the next message; None while everybody waits for an answer, or nothing is to come."""
+        """The moment of the next message; None while every user waits for an answer, or after the last turn."""
         if self._full or not self._waiting or self._waiting[0][0] >= self._plan.until_s:
             return None
         return self._waiting[0][0]
 
     def handle(self, event: Due | Answered, now: float) -> tuple[Turn, ...]:
-        """Turns to ask at once."""
+        """The turns to send at once."""
         if isinstance(event, Answered):
             self._answered(event, now)
             return ()
@@ -134,7 +134,7 @@ class Sessions:
         return tuple(turns)
 
     def _begin(self, now: float) -> None:
-        """A new conversation; its first message comes after a while too, so that users do not begin as one."""
+        """Begin a conversation; its first message is delayed, too, so that users do not begin all at once."""
         talk = Talk(self._talks, self._plan.seed)
         self._talks += 1
         self._wait(talk, now)

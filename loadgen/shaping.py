@@ -1,4 +1,4 @@
-"""The same load faster, denser, or a part of it. Arrivals sorted by time come in, and go out. Pure."""
+"""Makes a load faster or denser, or cuts a part of it. Arrivals sorted by time come in, and go out. Pure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def denser(
 ) -> Iterator[Arrival]:
     """The mean rate times `factor` over the same time: copies of arrivals above 1, a random share of them below.
 
-    A copy comes uniformly up to `spread_s` seconds after its original and has prefixes and a session of its own:
-    the load looks like more users of the same kind. On average `factor` arrivals come of each.
+    A copy comes uniformly up to `spread_s` seconds after its original and has prefixes and a session of its own, so the
+    load looks like more users of the same kind. On average each arrival becomes `factor` arrivals.
     """
     assert factor >= 0
     whole = math.floor(factor)
@@ -58,7 +58,7 @@ def _copy(arrival: Arrival, copy: int, at_s: float) -> Arrival:
 
 
 def window(arrivals: Iterable[Arrival], from_s: float = 0.0, until_s: float = math.inf) -> Iterator[Arrival]:
-    """Those from second `from_s` on and before `until_s`, with `from_s` as the new second 0."""
+    """The arrivals from second `from_s` on and before `until_s`, with `from_s` as the new second 0."""
     for arrival in arrivals:
         if arrival.at_s >= until_s:
             return

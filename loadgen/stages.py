@@ -1,8 +1,9 @@
-"""Where time went, by the router's own parts, over all requests of a load: means that add up, and percentiles. Pure.
+"""The breakdown of time by the router's own parts, over all requests of a load: means that add up, and percentiles.
+Pure.
 
-The router tells two sums of each stream (docs/timing.md), whose parts and residual add up to its total; so do the means
-here, over the same requests, where a part that a request does not have counts as nothing. Percentiles are of the
-requests that have the part, and do not add up.
+The router gives two sums for each stream (docs/timing.md); the parts and the residual of a sum add up to its total. So
+do the means here, over the same requests; a part that a request lacks counts as 0. Percentiles are of the requests that
+have the part, and do not add up.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from loadgen.record import Record
 SUMS: Final = ("ttft", "tt2t")
 RESIDUAL: Final = "residual"
 PARTS_MAX: Final = 32
-"""Of one sum: whatever answers, a table stays a table."""
+"""Most parts of one sum: whatever a server answers, a table stays a table."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -35,7 +36,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Stages(msgspec.Struct, frozen=True, kw_only=True):
-    """One sum, of requests that went one way."""
+    """One sum, over requests that were served in one way."""
 
     way: str
     """seeded, plain or aggregated."""
@@ -44,11 +45,11 @@ class Stages(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     total: Part
     parts: tuple[Part, ...]
-    """In the order of the sum, the residual last; those that took no time in any request are left out."""
+    """In the order of the sum, the residual last; parts that took no time in any request are left out."""
 
 
 def stages_of(records: Iterable[Record]) -> tuple[Stages, ...]:
-    """The breakdown of whole answers whose router told their parts; empty where none did."""
+    """The breakdown of whole answers whose router gave parts; empty without such answers."""
     grouped: dict[tuple[str, str], list[Mapping[str, float | None]]] = {}
     for record in records:
         if record.error is not None or record.timing is None:
@@ -66,7 +67,7 @@ def _by_size(item: tuple[tuple[str, str], list[Any]]) -> tuple[int, str, int]:
 
 
 def _parts(found: object) -> Mapping[str, float | None] | None:
-    """One sum as the router wrote it; None where it is not whole."""
+    """One sum as the router wrote it; None if it is not whole."""
     if not isinstance(found, dict) or not isinstance(found.get("total"), int | float):
         return None
     right = {str(name): value for name, value in found.items() if value is None or isinstance(value, int | float)}

@@ -1,8 +1,8 @@
 """Counts and times the tokens of one streamed answer without parsing its middle. Pure: time comes as `now`.
 
-Per piece of body: one search for event marks and one clock value per event. The first and the last pieces are kept and
-parsed once, at the end: there stand the role chunk (no token), the finish reason, `usage`, errors and `[DONE]`.
-An event counts where its `data:` begins. Several events in one piece have one time: so they came.
+Each piece of the body costs one search for event marks and one clock value per event. The first and the last pieces are
+kept and parsed once, at the end: they hold the role chunk (no token), the finish reason, `usage`, errors and `[DONE]`.
+An event is counted where its `data:` begins. Several events in one piece get one time, because they came together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MARK = b"\ndata:"
 """Raw line feeds cannot stand inside JSON, so this is always the start of an event's data."""
 
 HEAD_BYTES_MAX, TAIL_BYTES = 1 << 16, 1 << 13
-"""Kept from the start, until the first event is whole, and from the end: the last events with their `usage`."""
+"""Bytes kept from the start, until the first event is whole, and from the end: the last events with their `usage`."""
 
 TIMING_HEADER = "x-baton-timing"
 """Sent with the value 1, it makes Baton's router end a stream with a comment of this name (docs/timing.md)."""
@@ -33,24 +33,24 @@ DETAIL_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a stream was, once it has ended."""
+    """The content of a stream, after its end."""
 
     token_s: array[float]
     """When each event with a token came, on the caller's clock in seconds."""
     prompt_tokens: int | None
     completion_tokens: int | None
-    """Both from `usage`, None where the server sent none."""
+    """Both from `usage`; None if the server sent none."""
     error: str | None
-    """`stream_error`, `cut_off` or `no_stream`; None when the answer is whole."""
+    """`stream_error`, `cut_off` or `no_stream`; None if the answer is whole."""
     detail: str = ""
     timing: dict[str, Any] | None = None
-    """The router's own parts, where it told them."""
+    """The router's own timing parts, if it gave them."""
     text: str = ""
-    """What the answer says; only where it was to be kept."""
+    """The text of the answer, if it was to be kept."""
 
 
 class Tally:
-    """One stream being read. `keep`: for its text, at the price of its memory."""
+    """One stream being read. `keep`: keep its text, at the price of memory."""
 
     __slots__ = ("_carry", "_head", "_head_open", "_kept", "_tail", "_tail_bytes", "event_s")
 
@@ -84,7 +84,7 @@ class Tally:
             self._tail_bytes -= len(tail.popleft())
 
     def end(self) -> Answered:
-        """What it was. Call once, when no more comes."""
+        """The content of the stream. Call it once, after the last piece."""
         if not self.event_s:
             return Answered(array("d"), None, None, "no_stream", "the answer holds no event")
         head = self._head.split(MARK, 2)[1:2]
@@ -114,7 +114,7 @@ class _Event:
 
 
 def _timing(tail: bytes) -> dict[str, Any] | None:
-    """The router's comment at the end; None where there is none, or none that can be read."""
+    """The router's comment at the end; None if it is missing or unreadable."""
     told = tail.rpartition(TIMING)[2] if TIMING in tail else b""
     try:
         found = msgspec.json.decode(told.split(b"\n", 1)[0])
@@ -124,7 +124,7 @@ def _timing(tail: bytes) -> dict[str, Any] | None:
 
 
 def _text(kept: list[bytes] | None) -> str:
-    """What all events say, one after the other."""
+    """The texts of all events, joined."""
     if not kept:
         return ""
     return "".join(_said(_data(each)) for each in (b"\n" + b"".join(kept)).split(MARK)[1:])

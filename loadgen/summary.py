@@ -1,4 +1,4 @@
-"""What a load looks like before it is sent: rate, burstiness, lengths, what a prefix cache could save. Pure."""
+"""The properties of a load before it is sent: rate, burstiness, lengths, possible prefix-cache hits. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadgen.arrival import Arrival
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A load in a few numbers. None where there are too few arrivals to tell."""
+    """A load in a few numbers. None if there are too few arrivals."""
 
     requests: int
     span_s: float
@@ -25,13 +25,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     output_mean: float | None = None
     output_p50_p90_p99: tuple[float, float, float] | None = None
     shared: float | None = None
-    """Share of prompt tokens that stood before in a block of an earlier prompt: the hits of an endless cache."""
+    """Share of prompt tokens that were in a block of an earlier prompt: the hits of an endless prefix cache."""
     without_output: int = 0
-    """Requests that generated nothing (failed ones, in BurstGPT); one token is asked for."""
+    """Requests that generated nothing (failed ones, in BurstGPT); one token is asked for instead."""
 
 
 def summary_of(arrivals: Sequence[Arrival]) -> Summary:
-    """Look at a whole load."""
+    """Summarise a whole load."""
     if not arrivals:
         return Summary(requests=0, span_s=0.0, rate=None, gap_cv=None)
     times = np.array([each.at_s for each in arrivals])
@@ -60,7 +60,7 @@ def _percentiles(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[
 
 
 def _shared(arrivals: Sequence[Arrival]) -> float | None:
-    """Only full blocks count, and only as long as every block before them was known too."""
+    """The shared part. Only full blocks count, and only after blocks that were all seen before."""
     if not any(each.prefix for each in arrivals):
         return None
     seen: set[tuple[int, int]] = set()

@@ -1,1 +1,3 @@
-"""Who is in the fleet: heartbeats, the rules that fold them, and where they are kept (Redis, or memory)."""
+"""Membership of the fleet: heartbeats, the rules that fold them, and the registry that keeps them (Redis, or
+memory).
+"""

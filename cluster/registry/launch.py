@@ -1,7 +1,7 @@
 """A registry server for a cluster on one machine: redis-server where it is installed, else the stand-in.
 
-Gives the command and its files; starting, watching and ending it is the caller's, as is wrapping it in whatever ties a
-child's life to its parent (redis-server has no lifeline of its own; `baton up` uses the engines' keeper).
+This module makes the command and its files. The caller starts, watches and ends the server, and ties its life to the
+parent's (redis-server has no lifeline of its own; `baton up` uses the engines' keeper).
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ maxmemory-policy noeviction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryCommand:
-    """How to start a registry server, and how to reach it then."""
+    """How to start a registry server, and how to reach it."""
 
     argv: tuple[str, ...]
-    """Holds no password."""
+    """The command line; holds no password."""
     ready_line: str
-    """Part of the line on the server's stdout that tells it listens."""
+    """Part of the line on the server's stdout that says that it listens."""
     url: str
-    """Without the password."""
+    """The registry's URL without the password."""
     password_file: Path
     server: str
-    """Which one it is, for the user."""
+    """Which server it is, for the user."""
 
 
 def registry_command(
     directory: Path, *, host: str = "127.0.0.1", port: int = 0, standin: bool = False
 ) -> RegistryCommand:
-    """A command for a registry of its own, with a new password in files that only this user can read.
+    """A command for a new registry server, with a new password in files that only this user can read.
 
-    `port` 0 takes one that is free now (should another take it before the server does, the server ends and says so).
-    The same directory may be used again: a server that is started anew with the same command keeps its password.
-    `standin` asks for the stand-in even where redis-server is installed. The directory must exist.
+    `port` 0 takes a port that is free now (if another program takes it first, the server ends and says so). The same
+    directory may be used again: a server started anew with the same command keeps its password. `standin` asks for the
+    stand-in even where redis-server is installed. The directory must exist.
 
     Raises:
         UsageError: neither redis-server nor the stand-in's library is installed.
@@ -90,7 +90,7 @@ def registry_command(
 
 
 def _write_private(path: Path, text: str) -> None:
-    """A new file that its owner alone can read from its first byte on."""
+    """Create a file that only its owner can read, from its first byte on."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:

@@ -1,13 +1,13 @@
-"""Which keys a fleet has in Redis, and what each kind of program may do with them there. Pure.
+"""The keys of a fleet in Redis, and what each kind of program may do with them. Pure.
 
-All under ``baton:CLUSTER:``; each expires by itself:
+All keys begin with ``baton:CLUSTER:``; each expires by itself:
 
     KIND:lock:NAME          string   id of the agent that owns the name                            ttl
-    KIND:beat:NAME:AGENT    string   that agent's last heartbeat, JSON, with its proof             ttl
-    KIND:members            set      ``NAME AGENT`` of all writers; readers remove the silent    1 day
-    KIND:changed            channel  a nudge for readers: something other than load is new         -
-    posted:NAME:AGENT:EPOCH hash     what that life of an instance posted for others, by their names  ttl
-    epoch:NAME              string   the last epoch given out                                      30 days
+        KIND:beat:NAME:AGENT    string   that agent's last heartbeat, JSON, with its proof             ttl
+        KIND:members            set      ``NAME AGENT`` of all writers; readers remove the silent    1 day
+        KIND:changed            channel  tells readers that something other than load has changed      -
+        posted:NAME:AGENT:EPOCH hash     items that one life of an instance posted, by reader's name   ttl
+        epoch:NAME              string   the last epoch given out                                      30 days
 
 `users` writes these rights down as Redis' access control lists (Redis 7): ``deploy/redis/users.acl``.
 """
@@ -19,7 +19,7 @@ from typing import Final
 from cluster.registry.membership import Kind
 
 ANY: Final = "*"
-"""In the place of a name: all of them, as Redis' patterns have it."""
+"""Stands for all names, as in Redis' patterns."""
 
 _READS: Final = ("smembers", "mget", "multi", "exec", "discard")
 _HEARS: Final = ("subscribe", "unsubscribe", "ping")
@@ -30,46 +30,46 @@ _POSTS: Final = ("hset", "hmget")
 USERS: Final = ("baton-router", "baton-agent", "baton-controller", "baton-reader")
 
 CONTROLLER: Final = "controller"
-"""The one name that all controllers of a fleet want."""
+"""The one name that all controllers of a fleet compete for."""
 
 NUDGED: Final = (Kind.INSTANCE, Kind.ROUTER)
-"""Kinds whose news readers wait for. What a controller says of itself can wait for the next reading."""
+"""Kinds whose changes wake readers. A controller's heartbeat can wait for the next regular reading."""
 
 
 class Keys:
-    """The keys of one cluster."""
+    """Builds the keys of one cluster."""
 
     def __init__(self, cluster: str) -> None:
         self.prefix: Final = f"baton:{cluster}:"
 
     def lock(self, kind: Kind, name: str) -> str:
-        """The agent that owns a name."""
+        """Key of the agent that owns a name."""
         return f"{self.prefix}{kind.value}:lock:{name}"
 
     def beat(self, kind: Kind, name: str, agent: str) -> str:
-        """One agent's last heartbeat."""
+        """Key of one agent's last heartbeat."""
         return f"{self.prefix}{kind.value}:beat:{name}:{agent}"
 
     def members(self, kind: Kind) -> str:
-        """The set of all writers."""
+        """Key of the set of all writers."""
         return f"{self.prefix}{kind.value}:members"
 
     def changed(self, kind: Kind) -> str:
-        """The channel of nudges."""
+        """The channel that announces changes."""
         return f"{self.prefix}{kind.value}:changed"
 
     def posted(self, name: str, agent: str, epoch: int | str) -> str:
-        """What one life of an instance posted."""
+        """Key of what one life of an instance posted."""
         return f"{self.prefix}posted:{name}:{agent}:{epoch}"
 
     def epoch(self, name: str) -> str:
-        """The last epoch given out."""
+        """Key of the last epoch given out."""
         return f"{self.prefix}epoch:{name}"
 
 
 def users(cluster: str, instance: str = ANY) -> str:
-    """The lines of an ACL file: routers, agents (of one instance, or of all), and readers. Passwords are to be
-    filled in.
+    """The lines of an ACL file: routers, agents (of one instance, or of all), and readers. The operator fills the
+    passwords in.
     """
     keys, rights = Keys(cluster), {}
     rights["baton-router"] = [

@@ -1,18 +1,18 @@
-"""Who is in the fleet: heartbeats in, a snapshot and the reasons for every change out. Pure.
+"""Which members the fleet has: heartbeats in, a snapshot and the reasons for every change out. Pure.
 
 An agent writes its *heartbeat* into the registry about once a second. Every reader (each router, `baton status`) folds
 what it reads by the rules below, on its own clock, so that readers need no agreement between them:
 
-- **One owner per name.** The name of a live member is its agent's. Another agent's heartbeat under that name is
-  *refused*, whatever its epoch: else two agents that are both alive would take the name from each other for ever, and
-  the one that restarts more would win. Only goodbye or expiry frees a name.
-- **Nothing goes back.** Of one agent only a higher (epoch, seq) counts; the same one again is nothing new, a lower one
-  is *stale* and ignored. An agent that takes a freed name over must bring an epoch above all seen under it.
-- **The reader's clock decides.** A member expires when no *new* heartbeat was heard for a ttl. What the agent's own
-  clock says is only reported: one that is an hour off folds right and is told once, in words.
-- **Deaf is not dead.** While the registry cannot be read nobody expires, and after it everyone gets one full ttl.
+- **One owner per name.** The name of a live member belongs to its agent. Another agent's heartbeat under that name is
+  *refused*, whatever its epoch: otherwise two live agents would take the name from each other for ever, and the one
+  that restarts more would win. Only a goodbye or expiry frees a name.
+- **Nothing goes back.** Of one agent only a higher (epoch, seq) counts. The same pair again is nothing new; a lower
+  pair is *stale* and ignored. An agent that takes over a freed name must bring an epoch above all seen under it.
+- **The reader's clock decides.** A member expires when the reader has heard no *new* heartbeat for a ttl. The agent's
+  own clock is only reported: a clock that is an hour off changes no decision and is reported once, in words.
+- **Deaf is not dead.** While the registry cannot be read, no member expires; after that every member gets one full ttl.
 
-It does not know where heartbeats are kept, and trusts none of them: the codec is total and bounded.
+This module does not know where heartbeats are kept, and trusts none of them: the codec is total and bounded.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from cluster.ids import InstanceId
 from cluster.instance import TENANTS_MAX, Instance, Load, Role
 
 TTL_S = 6.0
-"""Seconds without a new heartbeat after which a member is gone: six lost in a row. A dead engine is noticed sooner by
-those who talk to it; this only ends what nobody talks to, so it may be lenient with a machine that stalls."""
+"""Seconds without a new heartbeat after which a member is gone: six lost in a row. Routers and engines that talk to a
+dead engine notice earlier. This timeout only ends members that no program talks to, so it may be lenient with a machine
+that stalls."""
 
 BEAT_EVERY_S = 1.0
 """Seconds between two heartbeats of one agent; changes of state are sent at once."""
@@ -42,35 +43,37 @@ HEARTBEAT_BYTES_MAX = 64 * 1024
 """Largest heartbeat read or written. A usual one has under 1 KB, most of it the models' entries."""
 
 QUARANTINED_MAX = 32
-"""Instances of which a router announces whether they are set aside."""
+"""A router announces the quarantine of at most this many instances."""
 
 SHUNS_MAX = 1024
-"""Producers of which an agent announces that its engine pulls nothing from them..."""
+"""An agent announces at most this many producers that its engine pulls nothing from..."""
 
 SHUNS_BYTES_MAX = 16 * 1024
-"""... and bytes of their names, a quarter of a heartbeat."""
+"""... and at most this many bytes of their names, a quarter of a heartbeat."""
 
 SKEW_WORTH_SAYING_S = 60.0
-"""Difference of clocks that is reported. A heartbeat may be a ttl old when it is first read, so less says nothing."""
+"""Difference of clocks that is reported. A heartbeat may be a ttl old when it is first read, so less means nothing."""
 
 NAMES_REMEMBERED_MAX = 4096
-"""Names that left and whose last epoch is kept, so that nothing from before comes back; the oldest go first."""
+"""Freed names whose last epoch is remembered, so that no older heartbeat counts again; the oldest names go first."""
 
 EPOCH_ZERO_S = 1_767_225_600
 """2026-01-01 00:00 UTC in Unix seconds: where epochs begin to count."""
 
 EPOCH_MAX = 2**48
-"""No instance is started so often. A larger number in the registry was put there to have no epoch above it."""
+"""No instance is started this often. A larger number in the registry was written to leave no epoch above it."""
 
 
 class Kind(StrEnum):
-    """What announces itself; each kind has names of its own."""
+    """The kinds of members; each kind has names of its own."""
 
     INSTANCE = "instance"
     ROUTER = "router"
-    """Router replicas: agents learn from them how many share their credits, `baton status` where they are."""
+    """Router replicas. Agents learn from them how many routers share their credits, `baton status` where the routers
+    are."""
     CONTROLLER = "controller"
-    """What sizes the fleet. All of them want one name, so that one at a time acts (`goodput.actuate.lease`)."""
+    """The controller, which sizes the fleet. All controllers want one name, so that one acts at a time
+    (`goodput.actuate.lease`)."""
 
 
 class State(StrEnum):
@@ -84,13 +87,13 @@ class State(StrEnum):
     """Alive, finishes what it has."""
     STOPPING = "stopping"
     FAILED = "failed"
-    """The engine does not come up; the agent stays to say so."""
+    """The engine does not come up; the agent stays to report it."""
     GONE = "gone"
     """The goodbye: an agent's last heartbeat, written by `Registry.leave`."""
 
 
 COUNT_MAX = 2**53
-"""Above any count that is one: the largest number that every reader of JSON takes as it is."""
+"""Largest count: the largest number that every reader of JSON takes unchanged."""
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z"  # no colon: names stand between colons in the registry's keys
 _Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
@@ -101,9 +104,9 @@ _Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[!-~]+\Z", max_length=512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """What one agent says of its instance (or a router of itself), once.
+    """One announcement of an agent about its instance, or of a router about itself.
 
-    Text is the sender's own and goes to logs and terminals: control characters do not pass the codec.
+    The sender chooses the text, and it goes to logs and terminals: the codec lets no control characters pass.
     """
 
     id: Annotated[InstanceId, msgspec.Meta(pattern=_NAME)]
@@ -114,64 +117,66 @@ class Heartbeat:
     """``host:pid`` of the agent, for messages only."""
     kind: Kind = Kind.INSTANCE
     epoch: _Count = 1
-    """Which start of the engine this is about (`Registry.next_epoch`): grows with every start, also of the agent."""
+    """Which start of the engine the heartbeat is about (`Registry.next_epoch`): grows with every start, also the
+    agent's."""
     seq: _Count = 0
     """Grows with every heartbeat of this agent."""
     role: Role = Role.BOTH
     models: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=64)] = ()
     """The engine's own ``/v1/models`` entries."""
     adapters: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=64)] = field(default_factory=dict)
-    """Of the LoRA adapters among them, digests of their files: told apart by equality only; empty: unknown."""
+    """Digests of the files of its LoRA adapters; compared for equality only. Empty: unknown."""
     url: _Url
     """Base URL of the engine's HTTP server (of a router: of its endpoint), no trailing slash."""
     agent_url: _Url | None = None
     """Base URL of the agent's HTTP (of a router: of its admin side)."""
     state: State = State.STARTING
     detail: _Text = ""
-    """Why it is in that state, in words."""
+    """Why the instance is in that state, in words."""
     load: Load = field(default_factory=Load)
     credits: _Count = 0
-    """Legs that may be in flight there in all, of all routers together."""
+    """Legs that may be in flight at the instance, of all routers together."""
     grants: dict[_Name, _Count] = field(default_factory=dict)
-    """Those legs by router (its name here), once the agent has heard of one; how: `engine.agent.grants`."""
+    """Those legs by router (its name here), once the agent has heard of a router; the rule is in
+    `engine.agent.grants`."""
     legs: dict[_Name, tuple[_Count, _Count, _Count]] = field(default_factory=dict)
-    """Of a router: by instance, its legs in flight there, and the `order` of the heartbeat whose grant it goes by. Not
-    each announcement names every instance; the last word about one holds."""
+    """Of a router: by instance, its legs in flight there, and the `order` of the heartbeat whose grant the router
+    applies. One announcement may leave instances out; the last word about an instance holds."""
     demand: Annotated[tuple[Demand, ...], msgspec.Meta(max_length=POOLS_MAX)] = ()
     """Of a router: what its tenants want of each pool."""
     counted: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=SERIES_MAX)] | None = None
-    """Of a router: what it has counted of its requests since it began. None: it does not say."""
+    """Of a router: its counters since its start. None: it does not announce them."""
     backlog: Annotated[tuple[Backlog, ...], msgspec.Meta(max_length=SERIES_MAX)] = ()
-    """Of a router: what stands in line there."""
+    """Of a router: the requests that wait there."""
     quarantined: Annotated[dict[_Name, tuple[_Count, bool, _Text, _Name]], msgspec.Meta(max_length=QUARANTINED_MAX)] = (
         field(default_factory=dict)
     )
-    """Of a router: what it has heard of instances that operators set aside (`router.fleet.quarantine.Word`)."""
+    """Of a router: what it knows of instances in quarantine (`router.fleet.quarantine.Word`)."""
     holds: _Count = 0
-    """Holds it keeps for decode instances, as far as its agent knows."""
+    """Holds that the instance keeps for decode instances, as far as its agent knows."""
     shuns: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
     """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`kvtransfer.trust`)."""
     evicted: tuple[_Count, _Count] = (0, 0)
-    """Since its engine's start: tokens whose KV was thrown out of its cache block by block, and how often all of it
-    was."""
+    """Since the engine's start: tokens whose KV was evicted block by block, and how often the whole cache was
+    dropped."""
     revision: _Text = ""
-    """What started it: a digest of its pool's specification, or a version; told apart by equality only."""
+    """What started the instance: a digest of its pool's specification, or a version; compared for equality only."""
     weights: _Text = ""
-    """Which weights it serves (`engine.agent.weights`), and..."""
+    """Which weights the engine serves (`engine.agent.weights`), and..."""
     node: _Text = ""
-    """... on which machine (`engine.agent.node`): told apart by equality only; empty: it does not say."""
+    """... on which machine (`engine.agent.node`). Both are compared for equality only; empty: unknown."""
     tenants: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
-    """Whose requests alone it serves; none: everybody's."""
+    """The only tenants whose requests the instance serves; none: all tenants."""
     pins: bool = False
     """Whether the engine can be told its answer's first token."""
     shape: dict[str, int] = field(default_factory=dict)
     """Ranks by kind of parallelism: tp, dp, ep, pp."""
     sent_at: float = 0.0
-    """The sender's wall clock, Unix seconds. Informative: nothing is decided by it."""
+    """The sender's wall clock, Unix seconds. For information only: no decision depends on it."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """By this the heartbeats of one agent are ordered."""
+        """Orders the heartbeats of one agent."""
         return (self.epoch, self.seq)
 
     @property
@@ -206,7 +211,7 @@ def encode(beat: Heartbeat) -> bytes:
     """One heartbeat as JSON.
 
     Raises:
-        ValueError: what `decode` would not read, so that a fault shows at its author and not at every reader.
+        ValueError: `decode` would refuse it. The fault then shows at the sender and not at every reader.
     """
     payload = msgspec.json.encode(beat)
     _, fault = decode(payload)
@@ -216,7 +221,7 @@ def encode(beat: Heartbeat) -> bytes:
 
 
 def decode(payload: bytes) -> tuple[Heartbeat | None, str]:
-    """A heartbeat, or None and what is wrong with it. Fields it does not know are a newer version's and ignored."""
+    """A heartbeat, or None and the fault. Unknown fields belong to a newer version and are ignored."""
     if len(payload) > HEARTBEAT_BYTES_MAX:
         return None, f"{len(payload)} bytes, and {HEARTBEAT_BYTES_MAX} is the most that is read"
     try:
@@ -254,7 +259,7 @@ def _checked(beat: Heartbeat) -> tuple[Heartbeat | None, str]:
 
 
 def _is_base(url: str) -> bool:
-    """Whether it is scheme, host and perhaps port and path, as others connect to it."""
+    """Whether `url` is a scheme, a host and perhaps a port and a path, as other programs connect to it."""
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and parts.port != 0 and not (parts.username or parts.query or parts.fragment)
@@ -264,7 +269,7 @@ def _is_base(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One that is in the fleet: its last heartbeat, and when this reader heard it."""
+    """One member of the fleet: its last heartbeat, and when this reader heard it."""
 
     beat: Heartbeat
     heard_at: float
@@ -272,11 +277,11 @@ class Member:
     joined_at: float
     """When this agent was first heard under this name."""
     skew_s: float | None = None
-    """How far the agent's clock is ahead of the reader's (behind: negative), seconds; up to a ttl of it is delay."""
+    """Seconds by which the agent's clock is ahead of the reader's (negative: behind); up to a ttl of it is delay."""
 
     @property
     def id(self) -> InstanceId:
-        """Its name."""
+        """The member's name."""
         return self.beat.id
 
     @property
@@ -286,7 +291,7 @@ class Member:
 
     @property
     def takes_work(self) -> bool:
-        """Whether new legs may be sent there, by its own word."""
+        """Whether new legs may be sent to the instance, as its agent says."""
         return self.beat.state is State.READY
 
 
@@ -295,27 +300,27 @@ class What(StrEnum):
 
     JOINED = "joined"
     CHANGED = "changed"
-    """Epoch, state, role, addresses, models, revision or shape are new: more than load, credits, holds."""
+    """More than load, credits and holds is new: epoch, state, role, addresses, models, revision or shape."""
     LEFT = "left"
     EXPIRED = "expired"
     REFUSED = "refused"
-    """The name belongs to another agent that is alive; said once for each refused agent, until it stops."""
+    """The name belongs to another live agent; reported once for each refused agent, until it stops."""
     STALE = "stale"
-    """A heartbeat from before what is known already."""
+    """The heartbeat is older than one that is known already."""
     SKEWED = "skewed"
-    """The agent's clock is far off; said once for each agent."""
+    """The agent's clock is far off; reported once for each agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One line of news."""
+    """One change of the fleet, or one reason for no change."""
 
     what: What
     id: InstanceId
     because: str
-    """A whole sentence for the log, naming who and why."""
+    """A whole sentence for the log that names the agent and the reason."""
     member: Member | None = None
-    """The member after a join or change, the last known one after it left; None where nothing was taken."""
+    """The member after a join or change, the last known one after a leave; None if the heartbeat did not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +330,7 @@ class Snapshot:
     members: tuple[Member, ...] = ()
     """Sorted by name."""
     deaf_since: float | None = None
-    """Since when the registry cannot be read, reader's clock; None while it can."""
+    """Since when the registry cannot be read, on the reader's clock; None while it can be read."""
     refused: tuple[str, ...] = ()
     """Why names are contested right now, one line each."""
 
@@ -336,13 +341,15 @@ class Snapshot:
         return len(self.members)
 
     def get(self, name: str) -> Member | None:
-        """One member; None if nobody has that name."""
+        """One member; None if no member has that name."""
         return next((member for member in self.members if member.id == name), None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parted:
-    """The last heartbeat under a name that is free now, and how it became free: nothing at or below it counts again."""
+    """The last heartbeat under a freed name, and how the name became free. Nothing at or below that heartbeat counts
+    again.
+    """
 
     beat: Heartbeat
     how: str
@@ -361,10 +368,10 @@ class Membership:
         self._skewed: set[tuple[InstanceId, str]] = set()
 
     def fold(self, beats: Iterable[Heartbeat], now: float, wall: float | None = None) -> tuple[Change, ...]:
-        """Take what was read from the registry at `now`; a read that succeeded also ends deafness.
+        """Take the heartbeats that were read from the registry at `now`. A successful read also ends deafness.
 
         The result does not depend on the order of `beats`. `wall` is the reader's own wall clock (Unix seconds), used
-        for nothing but to say whose clock is off.
+        only to report a clock that is off.
         """
         if self._deaf_since is not None:
             self._deaf_since, self._heard_again_at = None, now
@@ -380,12 +387,12 @@ class Membership:
         return tuple(changes)
 
     def deaf(self, now: float) -> None:
-        """The registry could not be read. Nobody expires until a `fold` says that it can be again."""
+        """Note that the registry could not be read. No member expires until the next `fold`."""
         if self._deaf_since is None:
             self._deaf_since = now
 
     def snapshot(self) -> Snapshot:
-        """Everyone who is in the fleet, by name."""
+        """All members of the fleet, by name."""
         members = tuple(self._members[name] for name in sorted(self._members))
         refused = tuple(sorted(line for what, _, line in self._said.values() if what is What.REFUSED))
         return Snapshot(members, self._deaf_since, refused)
@@ -397,7 +404,7 @@ class Membership:
         return member is not None and member.beat.agent == beat.agent
 
     def _renew(self, beat: Heartbeat, now: float, wall: float | None) -> Iterator[Change]:
-        """Another heartbeat of the agent that has the name."""
+        """Take another heartbeat of the agent that has the name."""
         member = self._members[beat.id]
         if beat.order < member.beat.order:
             yield from self._say_once(What.STALE, beat, _stale(beat, member.beat, "has been heard"))
@@ -415,9 +422,9 @@ class Membership:
         yield from self._tell_skew(renewed)
 
     def _arrive(self, beat: Heartbeat, now: float, wall: float | None) -> Iterator[Change]:
-        """A heartbeat of an agent that does not have the name."""
+        """Take a heartbeat of an agent that does not have the name."""
         member = self._members.get(beat.id)
-        if beat.state is State.GONE:  # the goodbye of one that was not in
+        if beat.state is State.GONE:  # the goodbye of an agent that was no member
             self._said.pop((beat.id, beat.agent), None)
             return
         if member is not None:
@@ -455,7 +462,7 @@ class Membership:
         return Change(what=what, id=member.id, because=because, member=member)
 
     def _say_once(self, what: What, beat: Heartbeat, because: str) -> Iterator[Change]:
-        """A refused or stale agent is news once, not at every read: until it stops, or is at fault in another way."""
+        """Report a refused or stale agent once, not at every read: until it stops, or commits another fault."""
         said = self._said.get((beat.id, beat.agent))
         repeated = said is not None and said[0] is what and (what is What.REFUSED or said[1] == beat.order)
         self._said[beat.id, beat.agent] = (what, beat.order, because)
@@ -478,11 +485,11 @@ class Membership:
 def next_epoch(stored: int | None, above: int, clock_s: float) -> int:
     """The epoch to give out: above all that the registry gave out (`stored`) and above the caller's own last one.
 
-    It also never falls behind the registry's clock (`clock_s`, Unix seconds; 0 for a registry without one), counted in
-    seconds since 2026: a registry that lost its data would otherwise begin at 1 again, and every reader that remembers
-    more would take the newcomer for a heartbeat from before. An engine takes seconds to start, so a count of starts
-    never outruns it for long, and what has been stored may be forgotten after a while. A stored number above
-    `EPOCH_MAX` counts as none.
+    The epoch also never falls behind the registry's clock (`clock_s`, Unix seconds; 0 for a registry without one),
+    counted in seconds since 2026. Otherwise a registry that lost its data would begin at 1 again, and every reader that
+    remembers a higher epoch would take the new engine's heartbeat for an old one. An engine takes seconds to start, so
+    a count of starts never outruns the clock for long, and stored epochs may be forgotten after a while. A stored
+    number above `EPOCH_MAX` does not count.
     """
     if stored is None or stored > EPOCH_MAX:
         stored = 0
@@ -498,7 +505,7 @@ def duration(seconds: float) -> str:
 
 
 def _newest(beats: Iterable[Heartbeat]) -> list[Heartbeat]:
-    """The last of each agent and name; a freed name goes to the highest epoch, between equals to the lower agent id."""
+    """The last heartbeat of each agent and name. A freed name goes to the highest epoch, then to the lower agent id."""
     newest: dict[tuple[InstanceId, str], Heartbeat] = {}
     for beat in beats:
         known = newest.get((beat.id, beat.agent))
@@ -508,7 +515,9 @@ def _newest(beats: Iterable[Heartbeat]) -> list[Heartbeat]:
 
 
 def _follows(beat: Heartbeat, last: Heartbeat) -> bool:
-    """Whether it may take up a name that was free since `last`: the same agent goes on, another begins a new epoch."""
+    """Whether `beat` may take a name that is free since `last`: the same agent goes on, another agent needs a new
+    epoch.
+    """
     return beat.order > last.order if beat.agent == last.agent else beat.epoch > last.epoch
 
 
@@ -517,7 +526,7 @@ def _skew(beat: Heartbeat, wall: float | None) -> float | None:
 
 
 def _differs(old: Heartbeat, new: Heartbeat) -> str:
-    """What is new beyond load, credits and holds, in words; empty if nothing is."""
+    """What is new beyond load, credits and holds, in words; empty if that is all."""
     parts = []
     if new.epoch != old.epoch:
         parts.append(f"its engine was started anew, epoch {old.epoch} → {new.epoch}")

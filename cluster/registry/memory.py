@@ -1,6 +1,6 @@
-"""A registry in this process' memory, with the semantics of the Redis one: for fleets in one process, and for tests.
+"""A registry in this process' memory that behaves as the one in Redis: for fleets in one process, and for tests.
 
-A shell only because it has the registry's `async` face; nothing in it waits but `wait_changed`, and its clock is given.
+A shell only because its interface is `async`. Only `wait_changed` waits, and the clock is an argument.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class _Stored:
     beat: Heartbeat
     until: float
     payload: bytes
-    """As it would stand in Redis."""
+    """The bytes that Redis would hold."""
 
 
 class MemoryRegistry:
     """See `Registry`. Epochs count from 1.
 
-    `down` makes every call fail as a registry that cannot be reached; `forget` is a restart without its data.
+    `down` makes every call fail as if the registry could not be reached; `forget` acts as a restart without its data.
     """
 
     def __init__(self, clock: Callable[[], float], ttl_s: float = TTL_S, proofs: Proofs | None = None) -> None:
-        """`proofs`: of all programs that share it. With a fleet's keys it proves all that is written, and judges what
-        is read.
+        """`proofs` belong to all programs that share the registry. With a fleet's keys they prove every heartbeat that
+        is written, and judge every one that is read.
         """
         self.ttl_s = ttl_s
         self.down = False
@@ -137,17 +137,17 @@ class MemoryRegistry:
         self._waiting.clear()
 
     def forget(self) -> None:
-        """Lose all data, as a registry without persistence does when it is restarted."""
+        """Lose all data, as a registry without persistence does at a restart."""
         self._owners.clear()
         self._goodbyes.clear()
         self._posted.clear()
         self._epochs.clear()
 
     def plant(self, payload: bytes) -> None:
-        """Put in what any holder of the registry's password may write, in the place of what is there.
+        """Replace an entry with bytes that any holder of the registry's password may write.
 
         Raises:
-            ValueError: no reader would take it.
+            ValueError: no reader would accept the bytes.
         """
         beat, fault = decode(payload)
         if beat is None:
@@ -165,7 +165,7 @@ class MemoryRegistry:
     def _put(self, beat: Heartbeat) -> Refused | None:
         now = self._reach()
         payload = self._written(beat)
-        kept, fault = decode(parted(payload)[0])  # as every reader of the real one would get it
+        kept, fault = decode(parted(payload)[0])  # as every reader of the real registry would read it
         assert kept is not None, fault
         if (beat.kind, beat.id, beat.agent) in self._left:
             return said_goodbye(beat)
@@ -178,7 +178,7 @@ class MemoryRegistry:
         return None
 
     def _reach(self) -> float:
-        """The time, after what is past its ttl is gone."""
+        """The current time, after entries past their ttl are removed."""
         if self.down:
             raise RegistryDown("the registry in memory is down")
         now = self._clock()

@@ -1,11 +1,11 @@
-"""Heartbeats that prove whose they are, and what a reader makes of those that do not. Pure.
+"""Proofs of a heartbeat's sender, and what a reader does with heartbeats that lack one. Pure.
 
 Any holder of the registry's password can write anything there. So a heartbeat carries a proof: the last field of its
-JSON object, which is made from all bytes before it by the sender's keys (`kvtransfer.proving` has them; this layer
-knows none). Readers of another version see a field that they do not know, and ignore it.
+JSON object, made from all bytes before it with the sender's keys (`kvtransfer.proving` holds the keys; this layer knows
+none). Readers of another version see an unknown field, and ignore it.
 
-A proof is of the bytes as they were written. To decode and encode again would not do: a reader of another version drops
-fields that it does not know, and would find every proof wrong.
+A proof covers the bytes as they were written. Bytes that are decoded and encoded again would not do: a reader of
+another version drops unknown fields, and would find every proof wrong.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ from typing import Final, Protocol
 from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, Kind, decode, encode
 
 TOLD_MAX: Final = 1000
-"""Entries that cannot be read or prove nothing, and are named: one program may write millions."""
+"""Most unreadable or unproven entries that are reported by name: one program may write millions."""
 
 _PROOF: Final = re.compile(rb',"proof":"([A-Za-z0-9_. -]{0,1024})"\}\Z')
 
 
 class Proofs(Protocol):
-    """What a program proves its own heartbeats with, and judges others' by."""
+    """Proves a program's own heartbeats, and judges those of others."""
 
     @property
     def judges_all(self) -> bool:
-        """Whether `fault` can tell of every instance and router. An agent can tell of its own name only."""
+        """Whether `fault` can judge every instance and router. An agent can judge heartbeats of its own name only."""
 
     @property
     def accepts_unproven(self) -> bool:
-        """Whether heartbeats without any proof are heard, too: while a fleet is upgraded to proofs."""
+        """Whether heartbeats without any proof are accepted, too: while a fleet is upgraded to proofs."""
 
     def prove(self, cluster: str, beat: Heartbeat, body: bytes) -> str:
-        """The proof of `beat`, whose JSON is `body`; empty where it is not ours to prove."""
+        """The proof of `beat`, whose JSON is `body`; empty where this program cannot prove it."""
 
     def fault(self, cluster: str, beat: Heartbeat, body: bytes, proof: str) -> str:
-        """Why this is no proof, in words; empty: it is one, or this program has no key to tell. Never raises."""
+        """Why the proof is wrong, in words; empty: it is right, or this program has no key to judge it. Never
+        raises.
+        """
 
 
 def proven(beat: Heartbeat, cluster: str, proofs: Proofs | None) -> bytes:
-    """One heartbeat as it is written: JSON, with a proof where there are keys.
+    """The bytes of one heartbeat as written: JSON, with a proof where this program has keys.
 
     Raises:
-        ValueError: it is larger than readers take.
+        ValueError: the heartbeat is larger than readers accept.
     """
     body = encode(beat)
     proof = "" if proofs is None else proofs.prove(cluster, beat, body)
@@ -57,7 +59,7 @@ def proven(beat: Heartbeat, cluster: str, proofs: Proofs | None) -> bytes:
 
 
 def parted(payload: bytes) -> tuple[bytes, str]:
-    """What was proven, and the proof; an empty one where there is none."""
+    """The bytes that the proof covers, and the proof; an empty proof if there is none."""
     match = _PROOF.search(payload, max(0, len(payload) - 1100))
     if match is None:
         return payload, ""
@@ -65,10 +67,10 @@ def parted(payload: bytes) -> tuple[bytes, str]:
 
 
 class Hearing:
-    """One reader's ear: decodes, judges proofs, and says once what it leaves out."""
+    """One reader's filter: decodes heartbeats, judges their proofs, and reports once each one that it leaves out."""
 
     def __init__(self, cluster: str, proofs: Proofs | None, warn: Callable[[str], None]) -> None:
-        """`warn` gets a line for each that is left out, once."""
+        """`warn` gets one line for each entry that is left out."""
         self._warn: Final = warn
         self.cluster: Final = cluster
         self.proofs: Final = proofs
@@ -76,33 +78,33 @@ class Hearing:
         self._unproven: Final[dict[Kind, dict[str, str]]] = {kind: {} for kind in Kind}
         self._former: Final[dict[Kind, dict[tuple[str, str], tuple[bytes, Heartbeat]]]] = {kind: {} for kind in Kind}
         self._heard: Final[dict[Kind, dict[tuple[str, str], tuple[bytes, Heartbeat]]]] = {kind: {} for kind in Kind}
-        """What was believed at the last reading and at this one, by name and agent: readers read twice as often as
-        programs write, and a heartbeat is not new for being read again.
+        """Accepted heartbeats of the last reading and this one, by name and agent. Readers read twice as often as
+        programs write; a heartbeat that is read again is not new.
         """
 
     @property
     def all_proven(self) -> bool:
-        """Whether all that is heard has proven itself."""
+        """Whether every accepted heartbeat has proven its sender."""
         return self.proofs is not None and self.proofs.judges_all and not self.proofs.accepts_unproven
 
     def begin(self, kind: Kind) -> None:
-        """Another reading of this kind."""
+        """Begin another reading of this kind."""
         self._unproven[kind] = {}
         self._former[kind], self._heard[kind] = self._heard[kind], {}
 
     def unproven(self, kind: Kind) -> Mapping[str, str]:
-        """By name, why what stood under it at the last reading was no proof."""
+        """By name, why the entry at the last reading proved nothing."""
         return self._unproven[kind]
 
     def hear(self, kind: Kind, name: str, agent: str, payload: bytes) -> Heartbeat | None:
-        """The heartbeat that stands under this name and agent; None where it is not to be believed."""
+        """The heartbeat under this name and agent; None if it is not to be believed."""
         known = self._former[kind].get((name, agent))
         if known is None or known[0] != payload:
             beat = self._judged(kind, name, agent, payload)
             if beat is None:
                 return None
             known = (payload, beat)
-        if not self._unproven[kind].get(name):  # what is heard though it proves nothing is told at each reading
+        if not self._unproven[kind].get(name):  # an accepted heartbeat without proof is reported at each reading
             self._heard[kind][name, agent] = known
         return known[1]
 
@@ -129,7 +131,7 @@ class Hearing:
         return beat if accepted else None
 
     def gone(self, kind: Kind, name: str, agent: str) -> None:
-        """Nothing stands there any more."""
+        """Note that this name and agent have no entry any more."""
         self._told.discard((kind, name, agent))
 
     def _say(self, kind: Kind, name: str, agent: str, line: str) -> None:

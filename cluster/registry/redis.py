@@ -1,28 +1,30 @@
 """The registry in Redis (tested with 7.0; no command newer than Redis 3): a shell that writes, arbitrates and reads.
 
-Its keys are `cluster.registry.layout`'s; each expires by itself, and nothing is ever scanned.
+`cluster.registry.layout` has the keys; each key expires by itself, and no call scans the keyspace.
 
-One heartbeat is one MULTI, sent as one pipeline: take the lock if it is free, extend it, say whose it is, write the
-payload, be in the set. A reading is two round trips: the set, then all locks and payloads.
+One heartbeat is one MULTI, sent as one pipeline: take the lock if it is free, extend it, read its owner, write the
+payload, join the set. A reading is two round trips: the set, then all locks and payloads.
 
-Why no script is needed, though the pipeline extends a lock before it knows whose it is:
+Why no script is needed, though the pipeline extends a lock before it knows the owner:
 
-- Only who holds the name sends that pipeline. Everybody else (a newcomer, or one that was refused) first asks with
-  ``SET NX`` + ``GET``, which changes nothing of another's.
+- Only the holder of a name sends that pipeline. Every other agent (a newcomer, or a refused one) first asks with ``SET
+  NX`` + ``GET``, which changes nothing of another agent's.
 - A holder that was paused past its ttl may have lost the name without knowing. Its next pipeline extends the new
-  owner's lock, once, by at most a ttl: then it reads the owner and never extends again. The owner's own heartbeats
-  extend that lock anyway, and whether the owner lives is told by its payload, which nobody else writes.
-- Two newcomers race on ``SET NX``, which is atomic. What they write lies under their own agent ids, so neither can
-  overwrite the other's, and readers take only what the lock's owner wrote.
-- Goodbye frees a lock that must still be ours: a watched transaction, as it happens once in an agent's life.
-- A lock alone proves nothing: a living holder has a heartbeat beside it. A lock of an agent that shows
-  none (with ticket keys: none that proves itself, or one of an earlier life) was written by another holder of the
-  password, or by a newcomer that died at once. An agent that has the name takes such a lock back and says so; a
-  newcomer does after a ttl. Readers with a fleet's keys go by the heartbeats that prove themselves.
-- After Redis lost its data the first of two that want a name gets it: who had it, if its heartbeat comes before the
-  other's next claim. The other one is told by its own next call, and readers keep the one they know until it is silent.
+  owner's lock, once, by at most a ttl; then it reads the owner and never extends again. The owner's own heartbeats
+  extend that lock anyway. Whether the owner lives shows in its payload, which no other agent writes.
+- Two newcomers race on ``SET NX``, which is atomic. Each writes under its own agent id, so neither can overwrite the
+  other, and readers take only what the lock's owner wrote.
+- A goodbye frees a lock only while it is still this agent's: a watched transaction, which happens once in an agent's
+  life.
+- A lock alone proves nothing: a living holder has a heartbeat beside it. A lock whose agent shows no heartbeat (with
+  ticket keys: none that is proven, or one of an earlier life) was written by another holder of the password, or by a
+  newcomer that died at once. An agent that has the name takes such a lock back and says so; a newcomer does so after a
+  ttl. Readers with a fleet's keys go by proven heartbeats.
+- After Redis lost its data, the first of two agents that want a name gets it: the old owner, if its heartbeat comes
+  before the other agent's next claim. The other agent learns it from its own next call, and readers keep the member
+  that they know until it falls silent.
 
-A password stands in a file or in the URL; it is in no message, no repr and no log.
+A password stands in a file or in the URL; no message, no repr and no log shows it.
 """
 
 from __future__ import annotations
@@ -69,32 +71,32 @@ TIMEOUT_S = 1.0
 """Longest time for one call, connecting included: a heartbeat that takes longer is better sent again."""
 
 CONNECTIONS_MAX = 8
-"""Of one process. A router reads with one and listens with another; the rest is for calls that meet."""
+"""Connections of one process. A router reads with one and listens with another; the rest serves concurrent calls."""
 
 EPOCH_KEPT_S = 30 * 86400
-"""How long the last epoch of a name is kept. Forgotten ones do no harm (`next_epoch`)."""
+"""How long the last epoch of a name is kept. A forgotten epoch does no harm (`next_epoch`)."""
 
 MEMBERS_KEPT_S = 86400
-"""How long the set of members outlives the last heartbeat of all, where no reader empties it."""
+"""How long the set of members outlives the last heartbeat, if no reader empties it."""
 
 EPOCH_DIGITS_MAX = 19
-"""Longer numbers are no epochs of ours (`membership.EPOCH_MAX`)."""
+"""A longer number is no epoch of Baton's (`membership.EPOCH_MAX`)."""
 
 RACES_MAX = 5
-"""A watched transaction that was disturbed this often in a row is given up; each disturbance was another's success."""
+"""A watched transaction is given up after this many disturbances in a row; each one was another agent's success."""
 
 NUDGES_MAX = 1000
-"""Nudges taken off the connection at once: a whole fleet that starts is one change."""
+"""Change messages taken off the connection at once: a whole fleet that starts is one change."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 Member = tuple[Kind, str, str]
-"""Kind, name and agent: what one heartbeat's payload is kept under."""
+"""Kind, name and agent: the key of one heartbeat's payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a Redis is and how to be let in. Its text is fit for logs."""
+    """Address and credentials of a Redis. Its text is fit for logs."""
 
     host: str
     port: int
@@ -109,17 +111,18 @@ class Place:
         return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}" + (f"/{self.db}" if self.db else "")
 
     def redact(self, text: str) -> str:
-        """`text` without the password, should a server or a library have quoted it."""
+        """`text` without the password, in case a server or a library quotes it."""
         for secret in (self.password, quote(self.password, safe="")) if self.password else ():
             text = text.replace(secret, "***")
         return text
 
 
 def parse_place(url: str, password_file: Path | None = None, ca_file: Path | None = None) -> Place:
-    """``redis://[user[:password]@]host[:port][/db]``, ``rediss://`` for TLS; the password better in a file.
+    """Read ``redis://[user[:password]@]host[:port][/db]`` or ``rediss://`` (TLS); the password is better kept in a
+    file.
 
     Raises:
-        UsageError: a URL or file that cannot be used. The message holds no password.
+        UsageError: the URL or a file cannot be used. The message holds no password.
     """
     try:
         parts = urlsplit(url)
@@ -151,7 +154,7 @@ def read_password(path: Path) -> str:
     """The one line of a password file.
 
     Raises:
-        UsageError: it cannot be read, or is empty.
+        UsageError: the file cannot be read, or is empty.
     """
     try:
         password = path.read_text().strip()
@@ -163,10 +166,10 @@ def read_password(path: Path) -> str:
 
 
 class RedisRegistry:
-    """See `Registry`. Connects at its first use and again whenever it must.
+    """See `Registry`. Connects at its first call, and again after a connection breaks.
 
-    Long, as it is one protocol over one connection: every call of `Registry` is a few commands, and all of them
-    share what this program holds and has heard.
+    The class is long because it is one protocol over one connection: every call of `Registry` is a few commands, and
+    all of them share the names that this program holds and the heartbeats that it has read.
     """
 
     def __init__(
@@ -191,7 +194,7 @@ class RedisRegistry:
         self._silent: dict[Kind, set[bytes]] = {kind: set() for kind in Kind}
         self._hearing = Hearing(cluster, proofs, logger.warning)
         self._strange: dict[tuple[Kind, str], tuple[str, float]] = {}
-        """Names whose lock an agent holds that shows no heartbeat: which agent, and since when, on the loop's clock."""
+        """Locks whose agent shows no heartbeat: by name, the agent and since when, on the loop's clock."""
         self._nudges: PubSub | None = None
         self._listening = False
 
@@ -207,10 +210,10 @@ class RedisRegistry:
         timeout_s: float = TIMEOUT_S,
         proofs: Proofs | None = None,
     ) -> Self:
-        """A registry by its URL. Touches the files, not the network.
+        """A registry by its URL. Reads files, but does not use the network.
 
         Raises:
-            UsageError: a URL or file that cannot be used.
+            UsageError: the URL or a file cannot be used.
         """
         place = parse_place(url, password_file, ca_file)
         return cls(place, cluster=cluster, ttl_s=ttl_s, timeout_s=timeout_s, proofs=proofs)
@@ -299,19 +302,19 @@ class RedisRegistry:
         found: list[Any] = []
         async with self._asking(), self._redis.pipeline(transaction=False) as pipe:
             for author in authors:
-                pipe.hmget(self._posts(author), [item])  # the stand-in answers HGET with a line, which bytes may break
+                pipe.hmget(self._posts(author), [item])  # the stand-in answers HGET with a line; bytes may break it
             found = await pipe.execute(raise_on_error=False)  # one key that is no hash does not spoil the others
         return tuple(answer[0] if isinstance(answer, list) else None for answer in found)
 
     async def wait_changed(self, timeout_s: float) -> bool:
-        """See `Registry`. Nudges between two calls are kept. One caller at a time; a second one only sleeps."""
+        """See `Registry`. Changes between two calls are kept. One caller at a time; a second one only sleeps."""
         until = asyncio.get_running_loop().time() + timeout_s
         if not self._listening:
             self._listening = True
             cancelled = _cancelled()
             try:
                 return await self._nudged(until)
-            except (RedisError, OSError, ValueError, RegistryDown):  # the next reader hears why
+            except (RedisError, OSError, ValueError, RegistryDown):  # the next `read` raises the reason
                 if _cancelled() > cancelled:
                     raise asyncio.CancelledError from None  # see `_asking`
                 await self._stop_listening()
@@ -354,7 +357,7 @@ class RedisRegistry:
         return self._keys.beat(*member)
 
     async def _put(self, beat: Heartbeat) -> Refused | None:
-        """Write a heartbeat if the name is ours or free."""
+        """Write a heartbeat if the name is this agent's or free."""
         payload = self._written(beat)
         member = (beat.kind, str(beat.id), beat.agent)
         if member in self._left:
@@ -379,7 +382,7 @@ class RedisRegistry:
         return None
 
     async def _ask_for_name(self, member: Member) -> str:
-        """Take the name if it is free; whose it is."""
+        """Take the name if it is free; the name's owner."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.set(self._lock(member), member[2], nx=True, px=self._ttl_ms)
             pipe.get(self._lock(member))
@@ -387,7 +390,7 @@ class RedisRegistry:
         return _text(owner)
 
     async def _write(self, member: Member, beat: Heartbeat, payload: bytes) -> str:
-        """The one pipeline of a heartbeat; whose the name is."""
+        """Send the one pipeline of a heartbeat; the name's owner."""
         kind, name, agent = member
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.set(self._lock(member), agent, nx=True, px=self._ttl_ms)
@@ -402,7 +405,7 @@ class RedisRegistry:
         return _text(owner)
 
     async def _take_back(self, member: Member) -> None:
-        """Remove what was written under a name that turned out to be another's."""
+        """Remove what was written under a name that turned out to be another agent's."""
         kind, name, agent = member
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(self._payload(member))
@@ -410,8 +413,8 @@ class RedisRegistry:
             await pipe.execute()
 
     async def _refuse(self, beat: Heartbeat, owner: str, *, had_it: bool) -> Refused | None:
-        """Why the name is another's; None: no living agent holds it, and its lock is ours now. `had_it`: until now it
-        was ours.
+        """Why the name is another agent's; None: no living agent holds it, and its lock is this agent's now. `had_it`:
+        the name was this agent's until now.
         """
         member = (beat.kind, str(beat.id), owner)
         payload: Any = await self._redis.get(self._payload(member))
@@ -443,14 +446,14 @@ class RedisRegistry:
         # An agent with keys does not yield to a heartbeat without a proof.
         proves = proof or not proofs.prove(self._hearing.cluster, beat, b"{}")
         genuine = proves and not proofs.fault(self._hearing.cluster, holder, body, proof)
-        # A claim draws an epoch above all before: a copy of an earlier life's heartbeat has a lower one.
+        # A claim draws an epoch above all before, so a copy of an earlier life's heartbeat has a lower epoch.
         return holder if genuine and (holder.epoch > beat.epoch or not self._has(beat)) else None
 
     def _has(self, beat: Heartbeat) -> bool:
         return (beat.kind, str(beat.id), beat.agent) in self._mine
 
     async def _seize(self, beat: Heartbeat, owner: str) -> bool:
-        """Make the lock ours, if it is still that owner's."""
+        """Make the lock this agent's, if it still belongs to `owner`."""
         lock = self._lock((beat.kind, str(beat.id), beat.agent))
         async with self._redis.pipeline(transaction=True) as pipe:
             try:
@@ -465,10 +468,10 @@ class RedisRegistry:
         return True
 
     async def _draw_epoch(self, key: str, above: int) -> int:
-        """One try at counting an epoch up.
+        """Try once to count an epoch up.
 
         Raises:
-            WatchError: somebody else drew one meanwhile.
+            WatchError: another agent drew an epoch meanwhile.
         """
         async with self._redis.pipeline(transaction=True) as pipe:
             await pipe.watch(key)
@@ -482,7 +485,8 @@ class RedisRegistry:
         return epoch
 
     async def _leave_once(self, member: Member, last: Heartbeat | None) -> bool:
-        """Free the name and put the goodbye in the payload's place, if the name is still ours. `last`: what we wrote.
+        """Free the name and replace the payload with the goodbye, if the name is still this agent's. `last`: its last
+        heartbeat.
 
         Raises:
             WatchError: the lock changed meanwhile; nothing was done.
@@ -507,8 +511,8 @@ class RedisRegistry:
         return proven(beat, self._hearing.cluster, self._hearing.proofs)
 
     def _heard(self, found: Sequence[tuple[Member, bytes | None, bytes | None]]) -> tuple[Heartbeat, ...]:
-        """What a reading's entries contribute, each with its lock's owner and its payload: owners' heartbeats, and
-        goodbyes.
+        """The heartbeats that a reading contributes: those of the locks' owners, and goodbyes. Each entry has its
+        lock's owner and its payload.
         """
         heard: list[tuple[Heartbeat, str]] = []
         for (kind, name, agent), owner, payload in found:
@@ -519,7 +523,7 @@ class RedisRegistry:
             if beat is not None:
                 heard.append((beat, _text(owner)))
         told = {(beat.id, beat.agent) for beat, _ in heard if beat.state is not State.GONE}
-        # With a fleet's keys a lock counts for no more than its owner's heartbeat, which has proven itself.
+        # With a fleet's keys, a lock counts only together with its owner's proven heartbeat.
         proves = self._hearing.all_proven
         return tuple(
             beat
@@ -532,7 +536,7 @@ class RedisRegistry:
         try:
             async with self._asking():
                 await nudges.subscribe(*(self._keys.changed(kind) for kind in NUDGED))
-        except BaseException:  # a cancellation too: the connection is ours alone until it is returned
+        except BaseException:  # a cancellation too: no other call uses the connection until it is returned
             await _close(nudges)
             raise
         return nudges
@@ -544,7 +548,7 @@ class RedisRegistry:
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
-        """Around every call: a time limit, and one kind of failure."""
+        """Wrap a call of the registry: a time limit, and one kind of failure."""
         cancelled = _cancelled()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -569,15 +573,15 @@ class RedisRegistry:
             because = f"did not answer within {self._timeout_s:g} s"
         elif isinstance(error, RedisConnectionError | OSError):
             because = f"cannot be reached: {said}"
-        elif isinstance(error, InvalidResponse | ValueError):  # asyncio's, of a line that does not end
+        elif isinstance(error, InvalidResponse | ValueError):  # asyncio's error for a line that does not end
             because = f"does not speak Redis' protocol: {said}"
         else:
             because = f"refuses to work: {said}"
-        raise RegistryDown(f"the registry at {self._place} {because}") from None  # a chain might quote what we redact
+        raise RegistryDown(f"the registry at {self._place} {because}") from None  # a chain might quote the password
 
 
 def _connect(place: Place, timeout_s: float) -> Redis:
-    """A client that is not connected yet. It retries once, at once: a connection that a restart closed is no outage."""
+    """A client that is not connected yet. It retries once, at once: a connection closed by a restart is no outage."""
     tls: dict[str, Any] = {}
     if place.tls:
         tls = {"ssl_ca_certs": str(place.ca_file) if place.ca_file else None, "ssl_check_hostname": True}
@@ -612,7 +616,7 @@ async def _close(nudges: PubSub) -> None:
 
 
 def _member(kind: Kind, entry: bytes) -> Member | None:
-    """Whose entry of the set it is; None for what we never wrote."""
+    """Kind, name and agent of an entry of the set; None for an entry that Baton never wrote."""
     name, space, agent = _text(entry).partition(" ")
     return (kind, name, agent) if space and name and agent else None
 

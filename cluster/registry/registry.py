@@ -1,20 +1,22 @@
-"""What a registry does, whatever keeps it: the protocol that agents and routers are written against.
+"""The interface of a registry, whatever stores it: agents and routers are written against this protocol.
 
-The registry holds heartbeats and arbitrates names; it decides nothing else. What heartbeats mean is `membership`.
+The registry holds heartbeats and arbitrates names; it decides nothing else. `membership` gives heartbeats their
+meaning.
 
     agent:   epoch = await registry.next_epoch(name, last)    before each start of the engine, and before each claim
              await registry.claim(beat)                       Claimed, or Refused: another agent has the name
              await registry.beat(beat)                        about every second, and at once when the state changes
-             await registry.post(author, items)               for others by name; kept by asking again within a ttl
+                          await registry.post(author, items)               items for other members; lost a ttl after the
+                          last `keep`
              await registry.leave(name, agent)                last of all
     router:  changes = membership.fold(await registry.read(), now, wall)      or, on RegistryDown, membership.deaf(now)
              await registry.wait_changed(0.5)
 
-An agent that was refused may claim again later, with an epoch drawn again: readers take a freed name's next owner only
-with an epoch above the last owner's.
+A refused agent may claim again later, with a newly drawn epoch: readers accept a freed name's next owner only with an
+epoch above the last owner's.
 
-Every call ends within the time limit the registry was made with. One that cannot be reached raises `RegistryDown`, and
-the caller goes on with what it knows.
+Every call ends within the time limit that the registry was made with. If the registry cannot be reached, a call raises
+`RegistryDown`, and the caller goes on with what it knows.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ ITEM_BYTES_MAX = 8 << 20
 """Largest posted item: the metadata of an engine of hundreds of ranks."""
 
 ITEMS_MAX = 4096
-"""Most items of one author: one for each instance that it may meet."""
+"""Most items of one author: one for each instance that may meet it."""
 
 
 class RegistryDown(BatonError):
-    """The registry cannot be reached or refuses to work. The message says which and why, never a password."""
+    """The registry cannot be reached, or refuses to work. The message says which of both and why, and holds no
+    password.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,13 @@ class Beaten:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The name is another agent's, and nothing of ours is visible to readers. The message names both agents."""
+    """The name is another agent's, and readers see nothing of this agent. The message names both agents."""
 
     because: str
 
 
 class Author(NamedTuple):
-    """Who posts: one life of an instance, by its agent."""
+    """The author of posted items: one life of an instance, by its agent."""
 
     name: str
     agent: str
@@ -69,67 +73,69 @@ class Registry(Protocol):
 
     @property
     def ttl_s(self) -> float:
-        """Seconds after which a name whose owner fell silent is free again."""
+        """Seconds after which the name of a silent owner is free again."""
 
     @property
     def all_proven(self) -> bool:
-        """Whether what is read has proven whose it is. False: any holder of the registry's password may have written
-        it.
+        """Whether every heartbeat that is read has a proven sender. False: any holder of the registry's password may
+        have written it.
         """
 
     async def claim(self, beat: Heartbeat) -> Claimed | Refused:
-        """Take the name, if it is free or already ours, and write the heartbeat."""
+        """Take the name, if it is free or already this agent's, and write the heartbeat."""
 
     async def beat(self, beat: Heartbeat) -> Beaten | Refused:
         """Write a heartbeat and keep the name for another ttl.
 
-        Takes a free name as `claim` does: a registry that lost its data is filled again by everybody's next heartbeat.
-        Refused to an agent that has said goodbye.
+        Takes a free name as `claim` does: the next heartbeats of all agents fill a registry that lost its data. Refused
+        to an agent that has said goodbye.
         """
 
     async def leave(self, name: str, agent: str, kind: Kind = Kind.INSTANCE) -> bool:
-        """Say goodbye: readers hear `State.GONE`, the name is free at once. False if the name was not ours."""
+        """Say goodbye: readers hear `State.GONE`, and the name is free at once. False if the name was another
+        agent's.
+        """
 
     async def next_epoch(self, name: str, above: int = 0) -> int:
         """An epoch that was never given out for this name, and is above `above` (the caller's own last one)."""
 
     async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
-        """The last heartbeat of everyone who owns a name, and goodbyes. What cannot be read is logged and left out."""
+        """The last heartbeat of each name's owner, and goodbyes. Unreadable entries are logged and left out."""
 
     def unproven(self, kind: Kind) -> Mapping[str, str]:
-        """Names that the last reading found a heartbeat under which proves nothing, and why. None without keys."""
+        """Names whose heartbeat at the last reading proved nothing, and why. Empty without keys."""
 
     async def post(self, author: Author, items: Mapping[str, bytes]) -> None:
-        """Put these in the place of what this author posted before, for a ttl. What they are, only readers know.
+        """Replace what this author posted before with these items, for a ttl. Only readers know what the items mean.
 
-        An author of a former life of the instance posts beside it, for as long as it keeps on.
+        An author of a former life of the instance posts beside it, for as long as that author goes on.
 
         Raises:
-            ValueError: an item larger than `ITEM_BYTES_MAX`, or more than `ITEMS_MAX`.
+            ValueError: an item is larger than `ITEM_BYTES_MAX`, or there are more than `ITEMS_MAX`.
         """
 
     async def keep(self, author: Author) -> bool:
-        """Keep what was posted for another ttl. False: it is not there any more, and must be posted anew."""
+        """Keep the posted items for another ttl. False: they are gone, and must be posted again."""
 
     async def unpost(self, author: Author) -> None:
-        """Take it all away."""
+        """Remove all items of this author."""
 
     async def posted(self, authors: Sequence[Author], item: str) -> tuple[bytes | None, ...]:
-        """The item of that name of each author. Anybody who reaches the registry may have written it."""
+        """The item of that name of each author. Any program that reaches the registry may have written it."""
 
     async def wait_changed(self, timeout_s: float) -> bool:
-        """Until something other than load changed (True) or `timeout_s` passed; sleeps while the registry is down.
+        """Wait until something other than load changes (True) or `timeout_s` passes; sleeps while the registry is down.
 
-        A change between two calls ends the second one at once; one before the first call, or while the registry is
-        down, is for `read` to find. So it is a reason to read early, never the only one.
+        A change between two calls ends the second call at once. A change before the first call, or while the registry
+        is down, is found by `read` only. So a True is a reason to read early, never the only reason to read.
         """
 
     async def close(self) -> None:
-        """Close what is open. Says no goodbye."""
+        """Close all connections, without a goodbye."""
 
 
 def refusal(beat: Heartbeat, holder: Heartbeat | None, holder_agent: str) -> Refused:
-    """The name that `beat` wants is `holder_agent`'s, whose last heartbeat (if there still is one) is `holder`."""
+    """Refuse `beat`: its name belongs to `holder_agent`, whose last heartbeat (if there is one) is `holder`."""
     if holder is None:
         owner = f"agent {holder_agent[:12]}"
     else:
@@ -141,25 +147,25 @@ def refusal(beat: Heartbeat, holder: Heartbeat | None, holder_agent: str) -> Ref
 
 
 def said_goodbye(beat: Heartbeat) -> Refused:
-    """An agent that left stays out: a heartbeat of its that comes late must not undo the goodbye."""
+    """Refuse an agent that has left: a late heartbeat of it must not undo the goodbye."""
     return Refused(f"{beat.who} has said goodbye as {beat.id}")
 
 
 def goodbye(last: Heartbeat) -> Heartbeat:
-    """What stands in the registry for a ttl after `last`, so that readers hear of it."""
+    """The heartbeat that stays in the registry for a ttl after `last`, so that readers learn of the leave."""
     return replace(last, state=State.GONE, seq=last.seq + 1, detail="")
 
 
 def check_items(items: Mapping[str, bytes]) -> None:
-    """Refuse what no registry should keep.
+    """Check posted items against the limits.
 
     Raises:
-        ValueError: too many, or too large.
+        ValueError: there are too many items, or one is too large.
     """
     if len(items) > ITEMS_MAX or any(len(value) > ITEM_BYTES_MAX for value in items.values()):
         raise ValueError(f"at most {ITEMS_MAX} items of at most {ITEM_BYTES_MAX} bytes can be posted")
 
 
 def worth_a_nudge(before: Heartbeat | None, beat: Heartbeat) -> bool:
-    """Whether readers should look now and not at their next turn."""
+    """Whether readers should read now and not at their next turn."""
     return before is None or (before.state, before.epoch, before.role) != (beat.state, beat.epoch, beat.role)

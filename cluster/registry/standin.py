@@ -3,12 +3,13 @@
     python -P -m cluster.registry.standin --host 127.0.0.1 --port 0 [--password-file FILE] [--lifeline]
 
 Prints one JSON line on stdout when it listens, ``{"event": "ready", "host": …, "port": …}``, and ends on SIGTERM or
-SIGINT; with ``--lifeline`` also when its stdin ends, that is, with the parent that holds the other end. It keeps all in
-memory and is slow: about 4,000 commands a second, where a heartbeat is 8. Enough for a fleet on one machine.
+SIGINT. With ``--lifeline`` it also ends when its stdin ends, that is, with the parent that holds the other end. It
+keeps all data in memory and is slow: about 4,000 commands a second, where a heartbeat is 8. That is enough for a fleet
+on one machine.
 
-What it adds to fakeredis' own server: passwords are demanded (fakeredis only compares those that are offered), long
-answers are written whole (its sockets do not block, and a full buffer would cut a reading of many members short), and
-its threads end with the process.
+It adds three things to fakeredis' own server. It demands passwords (fakeredis only compares passwords that are
+offered). It writes long answers whole (fakeredis' sockets do not block, and a full buffer would cut a reading of many
+members short). Its threads end with the process.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from fakeredis._helpers import SimpleError
 from fakeredis.model import AccessControlList
 
 WRITE_MAX_S = 10.0
-"""A client that takes nothing for this long is dropped: its thread would wait for ever."""
+"""A client that reads nothing for this long is dropped: its thread would wait for ever."""
 
 PUSH_EVERY_S = 0.05
-"""How late a published message may be written out. fakeredis looks 100 times a second for every idle connection; that
-much of two cores is better spent on engines, and a nudge may be this late."""
+"""Largest delay of a published message. fakeredis looks 100 times a second for every idle connection. Engines use that
+much of two cores better, and a change message may be this late."""
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 NOBODY = "nobody-yet"
-"""Who a client is until it gave the password."""
+"""The user of a client that has not given the password yet."""
 
 BEFORE_PASSWORD = frozenset({b"AUTH", b"QUIT"})
-"""What a client may say before it gave the password, as in Redis."""
+"""Commands that Redis takes before the password."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until told to end; the exit code."""
+    """Serve until a signal or the lifeline ends the server; the exit code."""
     parser = argparse.ArgumentParser(prog="cluster.registry.standin", description="speaks Redis' protocol")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
@@ -66,12 +67,12 @@ def main(argv: list[str] | None = None) -> int:
     sys.stdout.flush()
     _wait_for_end(wakeups, lifeline=args.lifeline)
     for number in ENDING:
-        signal.signal(number, signal.SIG_IGN)  # a second one must not make an orderly end a killed process
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not turn an orderly end into a killed process
     return 0
 
 
 class Server(TcpFakeServer):
-    """fakeredis' TCP server with the three things added that the module's docstring names."""
+    """fakeredis' TCP server with the three additions that the module's docstring names."""
 
     request_queue_size = 128
 
@@ -86,14 +87,14 @@ class Server(TcpFakeServer):
             self.fake_server.acl = Doorkeeper(password.encode())
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that broke off is no news; anything else is one line and no traceback."""
+        """Ignore a client that broke off; report anything else in one line, without a traceback."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             _say(f"a client's connection failed: {error!r}")
 
 
 class Client(_tcp_server.TCPFakeRequestHandler):
-    """One connection. Answers go out one by one, which Nagle's algorithm would delay by 40 ms each."""
+    """One connection. It sends small answers at once: Nagle's algorithm would delay each by 40 ms."""
 
     server: Server
     disable_nagle_algorithm = True
@@ -106,16 +107,16 @@ class Client(_tcp_server.TCPFakeRequestHandler):
 
 
 class Unhurried:
-    """Writes all of an answer to a socket that does not block."""
+    """Writes the whole answer to a socket that does not block."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def write(self, data: bytes) -> None:
-        """All of `data`.
+        """Write all of `data`.
 
         Raises:
-            OSError: the client is gone or takes nothing.
+            OSError: the client is gone or reads nothing.
         """
         rest = memoryview(data)
         while rest:
@@ -126,11 +127,11 @@ class Unhurried:
                     raise TimeoutError("the client takes nothing") from None
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: nothing is buffered."""
 
 
 class Doorkeeper(AccessControlList):
-    """Lets nobody do anything before the password."""
+    """Allows no command before the password."""
 
     def __init__(self, password: bytes) -> None:
         super().__init__()
@@ -163,7 +164,7 @@ def _listen_to_signals() -> int:
 
 
 def _wait_for_end(wakeups: int, *, lifeline: bool) -> None:
-    """Until a signal comes, or, where stdin is the lifeline, until that ends."""
+    """Wait for a signal or, if stdin is the lifeline, for the end of stdin."""
     watched = [wakeups, 0] if lifeline else [wakeups]
     while True:
         readable, _, _ = select.select(watched, [], [])

@@ -1,9 +1,9 @@
-"""The cluster file: `parse` its text, `instances` to start, `explain` what it promises. Pure.
+"""The cluster file: `parse` its text, start its `instances`, `explain` what it promises. Pure.
 
-    text ─ tree ─▶ nodes with positions ─ reader ─▶ Spec ─ rules ─▶ Parsed: the Spec, or every problem there is
+    text ─ tree ─▶ nodes with positions ─ reader ─▶ Spec ─ rules ─▶ Parsed: the Spec, or every problem of the file
 
-`settings` is the file's whole vocabulary; `about` and `units` are what a setting says of itself, `guess` what was meant
-by a wrong key, `flags` what goes to vLLM, `words` and `page` what is told of it.
+`settings` is the file's whole vocabulary. `about` and `units` describe a setting, `guess` finds the intended key for a
+wrong one, `flags` makes vLLM's flags, `words` and `page` describe the file to users.
 """
 
 from cluster.spec.parse import Parsed, check_outside, parse, parse_value

@@ -31,15 +31,15 @@ class About:
     above: float | None = None
     at_most: float | None = None
     keys: re.Pattern[str] | None = None
-    """What the keys of a mapping look like."""
+    """The form of a mapping's keys."""
     form: re.Pattern[str] | None = None
-    """What a text looks like, where not every one will do."""
+    """The form of a text, if not every text will do."""
     not_empty: str = ""
-    """Of a list that would mean the opposite of what it looks like with nothing in it: what to do then."""
+    """For a list that, when empty, would mean the opposite of what it looks like: what to write instead."""
     aka: tuple[str, ...] = ()
-    """What others call it, in this spelling: ``replicas`` for `start`. Used to guess what was meant."""
+    """Other names of the setting in this spelling, such as ``replicas`` for `start`. Used to guess an intended key."""
     coming: str = ""
-    """What will act upon it, where nothing does yet; empty where it is in effect."""
+    """The part of Baton that will act on the setting, if no part does yet; empty: the setting is in effect."""
 
 
 def about(**said: Any) -> dict[str, About]:
@@ -90,7 +90,7 @@ def is_section(kind: Any) -> bool:
 
 
 def shown_default(setting: Setting) -> str:
-    """The default as one would write it in the file; empty for what is empty or follows from the context."""
+    """The default as written in the file; empty if the default is empty or follows from the context."""
     value = setting.default
     if setting.required or value is None or is_section(type(value)) or value in ((), {}):
         return ""

@@ -1,7 +1,7 @@
-"""vLLM's flags in a cluster file: `engine_args` to words, and the flags that are said elsewhere. Pure.
+"""vLLM's flags in a cluster file: turns `engine_args` into words, and lists the flags that other settings give. Pure.
 
-The lists below repeat what `engine/vllm` knows, which this layer may not import; tests/unit/test_spec_flags.py holds
-them together.
+The lists below repeat what `engine/vllm` knows, which this layer may not import; tests/unit/test_spec_flags.py compares
+the two.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ BY_SHAPE = {
     "pipeline-parallel-size": "pp",
     "enable-expert-parallel": "ep",
 }
-"""Flags that the shape of a pool says."""
+"""Flags that the shape of a pool gives."""
 
 SHORT = {"tp": "tensor-parallel-size", "dp": "data-parallel-size", "pp": "pipeline-parallel-size"}
-"""vLLM's short flags (``-tp``), which look like settings of ours."""
+"""vLLM's short flags (``-tp``), which look like settings of Baton."""
 
 REFUSED = {
     "host": "remove it: Baton chooses each instance's address",
@@ -48,7 +48,7 @@ SET_BY_BATON = {
     "disable-uvicorn-access-log": "remove it, unless you want a line for each probe",
     "config": "write its flags here: what it says cannot be checked",
 }
-"""Flags that Baton sets itself. The user's win, so this is a warning."""
+"""Flags that Baton sets itself. The user's values win, so a cluster file that sets them gets a warning only."""
 
 SECRET = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
 """Flags whose value is a secret, and the environment variable that keeps it out of the process list."""
@@ -73,13 +73,13 @@ def normal(flag: str) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the name of a variable, flag or key says that its value is a secret, and not the file that holds one."""
+    """Whether the name of a variable, flag or key says that its value is a secret (and not a file that holds one)."""
     words = name.lower().replace("-", "_").split("_")
     return bool(_SECRET_WORDS & set(words)) and words[-1] not in {"file", "path"}
 
 
 def shape_flags(shape: Shape) -> tuple[str, ...]:
-    """The words that give an engine its shape; none for what is vLLM's default of 1."""
+    """The words that give an engine its shape; sizes of 1 are vLLM's default and need none."""
     words: list[str] = []
     for flag, size in (
         ("--tensor-parallel-size", shape.tp),
@@ -91,7 +91,7 @@ def shape_flags(shape: Shape) -> tuple[str, ...]:
 
 
 def words(engine_args: Mapping[str, Any]) -> tuple[str, ...]:
-    """`engine_args` as the words of a command line, in their order; those that the shape says are left out."""
+    """`engine_args` as the words of a command line, in their order, without those that the shape gives."""
     return tuple(
         word for flag, value in engine_args.items() if normal(flag) not in BY_SHAPE for word in _words(flag, value)
     )
@@ -102,7 +102,7 @@ def _words(flag: str, value: Any) -> Iterator[str]:
         yield f"--{flag}" if value else f"--no-{flag}"
         return
     texts = [_text(each) for each in value] if isinstance(value, list) else [_text(value)]
-    if len(texts) == 1 and texts[0].startswith("-"):  # a parser would take it for the next flag
+    if len(texts) == 1 and texts[0].startswith("-"):  # a parser would take such a value for the next flag
         yield f"--{flag}={texts[0]}"
         return
     yield f"--{flag}"
@@ -110,5 +110,5 @@ def _words(flag: str, value: Any) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """One value as vLLM's parser reads it: a text as it is, everything else as JSON writes it."""
+    """One value as vLLM's parser reads it: a text unchanged, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

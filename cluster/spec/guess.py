@@ -1,4 +1,4 @@
-"""What was probably meant by a key or value that is wrong, and how to write it. Pure; words only, decides nothing."""
+"""Guesses the intended key or value for a wrong one, and how to write it. Pure; it only makes messages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cluster.spec.settings import Model, Pool, Shape, SloClass, Spec
 _KINDS = {bool: "`true` or `false`", int: "a whole number", float: "a number", str: "a text"}
 
 _SHORT = {Pool: "start", Shape: "tp", Model: "name", SloClass: "ttft_ms"}
-"""The setting that was meant when a section is given as one plain value."""
+"""The setting that is meant when a section is given as one plain value."""
 
 _EXAMPLES = {"models": "models: [{name: Qwen/Qwen3-0.6B}]", "name": "name: Qwen/Qwen3-0.6B"}
-"""How to write what is required."""
+"""How to write required settings."""
 
 _KUBERNETES = frozenset({"apiVersion", "kind", "metadata", "spec", "status"})
 _UNDER_SPEC = "this is a Kubernetes resource: lint what stands under its `spec:`"
@@ -28,21 +28,21 @@ _FILES = {
     "key_file": "write `key_file: FILE`; a key that has stood here is known: replace it with `baton key new`",
     "password_file": "write `password_file: FILE`; a password that has stood here is known: replace it",
 }
-"""What to write where a secret was written instead of the file that holds it."""
+"""What to write where a secret stands in place of the file that holds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What to say of an unknown key."""
+    """The message for an unknown key."""
 
     message: str
     fix: str
     meant: str | None = None
-    """The known key that was meant, where we are sure."""
+    """The known key that was meant, if it is certain."""
 
 
 def unknown_key(section: type, key: str, value: str) -> Guess:
-    """What to say of `key`, which `section` does not know. `value` is as the file shows it, ``…`` for a container."""
+    """The message for `key`, which `section` does not know. `value` is as the file shows it, ``…`` for a container."""
     known = settings_of(section)
     if section is Spec and key in _KUBERNETES:
         return Guess("no key of a cluster file", _UNDER_SPEC, "models")
@@ -71,13 +71,13 @@ def _wrong_unit(key: str, right: str, value: str, setting: Setting) -> Guess:
     number = units.converted(value.strip('"'), right, key)
     said = units.spelling(units.normal(key)).unit
     message = f"wrong unit, `{right}` is in {unit}" if said and said != unit else f"no unit, `{right}` is in {unit}"
-    if units.spelling(right).unit == said:  # the key is right but for its spelling, or another word for ours
+    if units.spelling(right).unit == said:  # the key is right but for its spelling, or is another word for the setting
         message = "unknown key"
     return Guess(message, f"write `{right}: {number or '…'}`", setting.name)
 
 
 def _below(setting: Setting, word: str) -> Setting | None:
-    """The setting of the section below that `word` names, by its own name or another word for it."""
+    """The setting of the section below that `word` names, by its own name or by another word for it."""
     if not is_section(setting.kind):
         return None
     return next((each for name, each in settings_of(setting.kind).items() if word in (name, *each.about.aka)), None)
@@ -101,7 +101,7 @@ def as_number(setting: Setting, text: str) -> str:
 
 
 def example_value(setting: Setting) -> str:
-    """How to write a value of this setting."""
+    """An example value of this setting."""
     kind = setting.kind
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return f"write one of {quoted(each.value for each in kind)}"
@@ -116,7 +116,7 @@ def example(name: str) -> str:
 
 
 def as_mapping(section: type, path: FieldPath, value: str) -> str:
-    """How to write a section that was given as something else."""
+    """How to write a section that was given as another kind of value."""
     if not path:
         return f"begin with `{_EXAMPLES['models']}`"
     short = _SHORT.get(section)
@@ -127,7 +127,7 @@ def as_mapping(section: type, path: FieldPath, value: str) -> str:
 
 
 def as_list(setting: Setting, value: str) -> str:
-    """How to write a list that was given as something else."""
+    """How to write a list that was given as another kind of value."""
     if setting.name != "models":
         return f"write `{setting.name}: [{value.strip('{}[]…') or 'NAME'}]`"
     if value.startswith("{"):
@@ -136,7 +136,7 @@ def as_list(setting: Setting, value: str) -> str:
 
 
 def as_name(pattern: re.Pattern[str], key: str) -> str:
-    """A name near `key` that is allowed."""
+    """An allowed name that is close to `key`."""
     if pattern is ENV_NAME:
         return "write letters, digits and `_`, no digit first"
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", printable(key)).strip("-._")[:63]

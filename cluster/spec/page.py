@@ -1,4 +1,4 @@
-"""`docs/cluster-file.md`, made from the settings themselves, so that it can never tell something else. Pure."""
+"""Makes `docs/cluster-file.md` from the settings themselves, so that page and code cannot differ. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _HEAD = f"""\
 
 # The cluster file
 
-One file, `baton.yaml`, says what a cluster is: models and their pools, what is promised to whom, on which hardware. The
+One file, `baton.yaml`, describes a cluster: models and their pools, latency targets, tenants, hardware. The
 same text is the `spec` of the [Kubernetes resource](kubernetes.md). Only `models` is needed, of a model only its name:
 
 ```yaml
@@ -57,20 +57,20 @@ models: [{{name: Qwen/Qwen3-0.6B}}]
 
 - `baton lint FILE` finds what is wrong in it: unknown keys, wrong units, contradictions, promises that cannot be kept,
   with line, value and what to write instead.
-- `baton explain FILE` says in words what it promises, and what is left at its default and why.
+- `baton explain FILE` says in words what it promises, which settings have their default, and why.
 - `baton up FILE` starts it on this machine.
 
 ## How it is read
 
 - YAML, at most {TEXT_CHARS_MAX >> 10} KiB, one document. Units are part of names: `_ms`, `_s`, `_bytes`, `_gib`, `_w`.
-- Plain words are read as in YAML 1.2 and JSON: `true`, `false`, `null` and decimal numbers; all else is text. `no`,
-  `0123456` and `12e4` stay what they are.
+- Plain words are read as in YAML 1.2 and JSON: `true`, `false`, `null` and decimal numbers; all else is text: `no`,
+  `0123456` and `12e4`, too.
 - Anchors, aliases and `<<` may be used. Top-level keys that begin with `x-` are yours: a place for anchors.
-- A key given twice, a key nobody knows and a tag (`!!…`) are errors.
-- Files named in it are looked for beside it, not where you happen to stand.
+- A key given twice, an unknown key and a tag (`!!…`) are errors.
+- Paths in it are relative to the file, not to the working directory.
 - Secrets do not belong into it: keys are kept as SHA-256 lines in files of their own (`baton key new TENANT`),
   passwords in files, tokens for vLLM (`HF_TOKEN`) in the environment of `baton up`, which the engines inherit.
-- *coming* marks what is read and checked already, but acted upon by nothing yet.
+- *coming* marks settings that are read and checked already, but have no effect yet.
 
 ## A file with everything
 
@@ -109,7 +109,7 @@ def _default(setting: Setting) -> str:
 
 
 def _takes(setting: Setting) -> str:
-    """Type, unit and bounds: ``number of milliseconds, above 0``."""
+    """Type, unit and bounds of a setting: ``number of milliseconds, above 0``."""
     kind = _kind(setting.kind)
     unit = unit_of(setting.name)
     return ", ".join([f"{kind} of {unit}" if unit and unit != "hour" else kind, *_bounds(setting.about)])
@@ -143,7 +143,7 @@ def _kind(kind: Any) -> str:
 
 
 def _choices(setting: Setting) -> str:
-    """What each choice means, where the enum says it."""
+    """What each choice means, if the enum says it."""
     kind = setting.kind
     if not (isinstance(kind, type) and issubclass(kind, StrEnum)):
         return ""

@@ -1,9 +1,9 @@
-"""Which instances vLLM lets hand over to each other, as far as their shapes say. Pure: one rule for `lint` and plans.
+"""Which shapes vLLM lets hand over to each other. Pure: one rule for `lint` and plans.
 
-vLLM 0.32's NixlConnector, seen in its source (``KC`` = ``vllm/distributed/kv_transfer/kv_connector``): sizes that do
-not divide each other are refused (``KC/utils.py``), and so is a producer of more ranks than its consumer where it has
-more ranks than the model has KV heads (``KC/v1/nixl/base_worker.py``): ranks then hold copies of heads, and nothing
-says which to read. Latent attention (MLA) has no heads to split, and is never refused.
+Seen in the source of vLLM 0.32's NixlConnector (``KC`` = ``vllm/distributed/kv_transfer/kv_connector``): sizes that do
+not divide each other are refused (``KC/utils.py``). A producer with more ranks than its consumer is refused, too, if it
+has more ranks than the model has KV heads (``KC/v1/nixl/base_worker.py``): several ranks then hold copies of a head,
+and the protocol does not say which copy to read. Latent attention (MLA) has no heads to split, and is never refused.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ def refused_pair(prefill_tp: int, decode_tp: int, kv_heads: int | None = None, *
 
     Args:
         prefill_tp: tensor parallel size of the instance that computes the prompt.
-        decode_tp: of the one that generates.
-        kv_heads: the model's; None: unknown.
-        latent: whether its attention is latent (MLA).
+        decode_tp: tensor parallel size of the instance that generates.
+        kv_heads: KV heads of the model; None: unknown.
+        latent: whether the model's attention is latent (MLA).
     """
     few, many = sorted((prefill_tp, decode_tp))
     if many % few:

@@ -1,4 +1,4 @@
-"""A cluster file's text to a `Spec`, or to everything that is wrong with it. Pure: whoever calls has read the file."""
+"""Turns a cluster file's text into a `Spec`, or into a list of all its problems. Pure: the caller reads the file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Parsed:
 
     file: str
     spec: Spec | None
-    """None where there is an error."""
+    """None if the file has an error."""
     problems: tuple[Problem, ...]
     places: dict[FieldPath, Place]
-    """Where each value of the file stands. What is not in here was left at its default."""
+    """Where each value of the file stands. A setting that is missing here was left at its default."""
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """Without the warnings."""
+        """The problems without the warnings."""
         return tuple(each for each in self.problems if each.severity is Severity.ERROR)
 
     def usable(self) -> Spec:
@@ -41,7 +41,8 @@ class Parsed:
 
 
 def parse(text: str, file: str, *, floor_of: FloorOf | None = None) -> Parsed:
-    """Read the text of a cluster file. `file` is its name, for the problems; `floor_of` what hardware can do at best.
+    """Read the text of a cluster file. `file` is its name in problems; `floor_of` gives the best times that hardware
+    can reach.
 
     Never raises, whatever the text; takes at most a few seconds, whatever its length.
     """
@@ -49,7 +50,7 @@ def parse(text: str, file: str, *, floor_of: FloorOf | None = None) -> Parsed:
 
 
 def parse_value(value: object, file: str, *, floor_of: FloorOf | None = None) -> Parsed:
-    """Read a cluster file that came as a value: the `spec` of a Kubernetes resource. As `parse`, without positions."""
+    """Read a cluster file that is a value: the `spec` of a Kubernetes resource. As `parse`, without positions."""
     return _read(Reader(file), lambda: tree_of(value), floor_of)
 
 
@@ -84,10 +85,10 @@ def check_outside(
     policies: Collection[str],
     beside: Callable[[str], str] = str,
 ) -> Parsed:
-    """The same, with what only the machine it is read on can tell: files that are missing, policies there are.
+    """Add the problems that only the machine that reads the file can find: missing files, unknown policies.
 
-    `beside` turns a path as the file names it, relative to itself, into one that `exists` can be asked about. A missing
-    file is a warning: it may be there where the cluster runs.
+    `beside` turns a path as the file names it, relative to itself, into a path for `exists`. A missing file is a
+    warning: it may exist where the cluster runs.
     """
     spec = parsed.spec
     if spec is None:

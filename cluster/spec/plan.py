@@ -1,4 +1,4 @@
-"""One cluster file to the flat list of instances that its pools start with. Pure."""
+"""Turns one cluster file into the flat list of instances that its pools start with. Pure."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ class PlannedInstance:
     """Name in the API; None = `model`."""
     shape: Shape
     gpu: str | None
-    """Type of its GPUs; None = whatever is found."""
+    """Type of its GPUs; None: whatever the machine has."""
     vllm_args: tuple[str, ...]
     """Words after `--`: the shape's flags, then the user's, verbatim."""
     env: Mapping[str, str]
     kv_lease_s: int | None
-    """How long it keeps blocks nobody pulls; None = Baton's default."""
+    """How long the engine keeps blocks that no engine pulls; None: Baton's default."""
     flips: bool = False
-    """Whether it may take another role while it runs."""
+    """Whether the instance may take another role while it runs."""
     connector: str = "auto"
     """What moves its KV cache (`Connector`)."""
     digests: bool = False
-    """Whether what was pulled is compared with what was held."""
+    """Whether pulled blocks are compared with the held ones."""
     tenants: tuple[str, ...] = ()
-    """Whose requests alone it serves; none: everybody's."""
+    """The only tenants whose requests the instance serves; none: all tenants."""
     power_cap_w: float | None = None
-    """What each of its GPUs is capped to."""
+    """Power cap of each of its GPUs, watts."""
 
     @property
     def gpus(self) -> int:
-        """GPUs it spans."""
+        """GPUs of the instance."""
         return self.shape.gpus
 
 
@@ -58,12 +58,12 @@ def instances(spec: Spec) -> tuple[PlannedInstance, ...]:
 
 
 def one_of_each(spec: Spec) -> tuple[PlannedInstance, ...]:
-    """Of every pool what its instances are, named as the pool is."""
+    """One instance of every pool, with the pool's name."""
     return tuple(_planned(spec, model, role, pool, stem) for stem, (model, role, pool) in stems(spec).items())
 
 
 def stems(spec: Spec) -> dict[str, tuple[Model, Role, Pool]]:
-    """Every pool by what its instances' names begin with, up to the number."""
+    """Every pool by the stem of its instances' names: the part before the number."""
     return {
         f"{prefix}{name}": (model, role, pool)
         for model, prefix in zip(spec.models, _prefixes(spec.models), strict=True)
@@ -91,7 +91,9 @@ def _planned(spec: Spec, model: Model, role: Role, pool: Pool, name: str) -> Pla
 
 
 def _prefixes(models: tuple[Model, ...]) -> list[str]:
-    """What tells the instances of several models apart: short names, whole ones or numbers, whichever differ."""
+    """Prefixes that tell the instances of several models apart: short names, whole names or numbers, whichever
+    differ.
+    """
     if len(models) == 1:
         return [""]
     short = [_slug(model.api_name.rstrip("/").rpartition("/")[2]) for model in models]

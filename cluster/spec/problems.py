@@ -1,4 +1,4 @@
-"""What is wrong with a cluster file, as data: where, which field, which value, why, and what to write instead."""
+"""Problems of a cluster file, as data: place, field, value, reason, and what to write instead."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FieldPath = tuple[str | int, ...]
 """Where a value stands: ``("models", 0, "pools", "prefill", "min")``."""
 
 VALUE_CHARS_MAX = 60
-"""Longest piece of a value that is shown: it is there to be recognised, not to be read."""
+"""Longest piece of a value that a message shows: enough to recognise the value."""
 
 _WORD = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Severity(StrEnum):
-    """An error keeps the cluster from starting; a warning is worth knowing."""
+    """An error keeps the cluster from starting; a warning does not."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -27,17 +27,17 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, or looks wrong."""
+    """One thing in the file that is wrong, or looks wrong."""
 
     file: str
     line: int
-    """From 1."""
+    """Counted from 1."""
     column: int
-    """From 1."""
+    """Counted from 1."""
     field: str
     """As written in code: ``models[0].pools.prefill.min``; empty for the file as a whole."""
     value: str
-    """As written in the file, shortened; ``***`` for a secret; empty where there is none."""
+    """As written in the file, shortened; ``***`` for a secret; empty if there is no value."""
     message: str
     fix: str
     severity: Severity = Severity.ERROR
@@ -48,7 +48,7 @@ class Problem:
         return f"{self.file}:{self.line}:{self.column}: {self.severity}: {field}{self.message}{value} → {self.fix}"
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The problem for programs."""
         return {
             "file": self.file,
             "line": self.line,
@@ -75,18 +75,18 @@ def shown_path(path: FieldPath) -> str:
 
 
 def printable(text: str) -> str:
-    """A text of the file on one line: nothing in it can move a terminal's cursor, and it is never long."""
+    """A text of the file on one line: short, and without characters that move a terminal's cursor."""
     clean = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: VALUE_CHARS_MAX + 1])
     return clean if len(text) <= VALUE_CHARS_MAX else clean[: VALUE_CHARS_MAX - 1] + "…"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was probably meant; None when none is near."""
+    """The known word that was probably meant; None if no known word is near."""
     choices = {each.lower(): each for each in known}
     found = difflib.get_close_matches(word.lower()[:VALUE_CHARS_MAX], choices, n=1, cutoff=0.6)
     return choices[found[0]] if found else None
 
 
 def quoted(words: Iterable[str]) -> str:
-    """``a, b`` with each word as code."""
+    """The words joined by commas, each as code."""
     return ", ".join(f"`{word}`" for word in words)

@@ -1,7 +1,7 @@
-"""The file's tree to values, by what the settings say about themselves. Collects every problem; raises none.
+"""Turns the file's tree into values, by what the settings say about themselves. Collects every problem; raises none.
 
-A value that is wrong is replaced by its default, and its path remembered as broken, so that everything else is still
-read and the rules between fields (rules.py) say nothing that follows from a mistake already told.
+A wrong value is replaced by its default, and its path is remembered as broken. So everything else is still read, and
+the rules between fields (rules.py) report nothing that follows from a mistake already reported.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cluster.spec.settings import Spec
 from cluster.spec.tree import Items, Mark, Node, Scalar, Table
 
 PROBLEMS_MAX = 100
-"""Problems told of one file; after that it is another kind of file."""
+"""Most problems reported of one file; a file with more is probably no cluster file."""
 
 
 class Place(NamedTuple):
-    """Where a value stands and what is written there."""
+    """Where a value stands, and its text there."""
 
     mark: Mark
     shown: str
@@ -37,10 +37,10 @@ class _Wrong:
 WRONG = _Wrong()
 
 _KEYS = ("sk-", "hf_")
-"""How keys of ours and of others begin: never repeated, wherever they were written."""
+"""Beginnings of Baton's keys and of others' tokens: such values are never repeated, wherever they stand."""
 
 _SECRET_PARENTS: frozenset[str | int] = frozenset({"env", "registry", "tenants"})
-"""Where secrets are written, rightly or not."""
+"""Sections where secrets are written, rightly or not."""
 
 
 def shown_node(node: Node) -> str:
@@ -56,7 +56,7 @@ def _is_null(node: Node) -> bool:
 
 
 def _stand_in(kind: Any) -> Any:
-    """Takes the place of what is required and wrong or missing, so that what follows keeps its index."""
+    """A value in place of one that is required and wrong or missing, so that later list entries keep their index."""
     if get_origin(kind) is tuple:
         return ()
     if is_section(kind):
@@ -65,7 +65,7 @@ def _stand_in(kind: Any) -> Any:
 
 
 def is_secret(path: FieldPath) -> bool:
-    """Whether what stands there is, by its name, a secret that may appear in no output."""
+    """Whether the value at `path` is a secret by its name, which no output may show."""
     name = str(path[-1]) if path else ""
     if "engine_args" in path[:-1]:
         return flags.normal(name) in flags.SECRET
@@ -73,7 +73,7 @@ def is_secret(path: FieldPath) -> bool:
 
 
 class Reader:
-    """One file being read."""
+    """Reads one file."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -82,7 +82,7 @@ class Reader:
         self.broken: set[FieldPath] = set()
 
     def read(self, root: Node | None) -> Spec:
-        """The whole file. Check `problems` before you use it."""
+        """Read the whole file. Check `problems` before you use the result."""
         node = Table(Mark(1, 1)) if root is None else root
         self.places[()] = Place(node.mark, "")
         if isinstance(node, Table):
@@ -91,15 +91,15 @@ class Reader:
         return Spec(models=()) if isinstance(spec, _Wrong) else spec
 
     def section(self, section: type, node: Node, path: FieldPath) -> Any:
-        """One section that is not the cluster file's own, read and checked in the same way. Check `problems` after."""
+        """Read and check one section outside the cluster file, in the same way. Check `problems` after."""
         read = self._section(section, node, path)
         return _stand_in(section) if isinstance(read, _Wrong) else read
 
-    # -- telling --
+        # -- reporting --
 
     @property
     def full(self) -> bool:
-        """Whether more problems were found than are told."""
+        """Whether more problems were found than are reported."""
         return len(self.problems) > PROBLEMS_MAX
 
     def tell(
@@ -140,7 +140,7 @@ class Reader:
         return WRONG
 
     def is_broken(self, path: FieldPath) -> bool:
-        """Whether something at, in or above `path` was wrong."""
+        """Whether a value at, in or above `path` was wrong."""
         return any(bad[: len(path)] == path or path[: len(bad)] == bad for bad in self.broken)
 
     # -- containers --
@@ -168,7 +168,7 @@ class Reader:
         return section(**values)
 
     def _entries(self, table: Table, path: FieldPath) -> Iterator[tuple[Scalar, Node]]:
-        """The entries of a mapping, `<<` followed, each key once; what is given twice is told."""
+        """The entries of a mapping with `<<` resolved, each key once; a key that is given twice is reported."""
         seen: dict[str, Mark] = {}
         merged: list[Table] = []
         for key, node in table.entries:
@@ -252,13 +252,13 @@ class Reader:
         return values
 
     def _text_of(self, node: Node, path: FieldPath) -> Any:
-        """A value of `env`: what is written there, be it a number or a word."""
+        """A value of `env`: its text, be it a number or a word."""
         if isinstance(node, Scalar) and (node.text or not node.plain):
             return node.text
         return self._wrong(path, "must be a text", 'write a text, `""` for an empty one')
 
     def _free(self, node: Node, path: FieldPath) -> Any:
-        """A value of `engine_args`: as JSON would have it."""
+        """A value of `engine_args`, as JSON would have it."""
         if isinstance(node, Scalar):
             return node.value
         if isinstance(node, Items):
@@ -322,7 +322,7 @@ class Reader:
 
 
 def sorted_problems(problems: list[Problem]) -> tuple[Problem, ...]:
-    """In the order of the file, each once, and not without end."""
+    """The problems in the order of the file, each once, at most `PROBLEMS_MAX`."""
     unique = sorted(dict.fromkeys(problems), key=lambda each: (each.line, each.column, each.severity.value))
     if len(unique) <= PROBLEMS_MAX:
         return tuple(unique)

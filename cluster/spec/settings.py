@@ -3,8 +3,8 @@
 `docs/cluster-file.md` is made from this module, and the reader checks what it says. Names carry their unit last.
 Only `models` is required, and of a model only its `name`.
 
-Dataclasses and not a validation library: a wrong value is answered with line, column and what to write instead, for all
-values at once, and only a walk over the file's own tree knows these. What a library would add is the easy half.
+Dataclasses and not a validation library: a wrong value is reported with line, column and what to write instead, for all
+values at once. Only a walk over the file's own tree knows these. A library would add the easy half.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ POOL_MAX = 1000
 """Instances in a pool: as many as the router's decisions are measured with."""
 
 POLICY = "workload"
-"""How instances are chosen where no policy is named: everywhere the same, with promises and without, by URL, from a
-registry, on mocks and simulated."""
+"""The policy if the file names none. All commands use this default: with and without targets, by URL, from a registry,
+on mocks and simulated."""
 
 
 class WhenMissed(StrEnum):
@@ -34,7 +34,7 @@ class WhenMissed(StrEnum):
 
 
 class CacheScope(StrEnum):
-    """Who may reuse the KV cache of a tenant's prompts."""
+    """Which tenants may reuse the KV cache of a tenant's prompts."""
 
     TENANT = "tenant"
     SHARED = "shared"
@@ -54,7 +54,7 @@ MEANINGS: Mapping[type[StrEnum], Mapping[str, str]] = {
         "degrade": "it is served by the targets of another class, `degrade_to`.",
         "shed": "it is refused at once with 429 and `Retry-After`.",
     },
-    CacheScope: {"tenant": "its own only.", "shared": "everybody's with `shared`."},
+    CacheScope: {"tenant": "its own only.", "shared": "those of all tenants with `shared`."},
     Role: {
         "prefill": "computes prompts.",
         "decode": "generates.",
@@ -71,7 +71,7 @@ MEANINGS: Mapping[type[StrEnum], Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How many GPUs one instance spans, and how they share the work: `tp` × `pp` × `dp` of them."""
+    """How many GPUs one instance uses, and how they share the work: `tp` × `pp` × `dp` of them."""
 
     tp: int = field(
         default=1,
@@ -122,7 +122,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The instances of one role: how many there may be and what each is."""
+    """The instances of one role: how many there may be, and what each one is."""
 
     min: int = field(
         default=1,
@@ -219,7 +219,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraPool(Pool):
-    """One more pool of a role, of other GPUs or another shape."""
+    """One more pool of a role, of another GPU type or shape."""
 
     role: Role = field(
         metadata=about(text="Which role its instances have.", why="an extra pool is one more of a role"),
@@ -228,7 +228,7 @@ class ExtraPool(Pool):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """The pools of a model, one a role. A role that is not named has no pool."""
+    """The pools of a model, one for each role. A role that is not named has no pool."""
 
     prefill: Pool | None = field(
         default=None,
@@ -258,17 +258,19 @@ class Pools:
     )
 
     def every(self) -> Mapping[str, tuple[Role, Pool]]:
-        """All pools by name, with the role of each: the role itself, or an extra one's own name."""
+        """All pools by name, with the role of each. A role's own pool has the role's name, an extra pool has its
+        own.
+        """
         main = {role.value: (role, pool) for role, pool in self.named().items()}
         return {**main, **{name: (pool.role, pool) for name, pool in self.extra.items()}}
 
     def named(self) -> Mapping[Role, Pool]:
-        """The pools there are by role, without the extra ones."""
+        """The pools by role, without the extra ones."""
         pools = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}
         return {role: pool for role, pool in pools.items() if pool is not None}
 
     def can_hand_over(self) -> bool:
-        """Whether there may be an instance to compute a prompt and another one to generate."""
+        """Whether the pools may have one instance to compute a prompt and another one to generate."""
         both = self.both.at_most if self.both else 0
         return bool(both >= 2 or (self.prefill and (self.decode or both)) or (self.decode and both))
 
@@ -304,7 +306,7 @@ class Model:
         default=(),
         metadata=about(
             text="Names under `tenants` whose requests alone its instances serve, under this name and those of its "
-            "adapters; to others there is no such model. Left out: everybody's.",
+            "adapters; to others there is no such model. Left out: all tenants.",
             why="GPUs that several share are idle less",
             not_empty="leave it out to serve everybody, or name somebody",
             aka=("only_for", "reserved_for", "allowed_tenants", "tenant"),
@@ -313,7 +315,7 @@ class Model:
     pools: Pools = field(
         default=Pools(prefill=Pool(), decode=Pool()),
         metadata=about(
-            text="Who computes prompts and who generates.",
+            text="Which instances compute prompts, and which generate.",
             why="one prefill and one decode instance: the smallest fleet that hands over",
             aka=("roles",),
         ),
@@ -331,7 +333,7 @@ def _target(text: str, *aka: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloClass:
-    """What one class of requests is promised. At least one target is needed."""
+    """The targets of one class of requests. At least one target is needed."""
 
     ttft_ms: float | None = field(
         default=None,
@@ -388,7 +390,7 @@ class SloClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """One client organisation: its key, its share and what it may ask for."""
+    """One client organisation: its keys, its share and what it may ask for."""
 
     key_file: str | None = field(
         default=None,
@@ -429,7 +431,7 @@ class Tenant:
         metadata=about(
             text="Most requests it may have open at once; one more is answered 429. Of several routers each has its "
             "part. Left out: no bound.",
-            why="requests of best effort wait in line: a bound is for those who send more than they wait for",
+            why="requests of best effort wait in line: a bound is for clients that send more than they wait for",
             at_least=1,
             at_most=1_000_000,
             aka=("max_open", "concurrency", "max_concurrency", "max_requests", "max_parallel", "open_requests_max"),
@@ -460,7 +462,7 @@ class Transfer:
     lease_s: int | None = field(
         default=None,
         metadata=about(
-            text="How long a prefill engine keeps blocks that nobody pulls. Left out: 30 on GPUs, 120 on CPU.",
+            text="How long a prefill engine keeps blocks that are not pulled. Left out: 30 on GPUs, 120 on CPU.",
             why="vLLM's own 30 s; a busy engine on CPU may take longer to get to a pull",
             at_least=1,
             at_most=86400,
@@ -480,7 +482,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """Where the fleet meets: a Redis that agents and routers share."""
+    """The registry: a Redis that agents and routers share."""
 
     url: str | None = field(
         default=None,
@@ -520,7 +522,7 @@ class Registry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the router allows before it cuts something off."""
+    """Limits at which the router cuts something off."""
 
     body_bytes_max: int = field(
         default=32 << 20,
@@ -660,7 +662,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """The front door."""
+    """The router: what clients and operators connect to."""
 
     host: str = field(
         default="127.0.0.1",
@@ -681,7 +683,7 @@ class Router:
     )
     admin_host: str = field(
         default="127.0.0.1",
-        metadata=about(text="Address of the admin side: metrics, readiness.", why="metrics are nobody else's business"),
+        metadata=about(text="Address of the admin side: metrics, readiness.", why="metrics are for operators only"),
     )
     admin_port: int = field(
         default=8001,
@@ -696,8 +698,8 @@ class Router:
     admin_key_file: str | None = field(
         default=None,
         metadata=about(
-            text="File of SHA-256 lines of operators' keys, relative to the cluster file: who may ask the admin side "
-            "from another machine. Left out: nobody.",
+            text="File of SHA-256 lines of operators' keys, relative to the cluster file, for the admin side from "
+            "other machines. Left out: other machines get no answer there.",
             why="this machine needs no key for it, and others mostly have no business there",
             aka=("admin_key", "admin_keys", "operator_key_file"),
         ),
@@ -740,7 +742,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A cluster, whole."""
+    """The whole cluster file."""
 
     models: tuple[Model, ...] = field(
         metadata=about(
@@ -761,7 +763,7 @@ class Spec:
     tenants: Mapping[str, Tenant] = field(
         default_factory=dict,
         metadata=about(
-            text="Who may use it, by name.",
+            text="Clients that may use the cluster, by name.",
             why="no keys: everybody who reaches the router may use it, and all are one tenant",
             keys=NAME,
             aka=("tenant", "users", "clients", "customers", "keys"),
@@ -806,10 +808,10 @@ class Spec:
     )
 
     def key_file(self, tenant: str) -> str:
-        """The file of a tenant's keys, as the cluster file names it."""
+        """The file of a tenant's keys, with the path that the cluster file gives or implies."""
         return self.tenants[tenant].key_file or f"keys/{tenant}"
 
     def default_class(self, tenant: str) -> str | None:
-        """The class of a tenant's request that names none; None for best effort."""
+        """The class of a tenant's request that names no class; None: best effort."""
         said = self.tenants[tenant]
         return said.default_class or (said.classes[0] if said.classes else None)

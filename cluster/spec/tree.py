@@ -1,10 +1,10 @@
-"""YAML text to a tree whose every node knows its line and column. Pure, bounded, and total but for `Malformed`.
+"""Turns YAML text into a tree whose every node knows its line and column. Pure, bounded; it raises only `Malformed`.
 
-PyYAML reads the text as far as events; the tree is ours, because its own loader forgets positions, takes the last of
-two equal keys, reads ``no`` as false and ``1:30`` as ninety, and follows anchors into any number of copies.
+PyYAML reads the text as far as events, and this module builds the tree. PyYAML's own loader forgets positions, takes
+the last of two equal keys, reads ``no`` as false and ``1:30`` as ninety, and follows anchors into any number of copies.
 
 Plain words are read as YAML 1.2 and JSON do: ``true`` and ``false``, ``null``, decimal integers without leading zeros,
-decimals with a point. Everything else is text: a git revision such as ``0123456`` or ``12e4`` stays what it is.
+decimals with a point. Everything else is text: a git revision such as ``0123456`` or ``12e4`` stays unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT_CHARS_MAX = 256 << 10
 """A file of a thousand models stays below it; PyYAML takes a second for it."""
 
 VALUES_MAX = 20_000
-"""Values in a file, each as often as aliases repeat it: what nine lines of anchors can blow up to billions."""
+"""Values in a file, each counted as often as aliases repeat it: nine lines of anchors can blow up to billions."""
 
 DEPTH_MAX = 32
 """Deepest nesting. The file's own fields stay below 8; vLLM's JSON flags add a few."""
@@ -37,7 +37,7 @@ _WORDS: Mapping[str, Value] = {
 } | {"": None, "~": None}
 
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")
-"""Can be written with an escape in quotes, and can stand in no argument, no environment, no output."""
+"""Characters that an escape in quotes can write, but that no argument, environment or output can hold."""
 
 
 class Mark(NamedTuple):
@@ -48,7 +48,7 @@ class Mark(NamedTuple):
 
 
 class Malformed(Exception):
-    """The text is no YAML, or none that we take. There is no tree then."""
+    """The text is no YAML, or YAML that Baton does not take. There is no tree then."""
 
     def __init__(self, mark: Mark, message: str, fix: str) -> None:
         super().__init__(message)
@@ -64,13 +64,13 @@ class Scalar:
     mark: Mark
     text: str
     plain: bool
-    """Written without quotes."""
+    """Whether it is written without quotes."""
     size: int = 1
     height: int = 0
 
     @property
     def value(self) -> Value:
-        """What the text stands for; always a text when it was quoted."""
+        """The value that the text stands for; always a text if it was quoted."""
         if not self.plain:
             return self.text
         if self.text in _WORDS:
@@ -89,21 +89,21 @@ class Items:
     mark: Mark
     nodes: list[Node] = field(default_factory=list)
     size: int = 1
-    """Values in it, itself included, aliases counted as often as they stand there."""
+    """Values in the list, itself included; aliases count as often as they stand there."""
     height: int = 0
-    """Levels below it."""
+    """Levels of nesting below it."""
 
 
 @dataclass(slots=True, eq=False)
 class Table:
-    """A mapping, in the order and with the repetitions of the file."""
+    """A mapping, in the order of the file and with its repeated keys."""
 
     mark: Mark
     entries: list[tuple[Scalar, Node]] = field(default_factory=list)
     size: int = 1
     height: int = 0
     key: Scalar | None = None
-    """While it is being read: the key whose value comes next."""
+    """While the mapping is being read: the key whose value comes next."""
 
 
 Node = Scalar | Items | Table
@@ -113,7 +113,7 @@ def compose(text: str) -> Node | None:
     """The tree of one document; None for a text that holds nothing but comments.
 
     Raises:
-        Malformed: no YAML, two documents, or more than the limits allow.
+        Malformed: the text is no YAML, has two documents, or breaks a limit.
     """
     if len(text) > TEXT_CHARS_MAX:
         raise Malformed(
@@ -126,12 +126,12 @@ def compose(text: str) -> Node | None:
 
 
 def tree_of(value: object) -> Node:
-    """The tree of a value as JSON has it, such as the `spec` of a Kubernetes resource: every mark is line 1, column 1.
+    """The tree of a JSON value, such as the `spec` of a Kubernetes resource: every mark is line 1, column 1.
 
-    A text is taken as unquoted where that reads back as the same text, so that problems show it as a file would.
+    A text counts as unquoted if it reads back as the same text, so that problems show it as a file would.
 
     Raises:
-        Malformed: more than the limits allow, or a character that is none.
+        Malformed: the value breaks a limit, or holds a character that is none.
     """
     node = _grown(value, 0)
     if node.size > VALUES_MAX:
@@ -172,7 +172,7 @@ def _word(text: str) -> Scalar:
 
 
 class _Composer:
-    """Events in, tree out. A stack instead of recursion, so that depth is a number we compare."""
+    """Events in, tree out. It uses a stack instead of recursion, so that the depth is a number that can be compared."""
 
     def __init__(self) -> None:
         self.root: Node | None = None
@@ -211,13 +211,15 @@ class _Composer:
         self._names.append(anchor)
 
     def _aliased(self, name: str, mark: Mark) -> Node:
-        """An anchor is known once its value is complete: one that contains itself is an unknown one."""
+        """The node of an anchor. An anchor is known once its value is complete, so one that contains itself is
+        unknown.
+        """
         if name not in self._anchors:
             raise Malformed(mark, f"`*{name}` refers to nothing above", f"write `&{name}` before the value meant")
         return self._anchors[name]
 
     def _place(self, node: Node, anchor: str | None, mark: Mark | None = None) -> None:
-        """Put a complete node where it belongs, and hold the limits."""
+        """Put a complete node into its parent, and check the limits."""
         if anchor is not None:
             self._anchors[anchor] = node
         if not self._open:
@@ -251,7 +253,7 @@ def _mark(mark: yaml.Mark | None) -> Mark:
 
 
 def _events(text: str) -> Iterator[yaml.Event]:
-    """PyYAML's events, its errors told in our words."""
+    """PyYAML's events, with its errors in Baton's words."""
     try:
         yield from yaml.parse(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -265,7 +267,7 @@ def _events(text: str) -> Iterator[yaml.Event]:
 
 
 _WORDINGS = (
-    # (what PyYAML says of the problem, and of the context, our message, our fix, whether the context's mark is meant)
+    # (PyYAML's text of the problem, and of the context, our message, our fix, whether the context's mark is meant)
     ("found character '\\t'", "", "a tab where YAML wants spaces", "indent with spaces", False),
     ("cannot start any token", "", "a text cannot begin with this character", "put the text in quotes", False),
     ("mapping values are not allowed", "", "a `:` where no key can be", "quote the text, or check the indent", False),

@@ -1,4 +1,4 @@
-"""Units at the end of names, and what was meant by a wrong one: ``ttft_s: 0.5`` -> ``ttft_ms: 500``. Pure."""
+"""Units at the end of names, and the intended name for a wrong unit: ``ttft_s: 0.5`` -> ``ttft_ms: 500``. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POWER = {**dict.fromkeys(("w", "watt", "watts"), 1.0), "kw": 1000.0, "mw": 1e6}
 _KINDS = (_TIME, _BYTES, _POWER)
 
 SPELLED_OUT = {"ms": "milliseconds", "s": "seconds", "bytes": "bytes", "gib": "GiB", "w": "watts", "hour": "hour"}
-"""The units our own names end in."""
+"""The units that Baton's own names end in."""
 
 _QUANTITY = re.compile(r"\s*([-+]?[0-9_]{1,18}(?:\.[0-9]{1,18})?(?:[eE][-+]?[0-9]{1,2})?)\s*([A-Za-z%]*)\s*")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -43,7 +43,7 @@ def normal(key: str) -> str:
 
 
 def spelling(name: str) -> Spelling:
-    """The stem and the unit of a normal name; the unit is empty where it names none."""
+    """The stem and the unit of a normal name; the unit is empty if the name has none."""
     words = [word for word in name.split("_") if word]
     if tuple(words[-2:]) == _NO_UNIT:  # a price per hour is no time
         return Spelling(tuple(words), "")
@@ -56,12 +56,12 @@ def spelling(name: str) -> Spelling:
 
 
 def unit_of(name: str) -> str:
-    """The unit in one of our own names, spelled out; empty for a count or a share."""
+    """The unit in one of Baton's own names, spelled out; empty for a count or a share."""
     return SPELLED_OUT.get(spelling(name).unit, "")
 
 
 def meant(key: str, known: Iterable[str]) -> str | None:
-    """The known name that differs from `key` in its unit alone."""
+    """The known name that differs from `key` only in its unit."""
     said = spelling(normal(key))
     for name in known:
         ours = spelling(name)
@@ -75,9 +75,9 @@ def _same_kind(one: str, other: str) -> bool:
 
 
 def converted(value: str, name: str, key: str = "") -> str | None:
-    """`value` as it should stand at the field `name`, or None when it is no quantity of that kind.
+    """`value` as it should be written for the field `name`; None if it is no quantity of that kind.
 
-    The unit is the value's own (``500ms``), else the one in the wrong `key` (``ttft_s``), else `name`'s.
+    The unit is the value's own (``500ms``), else the one in the wrong `key` (``ttft_s``), else that of `name`.
     """
     found = _QUANTITY.fullmatch(value)
     ours = spelling(name).unit
@@ -96,7 +96,7 @@ def converted(value: str, name: str, key: str = "") -> str | None:
 
 
 def shown(number: float, *, whole: bool = False) -> str:
-    """A number as one writes it: no exponent, no trailing zeros."""
+    """A number as people write it: no exponent, no trailing zeros."""
     if whole or abs(number - round(number)) < 1e-9 * max(1.0, abs(number)):
         return str(round(number))
     if abs(number) >= 1e6:

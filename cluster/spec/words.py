@@ -1,4 +1,4 @@
-"""What a cluster file promises, in words: to its operator, to its clients. Pure."""
+"""Says in words what a cluster file promises to its operator and to its clients. Pure."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Part:
     title: str
     lines: tuple[str, ...]
     coming: str = ""
-    """What will act upon it, where nothing does yet."""
+    """The part of Baton that will act on this, if no part does yet."""
 
 
 def explain(parsed: Parsed) -> tuple[Part, ...]:
-    """Everything a file without errors promises, subject by subject."""
+    """Everything that a file without errors promises, subject by subject."""
     spec = parsed.usable()
     parts = [Part(f"model {model.api_name}", tuple(_model(model))) for model in spec.models]
     parts += [_classes(spec), _tenants(spec), _transfer(spec), _registry(spec), _hardware(spec), _router(spec)]
@@ -143,7 +143,7 @@ def _promise(each: SloClass) -> str:
 
 
 def _time(value_ms: float) -> str:
-    """From ten seconds on in seconds."""
+    """A time in milliseconds, or in seconds from ten seconds on."""
     return f"{shown(value_ms / 1000)} s" if value_ms >= 10_000 else f"{shown(value_ms)} ms"
 
 
@@ -256,7 +256,7 @@ def _bytes(count: int) -> str:
 
 
 def _defaults(spec: Spec, parsed: Parsed) -> Iterator[str]:
-    """Every setting that the file does not name and whose default matters, with the reason for it."""
+    """Every setting that the file does not name and whose default matters, with the reason for the default."""
     for at, model in enumerate(spec.models):
         prefix = f"{model.api_name}: " if len(spec.models) > 1 else ""
         path: FieldPath = ("models", at, "pools")

@@ -1,5 +1,5 @@
-"""The small process beside each engine: its parent, its voice in the registry, and the one that lets it leave in order.
+"""The agent: a small process beside each engine. It starts the engine, speaks for it in the registry, and drains it.
 
-`machine` decides (pure); `agent` and `http` carry out. What differs between prefill and decode instances is given in as
-`Rules` (see `prefill.rules`, `decode.rules`): this package knows neither.
+`machine` decides (pure); `agent` and `http` carry out. `Rules` hold the difference between prefill and decode instances
+(see `prefill.rules`, `decode.rules`): this package knows neither.
 """

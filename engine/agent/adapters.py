@@ -1,10 +1,10 @@
-"""Which LoRA adapters an engine has loaded, by digests of their files: what a name alone does not tell. Pure.
+"""The LoRA adapters that an engine has loaded, with digests of their files: a name alone does not identify one. Pure.
 
-Two engines may serve other weights under one adapter's name, and one may be given new weights under it while it runs.
-KV computed with one of them is worth nothing with the other. So an agent tells the digest of each adapter's files as
-they are when it first sees the adapter loaded. If the files change while the adapter stays loaded, it is unknown with
-which of them the engine computes (vLLM reads them again when it has dropped an adapter from its cache): the digest is
-empty from then on, until the name is loaded from another path, or is gone and comes again.
+Two engines may serve different weights under one adapter's name, and an engine may get new weights under it while it
+runs. KV computed with one set of weights is useless with the other. So an agent announces the digest of each adapter's
+files as they are when it first sees the adapter loaded. If the files change while the adapter stays loaded, the agent
+cannot know which of them the engine uses (vLLM reads them again after it has dropped an adapter from its cache). The
+digest is then empty until the name is loaded from another path, or goes and comes again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class _Loaded:
 
 
 class Adapters:
-    """Those of one engine."""
+    """The adapters of one engine."""
 
     def __init__(self, digest: Callable[[str], str], marks: Callable[[str], tuple[object, ...]]) -> None:
-        """Nothing is loaded.
+        """Nothing is loaded at first.
 
         Args:
-            digest: names the files at a path; may read all of them. Empty: it cannot be told.
+            digest: gives the digest of the files at a path; may read all of them. Empty: unknown.
             marks: tells, at little cost, whether the files at a path have been touched since.
         """
         self._digest: Final = digest
@@ -37,11 +37,11 @@ class Adapters:
 
     @property
     def digests(self) -> dict[str, str]:
-        """By adapter's name; empty: unknown."""
+        """Digests by adapter name; empty: unknown."""
         return {name: each.digest for name, each in self._loaded.items()}
 
     def look(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """The engine's ``/v1/models`` entries, as they are now. Reads the files of adapters that are new."""
+        """Take the engine's present ``/v1/models`` entries. Reads the files of new adapters."""
         found = {}
         for entry in entries:
             name, root = str(entry.get("id")), str(entry.get("root") or "")
@@ -53,7 +53,7 @@ class Adapters:
         self.check()
 
     def check(self) -> bool:
-        """Look whether files were touched; whether any of them were."""
+        """Check whether any adapter's files were touched; True if some were."""
         touched = {name for name, each in self._loaded.items() if each.digest and self._marks(each.root) != each.marks}
         if touched:
             self._loaded = {
@@ -63,7 +63,7 @@ class Adapters:
         return bool(touched)
 
     def restart(self) -> None:
-        """Another life of the engine: what it has loaded is read anew."""
+        """Forget everything: a new life of the engine loads its adapters anew."""
         self._loaded = {}
 
     def _named(self, root: str) -> _Loaded:

@@ -54,52 +54,54 @@ from kvtransfer.ticket import Key
 logger = logging.getLogger("baton.agent")
 
 LOOK_EVERY_S = 0.5
-"""Between two readings of the engine's metrics: what heartbeats say is never older than this and one heartbeat."""
+"""Seconds between two readings of the engine's metrics: the figures in a heartbeat are never older than this plus one
+heartbeat."""
 
 MODELS_EVERY_LOOKS = 20
-"""LoRA adapters are loaded and unloaded while an engine runs: its models are asked for again every ten seconds."""
+"""Readings of the metrics between two of the models: adapters are loaded and unloaded while an engine runs (ten
+seconds)."""
 
 ROUTERS_MAX = 128
-"""Routers that share an instance's credits: their names and grants take a third of a heartbeat. Of more, those whose
-names come first."""
+"""Most routers that share an instance's credits: their names and grants take a third of a heartbeat. Of more routers,
+those whose names sort first."""
 ADAPTERS_EVERY_LOOKS = 2
-"""The same of an engine that has some: a name that means another adapter now is to be noticed within a second."""
+"""The same for an engine that has adapters: a name with new weights is noticed within a second."""
 
 CLAIM_ATTEMPTS_S = 2.5
-"""A taken name is asked for during this many ttls: that of an agent that was killed is free after one."""
+"""A taken name is claimed again for this many ttls: the name of a killed agent is free after one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """What an agent is told at its start."""
+    """The settings of an agent."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """Of the agent's own HTTP; 0 = a free one."""
+    """Port of the agent's own HTTP; 0 = a free one."""
     drain_s: float = 30.0
-    """How long a drain by SIGTERM may take."""
+    """Longest drain after SIGTERM."""
     revision: str = ""
     weights: Callable[[], str] = str
-    """Names what the engine serves (`engine.vllm.weights`); may read files. Empty: it cannot be told."""
+    """Identifies the weights that the engine serves (`engine.vllm.weights`); may read files. Empty: unknown."""
     adapter: Callable[[str], str] = lambda _: ""
-    """Names the files of a LoRA adapter's folder; may read them. Empty: they cannot be told."""
+    """Identifies the files in a LoRA adapter's folder; may read them. Empty: unknown."""
     adapter_marks: Callable[[str], tuple[object, ...]] = lambda _: ()
-    """Tells whether these were touched since (`engine.agent.adapters`)."""
+    """Tells whether those files were touched since (`engine.agent.adapters`)."""
     node: str = ""
-    """Names the machine (`engine.agent.node`)."""
+    """Identifies the machine (`engine.agent.node`)."""
     tenants: tuple[str, ...] = ()
-    """Whose requests alone it is to serve; none: everybody's."""
+    """The only tenants whose requests the instance serves; none: all tenants."""
     ticket_keys: Callable[[], tuple[Key, ...]] | None = None
-    """Tells this instance's ticket keys: requests to its agent are checked with them. None: it has none."""
+    """Gives this instance's ticket keys, which check requests to its agent. None: it has no keys."""
     admin_keys: Callable[[], tuple[str, ...]] | None = None
-    """Tells the digests of operators' keys, for requests from other machines. None: there are none."""
+    """Gives the digests of operators' keys, for requests from other machines. None: there are no such keys."""
 
 
 class Agent:
     """One instance of the fleet. `run` returns the process's exit code.
 
-    Long, as it wires the parts of an agent together: rules stand in the modules beside it, and a method here is a
-    few lines that one part, one effect or one clock calls.
+    The class is long because it wires the parts of an agent together. The rules stand in the modules beside it; a
+    method here is a few lines for one part, one effect or one clock.
     """
 
     def __init__(
@@ -143,11 +145,11 @@ class Agent:
     # -- running --
 
     async def run(self) -> int:
-        """Until the instance has left: 0, or 1 when its engine cannot be kept alive.
+        """Run until the instance has left: 0, or 1 if its engine cannot be kept alive.
 
         Raises:
             UsageError: the agent's port or the instance's name is taken.
-            EngineFailed: with the engine's last words.
+            EngineFailed: the engine failed; carries its last log lines.
         """
         self._code = asyncio.get_running_loop().create_future()
         config = self.config
@@ -171,7 +173,7 @@ class Agent:
         try:
             ends: set[asyncio.Future[Any]] = {engine, code}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({engine})  # nothing of it is left when this is done
+            await asyncio.wait({engine})  # nothing of the engine is left after this
             with contextlib.suppress(EngineFailed):
                 engine.result()
             exception = engine.exception()
@@ -202,7 +204,7 @@ class Agent:
         return works
 
     def _transfers(self, identity: Identity, registry: Registry) -> Transfers:
-        """Introduces the engine to those it hands over to."""
+        """The part that introduces the engine to its peers."""
         return Transfers(
             Path(self.spec.door),
             registry,
@@ -218,10 +220,10 @@ class Agent:
     def _spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work, name=name)
 
-    # -- what others ask --
+        # -- requests from outside --
 
     def ask_leave(self) -> None:
-        """SIGTERM: drain and end; asked twice, end at once."""
+        """Handle SIGTERM: drain and end; on a second one, end at once."""
         self._feed(DrainAsked(self.config.drain_s, leave=True))
 
     def ask_drain(self, deadline_s: float) -> None:
@@ -233,7 +235,7 @@ class Agent:
         self._feed(ResumeAsked())
 
     def ask_role(self, role: Role) -> str | None:
-        """Take another role; why it cannot, or None."""
+        """Take another role; the reason if it cannot, else None."""
         refusal = self.machine.refuses(role)
         if refusal is None:
             self._feed(RoleAsked(role))
@@ -244,15 +246,15 @@ class Agent:
         self._feed(StopAsked())
 
     def engine_changed(self, change: Change) -> None:
-        """To be given to the engine's process as its `on_change`."""
+        """Take a change of the engine's process; pass this method to the process as `on_change`."""
         self._news.put_nowait(change)
 
     def is_ready(self) -> bool:
-        """Whether it takes work."""
+        """Whether the instance takes work."""
         return self.machine.state is State.READY
 
     def state(self) -> dict[str, Any]:
-        """Everything known of the instance."""
+        """Everything that the agent knows of the instance."""
         machine, load = self.machine, self.machine.load
         return {
             "instance": self.spec.instance,
@@ -276,7 +278,7 @@ class Agent:
         }
 
     def metrics(self) -> str:
-        """Prometheus text."""
+        """The metrics as Prometheus text."""
         machine, load = self.machine, self.machine.load
         label = f'{{instance="{self.spec.instance}",role="{machine.role.value}"}}'
         samples: dict[str, float] = {
@@ -341,12 +343,12 @@ class Agent:
             await self._learn_models()
             await self._meet_peers()
         if change.state == "stopping":
-            return  # our own doing
+            return  # the agent's own doing
         self._feed(EngineIs(change.state, change.detail, self._epoch))
         self._tell(Change(instance=change.instance, state=change.state, detail=change.detail, epoch=self._epoch))
 
     async def _number_start(self, change: Change) -> None:
-        """Every start of the engine gets an epoch that this name never had: a reference from before must not match."""
+        """Give every start of the engine an epoch that this name never had: an old reference must not match."""
         if change.epoch == self._local_epoch:
             return
         first, self._local_epoch = self._local_epoch == 0, change.epoch
@@ -354,21 +356,23 @@ class Agent:
         self._adapters.restart()
         await self._name_weights()
         if first and self._epoch > 0:
-            return  # drawn with the name
+            return  # drawn together with the name
         above, self._epoch = self._epoch, self._epoch + 1
         if self.registry is not None:
             with contextlib.suppress(RegistryDown):
                 self._epoch = await self.registry.next_epoch(self.spec.instance, above)
 
     async def _name_weights(self) -> None:
-        """At every start of the engine: its files may be others by then."""
+        """Identify the weights at every start of the engine: the files may have changed."""
         self._weights = await asyncio.to_thread(self.config.weights)
 
     async def _meet_peers(self) -> None:
-        """Before it takes work, so that no request waits for a handshake: as many as are enough, for a while."""
+        """Meet enough peers before the instance takes work, within a time limit, so that no request waits for a
+        handshake.
+        """
         if self._moves is None:
             return
-        self._nudge.set()  # what it serves is told now: by that others know that they have to meet it
+        self._nudge.set()  # announce the models now, so that peers know to meet this engine
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MEETING_S):
                 while not self._moves.acquainted.enough and self._news.empty():
@@ -380,13 +384,13 @@ class Agent:
 
     async def _learn_models(self) -> None:
         if not self._weights:
-            await self._name_weights()  # it may have downloaded them
+            await self._name_weights()  # the engine may have downloaded them
         async with self._probe() as probe:
             with contextlib.suppress(Unwell):
                 await self._hear_models(await probe.models())
 
     async def _hear_models(self, entries: tuple[dict[str, Any], ...]) -> None:
-        """Told on only where one is new or gone: vLLM dates its entries anew at every look."""
+        """Publish the models only if one is new or gone: vLLM gives its entries a new date at every reading."""
         before = self._adapters.digests
         await asyncio.to_thread(self._adapters.look, entries)
         if [_meaning(entry) for entry in entries] != [_meaning(entry) for entry in self._models]:
@@ -448,11 +452,11 @@ class Agent:
             node=self.config.node,
             tenants=self.config.tenants,
             pins=self.spec.pins,
-            sent_at=time.time(),  # noqa: TID251 - only said to others, nothing is decided by it
+            sent_at=time.time(),  # for information only, no decision depends on it
         )
 
     def _shuns(self) -> tuple[InstanceId, ...]:
-        """Producers from which its engine can pull nothing now; of very many, the first that a heartbeat holds."""
+        """Producers from which the engine can pull nothing now; of very many, the first that fit into a heartbeat."""
         if self._moves is None:
             return ()
         kept, left = [], SHUNS_BYTES_MAX
@@ -463,14 +467,14 @@ class Agent:
         return tuple(kept)
 
     async def _claim(self, ended: asyncio.Future[int]) -> None:
-        """Take the name. That of an agent that has just died is free after a ttl, so wait for that long."""
+        """Claim the name. The name of an agent that has just died is free after a ttl, so wait that long."""
         if self.registry is None:
             return
         deadline = time.monotonic() + CLAIM_ATTEMPTS_S * self.registry.ttl_s
         told = False
         while not ended.done():
             try:
-                # A name that was another agent's must come with an epoch it never had.
+                # A name that was another agent's needs an epoch that it never had.
                 self.machine.epoch = self._epoch = await self.registry.next_epoch(self.spec.instance, self._epoch)
                 claimed = await self.registry.claim(self._heartbeat())
             except RegistryDown as down:
@@ -512,12 +516,14 @@ class Agent:
                     await self._nudge.wait()
 
     async def _hear_routers(self, registry: Registry, routers: Membership) -> None:
-        """Who shares the credits, and who wants how many. While the registry is away, as last heard."""
+        """Read which routers share the credits, and how many each one wants. Without the registry, the last reading
+        holds.
+        """
         now = asyncio.get_running_loop().time()
         try:
             beats = await registry.read(Kind.ROUTER)
         except RegistryDown:
-            routers.deaf(now)  # that it is down, the heartbeat says
+            routers.deaf(now)  # the heartbeat reports the outage
             return
         routers.fold(beats, now)
         names = [str(entry["id"]) for entry in self._models if "id" in entry]
@@ -535,5 +541,5 @@ class Agent:
 
 
 def _meaning(entry: dict[str, Any]) -> tuple[object, ...]:
-    """Of a ``/v1/models`` entry: what is served under which name."""
+    """The meaning of a ``/v1/models`` entry: the model and its name, without dates."""
     return entry.get("id"), entry.get("root"), entry.get("parent")

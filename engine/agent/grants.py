@@ -1,33 +1,37 @@
-"""Which router may have how many legs at this instance: an agent's grants, and why they are never too many. Pure.
+"""Decides how many legs each router may have at this instance: an agent's grants, and why they never exceed the
+credits. Pure.
 
-`cluster.credits` says what would be fair now. This module says how far that can be granted *safely*: a heartbeat is
-read half a second later by one router and five seconds later by another, and until a router has read that it may have
-fewer legs, it goes by what it was granted before.
+`cluster.credits` says what would be fair now. This module says how much of that can be granted *safely*: one router
+reads a heartbeat half a second later and another five seconds later, and a router that has not yet read a lower grant
+applies the older, higher one.
 
-**What each router can have at most** is known at all times (`Router.bound`): every announcement says, of one moment,
-its legs here (l) and which of our heartbeats it goes by (h). Since that moment it has begun a leg only when it had
-fewer than some grant published at h or later. So its legs are at most max(l, every grant since h).
+**The most that each router can have** is known at all times (`Router.bound`). Every announcement gives, for one moment,
+the router's legs here (l) and the heartbeat whose grant it applies (h). Since that moment the router has begun a leg
+only if it had fewer than some grant published at h or later. So its legs are at most max(l, every grant since h).
 
-**A grant is raised only within what that leaves**: the sum of all bounds, the dead routers' included, stays within the
-credits. Lowering is always safe, and gives nothing away until the router has answered that it read it. So:
+**A grant rises only within the rest**: the sum of all bounds, the dead routers' included, stays within the credits.
+Lowering a grant is always safe, but frees nothing until the router confirms that it read the lower one. So:
 
     legs of all routers that are known here ≤ credits, whatever is late, lost or out of order,
 
-as long as credits do not fall: an agent that lowers them (its KV cache fills) has every grant lowered at once, and legs
-that run already run to their end. The engine's queue holds legs of routers and nothing else, so it is within, too.
+as long as credits do not fall. An agent that lowers its credits (its KV cache fills) lowers every grant at once, and
+legs that run already run to their end. The engine's queue holds only legs of routers, so it stays within the credits,
+too.
 
 **A router that falls silent** keeps its grant for the ttl of its announcement. Then its grant is void and its bound is
-a *ghost*: counted until the engine's own load, `SURE_S` on end, shows fewer legs than that beyond those of the living.
+a *ghost*: counted until the engine's own load shows, for `SURE_S` on end, fewer legs than that besides those of the
+living routers.
 
 Not guaranteed:
 
-- A router that this agent has not heard of goes by an equal share of the credits where no grants are given yet (the
-  first seconds of a fleet), else by one leg: for about two seconds, it may be that much too many.
-- A router that is cut off from the registry alone, and serves on, looks dead. It goes by its last grant; after the ttl
-  others are granted what the engine's load does not show. Its legs of the moment are counted, a later rise is not.
-- A living router counts a place at a decode instance while the prompt is still prefilled elsewhere. For so many legs a
-  ghost may be let go too early.
-- Who talks to the engine directly has no credits, and is not seen.
+- A router that this agent has not heard of applies an equal share of the credits if no grants are given yet (the first
+  seconds of a fleet), else one leg. For about two seconds this may be too much by as many.
+- A router that loses only the registry, and serves on, looks dead. It applies its last grant. After the ttl, other
+  routers are granted the places that the engine's load shows free. The silent router's legs of that moment are counted;
+  a later rise is not.
+- A living router counts a place at a decode instance while the prompt is still prefilled elsewhere. A ghost may be
+  released too early by as many legs.
+- A client that talks to the engine directly uses no credits, and is not seen.
 """
 
 from __future__ import annotations
@@ -41,20 +45,21 @@ from cluster.instance import Load, Role
 from cluster.registry.membership import Heartbeat
 
 SURE_S: Final = 3.0
-"""How long the engine must show a dead router's legs gone: load is read twice a second, routers announce once, and an
-announcement takes up to a second to be read."""
+"""How long the engine must show a dead router's legs gone: the load is read twice a second, routers announce once a
+second, and an announcement takes up to a second to be read."""
 
 TURN_BEATS: Final = 8
-"""Heartbeats of one turn where credits are fewer than routers: taking one back and giving it takes about three."""
+"""Heartbeats of one turn if credits are fewer than routers: to take one credit back and give it on takes about
+three."""
 
 GHOST_S: Final = 120.0
-"""The longest that a dead router's legs are counted: its connections are closed, or will be by the engine's machine."""
+"""Longest time that a dead router's legs are counted: by then the engine's machine has closed its connections."""
 
 UNANSWERED_MAX: Final = 64
-"""Grants to a router that it has not answered yet, one by one; the oldest of more are taken together."""
+"""Unconfirmed grants to a router that are kept one by one; the oldest of more are merged."""
 
 GHOSTS_MAX: Final = 64
-"""Dead routers remembered by name; the oldest are forgotten first, and what they had with them."""
+"""Dead routers that are remembered by name; the oldest are forgotten first, with their legs."""
 
 Order = tuple[int, int]
 """Epoch and number of a heartbeat: `Heartbeat.order`."""
@@ -64,15 +69,15 @@ _NEVER: Final[Order] = (0, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSays:
-    """One announcement, as far as it concerns this instance."""
+    """The part of one announcement that concerns this instance."""
 
     router: str
     legs: int | None = None
-    """In flight here; None: it does not say this time."""
+    """Legs in flight here; None: this announcement does not say."""
     goes_by: Order = _NEVER
-    """The heartbeat that it had read when it said so."""
+    """The heartbeat that the router had read when it announced."""
     wants: dict[str, float] = field(default_factory=dict)
-    """By tenant: legs that it wants in this pool, for each credit of the whole pool."""
+    """By tenant: the legs that it wants in this pool, for each credit of the whole pool."""
     shares: dict[str, float] = field(default_factory=dict)
     """The tenants' weights."""
 
@@ -80,7 +85,7 @@ class RouterSays:
 def concerning(
     beat: Heartbeat, instance: str, role: Role, models: Iterable[str], tenants: Collection[str] = ()
 ) -> RouterSays:
-    """What a router's announcement says to one instance; if it is kept for some tenants, what these want."""
+    """The part of a router's announcement for one instance; for a reserved instance, only its tenants' wants."""
     served, wants, shares = {"", *models}, dict[str, float](), dict[str, float]()
     for pool in beat.demand:
         fits = role.prefills if pool.role is Role.PREFILL else role.decodes
@@ -105,15 +110,15 @@ class Router:
     legs: int = 0
     goes_by: Order = _NEVER
     granted: list[tuple[Order, int]] = field(default_factory=list)
-    """What it may have gone by since then: from which heartbeat on, and how many."""
+    """Grants that it may have applied since: the heartbeat of each, and how many legs."""
 
     @property
     def bound(self) -> int:
-        """Legs that it can have here at most."""
+        """The most legs that the router can have here."""
         return max(self.legs, max((legs for _, legs in self.granted), default=0))
 
     def heard(self, said: RouterSays) -> None:
-        """Another announcement."""
+        """Take another announcement."""
         self.said = said
         if said.legs is None:
             return
@@ -122,7 +127,7 @@ class Router:
             del self.granted[0]
 
     def grant(self, order: Order, legs: int) -> None:
-        """So many from that heartbeat on."""
+        """Record a grant from that heartbeat on."""
         if self.granted and self.granted[-1][1] == legs:
             return
         self.granted.append((order, legs))
@@ -132,17 +137,18 @@ class Router:
 
 
 class Grants:
-    """One instance's grants. Its agent feeds announcements and load, and asks with each heartbeat."""
+    """One instance's grants. Its agent feeds announcements and load, and asks for grants with each heartbeat."""
 
     def __init__(self, instance: str) -> None:
         self.instance: Final = instance
         self.routers: Final[dict[str, Router]] = {}
         self._dead: dict[str, tuple[Router, int, float]] = {}
-        """With how many of its legs are still counted, and since when it is dead, in seconds."""
+        """Dead routers by name: the router, how many of its legs are still counted, and since when it is dead, in
+        seconds."""
         self._looks: list[tuple[float, int]] = []
-        """When, and how many legs the engine then had beyond those of the living."""
+        """Times of readings, and how many legs the engine then had besides those of the living routers."""
         self._last: tuple[Order, int] = (_NEVER, 0)
-        """The last heartbeat, and what a router that it does not name may have had by it."""
+        """The last heartbeat, and the legs that a router without a named grant may have had by it."""
 
     @property
     def ghosts(self) -> int:
@@ -151,11 +157,13 @@ class Grants:
 
     @property
     def bound(self) -> int:
-        """Legs that all routers known here, living and dead, can have at most."""
+        """The most legs that all routers known here, living and dead, can have."""
         return self.ghosts + sum(router.bound for router in self.routers.values())
 
     def heard(self, everybody: Iterable[RouterSays], now: float) -> None:
-        """What all routers that are alive say; who is not among them has left, or fallen silent for too long."""
+        """Take the announcements of all living routers. A router that is not among them has left, or fell silent for
+        too long.
+        """
         alive = {said.router: said for said in everybody}
         for name in [name for name in self.routers if name not in alive]:
             gone = self.routers.pop(name)
@@ -169,7 +177,7 @@ class Grants:
             self.routers[name].heard(said)
 
     def engine_has(self, load: Load, now: float) -> None:
-        """The engine's own word: ghosts that it does not show any more, for `SURE_S`, are gone."""
+        """Take the engine's own load: ghosts that it has not shown for `SURE_S` are gone."""
         legs = load.running + load.waiting
         self._looks = [look for look in self._looks if look[0] > now - SURE_S]
         self._looks.append((now, max(0, legs - sum(router.legs for router in self.routers.values()))))
@@ -177,18 +185,18 @@ class Grants:
         kept: dict[str, tuple[Router, int, float]] = {}
         for name, (router, left, since) in reversed(self._dead.items()):
             if now - since >= SURE_S:
-                left = min(left, shown)  # noqa: PLW2901 - the youngest keep theirs: the oldest had most time to end
+                left = min(left, shown)  # the youngest keep their legs: the oldest had most time to end
                 shown -= left
             if left and now - since < GHOST_S:
                 kept[name] = (router, min(left, legs), since)
         self._dead = dict(reversed(kept.items()))
 
     def engine_lost(self) -> None:
-        """Its engine is gone, and every leg with it: what a dead router had is void."""
+        """The engine is gone with every leg: the legs of dead routers are void."""
         self._dead.clear()
 
     def issue(self, order: Order, credits: int) -> dict[str, int]:  # noqa: A002 - the fleet's own word
-        """The grants that go out with this heartbeat: by router, as near to what is fair as is safe."""
+        """The grants by router that go out with this heartbeat: as close to fair as is safe."""
         free = max(0, credits - self.ghosts)
         wants = {
             name: {tenant: legs * credits for tenant, legs in router.said.wants.items()}
@@ -209,7 +217,7 @@ class Grants:
         return grants
 
     def _shares(self) -> dict[str, float]:
-        """The tenants' weights; where routers differ (a file was changed in one of them), the higher one."""
+        """The tenants' weights; if routers differ (one read a changed file), the higher weight holds."""
         found: dict[str, float] = {}
         for router in self.routers.values():
             for tenant, share in router.said.shares.items():

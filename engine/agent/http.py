@@ -1,9 +1,9 @@
-"""The agent's own HTTP: what it says of its instance, how it is told to drain, and which callers may. A shell.
+"""The agent's own HTTP: the state of its instance, drain and role requests, and which callers may ask. A shell.
 
 ``GET /health /ready /state /metrics``, ``POST /drain {"deadline_s": …}``, ``/resume``, ``/role {"role": …}``. `/health`
-and `/ready` answer every caller, with a status and no more. All else is for programs on this machine, for requests
-signed with the fleet's ticket keys (`kvtransfer.signed`), and for operators' keys. Pages of other sites that a browser
-on this machine shows are refused.
+and `/ready` answer every caller, with a status only. Everything else is for programs on this machine, for requests
+signed with the fleet's ticket keys (`kvtransfer.signed`), and for operators' keys. Pages of other sites in a browser on
+this machine are refused.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX = 4096
 DRAIN_S = 60.0
-"""Deadline of a drain asked without one: a long stream may need it; an operator in a hurry names a shorter one."""
+"""Deadline of a drain that names none: a long stream may need it; an operator in a hurry names a shorter one."""
 
 
 BODY_S = 10.0
-"""A body of `BODY_BYTES_MAX` has arrived by then, or is not waited for."""
+"""Time limit for a body of `BODY_BYTES_MAX` to arrive."""
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
-"""Probes ask them, with no key and from anywhere."""
+"""Paths for probes: without a key, from any machine."""
 
-_UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
+_UNIX_TIME: Final = time.time  # the clock that two machines share
 
 
 class Answers(Protocol):
-    """What the agent can tell and do; implemented by `engine.agent.agent.Agent`."""
+    """The agent's state and actions; implemented by `engine.agent.agent.Agent`."""
 
     def state(self) -> dict[str, Any]:
-        """Everything known of the instance, for people and programs."""
+        """Everything that the agent knows of the instance, for people and programs."""
 
     def is_ready(self) -> bool:
-        """Whether it takes work."""
+        """Whether the instance takes work."""
 
     def metrics(self) -> str:
-        """Prometheus text."""
+        """The metrics as Prometheus text."""
 
     def ask_drain(self, deadline_s: float) -> None:
         """Take no new work."""
@@ -60,11 +60,11 @@ class Answers(Protocol):
         """Take work again."""
 
     def ask_role(self, role: Role) -> str | None:
-        """Take another role; why it cannot, or None."""
+        """Take another role; the reason if it cannot, else None."""
 
 
 class Gate:
-    """Which callers one agent answers. Without keys: programs on this machine."""
+    """Decides which callers one agent answers. Without keys: programs on this machine."""
 
     def __init__(
         self,
@@ -75,7 +75,9 @@ class Gate:
         bound: str = "",
         clock: Callable[[], float] = _UNIX_TIME,
     ) -> None:
-        """`ticket_keys`: this instance's; `admin_keys`: digests of operators' keys; `bound`: the host it listens on."""
+        """`ticket_keys`: this instance's keys; `admin_keys`: digests of operators' keys; `bound`: the host it listens
+        on.
+        """
         self._instance: Final = instance
         self._ticket_keys: Final = ticket_keys
         self._admin_keys: Final = admin_keys
@@ -84,7 +86,9 @@ class Gate:
         self._judge: Final = Judge(instance, clock())
 
     async def admit(self, http: web.Request) -> None:
-        """Raises ApiError unless the caller may ask: 401 and 403 say what is missing, 421 that another one is meant."""
+        """Raises ApiError unless the caller may ask: 401 and 403 say what is missing, 421 that another agent is
+        meant.
+        """
         meant = http.headers.get(TO, self._instance)
         if meant != self._instance:
             raise ApiError(421, "MisdirectedError", f"This is {self._instance}'s agent, not {meant[:200]}'s.")
@@ -118,7 +122,7 @@ class Gate:
 
 
 def agent_app(agent: Answers, gate: Gate, traced: Tracing | None = None) -> web.Application:
-    """The routes. `traced`: makes a span of each request that changes something."""
+    """The routes. `traced` makes a span of each request that changes something."""
 
     async def health(_: web.Request) -> web.Response:
         return web.Response()
@@ -160,7 +164,7 @@ def agent_app(agent: Answers, gate: Gate, traced: Tracing | None = None) -> web.
 
 
 async def _body(http: web.Request) -> bytes:
-    """All of it; aiohttp keeps it for the next reader."""
+    """The whole body; aiohttp keeps it for the next reader."""
     try:
         async with asyncio.timeout(BODY_S):
             return await http.read()
@@ -187,7 +191,7 @@ async def _deadline(http: web.Request) -> float:
 
 
 def _traces(traced: Tracing | None) -> Any:
-    """A span of each POST, in the trace of the program that asks: an action, and what the agent did of it."""
+    """Middleware that makes a span of each POST, in the caller's trace: an action, and what the agent did."""
 
     @web.middleware
     async def middleware(
@@ -208,7 +212,7 @@ def _traces(traced: Tracing | None) -> Any:
 
 
 def _admission(gate: Gate) -> Any:
-    """No caller that may not ask gets beyond this, but for what probes ask."""
+    """Middleware that stops every caller that may not ask, except on probes' paths."""
 
     @web.middleware
     async def middleware(
@@ -235,7 +239,7 @@ async def listen(app: web.Application, host: str, port: int) -> tuple[web.AppRun
     """Open the agent's port; the runner to clean up, and the base URL.
 
     Raises:
-        UsageError: the port is taken, naming the flag.
+        UsageError: the port is taken; the message names the flag.
     """
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()

@@ -1,4 +1,4 @@
-"""Hears the KV events of one engine (`engine.vllm.evictions`). A shell: ZeroMQ, by which vLLM publishes them."""
+"""Reads the KV events of one engine (`engine.vllm.evictions`). A shell: vLLM publishes them over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ logger = logging.getLogger("baton.agent")
 
 
 def make_room(path: Path) -> None:
-    """A folder for the socket that nobody else looks into.
+    """Make a folder for the socket that only this user can read.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.parent.chmod(0o700)
 
 
 def leave_nothing(path: Path) -> None:
-    """Of both; what else somebody has put there stays."""
+    """Remove the socket and its folder; other files in the folder stay."""
     path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         path.parent.rmdir()
 
 
 async def follow(path: Path, heard: Evictions) -> None:
-    """Hear what the engine publishes, for ever; it may come and go. The engine has ended before this does."""
-    import zmq.asyncio  # noqa: PLC0415 - vLLM brings it; nobody else needs it
+    """Read the engine's events for ever; the engine may come and go. Cancel this after the engine has ended."""
+    import zmq.asyncio  # vLLM brings it; no other part needs it
 
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.SUB)

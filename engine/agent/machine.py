@@ -1,11 +1,12 @@
-"""What an agent does when: pure (law 2).
+"""Decides the actions of an agent: pure (law 2).
 
-An instance is *ready* when its engine is. It is *draining* from the moment somebody asked until nothing unfinished has
-been seen for `QUIET_S` on end: routers must have heard of it before the last look counts. Then, if it is to leave, the
-engine is stopped, and the registry is left last. What is still unfinished at the deadline is cut, and said.
+An instance is *ready* when its engine is. It is *draining* from a drain request until it has shown no unfinished work
+for `QUIET_S` on end: routers must have heard of the drain before the last look counts. If it is to leave, the agent
+then stops the engine, and leaves the registry last. Work that is still unfinished at the deadline is cut, and reported.
 
-An instance that was started for it takes another *role* at a word: its engine can do both, so what it has goes on
-(holds are pulled, streams end), and only what comes next is of the new role. Routers learn it with the next heartbeat.
+An instance that was started with the flag for it takes another *role* on request. Its engine can do both, so work under
+way goes on (holds are pulled, streams end), and only new work is of the new role. Routers learn it with the next
+heartbeat.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from engine.agent.grants import Grants, Order, RouterSays
 from engine.agent.rules import Rules
 
 QUIET_S = 2.0
-"""How long an instance must be seen idle before it may go: four times the routers' reading interval, so that a leg sent
-by one that had not yet heard is there to be seen."""
+"""How long an instance must be seen idle before it may leave: four times the routers' reading interval, so that the leg
+of a router that had not yet heard is there to be seen."""
 
 
 class State(StrEnum):
-    """What an instance is to the fleet; the words of its heartbeat."""
+    """The states of an instance in the fleet; the words of its heartbeat."""
 
     STARTING = "starting"
     READY = "ready"
@@ -46,21 +47,21 @@ class EngineIs:
 
 @dataclass(frozen=True, slots=True)
 class LoadRead:
-    """A fresh look at the engine's own metrics."""
+    """A new reading of the engine's own metrics."""
 
     load: Load
 
 
 @dataclass(frozen=True, slots=True)
 class RoutersHeard:
-    """What the routers that are alive announce."""
+    """The announcements of all living routers."""
 
     routers: tuple[RouterSays, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """Take no new work. With `leave`, end once nothing is unfinished, or at the deadline."""
+    """Take no new work. With `leave`, end when no work is unfinished, or at the deadline."""
 
     deadline_s: float
     leave: bool
@@ -68,24 +69,24 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class ResumeAsked:
-    """Take work again. Too late once the engine is being stopped."""
+    """Take work again. Too late after the engine's stop has begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleAsked:
-    """Take another role. Nothing happens where `AgentMachine.refuses` says why not."""
+    """Take another role. Ignored if `AgentMachine.refuses` gives a reason."""
 
     role: Role
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """End now, whatever is unfinished."""
+    """End now, whatever work is unfinished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time `next_wakeup` asked for."""
+    """The time that `next_wakeup` asked for has come."""
 
 
 Event = EngineIs | LoadRead | RoutersHeard | DrainAsked | ResumeAsked | RoleAsked | StopAsked | Tick
@@ -93,7 +94,7 @@ Event = EngineIs | LoadRead | RoutersHeard | DrainAsked | ResumeAsked | RoleAske
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Tell the registry at once, do not wait for the next heartbeat."""
+    """Write to the registry at once instead of with the next heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +106,12 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class StopEngine:
-    """End the engine without a drain of its own: nothing is left in it, or it has to go anyway."""
+    """End the engine without a drain of its own: it has no work left, or has to go anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Leave the registry and end with this exit code. The last effect of all."""
+    """Leave the registry and end with this exit code. Always the last effect."""
 
     code: int
 
@@ -120,37 +121,37 @@ Effect = Publish | Say | StopEngine | Leave
 
 @dataclass(slots=True, kw_only=True)
 class AgentMachine:
-    """State of one agent."""
+    """The state of one agent."""
 
     name: str
     rules: Rules
     role: Role = Role.BOTH
     flips: Mapping[Role, Rules] = field(default_factory=dict)
-    """The rules of every role it may take; empty where its engine was started for one."""
+    """The rules of every role that the instance may take; empty if its engine was started for one role."""
     state: State = State.STARTING
     detail: str = ""
     epoch: int = 0
     load: Load = field(default_factory=Load)
     drained: bool = False
-    """Draining, and nothing unfinished has been seen for long enough."""
+    """Whether it drains and has shown no unfinished work for long enough."""
     leaving: bool = False
     deadline: float = math.inf
     drain_s: float = 0.0
     idle_since: float | None = None
     gone: bool = False
     shared: Grants = field(init=False)
-    """Its credits among the routers."""
+    """The division of its credits among routers."""
 
     def __post_init__(self) -> None:
         self.shared = Grants(self.name)
 
     @property
     def credits(self) -> int:
-        """Legs that may be in flight here in all; 0 unless ready."""
+        """Legs that may be in flight here, of all routers; 0 unless ready."""
         return self.rules.credits(self.load) if self.state is State.READY else 0
 
     def grants(self, order: Order) -> dict[str, int]:
-        """Those legs by router, as they go out with the heartbeat of this order: from then on they count as granted."""
+        """Those legs by router, for the heartbeat of this order: from then on they count as granted."""
         return self.shared.issue(order, self.credits)
 
     def next_wakeup(self) -> float | None:
@@ -193,7 +194,7 @@ class AgentMachine:
         if self.state is State.DRAINING:
             if event.state == "ready":
                 return ()
-            # It died while draining: what it had is lost already, and a new one would be for nobody.
+                # The engine died while draining: its work is lost already, and a new engine would get no work.
             return self._stop(f"its engine died ({event.detail})") if self.leaving else self._set(event)
         if event.state != "ready":
             self.load = Load()  # a new engine holds nothing
@@ -270,7 +271,7 @@ class AgentMachine:
         return (Publish(), Say(f"{self.name} takes work again"))
 
     def refuses(self, role: Role) -> str | None:
-        """Why it cannot take this role, as a sentence for people; None if it can."""
+        """Why the instance cannot take this role, as a sentence for people; None if it can."""
         if role is self.role:
             return None
         if role not in self.flips:

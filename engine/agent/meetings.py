@@ -1,7 +1,7 @@
-"""Which engines ours has to know, and what its door says about itself. Pure.
+"""Decides which peers an engine has to know, and reads what its agent socket says about it. Pure.
 
-An engine is told of every peer it may hand over to or pull from, and of its end. What it was told is remembered for one
-life of it: an engine that restarted knows nobody.
+The agent tells its engine of every peer that it may hand over to or pull from, and of a peer's end. What the engine was
+told is remembered for one life of it: an engine that restarted knows no peer.
 """
 
 from __future__ import annotations
@@ -18,46 +18,47 @@ from cluster.registry.membership import Member, State
 from kvtransfer.asks import LEFT
 
 MET = "met"
-"""An engine's word for another whose memory it has read."""
+"""The engine's word for a peer whose memory it has read."""
 TEXT_CHARS_MAX = 512
 PEERS_MAX = 4096
 PAYLOADS_MAX = 512
-"""Ranks of one engine."""
+"""Most ranks of one engine."""
 ALIVE = frozenset({State.STARTING, State.READY, State.DRAINING})
-"""Who can be met. One that drains still hands over what it holds; one that starts is met before it takes work."""
+"""States in which an instance can be met. A draining one still hands over its holds; a starting one is met before it
+takes work."""
 PEERS_ENOUGH = 2
-"""An instance takes work once so many can hand over to it, or it to them; the rest is met meanwhile."""
+"""An instance takes work once this many can hand over to it, or it to them; it meets the rest meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What an engine's door says of it: how others reach its memory. As text it is what gets sealed."""
+    """An engine as its socket describes it: how others reach its memory. Its text is what gets sealed."""
 
     engine_id: str
     epoch: int
     compatibility: str
     payloads: tuple[tuple[int, int, str], ...] = field(repr=False)
-    """Pipeline stage, rank and base64 data of each."""
+    """Pipeline stage, rank and base64 data of each rank."""
 
     def text(self) -> bytes:
-        """The one spelling of it."""
+        """The description in its one spelling."""
         payloads = [{"stage": stage, "rank": rank, "data": data} for stage, rank, data in self.payloads]
         told = {"engine_id": self.engine_id, "epoch": self.epoch, "compatibility": self.compatibility}
         return json.dumps({**told, "payloads": payloads}, sort_keys=True, separators=(",", ":")).encode()
 
     @property
     def digest(self) -> str:
-        """Changes with anything of it."""
+        """Changes with any part of the description."""
         return hashlib.sha256(self.text()).hexdigest()
 
     def introduction(self, instance: InstanceId) -> dict[str, Any]:
-        """The question by which another engine's door is told of it."""
+        """The message that introduces this engine to another engine's socket."""
         payloads = [{"stage": stage, "rank": rank, "data": data} for stage, rank, data in self.payloads]
         return {"ask": "introduce", "engine_id": self.engine_id, "instance": instance, "payloads": payloads}
 
 
 def read_engine(told: object) -> Engine | None:
-    """An engine from a door's answer, or from what a peer sealed; None for anything else. Never raises."""
+    """An engine from a socket's answer, or from what a peer sealed; None for anything else. Never raises."""
     if not isinstance(told, Mapping):
         return None
     engine_id, epoch = told.get("engine_id"), told.get("epoch", 0)
@@ -74,46 +75,46 @@ def read_engine(told: object) -> Engine | None:
 
 
 def left_in(told: object) -> str:
-    """From a door's answer: why the engine's KV cache is handed over by vLLM's own connector; empty: it is not."""
+    """From a socket's answer: why vLLM's own connector hands over the engine's KV cache; empty: Baton's does."""
     why = told.get(LEFT) if isinstance(told, Mapping) else None
     return "".join(char if char.isprintable() else "?" for char in why[:TEXT_CHARS_MAX]) if isinstance(why, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Pulls:
-    """What became of one engine's pulls from one other."""
+    """The state of one engine's pulls from one other engine."""
 
     engine: str
-    """The other's id, new in each of its lives."""
+    """The other engine's id, new in each of its lives."""
     instance: InstanceId
     link: str
-    """How far their acquaintance has come: ``introduced``, ``met``, ``gone``."""
+    """The state of the introduction: ``introduced``, ``met``, ``gone``."""
     pulled: int
     failed: int
     aside: bool
-    """Nothing but a try now and then is pulled from it: too many have failed."""
+    """Whether only a try now and then is pulled from it, because too many pulls have failed."""
     shunned: bool = False
-    """Not even that for now: the pause between two tries."""
+    """Whether not even a try is due: the pause between two tries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handoffs:
-    """What an engine's door says of the blocks that come and go."""
+    """An engine's report of the blocks that come and go."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What happened since its start, by the connector's own words."""
+    """Counts since its start, under the connector's own names."""
     pulls: tuple[Pulls, ...] = ()
     recomputed_tokens: int | None = None
-    """Tokens of prompts that were handed over and that it computed itself, since its start; None: it does not say."""
+    """Prompt tokens that were handed over and that the engine computed itself, since its start; None: unknown."""
 
     @property
     def able(self) -> frozenset[str]:
-        """Engines that it can pull from now: it has met them, and has not set them aside."""
+        """Engines that it can pull from now: met, and not set aside."""
         return frozenset(each.engine for each in self.pulls if each.link == MET and not each.shunned)
 
 
 def read_state(told: object) -> Handoffs:
-    """From a door's answer; what cannot be read is left out. Never raises."""
+    """The report in a socket's answer; unreadable parts are left out. Never raises."""
     if not isinstance(told, Mapping):
         return Handoffs()
     counts, peers = told.get("counts"), told.get("peers")
@@ -130,7 +131,7 @@ def read_state(told: object) -> Handoffs:
 
 
 def with_door(load: Load, told: Handoffs) -> Load:
-    """An engine's load by its own counts, with what its door knows better: our connector's counts are exact."""
+    """An engine's load by its own counts, corrected by its socket's report: Baton's connector counts exactly."""
     return load if told.recomputed_tokens is None else replace(load, recomputed_tokens=told.recomputed_tokens)
 
 
@@ -146,7 +147,7 @@ def _pulls(engine: str, told: object) -> Pulls | None:
 
 
 def exposition(instance: InstanceId, told: Handoffs) -> str:
-    """The same as Prometheus text, for an agent's ``/metrics``."""
+    """The report as Prometheus text, for an agent's ``/metrics``."""
     events = [(f'event="{_escaped(name)}"', count) for name, count in sorted(told.counts.items())]
     pulls: list[tuple[str, int]] = []
     for each in told.pulls:
@@ -169,7 +170,7 @@ def _escaped(text: str) -> str:
 
 
 def read_text(text: bytes) -> Engine | None:
-    """The same from its text."""
+    """An engine from its text."""
     try:
         return read_engine(json.loads(text))
     except (ValueError, RecursionError):
@@ -186,12 +187,12 @@ def _payload(told: object) -> tuple[int, int, str] | None:
 
 
 def meet(one: Role, other: Role) -> bool:
-    """Whether instances of these roles ever hand anything to each other."""
+    """Whether instances of these two roles ever hand anything over to each other."""
     return Role.BOTH in {one, other} or one is not other
 
 
 def peers(members: Iterable[Member], me: InstanceId, role: Role, models: Iterable[str]) -> tuple[Member, ...]:
-    """Who our engine has to know: alive, of a role that ours meets, serving a model that ours serves."""
+    """The members that this engine has to know: alive, of a role that it meets, serving a model that it serves."""
     mine = set(models)
     return tuple(
         member
@@ -205,26 +206,26 @@ def peers(members: Iterable[Member], me: InstanceId, role: Role, models: Iterabl
 
 @dataclass(slots=True)
 class Meetings:
-    """Whom one life of our engine was told of."""
+    """The peers that one life of this engine was told of."""
 
     life: str = ""
-    """Digest of our engine: another one knows nobody."""
+    """Digest of this engine: a different engine knows no peer."""
     known: dict[InstanceId, Engine] = field(default_factory=dict)
 
     def began(self, ours: Engine) -> None:
-        """This is our engine now."""
+        """Begin with this engine; if it is another one than before, nothing was told yet."""
         if ours.digest != self.life:
             self.life, self.known = ours.digest, {}
 
     def ended(self) -> None:
-        """It does not answer: whatever comes back has to be told again."""
+        """The engine does not answer: the next one that does has to be told again."""
         self.life, self.known = "", {}
 
     def due(self, found: Mapping[InstanceId, Engine], alive: Iterable[InstanceId]) -> list[dict[str, Any]]:
-        """What to ask of our engine's door now, in order: forget who left or restarted, introduce who is new.
+        """The messages for the engine's socket now, in order: forget peers that left or restarted, introduce new ones.
 
-        `found` are engines as their instances describe them; `alive` all instances that are there, described or not:
-        one whose description cannot be had at the moment is not forgotten.
+        `found` has engines as their instances describe them; `alive` has all living instances, described or not. An
+        instance whose description is missing at the moment is not forgotten.
         """
         there = set(alive)
         asks: list[dict[str, Any]] = []
@@ -236,7 +237,7 @@ class Meetings:
         return [*asks, *(engine.introduction(name) for name, engine in sorted(new, key=lambda each: each[0]))]
 
     def told(self, ask: Mapping[str, Any], found: Mapping[InstanceId, Engine]) -> None:
-        """The door has taken this."""
+        """Note that the socket has taken this message."""
         if ask["ask"] == "forget":
             self.known = {name: each for name, each in self.known.items() if each.engine_id != ask["engine_id"]}
         else:
@@ -249,9 +250,9 @@ class Meetings:
 
 
 def unable(producers: Iterable[Member], found: Mapping[InstanceId, Engine], told: Handoffs) -> tuple[InstanceId, ...]:
-    """Of these, those from which our engine can pull nothing now: not met in this life of theirs, or set aside.
+    """The producers from which this engine can pull nothing now: not met in their present life, or set aside.
 
-    `found` are engines as their instances describe them now.
+    `found` has engines as their instances describe them now.
     """
     names = [each.id for each in producers]
     return tuple(sorted(name for name in names if name not in found or found[name].engine_id not in told.able))
@@ -259,26 +260,26 @@ def unable(producers: Iterable[Member], found: Mapping[InstanceId, Engine], told
 
 @dataclass(slots=True)
 class Acquainted:
-    """Of one instance: how many of its peers a request could be handed over with, were it to take work now."""
+    """How many of one instance's peers it could hand a request over with, if it took work now."""
 
     shuns: tuple[InstanceId, ...] = ()
-    """Producers that our engine can pull nothing from now: goes with the heartbeat."""
+    """Producers that the engine can pull nothing from now; the heartbeat announces them."""
     enough: bool = False
-    """`PEERS_ENOUGH` each way, or all that there are."""
+    """Whether there are `PEERS_ENOUGH` each way, or all that exist."""
     _since: dict[InstanceId, tuple[int, int]] = field(default_factory=dict)
-    """By consumer that knows us: its heartbeat's order as it was when that was seen first."""
+    """By consumer that has met this engine: the order of its heartbeat when that was first seen."""
 
     def look(
         self, me: InstanceId, role: Role, met: Iterable[Member], found: Mapping[InstanceId, Engine], told: Handoffs
     ) -> bool:
-        """Judge anew; whether `shuns` is another one now. `met` are our peers, `found` as in `unable`."""
+        """Judge anew; True if `shuns` has changed. `met` has this engine's peers; `found` is as in `unable`."""
         listed = tuple(met)
         producers = [each for each in listed if role.decodes and each.beat.role.prefills]
         consumers = [each for each in listed if role.prefills and each.beat.role.decodes]
         former, self.shuns = self.shuns, unable(producers, found, told)
         knows = {each.id: self._since.get(each.id, each.beat.order) for each in consumers if each.id in found}
         self._since = knows
-        # Who knows us has said so since, if it cannot pull from us: with any later heartbeat.
+        # A consumer that has met this engine announces with any later heartbeat whether it cannot pull from it.
         ready = [each for each in consumers if each.id in knows and each.beat.order > knows[each.id]]
         able = sum(me not in each.beat.shuns for each in ready)
         enough_pull = len(producers) - len(self.shuns) >= min(PEERS_ENOUGH, len(producers))
@@ -286,8 +287,8 @@ class Acquainted:
         return self.shuns != former
 
     def look_as_vllms(self, role: Role, met: Iterable[Member], found: Mapping[InstanceId, Engine]) -> bool:
-        """As `look`, of an engine that is left to vLLM's own connector: it reaches its like by their addresses, without
-        a meeting, but none whose agent shows an engine of ours (`found`): such a one opens no port.
+        """As `look`, for an engine of vLLM's own connector. Such an engine reaches others of its kind by their
+        addresses, without a meeting. It reaches no engine of Baton's connector (in `found`): that one opens no port.
         """
         producers = [each.id for each in met if role.decodes and each.beat.role.prefills]
         former, self.shuns = self.shuns, tuple(sorted(name for name in producers if name in found))

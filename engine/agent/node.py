@@ -1,4 +1,4 @@
-"""Which machine this is: a name that all processes on it agree on, in containers, too."""
+"""Identifies this machine: a name that all processes on it agree on, in containers, too."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-"""The kernel's own, new with each start: the same in all containers on it, where machine ids are an image's."""
+"""The kernel's own id, new with each start and equal in all containers on it; a machine id is an image's."""
 
 
 def this_node(boot_id: Path = BOOT_ID) -> str:
-    """Empty: there is no way to tell."""
+    """The id of this machine; empty: unknown."""
     try:
         told = boot_id.read_text().strip()
     except OSError:

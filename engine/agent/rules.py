@@ -1,4 +1,4 @@
-"""What an agent must be told about its role: how much work it may be given, and when nothing of it is left."""
+"""The rules of a role: how much work an instance may get, and when none of it is left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Rules(Protocol):
     """The rules of one role. Implementations are pure."""
 
     def credits(self, load: Load) -> int:
-        """How many legs may be in flight here, all routers taken together. At least 1: an idle instance takes work."""
+        """How many legs may be in flight here, of all routers. At least 1: an idle instance takes work."""
 
     def unfinished(self, load: Load) -> str | None:
-        """What would be lost if the engine stopped now, in words; None when nothing would."""
+        """The work that would be lost if the engine stopped now, in words; None if none would."""

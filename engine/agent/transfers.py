@@ -1,9 +1,10 @@
-"""The agent's half of handoffs: engines learn of each other through it, with nothing open on the network. A shell.
+"""The agent's half of hand-overs: agents introduce engines to each other, without an open network port. A shell.
 
-Once its engine's door answers, the agent posts the engine's metadata into the registry, sealed for each instance that
-may hand over to it or pull from it (`kvtransfer.seal`), opens what these sealed for it, and tells its engine through
-the door; and of those that left. So a pair is introduced when the second of the two has joined, and no request waits
-for it. While the registry is away everybody keeps whom they know. Whom its engine shuns goes with the heartbeat.
+When its engine's socket answers, the agent posts the engine's metadata into the registry, sealed for each instance that
+may hand over to it or pull from it (`kvtransfer.seal`). It opens what these have sealed for it, and tells its engine of
+them through the socket; and also of those that left. So a pair is introduced when the second of the two has joined, and
+no request waits for it. Without the registry, every engine keeps the peers that it knows. The producers that the engine
+shuns go out with the heartbeat.
 """
 
 from __future__ import annotations
@@ -37,25 +38,26 @@ from kvtransfer.seal import NONCE_BYTES, Identity
 logger = logging.getLogger("baton.transfers")
 
 CREDENTIALS = "/credentials"
-"""An item that is for everybody. No instance has a slash in its name."""
+"""The posted item that every instance may read. No instance has a slash in its name."""
 MEETING_EVERY_S = 0.2
-"""How often our engine is asked whether it has met whom it was introduced to: a handshake takes about as long."""
+"""Seconds between two questions whether the engine has met its new peers: a handshake takes about as long."""
 MEETING_S = 10.0
-"""For how long after anything new; and the longest that an instance waits for it before it takes work."""
+"""How long these questions go on after a change; also the longest that an instance waits for it before it takes
+work."""
 LINE_BYTES_MAX = 16 << 20
 DOOR_S = 5.0
-"""A door answers from memory: longer than this it does not answer."""
+"""Time limit of a socket's answer, which comes from memory."""
 
 
 class DoorShut(Exception):
-    """Nobody answers at the engine's door, or what answers is no door."""
+    """The engine's socket does not answer, or gives an answer that makes no sense."""
 
 
 async def ask_door(path: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """One question at an engine's door.
+    """Send one question to an engine's socket.
 
     Raises:
-        DoorShut: no answer, or none that makes sense.
+        DoorShut: there is no answer, or none that makes sense.
     """
     try:
         async with asyncio.timeout(DOOR_S):
@@ -68,7 +70,7 @@ async def ask_door(path: Path, question: dict[str, Any]) -> dict[str, Any]:
                 writer.close()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
-    except (OSError, ValueError, RecursionError) as error:  # a line too long is a ValueError, no time an OSError
+    except (OSError, ValueError, RecursionError) as error:  # a line too long is a ValueError, a timeout an OSError
         raise DoorShut(str(error) or type(error).__name__) from None
     if not isinstance(answer, dict):
         raise DoorShut("an answer that is no object")
@@ -76,7 +78,7 @@ async def ask_door(path: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 class Transfers:
-    """One instance's introductions. `look` once is all of it; `run` does so for ever."""
+    """One instance's introductions. One `look` does all of it; `run` repeats it."""
 
     def __init__(
         self,
@@ -90,16 +92,16 @@ class Transfers:
         models: Callable[[], Collection[str]],
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`epoch`, `role` and `models` are what the agent's heartbeat says at that moment; `on_change` is called when
-        that of `acquainted` has to say something new.
+        """`epoch`, `role` and `models` give what the agent's heartbeat says at that moment. `on_change` is called when
+        `acquainted` changes.
         """
         self.me = identity.me
         self.meetings = Meetings()
         self.handoffs = Handoffs()
-        """What our engine said last of the blocks that come and go."""
+        """The engine's last report of the blocks that come and go."""
         self.counts = {"introduced": 0, "forgotten": 0, "not_opened": 0, "refused_by_engine": 0}
         self.left = ""
-        """Why our engine's KV cache is handed over by vLLM's own connector; empty: it is not."""
+        """Why vLLM's own connector hands over the engine's KV cache; empty: Baton's does."""
         self.acquainted = Acquainted()
         self._on_change = on_change
         self._settles_until = 0.0
@@ -109,15 +111,15 @@ class Transfers:
         self._epoch, self._role, self._models = epoch, role, models
         self._members = Membership(registry.ttl_s)
         self._posted: tuple[Author, dict[str, tuple[str, bytes]]] | None = None
-        """What stands in the registry: by item, what it was made of, and its bytes."""
+        """What the registry holds of this agent: by item, its source and its bytes."""
         self._told: set[str] = set()
 
     async def run(self) -> None:
-        """Until cancelled. What is down is waited for."""
+        """Look again and again until cancelled. Waits for a socket or registry that is down."""
         try:
             while True:
                 now = asyncio.get_running_loop().time()
-                with contextlib.suppress(RegistryDown):  # that it is down, the heartbeat says
+                with contextlib.suppress(RegistryDown):  # the heartbeat reports the outage
                     await self.look(now)
                 settles = self.acquainted.shuns and now < self._settles_until
                 await self._registry.wait_changed(MEETING_EVERY_S if settles else BEAT_EVERY_S)
@@ -127,10 +129,10 @@ class Transfers:
                     await self._registry.unpost(self._posted[0])
 
     async def look(self, now: float) -> None:
-        """Post what is ours, read what is for us, tell the engine.
+        """Post this engine's metadata, read what peers have sealed for it, tell the engine.
 
         Raises:
-            RegistryDown: it cannot be reached; nobody is forgotten for that.
+            RegistryDown: the registry cannot be reached; no peer is forgotten for that.
         """
         ours = await self._our_engine()
         self._members.fold(await self._registry.read(), now)
@@ -151,15 +153,16 @@ class Transfers:
             self._on_change()
         if (
             ours is None and not self.left
-        ) or not models:  # its door opens before it says what it serves: until then it cannot meet any
+        ) or not models:  # the socket opens before the engine lists its models, and until then it cannot meet peers
             self.acquainted.enough = False
-        # Last: an agent that reads that we know it finds in our next heartbeat whether our engine can pull from it.
+            # Last: a peer that reads that this engine knows it finds in the next heartbeat whether the engine can
+            # pull.
         await self._post(ours, {author: said for author, said in shown.items() if said is not None})
         self._turn.set()
         self._turn = asyncio.Event()
 
     async def looked(self) -> None:
-        """Until the next look is over."""
+        """Wait until the next look is over."""
         await self._turn.wait()
 
     async def _our_engine(self) -> Engine | None:
@@ -180,10 +183,11 @@ class Transfers:
             self.meetings.began(ours)
         return ours
 
-    # --- ours, for others --------------------------------------------------------------------------------------------
+        # --- this engine, for others
+        # -------------------------------------------------------------------------------------
 
     async def _post(self, ours: Engine | None, shown: dict[Author, bytes]) -> None:
-        """Our credentials for all, our engine sealed for each; written only where something of it is new."""
+        """Post the credentials for all, and the engine sealed for each peer; writes only if something is new."""
         author = Author(self.me, self._agent, self._epoch())
         former = self._posted[1] if self._posted is not None and self._posted[0] == author else {}
         credentials = self._identity.credentials()
@@ -210,22 +214,23 @@ class Transfers:
             self._say_once(f"{peer.name} shows credentials that the fleet's key has not signed: it is not introduced")
         return sealed
 
-    # --- others, for ours --------------------------------------------------------------------------------------------
+        # --- others, for this engine
+        # -------------------------------------------------------------------------------------
 
     async def _found(self, shown: dict[Author, bytes | None]) -> dict[InstanceId, Engine]:
-        """The engines of those that have sealed something for us."""
+        """The engines of the peers that have sealed something for this instance."""
         authors = tuple(author for author, theirs in shown.items() if theirs is not None)
         found: dict[InstanceId, Engine] = {}
         for author, sealed in zip(authors, await self._registry.posted(authors, self.me), strict=True):
             if sealed is None:
-                continue  # it has not seen our credentials yet
+                continue  # the peer has not seen this instance's credentials yet
             engine = self._opened(author, shown[author] or b"", sealed)
             if engine is not None:
                 found[InstanceId(author.name)] = engine
         return found
 
     async def _meet(self, found: dict[InstanceId, Engine], snapshot: tuple[Member, ...]) -> None:
-        """Tell our engine of them, and of those that are gone."""
+        """Tell the engine of these peers, and of those that are gone."""
         for ask in self.meetings.due(found, [member.id for member in snapshot]):
             await self._tell(ask, found)
 
@@ -241,7 +246,7 @@ class Transfers:
         try:
             answer = await ask_door(self._door, ask)
         except DoorShut:
-            return  # it is asked again at the next look, by whatever engine is there then
+            return  # the next look asks again, whatever engine answers then
         if answer.get("ok") is not True:
             self.counts["refused_by_engine"] += 1
             self._say_once(f"{self.me}'s engine does not {ask['ask']} {ask['engine_id']}: {str(answer)[:200]}")

@@ -1,8 +1,8 @@
 """Readers of real traces: text lines in, arrivals in order of time out. Pure, streaming and total.
 
-A reader gives for every row either an `Arrival` or a `BadRow` with line and fault: nothing is dropped, and no input
-makes it raise. Files are opened by the caller. ServeGen's folders, which describe clients rather than list requests,
-are read by `loadgen.servegen`.
+A reader yields either an `Arrival` or a `BadRow` with line and fault for every row: it drops nothing, and no input
+makes it raise. The caller opens the files. `loadgen.servegen` reads ServeGen's folders, which describe clients rather
+than list requests.
 
 Adding a format is one module with `read(lines, rng, tick_s)`, one line in `FORMATS` and one in `detect`.
 """
@@ -32,7 +32,7 @@ LOOK_LINES = 20
 
 
 def detect(head: Iterable[str]) -> str | None:
-    """The format these first lines are in, by what is in them; None where no line of the first 20 tells."""
+    """The format of these first lines, by their content; None if none of the first 20 lines tells."""
     for at, (_, line) in enumerate(numbered(head)):
         if at >= LOOK_LINES:
             return None

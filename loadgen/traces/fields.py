@@ -1,4 +1,4 @@
-"""Values of one row, checked. Whatever a row holds, the answer is a value or a `Fault` that says what is wrong."""
+"""Checks the values of one row. Whatever a row holds, the result is a value or a `Fault` with the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 TOKENS_MAX = 1 << 32
-"""No prompt is longer; a larger number is a column mistaken for another."""
+"""Longest prompt; a larger number is a column mistaken for another one."""
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 _SHOWN = 60
@@ -21,7 +21,7 @@ class Fault(Exception):
 
 
 def shown(value: object) -> str:
-    """The value as people should see it: short, on one line."""
+    """The value for people: short, on one line."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
@@ -72,7 +72,7 @@ def ids(value: Any, name: str) -> tuple[int, ...]:
 
 
 def blocks(value: Any, name: str, input_tokens: int, block_tokens: int) -> tuple[int, ...]:
-    """Block ids that fit the prompt: no more of them than it has blocks."""
+    """Block ids that fit the prompt: at most as many as it has blocks."""
     found = ids(value, name)
     room = -(-input_tokens // block_tokens)
     if len(found) > room:
@@ -81,9 +81,9 @@ def blocks(value: Any, name: str, input_tokens: int, block_tokens: int) -> tuple
 
 
 def text(value: Any, name: str) -> str | None:
-    """A name, or None where there is none. Numbers become their text: traces write ids both ways.
+    """A name, or None if it is missing. Numbers become their text: traces write ids both ways.
 
-    Printable only: names are shown, and one of them is sent as a header.
+    Printable characters only: names are shown, and one of them is sent as a header.
     """
     if value is None or value == "":
         return None

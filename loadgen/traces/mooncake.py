@@ -1,7 +1,7 @@
 """Mooncake's JSONL (kvcache-ai/Mooncake): `timestamp` ms, `input_length`, `output_length`, `hash_ids` of 512 tokens.
 
-The stamps of the two real traces are quantised to 3,000 ms, those of the synthetic one are not. Left to itself the
-reader looks at the first rows and spreads requests inside their tick only where stamps are shared.
+The stamps of the two real traces are quantised to 3,000 ms, those of the synthetic one are not. Without `tick_s` the
+reader looks at the first rows and spreads requests inside their tick only if stamps are shared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every trace reader does after parsing a row: check the order of time, count from zero, undo coarse stamps."""
+"""The steps of every trace reader after parsing: check the order of time, count from zero, undo coarse stamps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadgen.arrival import Arrival, BadRow, Row
 from loadgen.traces.fields import Fault, numbered
 
 LOOK_ROWS = 256
-"""So many rows tell whether a trace's stamps are quantised."""
+"""Rows that are enough to see whether a trace's stamps are quantised."""
 
 
 def rows(lines: Iterable[str], parse: Callable[[str], Arrival | None]) -> Iterator[Row]:
@@ -37,7 +37,7 @@ def rows(lines: Iterable[str], parse: Callable[[str], Arrival | None]) -> Iterat
 
 
 def from_zero(found: Iterable[Row]) -> Iterator[Row]:
-    """The same with the first arrival at second 0."""
+    """The same rows with the first arrival at second 0."""
     start_s: float | None = None
     for row in found:
         if isinstance(row, BadRow):
@@ -49,9 +49,9 @@ def from_zero(found: Iterable[Row]) -> Iterator[Row]:
 
 
 def spread(found: Iterable[Row], tick_s: float, rng: np.random.Generator) -> Iterator[Row]:
-    """Undo stamps that were rounded to `tick_s` seconds: the requests of one tick at random moments inside it.
+    """Undo stamps that were rounded to `tick_s` seconds: move the requests of one tick to random moments inside it.
 
-    They keep their order, and none reaches the next stamp, so the output is sorted. Without this a whole tick's
+    The requests keep their order, and none reaches the next stamp, so the output is sorted. Without this a whole tick's
     requests arrive at once: Mooncake's coefficient of variation is 3.0 as written and 1.0 once spread.
     """
     if tick_s <= 0:

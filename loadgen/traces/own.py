@@ -1,8 +1,8 @@
-"""Our own JSONL: what `baton load --out` writes, or lines made by hand with `at_s`, `input_tokens`, `output_tokens`.
+"""Baton's own JSONL: what `baton load --out` writes, or hand-made lines with `at_s`, `input_tokens`, `output_tokens`.
 
-Optional: `prefix` with `block_tokens`, `session`, `turn`, `tenant`, `kind`, `slo_class`. Other keys (the
-measurements of a record) are passed over. Records stand in the order in which requests *ended*, so this reader alone
-sorts; it reads all lines before it gives the first arrival. Ties keep their order.
+Optional: `prefix` with `block_tokens`, `session`, `turn`, `tenant`, `kind`, `slo_class`. Other keys (the measurements
+of a record) are skipped. Records stand in the order in which requests *ended*, so only this reader sorts; it reads all
+lines before it yields the first arrival. Ties keep their order.
 """
 
 from __future__ import annotations
