@@ -24,7 +24,7 @@ pytestmark = [
 def test_another_vllm_is_refused_with_a_way_out(
     version: str, wire: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvtransfer import vllm_connector as c
+    from engine.vllm.connector import facade as c
 
     monkeypatch.setattr(c.vllm, "__version__", version)
     monkeypatch.setattr(c, "NIXL_CONNECTOR_VERSION", wire)
@@ -44,7 +44,7 @@ def test_one_group_of_full_attention_alone_is_served() -> None:
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, RSWASpec, SlidingWindowSpec
 
-    from kvtransfer.vllm_connector import not_served
+    from engine.vllm.connector.facade import not_served
 
     parallel = {"pipeline_parallel_size": 1, "prefill_context_parallel_size": 1, "data_parallel_size": 1}
     transfer = SimpleNamespace(kv_buffer_device="cpu", engine_id="e", get_from_extra_config={}.get)

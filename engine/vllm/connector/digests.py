@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from decode.peers import NOT_ITS_OWN
+from engine.vllm.connector.pages import Memory
 from kvtransfer.digests import DIGEST_BYTES
-from kvtransfer.pages import Memory
 from kvtransfer.vouchers import Hash, Region, Vouchers, runs
 
 BLOCKS_MAX: Final = 1 << 28
 """No engine has more: what a peer says is checked against it before it becomes an address."""
-
-NOT_ITS_OWN: Final = "a block is not what was held"
-"""Why a pull is not used."""
 
 
 class Digests:
@@ -26,8 +24,6 @@ class Digests:
         """`blocks`: how many its KV cache has."""
         self.blocks = blocks
         self.offered, self._landing = (Memory(blocks * DIGEST_BYTES) for _ in range(2))
-        self.names: dict[str, tuple[bytes, ...]] = {}
-        """As D: what the blocks are that requests wait for, from the prompt's first on."""
         self._tables: dict[tuple[str, int], tuple[int, int]] = {}
         """As D: producers' tables by engine and rank: address and blocks."""
         self._vouchers: Vouchers | None = None
@@ -87,8 +83,8 @@ class Digests:
         nixl.transfer(handle)
         return handle
 
-    def compare(self, request: str, first: int, local: Sequence[int]) -> Callable[[], str]:
-        """What is asked once all has come: why these blocks, the prompt's from its `first` on, must not be used."""
-        names, vouchers = self.names.get(request, ())[first:], self._vouchers
+    def compare(self, names: Sequence[bytes], local: Sequence[int]) -> Callable[[], str]:
+        """What is asked once all has come: why these blocks, which `names` say what they are, must not be used."""
+        vouchers = self._vouchers
         assert vouchers is not None
         return lambda: NOT_ITS_OWN if vouchers.wrong(local, names) else ""

@@ -17,10 +17,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from decode.table import BECAUSE, READINGS, Act, Cause, Reading
 from kvtransfer.slots import CLEAR, SLOT_BYTES
 
+_BROKEN: Final = frozenset({BECAUSE[Reading.SPOILT], BECAUSE[Reading.UNSEEN]})
 NOT_TOLD = "nixlNotAllowedError"
 """What NIXL raises for a transfer whose peer's metadata was taken away: not that it has ended. A posted read cannot be
 taken back (releasing it, forgetting its peer and giving back its memory all say yes, and the bytes still come: `python
@@ -55,31 +57,64 @@ class Outcome:
     """Why its blocks must not be used; empty: they may be."""
     telemetry: tuple[Any, ...] = ()
     notes_lost: int = 0
-    broken: bool = False
-    """The transport failed, and not the hold."""
 
     @property
     def good(self) -> bool:
         """Whether the blocks are the hold's."""
         return not self.because
 
+    @property
+    def broken(self) -> bool:
+        """The transport failed, and not the hold."""
+        return self.because in _BROKEN
+
+
+class PullAtRank:
+    """One pull at one rank, as the rows of `decode.table.READINGS` have it. It moves nothing by itself."""
+
+    __slots__ = ("acts", "because", "mark", "state")
+
+    def __init__(self, mark: bytes) -> None:
+        """`mark`: what has to stand in the hold's slot after the last read."""
+        self.mark = mark
+        self.state = Reading.READING
+        self.because = ""
+        """Why what was read must not be used; empty: nothing is known against it."""
+        self.acts: tuple[Act, ...] = ()
+        """What is to be done since the last that changed its state."""
+
+    def tell(self, cause: Cause, because: str = "") -> None:
+        """What has happened. `because`: what is wrong with the blocks."""
+        rows = READINGS.get(self.state)
+        row = None if rows is None else rows.get(cause)
+        if row is not None:
+            self.state, self.acts = row
+            self.because = because or BECAUSE.get(row.state, self.because)
+
+    def saw(self, said: bytes) -> None:
+        """What stands in one rank's slot of the hold."""
+        if said != self.mark:
+            self.tell(Cause.MARK_GONE)
+
+    def compared(self, because: str) -> None:
+        """Why the blocks are not what was held; empty: they are, or no digests are kept."""
+        self.tell(Cause.WRONG if because else Cause.RIGHT, because)
+
 
 @dataclass(slots=True)
-class _Pull:
+class _Posted:
+    """A pull and what was posted for it."""
+
+    pull: PullAtRank
     handles: list[Any]
     sources: Sequence[Source]
-    mark: bytes
     beside: list[Any]
     """Reads of what is no block: followed like the others, and not told of."""
     wrong: Callable[[], str] | None
     """Why what has come is not what was held; empty: it is."""
-    looks: list[tuple[Any, int]] = field(default_factory=list)
-    """Reads of slots, and where what they say lands."""
-    looking: bool = False
-    because: str = ""
-    broken: bool = False
+    looks: list[tuple[Any, int]] | None = None
+    """Reads of slots, and where what they say lands; None: there was no room for them yet."""
     telemetry: list[Any] = field(default_factory=list)
-    stale: bool = False
 
 
 class Landings:
@@ -128,7 +163,7 @@ def try_to_read(agent: Agent, look: Callable[[], Any], wait: Callable[[], None],
     return False
 
 
-class Pulls:
+class Reads:
     """All pulls of one rank that are under way, by request."""
 
     def __init__(self, agent: Agent, landings: Landings, look: Callable[[str, int, int], Any]) -> None:
@@ -136,8 +171,8 @@ class Pulls:
         self._agent = agent
         self._landings = landings
         self._look = look
-        self._arrived: deque[tuple[str, _Pull]] = deque()
-        self._pulls: dict[str, _Pull] = {}
+        self._arrived: deque[tuple[str, _Posted]] = deque()
+        self._pulls: dict[str, _Posted] = {}
         """Touched by `step` alone."""
         self._outcomes: dict[str, Outcome] = {}
         self._known: set[str] = set()
@@ -160,7 +195,7 @@ class Pulls:
         """
         assert request not in self._known, request
         self._known.add(request)
-        self._arrived.append((request, _Pull(list(handles), sources, mark, list(beside), wrong)))
+        self._arrived.append((request, _Posted(PullAtRank(mark), list(handles), sources, list(beside), wrong)))
 
     def under_way(self, request: str) -> bool:
         """Whether it was added and not yet taken."""
@@ -179,37 +214,39 @@ class Pulls:
     def step(self) -> int:
         """Look at every pull once. Returns how many are left; while there are some, call again soon."""
         while self._arrived:
-            request, pull = self._arrived.popleft()
-            self._pulls[request] = pull
-        for request, pull in list(self._pulls.items()):
-            if self._advance(pull):
-                self._outcomes[request] = self._end(pull)
+            request, posted = self._arrived.popleft()
+            self._pulls[request] = posted
+        for request, posted in list(self._pulls.items()):
+            if self._advance(posted):
+                self._outcomes[request] = self._end(posted)
                 del self._pulls[request]
         return len(self)
 
-    def _advance(self, pull: _Pull) -> bool:
+    def _advance(self, posted: _Posted) -> bool:
         """Whether nothing of it is under way any more, and nothing is left to begin."""
-        pull.handles = [handle for handle in pull.handles if not self._ended(pull, handle, told=True)]
-        pull.beside = [handle for handle in pull.beside if not self._ended(pull, handle, told=False)]
-        if pull.handles or pull.beside:
+        posted.handles = [handle for handle in posted.handles if not self._ended(posted, handle, told=True)]
+        posted.beside = [handle for handle in posted.beside if not self._ended(posted, handle, told=False)]
+        if posted.handles or posted.beside:
             return False
-        if not pull.because and not pull.looking and not self._begin_to_look(pull):
+        pull = posted.pull
+        pull.tell(Cause.ALL_READ)
+        if pull.state is Reading.LANDED and posted.looks is None and not self._begin_to_look(posted):
             return False
-        pull.looks = [each for each in pull.looks if not self._looked(pull, *each)]
-        return not pull.looks
+        posted.looks = [each for each in posted.looks or () if not self._looked(posted, *each)]
+        return not posted.looks
 
-    def _ended(self, pull: _Pull, handle: Any, *, told: bool) -> bool:
+    def _ended(self, posted: _Posted, handle: Any, *, told: bool) -> bool:
         """Whether a read has ended and its handle is given back. One that cannot be given back may still write."""
         try:
             state = self._agent.check_xfer_state(handle)
             if state == "PROC":
                 return False
             if state == "DONE":
-                pull.telemetry += [self._agent.get_xfer_telemetry(handle)] if told else []
+                posted.telemetry += [self._agent.get_xfer_telemetry(handle)] if told else []
             else:
-                pull.because, pull.broken = "a read failed", True
+                posted.pull.tell(Cause.READ_FAILED)
         except Exception as error:  # noqa: BLE001 - NIXL raises classes of its own, some from C++
-            pull.because, pull.broken = "a read failed", True
+            posted.pull.tell(Cause.READ_FAILED)
             if type(error).__name__ == NOT_TOLD:
                 return False
         return self._released(handle)
@@ -221,27 +258,27 @@ class Pulls:
             return False
         return True
 
-    def _begin_to_look(self, pull: _Pull) -> bool:
+    def _begin_to_look(self, posted: _Posted) -> bool:
         """Post the reads of the slots. False: no room for what they say yet."""
-        places = self._landings.take(len(pull.sources))
+        places = self._landings.take(len(posted.sources))
         if places is None:
             return False
-        pull.looking = True
-        for source, place in zip(pull.sources, places, strict=True):
+        posted.looks = []
+        for source, place in zip(posted.sources, places, strict=True):
             try:
                 handle = self._look(source.agent, source.slot_address, self._landings.address(place))
             except Exception:  # noqa: BLE001 - as above
                 self._landings.give_back(place)
-                pull.because, pull.broken = "the slot could not be read", True
+                posted.pull.tell(Cause.LOOK_FAILED)
                 continue
-            pull.looks.append((handle, place))
+            posted.looks.append((handle, place))
             try:
                 self._agent.transfer(handle)
             except Exception:  # noqa: BLE001 - as above
-                pull.because, pull.broken = "the slot could not be read", True
+                posted.pull.tell(Cause.LOOK_FAILED)
         return True
 
-    def _looked(self, pull: _Pull, handle: Any, place: int) -> bool:
+    def _looked(self, posted: _Posted, handle: Any, place: int) -> bool:
         """Whether a slot's read has ended; and what it said."""
         try:
             state = self._agent.check_xfer_state(handle)
@@ -251,27 +288,30 @@ class Pulls:
             return False
         said = self._landings.said(place)
         if not self._released(handle):
-            pull.because, pull.broken = "the slot could not be read", True
+            posted.pull.tell(Cause.LOOK_FAILED)
             return False  # it may still write into the place
         self._landings.give_back(place)
-        if state != "DONE":
-            pull.because, pull.broken = "the slot could not be read", True
-        elif said != pull.mark:
-            pull.because, pull.stale = "the hold did not outlive the read", True
+        if state == "DONE":
+            posted.pull.saw(said)
+        else:
+            posted.pull.tell(Cause.LOOK_FAILED)
         return True
 
-    def _end(self, pull: _Pull) -> Outcome:
-        if not pull.because and pull.wrong is not None:
-            pull.because = _checked(pull.wrong)
-        lost = 0
-        for source in pull.sources:
-            if pull.stale:
-                break  # it is not held any more
-            try:
-                self._agent.send_notif(source.agent, notif_msg=source.note)
-            except Exception:  # noqa: BLE001 - as above
-                lost += 1
-        return Outcome(pull.because, tuple(pull.telemetry), lost, pull.broken)
+    def _end(self, posted: _Posted) -> Outcome:
+        """Nothing of it is under way: whether the blocks may be used, and what the producer is told."""
+        pull = posted.pull
+        pull.tell(Cause.ALL_SEEN)
+        if pull.state is Reading.CONFIRMED:
+            pull.compared("" if posted.wrong is None else _checked(posted.wrong))
+        lost = sum(not self._told(source) for source in posted.sources) if Act.GIVE_BACK in pull.acts else 0
+        return Outcome(pull.because, tuple(posted.telemetry), lost)
+
+    def _told(self, source: Source) -> bool:
+        try:
+            self._agent.send_notif(source.agent, notif_msg=source.note)
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
 
 
 def _checked(wrong: Callable[[], str]) -> str:

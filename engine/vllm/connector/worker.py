@@ -1,8 +1,7 @@
-"""Our connector's worker half: marks in slots, confirmed reads, total parsers. Runs inside vLLM's workers.
+"""Our connector's worker half: gives `prefill.leases` and `decode.reads` their memory, transport and clock.
 
-As P it writes a leg's mark before the leg is computed, and clears the slot before it reports the hold's end: the
-scheduler frees blocks only when every rank has reported, so no block is anybody else's while its mark stands.
-As D it reads blocks, and uses them only where the mark still stood after the last had come (`kvtransfer.pulls`).
+Runs inside vLLM's workers. As P it asks `prefill.leases` which holds have ended; as D it posts reads and lets
+`decode.reads` say whether the blocks may be used.
 """
 
 from __future__ import annotations
@@ -21,15 +20,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgent
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.platforms import current_platform
 
+from decode.reads import Landings, Reads, Source, try_to_read
+from engine.vllm.connector.digests import Digests
+from engine.vllm.connector.metadata import DIGESTS, TABLE, BatonMetadata, Expected, Told
+from engine.vllm.connector.paced import NoticesKept, paced
+from engine.vllm.connector.pages import Memory, view
 from kvtransfer.asks import Introduce
-from kvtransfer.notes import Beat, Read, parse, with_proof
-from kvtransfer.paced import NoticesKept, paced
-from kvtransfer.pages import Memory, view
-from kvtransfer.pulls import Landings, Pulls, Source, try_to_read
-from kvtransfer.slots import CLEAR, SLOT_BYTES, SLOTS_MAX, Slot
-from kvtransfer.vllm_digests import Digests
-from kvtransfer.vllm_metadata import DIGESTS, SLOTS, TABLE, BatonMetadata, Told
+from kvtransfer.notes import parse, with_proof
+from kvtransfer.slots import SLOT_BYTES, SLOTS, SLOTS_MAX
 from kvtransfer.vouchers import Region
+from prefill.leases import Leases, terms
 
 logger = logging.getLogger("vllm.baton.worker")
 
@@ -42,9 +42,6 @@ POLL_S = 0.0002
 FIRST_READ_S = 2.0
 """For how long a handshake waits for one slot of whom it has met: UCX connects with the first read."""
 
-HOLD_S_MAX = 300.0
-"""Heartbeats keep no hold longer than this (`kvtransfer.terms.Terms.hold_s_max`)."""
-
 
 class NotServed(RuntimeError):
     """A pull that cannot be served; its prompt is computed here."""
@@ -53,8 +50,7 @@ class NotServed(RuntimeError):
 class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorWorker`.
 
-    Long, as vLLM calls all of these hooks on one object; the rules that they follow stand in the modules beside
-    this one.
+    Long, as vLLM calls all of these hooks on one object; the rules stand in `prefill` and `decode`.
     """
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
@@ -66,26 +62,24 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._proof = ""
         self._agent: Any = vars(self)["nixl_wrapper"]
         self.nixl_wrapper = NoticesKept(self._agent, self._prove)
-        asked = vllm_config.kv_transfer_config.kv_connector_extra_config.get("digests")
-        self._digests = Digests(self._logical_num_blocks) if asked else None
+        options = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._digests = Digests(self._logical_num_blocks) if options.get("digests") else None
         self._table = Memory(SLOTS * SLOT_BYTES)
         self._landing = Memory(LANDINGS * SLOT_BYTES)
         self._first = Memory(mmap.PAGESIZE)
         """Where first reads of whom we meet land, all in one place: nobody looks at what they say."""
-        self._marked: dict[str, Slot] = {}
-        """As P: whose mark stands where."""
-        self._readers: dict[str, set[str]] = {}
-        self._held_since: dict[str, float] = {}
-        self._given_back: set[str] = set()
+        self._leases = Leases(terms(int(options.get("kv_lease_duration", 30))), self._write)
+        """As P."""
         self._introduced: dict[str, Introduce] = {}
         self._tables: dict[tuple[str, int], tuple[int, int]] = {}
         """As D: the producers' tables, by engine and rank: address and slots."""
-        self._expected: dict[str, Slot] = {}
-        self._notes: dict[str, list[Source]] = {}
-        self._counts: Counter[str] = Counter()
-        self._standing: dict[str, str] = {}
-        self._ended: dict[str, str] = {}
-        self._pulls = Pulls(self._agent, Landings(self._landing.view, self._landing.address), self._look)
+        self._expected: dict[str, Expected] = {}
+        """As D: what requests are to find, until their pull has ended."""
+        self._sources: list[Source] = []
+        """Of the request whose reads are being posted: the ranks it reads from."""
+        self._told = Told(Counter(), {}, {})
+        """What the scheduler half is to be told next."""
+        self._reads = Reads(self._agent, Landings(self._landing.view, self._landing.address), self._look)
         self._work = threading.Condition()
         self._over = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="baton-pulls", daemon=True)
@@ -179,13 +173,13 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             if data is None:
                 raise NotServed(f"{met.instance}: nothing is known of its rank {rank}")
             agents[0, rank] = self._add(met, rank, data)
-            if not self._reads(agents[0, rank], self._tables[met.engine_id, rank][0]):
+            if not self._can_be_read(agents[0, rank], self._tables[met.engine_id, rank][0]):
                 standing = f"met, and rank {rank} cannot be read"
                 logger.warning("%s was introduced, and its rank %d cannot be read", met.instance, rank)
-        self._standing[met.engine_id] = standing
+        self._told.peers[met.engine_id] = standing
         return agents, 0.0
 
-    def _reads(self, agent: str, address: int) -> bool:
+    def _can_be_read(self, agent: str, address: int) -> bool:
         """Read something of whom we have just met: the way is open, and no request waits for its being opened."""
         pauses = int(FIRST_READ_S / POLL_S)
         return try_to_read(
@@ -221,68 +215,55 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             del self._tables[key]
         if self._digests is not None:
             self._digests.part(engine_id)
-        self._standing[engine_id] = "gone"
+        self._told.peers[engine_id] = "gone"
 
     # --- as D: reads ---
 
     def start_load_kv(self, metadata: BatonMetadata) -> None:
-        """vLLM's, with what is to be found in the slots, and holds that were given up."""
+        """vLLM's, with what is to be found in the slots."""
         self._expected.update(metadata.expected)
-        if self._digests is not None:
-            self._digests.names.update(metadata.names)
         super().start_load_kv(metadata)
-        now = time.perf_counter()
-        for request in metadata.reqs_to_send:
-            self._held_since.setdefault(request, now)
-        for request in metadata.releases:
-            self._give_back(request)
-        for request in metadata.reqs_not_processed:
-            self._unmark(request)
 
     def _read_blocks_for_req(self, req_id: str, meta: Any) -> None:
         """vLLM's; whatever cannot be done is a failed load, and never an error of the engine's step."""
         engine_id = meta.remote.engine_id
         if not meta.awaiting_kvs and engine_id not in self._introduced and engine_id not in self._remote_agents:
-            self._counts["not told"] += 1  # of a hold of somebody unknown there is nobody to tell
-            self._expect_no_more(req_id)
+            self._told.counts["not told"] += 1  # of a hold of somebody unknown there is nobody to tell
+            self._expected.pop(req_id, None)
             return
         try:
-            self._read(req_id, meta, self._expected.get(req_id))
+            self._read(req_id, meta, self._expected.get(req_id, Expected(None)))
         except Exception as error:  # one pull that fails is computed here; raised, it would end the engine
             if not isinstance(error, NotServed):
                 logger.exception("%s cannot be pulled", req_id)
             else:
                 logger.warning("%s is computed here: %s", req_id, error)
-            self._counts["pull refused"] += 1
+            self._told.counts["pull refused"] += 1
             if meta.awaiting_kvs:
                 self._handle_failed_transfer(req_id, None, self._recv_failures, record_failed_transfer=False)
         if engine_id in self._remote_agents or req_id in self._recv_failures:
-            self._expect_no_more(req_id)
+            self._expected.pop(req_id, None)
 
-    def _expect_no_more(self, request: str) -> None:
-        self._expected.pop(request, None)
-        if self._digests is not None:
-            self._digests.names.pop(request, None)
-
-    def _read(self, req_id: str, meta: Any, slot: Slot | None) -> None:
-        engine_id = meta.remote.engine_id
+    def _read(self, req_id: str, meta: Any, expected: Expected) -> None:
+        engine_id, slot = meta.remote.engine_id, expected.slot
         met = engine_id in self._remote_agents and engine_id not in self._invalid_remote_engines
         reads = meta.awaiting_kvs and any(meta.local_block_ids)
-        remote = self._check(meta, slot) if met and reads else ()
+        remote = self._check(meta, expected) if met and reads else ()
         self._proof = "" if slot is None else slot.proof
+        self._sources = []
         try:
             super()._read_blocks_for_req(req_id, meta)
         finally:
             self._proof = ""
-            sources = self._notes.pop(req_id, [])
+            sources, self._sources = self._sources, []
         handles = self._recving_transfers.get(req_id)
         if handles and slot is not None and sources and req_id not in self._recv_failures:
-            beside, wrong = self._compare(req_id, meta, remote)
-            self._pulls.add(req_id, handles, sources, slot.mark, beside=beside, wrong=wrong)
+            beside, wrong = self._compare(meta, expected, remote)
+            self._reads.add(req_id, handles, sources, slot.mark, beside=beside, wrong=wrong)
             with self._work:
                 self._work.notify()
 
-    def _compare(self, req_id: str, meta: Any, remote: Sequence[int]) -> tuple[tuple[Any, ...], Any]:
+    def _compare(self, meta: Any, expected: Expected, remote: Sequence[int]) -> tuple[tuple[Any, ...], Any]:
         """Where digests are on: the read of those of these blocks, and what compares them with what has come."""
         if self._digests is None:
             return (), None
@@ -290,9 +271,9 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         (rank,) = self.tp_mappings[engine_id].all_source_ranks
         agent = self._remote_agents[engine_id][0, rank]
         handle = self._digests.read(self._agent, agent, (engine_id, rank), remote[first:], local)
-        return (handle,), self._digests.compare(req_id, first, local)
+        return (handle,), self._digests.compare(expected.names[first:], local)
 
-    def _check(self, meta: Any, slot: Slot | None) -> Sequence[int]:
+    def _check(self, meta: Any, expected: Expected) -> Sequence[int]:
         """Before anything is read: it could be confirmed, and it is this prompt's own blocks that are read.
 
         Returns them, where P's are of our size.
@@ -300,7 +281,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         Raises:
             NotServed: one of the two is not so.
         """
-        engine_id = meta.remote.engine_id
+        engine_id, slot = meta.remote.engine_id, expected.slot
         if slot is None:
             raise NotServed("nothing would confirm that the hold outlived our read")
         for rank in self.tp_mappings[engine_id].all_source_ranks:
@@ -335,14 +316,11 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self.nixl_wrapper.kept.clear()
         posted: bool = super()._read_blocks(**fields)
         engine_id, rank = fields["dst_engine_id"], fields["read_spec"].remote_rank
-        slot = self._expected.get(fields["request_id"])
         for note in self.nixl_wrapper.kept:
+            slot = self._expected[fields["request_id"]].slot
             assert slot is not None, "checked before anything was read"
-            address, _ = self._tables[engine_id, rank]
-            source = Source(
-                self._remote_agents[engine_id][0, rank], address + slot.index * SLOT_BYTES, self._prove(note)
-            )
-            self._notes.setdefault(fields["request_id"], []).append(source)
+            address = self._tables[engine_id, rank][0] + slot.index * SLOT_BYTES
+            self._sources.append(Source(self._remote_agents[engine_id][0, rank], address, self._prove(note)))
         self.nixl_wrapper.kept.clear()
         return posted
 
@@ -354,20 +332,20 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         device_set = False
         while not self._over.is_set():
             with self._work:
-                while not len(self._pulls) and not self._over.is_set():
+                while not len(self._reads) and not self._over.is_set():
                     self._work.wait()
             if not device_set:
                 current_platform.set_device(self.device_id)
                 device_set = True
-            if self._pulls.step():
+            if self._reads.step():
                 time.sleep(POLL_S)
 
     def _pop_done_transfers(self, transfers: dict[str, list[Any]]) -> tuple[set[str], set[str]]:
         """vLLM's for what it follows itself; ours for what our thread does."""
-        ours = {name: transfers.pop(name) for name in list(transfers) if self._pulls.under_way(name)}
+        ours = {name: transfers.pop(name) for name in list(transfers) if self._reads.under_way(name)}
         done, failed = super()._pop_done_transfers(transfers)
         for request, handles in ours.items():
-            outcome = self._pulls.take(request)
+            outcome = self._reads.take(request)
             if outcome is None:
                 transfers[request] = handles  # vLLM counts it as under way
                 continue
@@ -376,8 +354,8 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             for _ in range(outcome.notes_lost):
                 self.xfer_stats.record_failed_notification()
             done.add(request)
-            self._counts["confirmed" if outcome.good else outcome.because] += 1
-            self._ended[request] = outcome.because
+            self._told.counts["confirmed" if outcome.good else outcome.because] += 1
+            self._told.ended[request] = outcome.because
             if not outcome.good:
                 logger.warning("%s is computed here: %s", request, outcome.because)
                 failed.add(request)
@@ -386,11 +364,12 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
     # --- as P: holds ---
 
-    def mark(self, metadata: BatonMetadata) -> None:
-        """Before the step computes anything: the legs that are new in it get their marks."""
-        for request, slot in metadata.marks.items():
-            self._write(slot.index, slot.mark)
-            self._marked[request] = slot
+    def step(self, metadata: BatonMetadata) -> None:
+        """Before a step computes anything: what its engine has decided about holds."""
+        self._leases.step(metadata.orders, time.perf_counter())
+
+    def _write(self, index: int, content: bytes) -> None:
+        self._table.view[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = content
 
     def vouch(self, metadata: BatonMetadata) -> None:
         """After a step: the prompts that it has ended are computed, and nobody has been told of them yet."""
@@ -400,89 +379,35 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             self._digests.vouch(metadata.vouched)
         except Exception:  # raised, it would end the engine; what is not vouched for is computed by whoever reads it
             logger.exception("%d prompts are not vouched for", len(metadata.vouched))
-            self._counts["not vouched for"] += 1
-
-    def _write(self, index: int, content: bytes) -> None:
-        self._table.view[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = content
-
-    def _unmark(self, request: str) -> None:
-        slot = self._marked.pop(request, None)
-        if slot is not None:
-            self._write(slot.index, CLEAR)
-        self._held_since.pop(request, None)
-        self._readers.pop(request, None)
-
-    def _give_back(self, request: str) -> None:
-        """A router gave it up. Reported once: whoever was reported before is not held any more."""
-        if self._reqs_to_send.pop(request, None) is None:
-            self._counts["released too late"] += 1
-            return
-        self._reqs_to_process.discard(request)
-        self._given_back.add(request)
-        self._counts["released"] += 1
+            self._told.counts["not vouched for"] += 1
 
     def get_transfer_results(self) -> Any:
         """vLLM's. A hold's slot is cleared before its end is reported, and its blocks are freed only after."""
         results = super().get_transfer_results()
-        results.finished_sending.update(self._given_back)
-        self._given_back.clear()
-        for request in results.finished_sending:
-            self._unmark(request)
+        for request in self._leases.expire(time.perf_counter()):
+            self.xfer_stats.record_kv_expired_req()
+            logger.warning("%s: no consumer has read its blocks before the lease ended", request)
+        results.finished_sending.update(self._leases.take_reports())
         for request in results.finished_recving:
-            self._expect_no_more(request)  # of one whose handshake has failed it is still there
+            self._expected.pop(request, None)  # of one whose handshake has failed it is still there
         return results
 
     def _get_new_notifs(self) -> set[str]:
-        """Who has been read by all its readers. In vLLM's own, a notice it does not understand ends the engine."""
-        over: set[str] = set()
-        for agent, raw_notes in self._agent.get_new_notifs().items():
-            for raw in raw_notes:
-                note = parse(raw)
-                if isinstance(note, Beat):
-                    self._beat(note)
-                elif isinstance(note, Read) and self._may_end(note):
-                    self._count(agent, note, over)
-                else:
-                    self._counts["notices ignored"] += 1
-        return over
-
-    def _may_end(self, note: Read) -> bool:
-        """Whether it is about a hold, from somebody who was told of it: a leg that still runs must not be ended.
-
-        (Of a leg that has ended, the worker may hear from its reader before it hears from its own scheduler.)
-        """
-        slot = self._marked.get(note.request)
-        if slot is None or note.mark != slot.mark:
-            return False
-        return note.request in self._reqs_to_send or note.request in self._reqs_to_process
-
-    def _count(self, agent: str, note: Read, over: set[str]) -> None:
-        readers = self._readers.setdefault(note.request, set())
-        readers.add(agent)
-        if len(readers) < note.consumers:
-            return
-        self._reqs_to_process.discard(note.request)
-        self._reqs_to_send.pop(note.request, None)
-        over.add(note.request)
-        self._unmark(note.request)
-
-    def _beat(self, beat: Beat) -> None:
-        now = time.perf_counter()
-        for request in beat.requests:
-            until = self._reqs_to_send.get(request)
-            if until is None:
-                continue
-            latest = self._held_since.get(request, now) + HOLD_S_MAX
-            self._reqs_to_send[request] = max(until, min(now + self._lease_extension, latest))
+        """What consumers say. In vLLM's own, a notice that it does not understand ends the engine."""
+        for agent, notes in self._agent.get_new_notifs().items():
+            for note in notes:
+                self._leases.heard(agent, parse(note), time.perf_counter())
+        return set()  # holds that have ended are reported once leases were looked at, too
 
     # --- reports ---
 
     def tell(self) -> Told | None:
-        """What was counted since the last time."""
-        if not self._counts and not self._standing:
+        """What has happened since the last time."""
+        self._told.counts.update(self._leases.counts)
+        self._leases.counts.clear()
+        if not self._told:
             return None
-        told = Told(self._counts, self._standing, self._ended)
-        self._counts, self._standing, self._ended = Counter(), {}, {}
+        told, self._told = self._told, Told(Counter(), {}, {})
         return told
 
     def shutdown(self) -> None:

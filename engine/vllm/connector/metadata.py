@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 
 from kvtransfer.asks import Introduce
 from kvtransfer.slots import Slot
+from prefill.holds import Orders
 
 TABLE: str = "baton_slot_table"
 """Our key in vLLM's agent metadata, which is a msgpack map whose unknown keys vLLM skips: ``[address, slots]``."""
@@ -17,9 +18,13 @@ TABLE: str = "baton_slot_table"
 DIGESTS: str = "baton_digests"
 """As `TABLE`: ``[address, blocks]`` of the digests of an engine that vouches for its blocks (`kvtransfer.vouchers`)."""
 
-SLOTS: int = 16_384
-"""Slots of an engine: its prefill legs that wait, run or are held. 256 KiB; with all taken, prompts are computed on D.
-"""
+
+class Expected(NamedTuple):
+    """What a request that is pulled is to find at its producer."""
+
+    slot: Slot | None
+    names: tuple[bytes, ...] = ()
+    """Where blocks are vouched for: what the prompt is, block by block."""
 
 
 class BatonMetadata(NixlConnectorMetadata):  # type: ignore[misc]
@@ -31,16 +36,15 @@ class BatonMetadata(NixlConnectorMetadata):  # type: ignore[misc]
         self.introductions: tuple[Introduce, ...] = ()
         self.forgotten: tuple[str, ...] = ()
         """Engine ids."""
-        self.marks: dict[str, Slot] = {}
-        """Prefill legs of this step that are new: their marks are written before anything of them is computed."""
-        self.expected: dict[str, Slot] = {}
-        """What is to be found in the producer's slot, for `reqs_to_recv`."""
-        self.names: dict[str, tuple[bytes, ...]] = {}
-        """Where blocks are vouched for: what the prompts of `reqs_to_recv` are, block by block."""
+        self.orders = Orders()
+        """Of holds: what each rank is to do about its leases before anything of this step is computed. vLLM's own lists
+        of the same (`reqs_in_batch`, `reqs_to_send`, `reqs_not_processed`) are empty: the rules are `prefill.table`'s.
+        """
+        self.reqs_in_batch, self.reqs_to_send, self.reqs_not_processed = set(), {}, set()
+        self.expected: dict[str, Expected] = {}
+        """For `reqs_to_recv`."""
         self.vouched: dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]] = {}
         """Prefill legs whose prompts are done with this step: their blocks, and what each is."""
-        self.releases: tuple[str, ...] = ()
-        """Holds that a router gave up."""
 
 
 class Told(KVConnectorWorkerMetadata):  # type: ignore[misc]
@@ -52,6 +56,9 @@ class Told(KVConnectorWorkerMetadata):  # type: ignore[misc]
         """Engine id -> how it stands with this engine; of the rank that spoke last."""
         self.ended = ended
         """Pulls by request: why their blocks cannot be used, or nothing."""
+
+    def __bool__(self) -> bool:
+        return bool(self.counts or self.peers or self.ended)
 
     def aggregate(self, other: Any) -> Told:
         """Of several ranks: what one of them cannot use, nobody uses."""
