@@ -105,6 +105,10 @@ class Peers:
         peer = self.of(engine)
         return not peer.aside or now >= peer.until
 
+    def shunned(self, now: float) -> tuple[str, ...]:
+        """Instances that nothing is pulled from now."""
+        return tuple(peer.instance for peer in self._peers.values() if peer.aside_s and now < peer.until)
+
     def began(self, engine: str, now: float) -> None:
         """A pull from it begins. From one that was set aside it is the try, the only one for as long again."""
         peer = self.of(engine)

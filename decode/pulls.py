@@ -12,6 +12,11 @@ from typing import Final
 from decode.peers import Peers
 from decode.table import WANTS, Act, Cause, Want
 
+BEATS_PER_LEASE: Final = 6
+"""While a request waits for room or is pulled, its producer hears so often within a lease that it is still wanted:
+vLLM's ``_heartbeat_interval``.
+"""
+
 
 def worth_pulling(held_tokens: int, prompt_tokens: int, cached_tokens: int) -> int:
     """Tokens that the producer holds of this prompt and that are not here. (vLLM takes a hold to be as long as the

@@ -17,6 +17,8 @@ from prefill.holds import Holds as Legs
 from prefill.leases import Leases, terms
 
 NS = 1_000_000_000
+TIME_UP = "its lease ended"
+"""Why a hold has ended that no consumer wanted any more."""
 
 
 class Holds:
@@ -47,9 +49,9 @@ class Holds:
         """What a consumer sees that looks into this slot."""
         return self._memory.get(index, CLEAR)
 
-    def open(self, request: RequestId, name: TransferId, now_ns: int) -> None:
+    def open(self, request: RequestId, name: str, now_ns: int) -> None:
         """A request that is to leave a hold has come."""
-        self._legs.open(request, str(name), now_ns)
+        self._legs.open(request, name, now_ns)
         self._leases.step(self._legs.take_orders(), now_ns)
 
     def filled(
@@ -83,7 +85,7 @@ class Holds:
     def tick(self, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
         """A lease has ended."""
         self._leases.expire(now_ns)
-        return self._ended("its lease ended", now_ns)
+        return self._ended(TIME_UP, now_ns)
 
     def _ended(self, because: str, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
         ended = []

@@ -71,6 +71,10 @@ class Twin:
         self._due_ns = due
         return due
 
+    def shunned(self, now_ns: int) -> tuple[str, ...]:
+        """Producers that it pulls nothing from now, as its agent reads at an engine's door."""
+        return () if self._life is None else self._life.pulls.wants.peers.shunned(now_ns)
+
     def handle(self, event: Event, now_ns: int) -> tuple[Effect, ...]:
         """Fold one event in, after all that was due by now."""
         assert now_ns >= self._now_ns, "time does not run backwards"

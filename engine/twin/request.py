@@ -42,7 +42,8 @@ class Request:
     """Lower goes first, with the priority policy."""
     hold: TransferId | None = None
     """``do_remote_decode``: keep the prompt's blocks for another instance, under this id."""
-    tenant: str = ""
+    name: str = ""
+    """By which a router may give the hold up; empty: its id's text."""
     pull: Source | None = None
     """``do_remote_prefill``."""
 

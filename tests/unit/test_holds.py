@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,14 +170,14 @@ def test_slots_are_never_shared_nor_lost_and_no_mark_outlives_its_hold(script: l
 
 
 @pytest.fixture
-def kept() -> Iterator[tuple[Holds, Rank, Slot]]:
+def kept() -> tuple[Holds, Rank, Slot]:
     """One leg, `r`, held since 0."""
     h, rank = holds(), Rank()
     slot = h.open("r", "name", 0.0)
     h.filled("r")
     rank.leases.step(h.take_orders(), 0.0)
     assert slot is not None and rank.marked(slot)
-    yield h, rank, slot
+    return h, rank, slot
 
 
 def test_a_slot_that_another_leg_takes_in_the_same_step_keeps_its_mark() -> None:

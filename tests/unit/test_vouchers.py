@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.digests import DIGEST_BYTES
 from decode.peers import NOT_ITS_OWN
 from engine.vllm.connector.digests import Digests
-from kvtransfer.vouchers import Computing, Region, Vouchers, names, runs
+from kvtransfer.vouchers import DIGEST_BYTES, Computing, Region, Vouchers, names, runs
 
 BLOCKS, TOKENS, LENGTH, STRIDE = 8, 4, 24, 32
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from decode.peers import NOT_ITS_OWN
 from engine.vllm.connector.pages import Memory
-from kvtransfer.digests import DIGEST_BYTES
-from kvtransfer.vouchers import Hash, Region, Vouchers, runs
+from kvtransfer.vouchers import DIGEST_BYTES, Hash, Region, Vouchers, runs
 
 BLOCKS_MAX: Final = 1 << 28
 """No engine has more: what a peer says is checked against it before it becomes an address."""

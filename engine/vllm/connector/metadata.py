@@ -40,7 +40,9 @@ class BatonMetadata(NixlConnectorMetadata):  # type: ignore[misc]
         """Of holds: what each rank is to do about its leases before anything of this step is computed. vLLM's own lists
         of the same (`reqs_in_batch`, `reqs_to_send`, `reqs_not_processed`) are empty: the rules are `prefill.table`'s.
         """
-        self.reqs_in_batch, self.reqs_to_send, self.reqs_not_processed = set(), {}, set()
+        self.reqs_in_batch: set[str] = set()
+        self.reqs_to_send: dict[str, float] = {}
+        self.reqs_not_processed: set[str] = set()
         self.expected: dict[str, Expected] = {}
         """For `reqs_to_recv`."""
         self.vouched: dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]] = {}

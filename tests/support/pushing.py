@@ -1,8 +1,8 @@
-"""Producers and consumers with their ledgers, real block contents between them, and a network that does its worst.
+"""Producers and consumers of pushes, real block contents between them, and a network that does its worst.
 
 Nothing here moves by itself: whoever drives it says which message arrives, is lost or comes twice, which transfer moves
 one block further, what time it is. Contents are stamps, so that a wrong byte is seen where it is used, whatever the
-ledgers believe; and every block has one owner at a time, so that a double free, a block given out twice and a write
+two halves believe; and every block has one owner at a time, so that a double free, a block given out twice and a write
 into somebody else's block fail at once.
 """
 
@@ -11,46 +11,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.ids import InstanceId, RequestId, TransferId
-from kvtransfer.events import (
+from decode import push as d
+from kvtransfer.packing import Blocks
+from kvtransfer.push import (
     Abort,
-    Allocated,
-    Claimed,
     CutLink,
-    Effect,
-    Event,
-    Filled,
     FreeBlocks,
     LinkEnded,
-    OpenHold,
+    Message,
     PeerLost,
     PeerSeen,
-    PostRead,
-    PostWrite,
     Proof,
-    ReadEnded,
-    ReadStarted,
     Received,
-    Recompute,
     Refused,
-    Registered,
-    ReservePull,
-    ReservePush,
+    Register,
     Send,
+    Terms,
     Tick,
-    Use,
-    WritesEnded,
 )
-from kvtransfer.ledger import Ledger
-from kvtransfer.messages import Blocks, Claim, Message, Peer, Register
-from kvtransfer.table import Side
-from kvtransfer.terms import Terms
+from kvtransfer.ticket import Peer
+from prefill import push as p
 
 Stamp = tuple[object, ...]
 Owner = tuple[object, ...]
 GARBAGE: Stamp = ("garbage",)
 TENANT = "acme"
+PRODUCER, CONSUMER = "producer", "consumer"
+OF_PRODUCERS = (p.OpenHold, p.Filled, p.WritesEnded, p.Registered)
 
 
 class Wrong(AssertionError):
@@ -90,9 +80,9 @@ class Blockpool:
 
 @dataclass(slots=True)
 class Transfer:
-    """A read or a write under way: moves one block at a time, in parts that end each on its own."""
+    """A write under way: moves one block at a time, in parts that end each on its own."""
 
-    order: PostRead | PostWrite
+    order: p.PostWrite
     source: Blockpool
     target: Blockpool
     link: int
@@ -116,20 +106,18 @@ class Leg2:
     """One accepted reservation and what became of it."""
 
     id: TransferId
-    blocks: int
-    push: bool
     outcome: str | None = None
     aborted: bool = False
-    allocated: bool = False
 
 
 class Site:
-    """One life of an instance: its ledger, its memory, its transfers."""
+    """One life of an instance: both halves, its memory, its transfers."""
 
     def __init__(self, world: World, name: str, epoch: int, blocks: int) -> None:
         self.world = world
         self.me = Peer(InstanceId(name), epoch)
-        self.ledger = Ledger(epoch, world.terms)
+        self.producer = p.Pushes(epoch, world.terms)
+        self.consumer = d.Reservations(epoch, world.terms)
         self.pool = Blockpool(blocks)
         self.prefills: dict[TransferId, Prefill] = {}
         self.prompts: dict[TransferId, Blocks] = {}
@@ -140,17 +128,37 @@ class Site:
         self.transfers: list[Transfer] = []
         self.links: dict[InstanceId, int] = {}
         self.cuts: list[InstanceId] = []
-        self.effects: list[Effect] = []
+        self.effects: list[Any] = []
 
-    def tell(self, event: Event) -> tuple[Effect, ...]:
-        """Hand an event to the ledger and carry out what it wants."""
+    def tell(self, event: Any) -> list[Any]:
+        """Hand an event to the half that it is for, or to both, and carry out what they want."""
         self.world.broken = True
-        effects = self.ledger.handle(event, self.world.now)
-        for effect in effects:
-            self._carry_out(effect)
+        before = len(self.effects)
+        if not isinstance(event, d.Reserve):
+            self._carry_out_all(PRODUCER, self.producer.handle(event, self.world.now))
+        if not isinstance(event, OF_PRODUCERS):
+            self._carry_out_all(CONSUMER, self.consumer.handle(event, self.world.now))
         self.world.broken = False
+        return self.effects[before:]
+
+    def _carry_out_all(self, side: str, effects: list[Any]) -> None:
+        for effect in effects:
+            self._carry_out(side, effect)
         self.effects += effects
-        return effects
+
+    @property
+    def owned(self) -> int:
+        """Blocks that the two halves own."""
+        entries = (*self.producer.book.entries.values(), *self.consumer.book.entries.values())
+        return sum(len(each.blocks) for each in entries)
+
+    @property
+    def leaked(self) -> int:
+        return self.producer.book.leaked(self.world.now) + self.consumer.book.leaked(self.world.now)
+
+    @property
+    def idle(self) -> bool:
+        return not self.producer.book.entries and not self.consumer.book.entries
 
     def link(self, peer: InstanceId) -> int:
         """The present link with a peer: never the same number in two lives."""
@@ -161,13 +169,13 @@ class Site:
     def open(self, id_: TransferId, count: int) -> None:
         """Leg 1 comes: the engine takes blocks and computes."""
         if id_ in self.prefills:
-            self.tell(OpenHold(id_, TENANT))  # a repeated leg; its answer is of no interest
+            self.tell(p.OpenHold(id_, TENANT))  # a repeated leg; its answer is of no interest
             return
         blocks = self.pool.take(count, ("engine", id_))
         if blocks is None:
             return
-        effects = self.tell(OpenHold(id_, TENANT))
-        if any(isinstance(effect, Refused) and effect.side is Side.PRODUCER for effect in effects):
+        effects = self.tell(p.OpenHold(id_, TENANT))
+        if any(isinstance(effect, Refused) for effect in effects):
             self.pool.hand_over(blocks, ("engine", id_), None)  # it runs without a hold, and is of no interest
             return
         self.prefills[id_] = Prefill(id_, blocks)
@@ -185,37 +193,20 @@ class Site:
         while self.prefills[id_].computed < len(self.prefills[id_].blocks):
             self.compute(id_)
         prefill = self.prefills.pop(id_)
-        self.pool.hand_over(prefill.blocks, ("engine", id_), (Side.PRODUCER, id_))
-        self.tell(Filled(id_, prefill.blocks, tokens=len(prefill.blocks)))
+        self.pool.hand_over(prefill.blocks, ("engine", id_), (PRODUCER, id_))
+        self.tell(p.Filled(id_, prefill.blocks, tokens=len(prefill.blocks)))
 
-    def reserve(self, id_: TransferId, producer: InstanceId, remote: Blocks, *, push: bool) -> None:
+    def reserve(self, id_: TransferId, producer: InstanceId, count: int) -> None:
         """Leg 2 comes. A block is a token here."""
-        ticket = self.world.ticket()
-        event: ReservePull | ReservePush
-        if push:
-            live = id_ in self.legs and self.legs[id_].outcome is None
-            owner: Owner = ("offered", id_) if live else (Side.CONSUMER, id_)
-            blocks = self.pool.take(len(remote), owner)
-            if blocks is None or (blocks and owner[0] == "offered"):
-                return self.pool.hand_over(blocks or (), owner, None)
-            event = ReservePush(id_, producer, 0, blocks, len(remote), self.link(producer), ticket)
-        else:
-            event = ReservePull(id_, producer, remote, len(remote), ticket)
-        effects = self.tell(event)
-        if not any(isinstance(effect, Refused) and effect.side is Side.CONSUMER for effect in effects):
-            self.past.append(Leg2(id_, len(remote), push))
-            self.legs[id_] = self.past[-1]
-        return None
-
-    def allocate(self, id_: TransferId) -> None:
-        """The engine has found room for a pull, perhaps too late."""
-        leg = self.legs[id_]
-        if leg.push or leg.allocated:
+        live = id_ in self.legs and self.legs[id_].outcome is None
+        blocks = self.pool.take(count, (CONSUMER, id_))
+        if blocks is None or live:
+            self.pool.hand_over(blocks or (), (CONSUMER, id_), None)
             return
-        blocks = self.pool.take(leg.blocks, (Side.CONSUMER, id_))
-        if blocks is not None:
-            leg.allocated = True
-            self.tell(Allocated(id_, blocks))
+        event = d.Reserve(id_, producer, 0, blocks, count, self.link(producer), self.world.ticket())
+        if not any(isinstance(effect, Refused) for effect in self.tell(event)):
+            self.past.append(Leg2(id_))
+            self.legs[id_] = self.past[-1]
 
     def abort(self, id_: TransferId) -> None:
         """The request is given up here."""
@@ -228,16 +219,11 @@ class Site:
     def post(self, transfer: Transfer, parts: int) -> None:
         """Put an ordered transfer on the wire."""
         order = transfer.order
-        if isinstance(order, PostRead):
-            pairs = list(zip(order.remote, order.local, strict=True))
-        else:
-            source = order.local or self.prompts[order.id]
-            pairs = list(zip(source[order.first :], order.remote, strict=False))
+        source = order.local or self.prompts[order.id]
+        pairs = list(zip(source[order.first :], order.remote, strict=False))
         parts = max(1, min(parts, len(pairs)))
         transfer.parts = [pairs[part::parts] for part in range(parts)]
         transfer.posted = True
-        if isinstance(order, PostRead):
-            self.tell(ReadStarted(order.id, order.serial, parts))
 
     def step(self, transfer: Transfer, part: int, *, fail: bool = False) -> None:
         """Move one block of one part, or end the part when there is none left, or let it fail."""
@@ -251,40 +237,29 @@ class Site:
                 self._move(transfer, *todo.pop(0))
             return
         transfer.over.add(part)
-        self._part_ended(transfer, part, ok=not fail and not severed)
+        self._part_ended(transfer, ok=not fail and not severed)
 
-    def _part_ended(self, transfer: Transfer, part: int, *, ok: bool) -> None:
+    def _part_ended(self, transfer: Transfer, *, ok: bool) -> None:
         done = len(transfer.over) == len(transfer.parts)
         if done:
             self.transfers.remove(transfer)
-        order = transfer.order
-        if isinstance(order, PostRead):
-            self.tell(ReadEnded(order.id, order.serial, part, ok))
-            return
         if not ok:
             transfer.link = -1  # a failed write fails as a whole
         if done:
-            self.tell(WritesEnded(order.id, transfer.link >= 0))
+            self.tell(p.WritesEnded(transfer.order.id, transfer.link >= 0))
 
     def _link_holds(self, transfer: Transfer) -> bool:
-        """A write uses the consumer's memory keys: they die with the consumer's end of the link.
-
-        A read does not notice the death of what it reads: it may end well and bring garbage.
-        """
-        if isinstance(transfer.order, PostRead):
-            return True
+        """A write uses the consumer's memory keys: they die with the consumer's end of the link."""
         consumer = self.world.sites[transfer.order.consumer]
         return transfer.target is consumer.pool and consumer.link(self.me.instance) == transfer.link
 
     def _computed(self, transfer: Transfer, block: int) -> bool:
         prefill = self.prefills.get(transfer.order.id)
-        if isinstance(transfer.order, PostRead) or prefill is None:
-            return True
-        return block in prefill.blocks[: prefill.computed]
+        return prefill is None or block in prefill.blocks[: prefill.computed]
 
     def _move(self, transfer: Transfer, source: int, target: int) -> None:
         owner = transfer.target.owners[target]
-        if owner != (Side.CONSUMER, transfer.order.id):
+        if owner != (CONSUMER, transfer.order.id):
             raise Wrong(f"{transfer.order} wrote into block {target} of {owner}")
         transfer.target.stamps[target] = transfer.source.stamps[source]
 
@@ -292,49 +267,41 @@ class Site:
         """Tear a link down on this side."""
         self.cuts = [other for other in self.cuts if other != peer]
         self.links[peer] = self.link(peer) + 1
-        self.transfers = [transfer for transfer in self.transfers if _far_side(transfer) != peer]
+        self.transfers = [transfer for transfer in self.transfers if transfer.order.consumer != peer]
         self.tell(LinkEnded(peer))
 
-    # --- what the ledger wants ---------------------------------------------------------------------------------------
+    # --- what the halves want  ---------------------------------------------------------------------------------------
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, side: str, effect: Any) -> None:
         match effect:
             case Send(to, message):
                 self.world.network.append((self.me, to, message))
-            case PostRead():
-                source = self.world.sites[effect.producer].pool
-                self.transfers.append(Transfer(effect, source, self.pool, 0))
-            case PostWrite():
+            case p.PostWrite():
                 target = self.world.sites[effect.consumer].pool
                 self.transfers.append(Transfer(effect, self.pool, target, effect.link))
-            case FreeBlocks(side, id_, blocks):
+            case FreeBlocks(id_, blocks):
                 self.pool.hand_over(blocks, (side, id_), None)
-            case Use():
+            case d.Use():
                 self._use(effect)
-            case Recompute(id_):
+            case d.Recompute(id_):
                 self._outcome(id_, "recompute")
             case CutLink(instance):
                 if instance not in self.cuts:
                     self.cuts.append(instance)
 
-    def _use(self, use: Use) -> None:
+    def _use(self, use: d.Use) -> None:
         for place, block in enumerate(use.blocks):
             stamp = self.pool.stamps[block]
             if place < use.tokens and stamp != ("kv", use.id, place):
                 raise Wrong(f"{use.id} uses {stamp} as its block {place}")
         self._outcome(use.id, "use")
-        self.pool.hand_over(use.blocks, (Side.CONSUMER, use.id), None)  # its answer is short
+        self.pool.hand_over(use.blocks, (CONSUMER, use.id), None)  # its answer is short
 
     def _outcome(self, id_: TransferId, outcome: str) -> None:
         leg = self.legs[id_]
         if leg.outcome is not None or (leg.aborted and outcome == "use"):
             raise Wrong(f"{id_} hears {outcome} after {leg.outcome or 'it was aborted'}")
         leg.outcome = outcome
-
-
-def _far_side(transfer: Transfer) -> InstanceId:
-    order = transfer.order
-    return order.producer if isinstance(order, PostRead) else order.consumer
 
 
 class World:
@@ -370,10 +337,8 @@ class World:
         by, to, message = self.network[index] if keep else self.network.pop(index)
         site = self.sites[to]
         match message:
-            case Claim():
-                site.tell(Claimed(by, message, Proof(message.ticket, TENANT, left_s=60.0)))
             case Register():
-                site.tell(Registered(by, message, Proof(message.ticket, TENANT, left_s=60.0)))
+                site.tell(p.Registered(by, message, Proof(message.ticket, TENANT, left_s=60.0)))
             case _:
                 site.tell(Received(by, message))
 
@@ -403,7 +368,8 @@ class World:
 
     def next_wakeup(self) -> float | None:
         """The earliest alarm of all."""
-        times = [when for site in self.sites.values() if (when := site.ledger.next_wakeup()) is not None]
+        halves = [half for site in self.sites.values() for half in (site.producer, site.consumer)]
+        times = [when for half in halves if (when := half.next_wakeup()) is not None]
         return min(times, default=None)
 
     def restart(self, name: str) -> None:
@@ -418,17 +384,16 @@ class World:
         self.site(name).tell(PeerLost(self.site(of).me.instance) if lost else PeerSeen(self.site(of).me))
 
     def check(self, *, prompt: bool = True) -> None:
-        """Ledgers and memory agree about who owns what; where alarms rang on time, nothing has outlived its limit."""
+        """Halves and memory agree about who owns what; where alarms rang on time, nothing has outlived its limit."""
         for site in self.sites.values():
-            statistics = site.ledger.statistics(self.now)
-            book = site.ledger._book
-            if not all(math.isfinite(entry.deadline) for entry in (*book.holds.values(), *book.reservations.values())):
+            entries = (*site.producer.book.entries.values(), *site.consumer.book.entries.values())
+            if not all(math.isfinite(entry.deadline) for entry in entries):
                 raise Wrong(f"{site.me}: an entry would wait for ever")
-            owned = site.pool.owned(Side.PRODUCER) + site.pool.owned(Side.CONSUMER)
-            if statistics.blocks != owned:
-                raise Wrong(f"{site.me}: the ledger knows {statistics.blocks} blocks, {owned} are taken")
-            if prompt and statistics.leaked:
-                raise Wrong(f"{site.me}: {statistics.leaked} entries leaked")
+            owned = site.pool.owned(PRODUCER) + site.pool.owned(CONSUMER)
+            if site.owned != owned:
+                raise Wrong(f"{site.me}: the halves know {site.owned} blocks, {owned} are taken")
+            if prompt and site.leaked:
+                raise Wrong(f"{site.me}: {site.leaked} entries leaked")
 
     def fall_silent(self) -> float:
         """Nobody says anything any more and no transfer moves; links are cut where asked. Returns the seconds until all
@@ -449,10 +414,9 @@ class World:
 
     def _check_over(self) -> None:
         for site in self.sites.values():
-            statistics = site.ledger.statistics(self.now)
-            taken = site.pool.owned(Side.PRODUCER) + site.pool.owned(Side.CONSUMER)
-            if not statistics.idle or taken:
-                raise Wrong(f"{site.me}: {statistics.states} and {taken} blocks are left")
+            taken = site.pool.owned(PRODUCER) + site.pool.owned(CONSUMER)
+            if not site.idle or taken:
+                raise Wrong(f"{site.me}: entries, or {taken} blocks, are left")
             forgotten = [leg for leg in site.past if leg.outcome is None and not leg.aborted]
             if forgotten:
                 raise Wrong(f"{site.me}: {forgotten} never heard what became of them")
