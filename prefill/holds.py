@@ -60,7 +60,7 @@ class Holds:
         self._given_up: Final[Memory[str]] = Memory(REMEMBERED_MAX)
         self._orders = Orders()
 
-    def open(self, request: str, name: str | None, now: float) -> Slot | None:
+    def begin(self, request: str, name: str | None, now: float) -> Slot | None:
         """A leg that is to leave a hold has come."""
         if request in self._legs:
             self.counts["opened twice"] += 1

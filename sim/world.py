@@ -98,7 +98,14 @@ class World:
         self._pull_front_ns: Final = round(self.settings.pull_front_ms * 1e6)
         self._arrivals: Any = iter(())
         self._arriving = True
-        self._carry: Final[dict[type, Callable[[SimInstance, Any], None]]] = {
+        self._carry: Final = self._carriers()
+        for each in self.instances:
+            self.provisioning.already(each)
+            self.lives.start(each)
+
+    def _carriers(self) -> dict[type, Callable[[SimInstance, Any], None]]:
+        """What carries out each kind of effect of a twin's."""
+        return {
             ev.Run: self._run,
             ev.Cut: self._cut,
             ev.Finished: self._finished,
@@ -113,9 +120,6 @@ class World:
             ev.Contents: _contents,
             ev.SlotSays: _slot_says,
         }
-        for each in self.instances:
-            self.provisioning.already(each)
-            self.lives.start(each)
 
     def add(self, member: Member) -> None:
         """One more instance; it starts now."""

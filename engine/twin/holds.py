@@ -49,9 +49,9 @@ class Holds:
         """What a consumer sees that looks into this slot."""
         return self._memory.get(index, CLEAR)
 
-    def open(self, request: RequestId, name: str, now_ns: int) -> None:
+    def begin(self, request: RequestId, name: str, now_ns: int) -> None:
         """A request that is to leave a hold has come."""
-        self._legs.open(request, name, now_ns)
+        self._legs.begin(request, name, now_ns)
         self._leases.step(self._legs.take_orders(), now_ns)
 
     def filled(

@@ -108,7 +108,7 @@ class Life:
             limit=min(request.max_tokens, longest - prompt_tokens),
         )
         if request.hold is not None:
-            self.holds.open(request.id, request.name or str(request.hold), now_ns)
+            self.holds.begin(request.id, request.name or str(request.hold), now_ns)
         self._requests[request.id] = sequence
         self._inbox.append(sequence)
 

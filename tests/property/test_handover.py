@@ -1,7 +1,7 @@
 """Any order of events on both sides of a hand-over: no wrong byte is used, no block is lost, everything ends.
 
-By dice, over the objects that the connector runs (tests/support/handover.py): ranks that step apart, slots that are read
-byte by byte, notices lost, doubled and late, reads that fail, names given up at any time, engines that restart.
+By dice, over the objects that the connector runs (tests/support/handover.py): ranks that step apart, slots that are
+read byte by byte, notices lost, doubled and late, reads that fail, names given up at any time, engines that restart.
 """
 
 from __future__ import annotations

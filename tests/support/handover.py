@@ -80,7 +80,7 @@ class Producer:
         for block in free:
             self.owners[block] = request
         self.running[request] = tuple(free)
-        self.holds.open(request, name, self.world.now)
+        self.holds.begin(request, name, self.world.now)
         return True
 
     def fill(self, request: str, *, aborted: bool = False) -> Offer | None:

@@ -71,7 +71,7 @@ def test_every_state_is_reached_and_every_state_ends() -> None:
 
 def test_a_hold_is_released_by_its_name() -> None:
     h = holds()
-    slot = h.open("r", "name", 0.0)
+    slot = h.begin("r", "name", 0.0)
     assert h.wanted("r") and h.filled("r") == slot and (h.held, h.open_legs) == (1, 0)
     assert h.take_orders() == Orders(opened={"r": slot}, held=["r"])
     h.release("name", 2.0)
@@ -85,22 +85,22 @@ def test_a_hold_is_released_by_its_name() -> None:
 def test_a_name_given_up_before_is_never_held() -> None:
     h = holds()
     h.release("later", 1.0)
-    h.open("a", "later", 1.5)
-    h.open("b", "meanwhile", 1.5)
+    h.begin("a", "later", 1.5)
+    h.begin("b", "meanwhile", 1.5)
     h.release("meanwhile", 2.0)
     assert not h.wanted("a") and not h.wanted("b") and h.open_legs == 2
     h.take_orders()
     h.dropped("a")
     assert h.counts["given up before held"] == 1 and h.take_orders() == Orders(dropped=["a"])
-    h.open("c", "later", 1.0 + REMEMBER_S - 0.1)
-    h.open("d", "later", 1.0 + REMEMBER_S)
+    h.begin("c", "later", 1.0 + REMEMBER_S - 0.1)
+    h.begin("d", "later", 1.0 + REMEMBER_S)
     assert not h.wanted("c") and h.wanted("d")
 
 
 def test_two_legs_of_one_name_are_both_released() -> None:
     h = holds()
     for request in ("a", "b"):
-        h.open(request, "name", 0.0)
+        h.begin(request, "name", 0.0)
     h.filled("b")
     h.release("name", 1.0)
     assert h.take_orders().released == ["b"] and not h.wanted("a")
@@ -108,8 +108,8 @@ def test_two_legs_of_one_name_are_both_released() -> None:
 
 def test_a_leg_without_a_name_is_held_and_one_without_a_slot_too() -> None:
     h = holds(1)
-    h.open("a", None, 0.0)
-    assert h.open("b", "n", 0.0) is None and h.wanted("a") and h.wanted("b") and h.filled("b") is None
+    h.begin("a", None, 0.0)
+    assert h.begin("b", "n", 0.0) is None and h.wanted("a") and h.wanted("b") and h.filled("b") is None
     assert h.counts["no slot"] == 1 and h.held == 1
 
 
@@ -118,8 +118,8 @@ def test_what_is_not_there_changes_nothing() -> None:
     h.reported("never")
     h.dropped("never")
     assert not h.wanted("never") and h.counts["ended unknown"] == 2 and not h.has_orders
-    first = h.open("a", "n", 0.0)
-    assert h.open("a", "n", 0.0) == first and h.slots.free == 3
+    first = h.begin("a", "n", 0.0)
+    assert h.begin("a", "n", 0.0) == first and h.slots.free == 3
     h.reported("a")
     assert h.open_legs == 1 and h.counts["out of turn"] == 1, "a leg that runs is ended by no report"
 
@@ -142,7 +142,7 @@ def test_slots_are_never_shared_nor_lost_and_no_mark_outlives_its_hold(script: l
     for act, number, name in script:
         request = f"r{number}"
         if act == "o":
-            live.setdefault(request, h.open(request, f"n{name}", 0.0))
+            live.setdefault(request, h.begin(request, f"n{name}", 0.0))
         elif act == "h" and request in live and h.wanted(request):
             h.filled(request)
             held.add(request)
@@ -173,7 +173,7 @@ def test_slots_are_never_shared_nor_lost_and_no_mark_outlives_its_hold(script: l
 def kept() -> tuple[Holds, Rank, Slot]:
     """One leg, `r`, held since 0."""
     h, rank = holds(), Rank()
-    slot = h.open("r", "name", 0.0)
+    slot = h.begin("r", "name", 0.0)
     h.filled("r")
     rank.leases.step(h.take_orders(), 0.0)
     assert slot is not None and rank.marked(slot)
@@ -183,10 +183,10 @@ def kept() -> tuple[Holds, Rank, Slot]:
 def test_a_slot_that_another_leg_takes_in_the_same_step_keeps_its_mark() -> None:
     """With few slots: a leg is aborted, its slot goes to the next, and the rank hears of both at once."""
     h, rank = holds(1), Rank()
-    h.open("a", None, 0.0)
+    h.begin("a", None, 0.0)
     rank.leases.step(h.take_orders(), 0.0)
     h.dropped("a")
-    slot = h.open("b", None, 0.0)
+    slot = h.begin("b", None, 0.0)
     rank.leases.step(h.take_orders(), 1.0)
     assert rank.marked(slot)
 
@@ -211,7 +211,7 @@ def test_who_was_not_told_of_a_hold_cannot_end_it(kept: tuple[Holds, Rank, Slot]
 def test_a_hold_without_a_slot_is_ended_by_its_lease_or_its_name_alone() -> None:
     h, rank = holds(1), Rank()
     for request in ("a", "b", "c"):
-        h.open(request, request, 0.0)
+        h.begin(request, request, 0.0)
         h.filled(request)
     rank.leases.step(h.take_orders(), 0.0)
     rank.leases.heard("d", Read("b", 1, None), 1.0)
@@ -224,7 +224,7 @@ def test_a_hold_without_a_slot_is_ended_by_its_lease_or_its_name_alone() -> None
 def test_a_reader_that_is_faster_than_the_engine_ends_the_hold_once() -> None:
     """vllm 46240, 43226: with asynchronous scheduling a rank hears of the read before it hears that blocks are held."""
     h, rank = holds(), Rank()
-    slot = h.open("r", None, 0.0)
+    slot = h.begin("r", None, 0.0)
     rank.leases.step(h.take_orders(), 0.0)
     h.filled("r")
     assert slot is not None

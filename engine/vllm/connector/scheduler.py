@@ -142,7 +142,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 self._pulls.local(request.request_id, held_in(fields, len(request.prompt_token_ids or ())))
         super().on_new_request(request)
         if _holds(request):
-            self._holds.open(request.request_id, name_in(request.kv_transfer_params), time.monotonic())
+            self._holds.begin(request.request_id, name_in(request.kv_transfer_params), time.monotonic())
             if self._computing is not None:
                 prompt = request.prompt_token_ids or ()
                 self._computing.open(request.request_id, len(prompt), self._names(request, len(prompt)))
