@@ -8,34 +8,17 @@ there changes nothing and is counted.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Final
 
 from kvtransfer.alarms import Memory
 from kvtransfer.slots import Slot, Slots
+from prefill.orders import Orders
 from prefill.table import LEGS, Act, Cause, Leg
 
 REMEMBER_S: Final = 600.0
 """How long a name stays given up: a prompt that is not computed by then never will be."""
 REMEMBERED_MAX: Final = 65_536
 """A hundred abandoned legs a second. When full, the newest are held to the end of their lease: counted."""
-
-
-@dataclass(slots=True)
-class Orders:
-    """What the ranks are told with the engine's next step, in this order."""
-
-    dropped: list[str] = field(default_factory=list)
-    """Legs that leave nothing: first, as their slots may be others' in the same step."""
-    opened: dict[str, Slot | None] = field(default_factory=dict)
-    """New legs: their marks are written before anything of them is computed. None: no slot was free."""
-    held: list[str] = field(default_factory=list)
-    """Legs that have ended with a hold: the lease starts."""
-    released: list[str] = field(default_factory=list)
-    """Holds that a router gave up."""
-
-    def __bool__(self) -> bool:
-        return bool(self.dropped or self.opened or self.held or self.released)
 
 
 class _Entry:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from kvtransfer.alarms import Alarms
 from kvtransfer.notes import Beat, Read
 from kvtransfer.slots import CLEAR, Slot
-from prefill.holds import Orders
+from prefill.orders import Orders
 from prefill.table import LEASES, Act, Cause, Lease
 
 HOLD_S_MAX: Final = 300.0

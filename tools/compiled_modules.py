@@ -35,7 +35,6 @@ MODULES = (
     "engine.twin.schedule",
     "engine.twin.tokens",
     "kvtransfer.alarms",
-    "kvtransfer.slots",
     "loadgen.lengths",
     "loadgen.made",
     "prefill.holds",

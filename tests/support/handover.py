@@ -17,8 +17,9 @@ from decode.pulls import Pulls
 from decode.reads import Landings, Outcome, Reads, Source
 from kvtransfer.notes import parse, with_proof
 from kvtransfer.slots import SLOT_BYTES, Slot, Slots
-from prefill.holds import Holds, Orders
+from prefill.holds import Holds
 from prefill.leases import Leases, Terms
+from prefill.orders import Orders
 
 Stamp = tuple[object, ...]
 GARBAGE: Stamp = ("garbage",)

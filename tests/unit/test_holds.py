@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from kvtransfer.notes import Beat, Read
 from kvtransfer.rows import rows
 from kvtransfer.slots import CLEAR, Slot, Slots
-from prefill.holds import REMEMBER_S, REMEMBERED_MAX, Holds, Orders
+from prefill.holds import REMEMBER_S, REMEMBERED_MAX, Holds
 from prefill.leases import HOLD_S_MAX, Leases, Terms, terms
+from prefill.orders import Orders
 from prefill.table import LEASES, LEGS, Act, Cause, Lease, Leg
 
 KEY = b"k" * 32

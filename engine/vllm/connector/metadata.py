@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConne
 
 from kvtransfer.asks import Introduce
 from kvtransfer.slots import Slot
-from prefill.holds import Orders
+from prefill.orders import Orders
 
 TABLE: str = "baton_slot_table"
 """Our key in vLLM's agent metadata, which is a msgpack map whose unknown keys vLLM skips: ``[address, slots]``."""
