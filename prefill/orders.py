@@ -1,4 +1,4 @@
-"""What a producer's scheduler tells its ranks with each step. Pure data: it travels between vLLM's processes (pickled)."""
+"""What a producer's scheduler tells its ranks with each step. Pure data: it travels between processes (pickled)."""
 
 from __future__ import annotations
 

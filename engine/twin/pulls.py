@@ -25,6 +25,8 @@ class Pulls:
         self.now_ns = 0
         self.wants: Final = Wants(Peers(NS))
         self._reading: Final[dict[RequestId, PullAtRank]] = {}
+        self._engines: Final[dict[tuple[str, int], str]] = {}
+        """Lives of producers by name and epoch."""
 
     def worth(self, sequence: Sequence, local_tokens: int) -> int:
         """How many tokens of a prompt are to be pulled; 0: none, and what P holds of it is computed here."""
@@ -38,8 +40,10 @@ class Pulls:
         return tokens
 
     def _met(self, source: Source) -> str:
-        engine = f"{source.producer}@{source.transfer.producer_epoch}"
-        if engine not in self.wants.peers:
+        life = source.producer, source.transfer.producer_epoch
+        engine = self._engines.get(life)
+        if engine is None:
+            engine = self._engines[life] = f"{source.producer}@{source.transfer.producer_epoch}"
             self.wants.peers.met(engine, source.producer, self.now_ns)
         return engine
 
