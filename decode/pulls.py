@@ -65,8 +65,7 @@ class Pulls:
         """It is not pulled: `tokens` of it, which P holds, will be computed here. Whether that is news."""
         known = self._wants.get(request)
         if known is None:
-            known = self._wants[request] = _Wanted(Want.LOCAL, "", tokens)
-            self.counts["not pulled"] += 1
+            self._wants[request] = _Wanted(Want.LOCAL, "", tokens)
             return True
         known.tokens = tokens
         return False
