@@ -155,7 +155,7 @@ class Heartbeat:
     holds: _Count = 0
     """Holds that the instance keeps for decode instances, as far as its agent knows."""
     shuns: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
-    """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`kvtransfer.trust`)."""
+    """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`decode.peers`)."""
     evicted: tuple[_Count, _Count] = (0, 0)
     """Since the engine's start: tokens whose KV was evicted block by block, and how often the whole cache was
     dropped."""
