@@ -74,7 +74,11 @@ class RegistryChild(RegistryElsewhere):
 
     def __init__(self, cluster: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-registry-")
-        self._command = registry_command(Path(self._folder.name))
+        try:
+            self._command = registry_command(Path(self._folder.name))
+        except BaseException:
+            self._folder.cleanup()
+            raise
         super().__init__(cluster, self._command.url, self._command.password_file, None)
         self.say = f"{self._command.server} at {self.url}"
         # redis-server does not end with its parent: the engines' keeper sees to that.

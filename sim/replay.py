@@ -97,7 +97,8 @@ class _Again:
 
     @property
     def _at_gap(self) -> bool:
-        return isinstance(self._next, d.Missing)
+        """What came of the last event may be missing: behind it is a gap, or the log ends (a router writes in batches)."""
+        return self._next is None or isinstance(self._next, d.Missing)
 
     # --- what was said ------------------------------------------------------------------------------------------------
 

@@ -116,12 +116,11 @@ async def test_what_is_relayed_is_chosen_for_at_this_moment(monkeypatch: pytest.
     router = Router(RouterConfig(has_registry=True))
     asked: list[Wanted] = []
 
-    class Desk:
-        def pick(self, wanted: Wanted) -> None:
-            asked.append(wanted)
-            raise bad_request("that is enough")
+    def pick(wanted: Wanted) -> None:
+        asked.append(wanted)
+        raise bad_request("that is enough")
 
-    monkeypatch.setattr(router.parts, "desk", Desk())
+    monkeypatch.setattr(router.parts.desk, "pick", pick)
     before = time.monotonic()
     with pytest.raises(ApiError, match="enough"):
         await router.endpoints._passthrough._instance("/tokenize", "", None, {})

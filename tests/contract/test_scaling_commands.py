@@ -134,7 +134,7 @@ def test_nothing_runs_is_said(
 
 
 def test_ray_needs_a_file_and_ray(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else True)
     assert main(["up", "--on", "ray", "--engine", "mock"]) == 2
     assert "name a cluster file" in capsys.readouterr().err
     assert main(["controller", "nosuch.yaml", "--on", "slurm"]) == 2
