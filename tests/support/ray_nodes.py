@@ -1,7 +1,8 @@
 """A Ray cluster of three nodes on this machine, in a process of its own: asked and told things line by line.
 
 `python -m support.ray_nodes [PORT]`; the port is that of its server for clients (`ray://`). The head has no GPU; two
-nodes have three logical ones each, of different types by their label. Ray warns and forks in ways that a test process is better without.
+nodes have three logical ones each, of different types by their label. Ray warns and forks in ways that a test process
+is better without.
 """
 
 from __future__ import annotations
