@@ -150,8 +150,9 @@ def test_narwhal_flips_and_never_starts() -> None:
 
 
 def test_the_last_moment_of_a_load_needs_no_more_than_the_rest() -> None:
-    """The last arrival is where a window begins: nothing is left of that window to divide by."""
-    arrivals = [Arrival(at_s=float(at), input_tokens=8000, output_tokens=1000) for at in range(0, 301, 2)]
+    """The last arrival comes just after a window begins: nothing is left of that window to divide by."""
+    times = [*range(0, 300, 2), 300.000001]
+    arrivals = [Arrival(at_s=float(at), input_tokens=8000, output_tokens=1000) for at in times]
     for listed in needs(setting(arrivals).law(), arrivals, 1.0, 0.95).values():
         assert listed[-1] <= max(listed[:-1])
 
