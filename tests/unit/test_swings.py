@@ -21,9 +21,9 @@ def test_a_load_that_fell_at_once_is_expected_back() -> None:
 def test_it_is_forgotten_when_its_return_would_not_break_the_targets() -> None:
     fell = [3.0] * 60 + [0.5]
     assert kept(fell + [0.5] * 40) > 2.0
-    quick = [3.0] * 100 + [2.0]
-    assert kept(quick + [2.0] * 3, horizon_s=40.0) > 2.5
-    assert kept(quick + [2.0] * 12, horizon_s=40.0) == 0.0
+    quick = [3.0] * 100 + [1.5]
+    assert kept(quick + [1.5] * 3, horizon_s=40.0) > 2.5
+    assert kept(quick + [1.5] * 12, horizon_s=40.0) == 0.0
 
 
 def test_a_slow_change_keeps_what_it_may_gain_in_a_start() -> None:
