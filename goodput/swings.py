@@ -20,8 +20,9 @@ import numpy as np
 
 from goodput.stretches import Floats
 
-NOISE: Final = 3.0
-"""Standard deviations that two bins must differ by for the load to have swung; one of them is taken for chance."""
+NOISE: Final = 4.0
+"""Standard deviations that two bins must differ by for the load to have swung; one of them is taken for chance. Of
+a steady load two bins in two hours differ by three in a third of all cases, by four in one of a hundred."""
 LONGEST_S: Final = 7200.0
 """No swing is remembered for longer."""
 
@@ -47,7 +48,7 @@ def kept_rate(counts: Floats, bin_s: float, horizon_s: float, dispersion: float,
     swings = np.where(apart > NOISE * chance, apart - chance, 0.0)
     ages_s = np.arange(len(swings))[::-1] * bin_s
     lasts_s = swings * horizon_s / (2 * share * float(part.mean()))
-    alive = swings[ages_s <= lasts_s]
+    alive = swings[(swings > 0) & (ages_s <= lasts_s)]
     if not len(alive):
         return 0.0
     return min(float(np.quantile(part, MOST)), rate + float(alive.max()))

@@ -19,7 +19,7 @@ from goodput.sizing import Lengths
 from goodput.sketch import sketch_of
 from loadgen.arrival import Arrival
 from router.core.values import Promise as Promised
-from sim.baselines.scaling.clairvoyant import Clairvoyant, schedule
+from sim.baselines.scaling.clairvoyant import Clairvoyant, needs, schedule
 from sim.baselines.scaling.laws import Behavior, HpaOnKv
 from sim.baselines.scaling.narwhal import Narwhal
 from sim.checked import REQUESTS, TOKENS, checker, drawn
@@ -147,6 +147,14 @@ def test_narwhal_flips_and_never_starts() -> None:
     run.run(at.arrivals)
     kinds = {type(each) for _, each in run.actuator.actions}
     assert kinds <= {do.Flip}
+
+
+def test_the_last_moment_of_a_load_needs_no_more_than_the_rest() -> None:
+    """The last arrival comes just after a window begins: nothing is left of that window to divide by."""
+    times = [*range(0, 300, 2), 300.000001]
+    arrivals = [Arrival(at_s=float(at), input_tokens=8000, output_tokens=1000) for at in times]
+    for listed in needs(setting(arrivals).law(), arrivals, 1.0, 0.95).values():
+        assert listed[-1] <= max(listed[:-1])
 
 
 def test_a_gap_is_kept_where_a_new_start_costs_more() -> None:

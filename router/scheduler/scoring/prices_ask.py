@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from router.scheduler.scoring.figures import Saturation
-from router.scheduler.scoring.prices import Prices
+from router.scheduler.scoring.prices import Prices, Saturation
 from router.scheduler.scoring.prices_few import RowByRow
 from router.scheduler.scoring.prices_many import ByColumns
 

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Final
 from router.core.arrays import Ints
 from router.predict.inflight_load import IDLE_MIN
 from router.scheduler.scoring.budget import MISS, NEAR, OWN, OWN_MISSED, RAMP, missed_one
-from router.scheduler.scoring.figures import LOOSE, Saturation
-from router.scheduler.scoring.prices import Prices
-from router.scheduler.scoring.row_prices import Priced
+from router.scheduler.scoring.prices import LOOSE, Priced, Prices, Saturation
 
 if TYPE_CHECKING:
     from router.core.values import Wanted

@@ -14,9 +14,7 @@ import numpy as np
 from router.core.arrays import Bools, Floats, Ints
 from router.predict.prefix_cache import rows_of
 from router.scheduler.scoring.budget import MISS, NEAR, OWN, OWN_MISSED, RAMP, missed
-from router.scheduler.scoring.figures import LOOSE, Saturation
-from router.scheduler.scoring.prices import Prices
-from router.scheduler.scoring.row_prices import Priced
+from router.scheduler.scoring.prices import LOOSE, Priced, Prices, Saturation
 
 if TYPE_CHECKING:
     from router.core.values import Wanted

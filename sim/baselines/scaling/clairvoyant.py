@@ -53,7 +53,8 @@ def needs(law: Law, arrivals: Sequence[Arrival], ease: float, attainment: float)
             prompts=sketch_of(each.input_tokens for each in around),
             answers=sketch_of(max(1, each.output_tokens) for each in around),
         )
-        rate = len(here) / (min(high, end_s) - max(0.0, low) + 1e-9) / ease
+        seconds = max(WINDOW_S, min(high, end_s) - max(0.0, low))  # less is left of the last one: no load is that dense
+        rate = len(here) / seconds / ease
         load = Load(rate=rate, lengths={"": lengths}, promises={"": promise})
         for role, sizer in sizers.items():
             found[role].append(sizer.need(role, load, attainment)[0] if here else 1)
