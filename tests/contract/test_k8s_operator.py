@@ -17,7 +17,7 @@ from support.k8s_api import Refused
 from support.k8s_apply import Owners
 from support.k8s_nodes import by_part
 from support.k8s_real import Kubelet
-from support.k8s_stage import MODE, NS, Stage, image, quicken, spec, staged
+from support.k8s_stage import MODE, NS, REAL_LIMIT_S, Stage, image, quicken, spec, staged
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
@@ -51,9 +51,19 @@ async def test_a_resource_becomes_a_cluster_and_then_nothing_is_written() -> Non
             *(f"chat-{name}-keys" for name in ("prefill-0", "prefill-1", "decode-0")),
         }
         assert not any("annotations" in each["metadata"] for each in stage.server.all("batonclusters"))
-        before = stage.double.writes()
+        before, actions = versions(stage), stage.operators[0].counters.actions
+        writes = stage.inside.writes() if stage.inside else 0
         await asyncio.sleep(1.2)  # two idle rounds
-        assert stage.double.writes() == before
+        assert versions(stage) == before
+        assert stage.operators[0].counters.actions == actions
+        assert stage.inside is None or stage.inside.writes() == writes
+
+
+def versions(stage: Stage) -> dict[str, str]:
+    """Of all that the operator writes."""
+    plurals = ("batonclusters", "configmaps", "deployments", "networkpolicies", "poddisruptionbudgets", "secrets")
+    found = [each["metadata"] for plural in (*plurals, "services") for each in stage.server.all(plural)]
+    return {each["uid"]: each["resourceVersion"] for each in found}
 
 
 async def test_a_restart_changes_no_pod_and_status_comes_back() -> None:
@@ -197,7 +207,7 @@ async def test_deletion_ends_without_the_operator() -> None:
         await asyncio.wait([task])
         stage.tasks.remove(task)
         await stage.client.delete("serving.baton.dev/v1alpha1", "BatonCluster", NS, "chat")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(REAL_LIMIT_S):
             while any(stage.server.all(plural) for plural in ("pods", "deployments", "secrets", "services")):
                 await asyncio.sleep(0.02)
         assert stage.server.all("batonclusters") == []
@@ -502,6 +512,9 @@ async def test_pods_that_a_quota_refuses_are_told_and_an_old_one_gives_its_place
             metadata = {"name": "q", "namespace": NS}
             path = f"/api/v1/namespaces/{NS}/resourcequotas"
             await stage.client.request("POST", path, body={"metadata": metadata, "spec": quota})
+            async with asyncio.timeout(REAL_LIMIT_S):  # it is no limit before it has been counted
+                while "used" not in (await stage.client.request("GET", f"{path}/q")).get("status", {}):
+                    await asyncio.sleep(0.1)
         else:
             nodes.quota = len(stage.server.all("pods"))
         try:

@@ -165,9 +165,11 @@ async def staged(gpus: int | None = None) -> AsyncIterator[Stage]:
                 stage = await remote_stage(client, fleet, gpus)
             stage.tasks.append(controllers)
         try:
-            yield stage
-            if isinstance(stage.server, Remote):
-                await emptied(stage)
+            try:
+                yield stage
+            finally:  # also after a skip or a failure: the next scenario finds the same server
+                if isinstance(stage.server, Remote):
+                    await emptied(stage)
         finally:
             for task in stage.tasks:
                 task.cancel()
@@ -208,8 +210,19 @@ async def swept(kubeconfig: str) -> None:
         for path in paths:
             with suppress(ApiFailed):
                 await client.request("DELETE", path, body={})
+        async with asyncio.timeout(REAL_LIMIT_S):
+            while await _is_there(client, paths[0]):  # a namespace that ends takes nothing new
+                await asyncio.sleep(0.5)
     finally:
         await client.close()
+
+
+async def _is_there(client: Client, path: str) -> bool:
+    try:
+        await client.request("GET", path)
+    except ApiFailed:
+        return False
+    return True
 
 
 async def remote_stage(client: Client, fleet: FakeFleet, gpus: int | None) -> Stage:
