@@ -1,0 +1,92 @@
+"""How far a request goes before its first byte is on its way to an engine: modules, calls, frames, counted.
+
+Not a limit on time, which `make bench-router` measures: a limit on how much a reader has to follow. Printed with `-s`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from support.mock import mock_settings
+from support.mocked_router import mocked_router
+
+from cluster.instance import Role
+from router.http import front, legs
+
+pytestmark = pytest.mark.interpreted
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LIMITS = {"least_load": (45, 240), "workload": (58, 520)}
+"""By policy: modules of ours, and calls of Python functions."""
+
+
+class Counted:
+    """From a connection's bytes to a leg's, in one stack of calls."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+        self.calls = self.all_calls = self.depth = self.deepest = 0
+        self.over = False
+        self.target = ""
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if self.over:
+            return
+        self.all_calls += event in {"call", "c_call"}
+        if event == "call":
+            self.calls += 1
+            self.depth += 1
+            self.deepest = max(self.deepest, self.depth)
+            path = Path(frame.f_code.co_filename)
+            if path.is_relative_to(ROOT) and ".venv" not in path.parts:
+                self.modules.add(str(path.relative_to(ROOT)))
+        elif event == "return":
+            self.depth -= 1
+
+
+def counting(found: Counted, real: Callable[..., Any]) -> Callable[..., Any]:
+    def data_received(self: Any, data: bytes) -> None:
+        sys.setprofile(found)
+        try:
+            real(self, data)
+        finally:
+            sys.setprofile(None)
+
+    return data_received
+
+
+def ending(found: Counted, real: Callable[..., Any]) -> Callable[..., Any]:
+    def send(self: Any, *given: Any, **named: Any) -> Any:
+        found.target = found.target or given[0]
+        leg = real(self, *given, **named)
+        found.over = True
+        return leg
+
+    return send
+
+
+@pytest.mark.parametrize("policy", LIMITS)
+async def test_a_request_reaches_its_first_engine_by_few_modules_and_calls(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mocks = [mock_settings("p", Role.PREFILL), mock_settings("d", Role.DECODE)]
+    body = {"model": "fake", "prompt": "hello " * 40, "max_tokens": 4, "stream": True}
+    async with mocked_router(mocks, policy=policy) as router:
+        for _ in range(3):  # what is done once for a model, a connection or an instance is done
+            assert (await router.ask(body))[0] == 200
+        found = Counted()
+        monkeypatch.setattr(front.Connection, "data_received", counting(found, front.Connection.data_received))
+        monkeypatch.setattr(legs.Legs, "send", ending(found, legs.Legs.send))
+        assert (await router.ask(body))[0] == 200
+    assert found.over
+    told = f"{len(found.modules)} modules, {found.calls} calls ({found.all_calls} with C's), {found.deepest} frames"
+    print(f"{policy}: {told}, to {found.target}")
+    modules, calls = LIMITS[policy]
+    assert len(found.modules) <= modules, sorted(found.modules)
+    assert found.calls <= calls
