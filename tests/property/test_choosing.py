@@ -22,6 +22,7 @@ from router.predict.step_model import Make
 from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.flow_control.saturation import SaturationDetector
 from router.scheduler.placements import Placement, Placements
+from router.scheduler.scoring.filters import saturation_of
 from router.scheduler.scoring.prices_ask import Scoring, prices_of
 from router.scheduler.scoring.prices_few import RowByRow
 from router.scheduler.scoring.prices_many import ByColumns
@@ -185,7 +186,8 @@ def _same_between(scene: Scene, plain: Plain) -> None:
 
 def _both_ways(fleet: FleetSnapshot, wanted: Wanted) -> None:
     """Row by row and by columns: the same to the last bit, so that what is chosen does not depend on which is used."""
-    one, other = RowByRow(fleet, wanted), ByColumns(fleet, wanted)
+    saturation = saturation_of(wanted)
+    one, other = RowByRow(fleet, wanted, saturation), ByColumns(fleet, wanted, saturation)
     found = fleet.ready_for(wanted)
     assert (one.ttft_unit, one.tpot_unit) == (other.ttft_unit, other.tpot_unit)
     for row in found.any.tolist():
