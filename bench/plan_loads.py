@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from baton import planning
 from baton.planning import Task
 from bench import policy_loads
 from bench.policy_grid import MODEL, TRACES, Trace
@@ -37,8 +38,8 @@ RATES: Final[Mapping[str, float]] = MappingProxyType(
 )
 """Requests a second."""
 GPUS: Final = (("H100-SXM", 32),)
-EFFORT: Final = 16_000
-"""Requests that a plan may simulate: about a third of the default, as loads here are short (600 to 1,250 requests)."""
+EFFORT: Final = planning.EFFORT
+"""Requests that a plan may simulate: what a user gets. (A third of it was given until plans ran compiled.)"""
 SEED: Final = 25
 MADE_ON, HELD_OUT = 0, 1
 """Windows of a trace: what plans are made on, and a stretch of the same kind that no plan has seen."""

@@ -24,6 +24,9 @@ from costs.hardware import gpu_named
 from costs.shipped import model_named
 from goodput.candidates import Arrangement, arrangements
 
+PAPERS_EFFORT: Final = 16_000
+"""Requests that a plan may simulate here: loads are a third as long, and plans are many."""
+
 # --- Mélange ----------------------------------------------------------------------------------------------------------
 
 MELANGE_MODEL: Final = "meta-llama/Llama-2-7b-hf"
@@ -52,6 +55,7 @@ def of_melange(data: Path) -> list[dict[str, Any]]:
                 shape=model_named(MELANGE_MODEL),
                 arrivals=tuple(_requests(base, rate)),
                 goals={"all": goal(None, tpot_ms, MELANGE_ATTAINMENT)},
+                effort=PAPERS_EFFORT,
             )
             rows.append({"tpot_ms": tpot_ms, "rate": rate, **_mixed(task)})
             say(f"Mélange: {rows[-1]}")
@@ -156,6 +160,7 @@ def of_splitwise(data: Path) -> list[dict[str, Any]]:
         shape=model_named(SPLITWISE_MODEL),
         arrivals=tuple(msgspec.structs.replace(each, at_s=each.at_s * scale) for each in kept),
         goals={"all": goal(*SPLITWISE_GOAL)},
+        effort=PAPERS_EFFORT,
     )
     rows = []
     for name, (prompts, answers, watts, baseline, theirs) in SPLITWISE.items():
@@ -227,7 +232,7 @@ def of_power(data: Path) -> list[dict[str, Any]]:
     """Watts to provision and joules a token: planned for price, for watts with caps, for energy."""
     rows = []
     for trace in traces(POWER_TRACES):
-        task = task_of(trace, data)
+        task = replace(task_of(trace, data), effort=PAPERS_EFFORT)
         for objective in ("cost", "power", "energy"):
             best = _best(replace(task, objective=objective))
             rows.append({"trace": trace.name, "objective": objective, **_drawn(best)})

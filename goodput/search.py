@@ -304,11 +304,36 @@ class _State:
     def todo(self) -> tuple[Trial, ...]:
         """Fleets to try, most wanted first; none: nothing cheaper is left."""
         limit = self.found.limit
+        leap = self._leap()
+        if leap is not None:
+            return (leap,)
         likely = sorted(self._likely(limit), key=lambda each: (each[0], each[1]))
         if likely:
             return tuple(trial for _, _, trial in likely[:AHEAD])
         last = sorted(self._last(limit), key=lambda each: (-each[0], each[1]))
         return tuple(trial for _, _, trial in last[:AHEAD])
+
+    def _leap(self) -> Trial | None:
+        """Where bounds say nothing, now and then a fleet of at least twice the price of all that failed; else None.
+
+        Without a target for first tokens a request may wait as long as it likes, so that no bound holds and there is no
+        scale to learn: the search would climb through every arrangement from the cheapest fleet on. Of such fleets the
+        one of fewest GPUs is taken: what is dear for one GPU is mostly fast.
+        """
+        found = self.found
+        if found.best is not None or "" in found.scales or not found.failed or found.trials % LEAP_EVERY:
+            return None
+        wanted = LEAP * max(trial.price for trial in found.failed)
+        fleets = (self._dearer_than(known.space, wanted) for known in self._listed if len(known.space.prices) == 1)
+        return min(
+            (each for each in fleets if each is not None), key=lambda each: (each.gpus, each.price), default=None
+        )
+
+    def _dearer_than(self, space: Space, price: float) -> Trial | None:
+        """The cheapest fleet of one kind that costs no less; None: there is none that is open."""
+        count = max(space.least[0], math.ceil((price - space.base) / space.prices[0] - _ROUND))
+        trial = Trial(space, (count,))
+        return trial if self._known[id(space)].untried(trial.counts, math.inf) else None
 
     def _likely(self, limit: float) -> Iterator[tuple[float, int, Trial]]:
         """Fleets of the scale that their spaces are expected to need, if they are cheaper than the limit.
@@ -446,6 +471,10 @@ def _covered(space: Space, trial: Trial, weaker: Mapping[str, Collection[str]]) 
         if all(of[at] == name or name in weaker.get(of[at], ()) for at, name in zip(chosen, here, strict=True)):
             yield tuple(trial.counts[at] for at in chosen)
 
+
+LEAP: Final = 2.0
+LEAP_EVERY: Final = 6
+"""Where bounds say nothing and nothing holds, every so many trials one of so many times the price that failed."""
 
 SCALE: Final = 1.25
 """At what scale a fleet is expected to hold, as long as nothing was tried."""

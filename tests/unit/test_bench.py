@@ -11,6 +11,7 @@ import pytest
 
 from bench import engine, published, router_field, sender
 from bench import router_tables as router
+from bench.plan_averages import fails_at
 from bench.router_cells import Cell, Measured
 
 REQUESTS = Cell(kind="requests")
@@ -134,3 +135,10 @@ def test_honest_clients_are_judged_by_phase() -> None:
     assert (found["p99_ttft_s_without"], found["p99_ttft_s_beside"], found["ratio"]) == (0.1, 0.2, 2.0)
     assert judged(every[: int(10 * PHASE_S) + JUDGED_REQUESTS_MIN // 2])["ratio"] is None
     assert judged([])["p99_ttft_s_beside"] is None
+
+
+def test_a_plan_from_averages_fails_at_the_rates_between_what_is_served_and_what_it_thinks() -> None:
+    assert fails_at([2.0, 4.0], [2.0, 4.0]) == 0
+    assert fails_at([2.0, 4.0], [3.0, 5.0]) == 0, "averages that understate lose money, not promises"
+    assert fails_at([2.0, 4.0], [1.0, 4.0]) == 0.25
+    assert fails_at([2.0, 4.0], [0.0, 1.0]) == 1.0

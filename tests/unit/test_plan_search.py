@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -182,3 +183,12 @@ def test_where_the_objective_is_measured_the_same_machines_are_tried_with_other_
 def test_a_fleets_scale_is_that_of_what_is_left_after_the_worst_loss(survive: int) -> None:
     space = Space(name="x", prices=(1.0, 1.0), least=(1, 1), most=(9, 9), floors=(((1.0, 2.0), 4.0),), survive=survive)
     assert space.scale((2, 3)) == pytest.approx((8 - 2 * survive) / 4)
+
+
+def test_where_bounds_say_nothing_the_search_leaps_over_many_cheap_failures() -> None:
+    """Sixty arrangements of slow machines that no number of helps, and a dear one that holds: effort for 30 trials."""
+    slow = [replace(drawn((1.0 + at / 100,), 1.0, 4, f"slow {at}"), floors=()) for at in range(60)]
+    fast = replace(drawn((6.0,), 1.0, 4, "fast"), floors=())
+    found = run([*slow, fast], lambda trial: Verdict(holds=trial.space is fast, spent=1), effort=30)
+    assert found.best is not None
+    assert (found.best.space.name, found.best.counts) == ("fast", (1,))
