@@ -20,7 +20,7 @@ from router.admin.bottleneck import PoolSeen
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot, InstanceView
 from router.scheduler.scheduler import Scheduler, SchedulingContext
-from router.scheduler.scoring.prices_ask import prices_of
+from router.scheduler.scoring.prices import prices_of
 from router.telemetry.rolling import SLOT_S, SLOTS
 
 LOOK_S: Final = 1.0

@@ -125,7 +125,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     unseeded: bool = False
     """A stream whose first token cannot come from P: handed over, its client waits for D."""
     scoring: Any = None
-    """What its scheduler's scoring goes by (`router.scheduler.scoring.prices_ask.Scoring`); never written to a log.
+    """What its scheduler's scoring goes by (`router.scheduler.scoring.prices.Scoring`); never written to a log.
     None: no saturation holds for it.
     """
 

@@ -18,8 +18,7 @@ from router.predict.answer_lengths import MIDDLE, OUTPUT_UNKNOWN, SHORT, Lengths
 from router.predict.chunks import CHUNK_BYTES
 from router.predict.inflight_load import InflightRequest
 from router.predict.transfer_model import ExpectedTransfer
-from router.scheduler.scoring.prices import Prices
-from router.scheduler.scoring.prices_ask import prices_of
+from router.scheduler.scoring.prices import Prices, prices_of
 
 
 class Placement:

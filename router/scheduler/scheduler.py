@@ -25,7 +25,7 @@ from router.scheduler.flow_control.queue import PROMPTLY, FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
 from router.scheduler.placements import Placement, Placements
 from router.scheduler.scoring.handoff_guard import Foretold, HandoffGuard
-from router.scheduler.scoring.prices_ask import Scoring, prices_of
+from router.scheduler.scoring.prices import Scoring, prices_of
 from router.scheduler.scoring.workload import gains
 
 SECOND_LEGS_SHARE = 0.1

@@ -15,7 +15,7 @@ from router.predict.step_model import SURE, UNKNOWN
 from router.scheduler.flow_control.saturation import SaturationDetector
 from router.scheduler.scheduler import Scheduler, SchedulingContext
 from router.scheduler.scoring.policies import POLICIES
-from router.scheduler.scoring.prices_ask import Scoring
+from router.scheduler.scoring.prices import Scoring
 
 ASK = Choose(frozenset(), hand_over=True)
 WANTED = Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0)

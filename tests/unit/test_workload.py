@@ -18,7 +18,7 @@ from router.predict.step_model import SURE, Make, make_of
 from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
 from router.scheduler.placements import Placement, Placements
-from router.scheduler.scoring.prices_ask import Scoring, prices_of
+from router.scheduler.scoring.prices import Scoring, prices_of
 from router.scheduler.scoring.workload import K, workload
 
 MAKES = {

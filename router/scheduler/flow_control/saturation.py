@@ -13,7 +13,7 @@ from typing import Final
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.flow_control.queue import FlowControlQueue
-from router.scheduler.scoring.prices import Saturation
+from router.scheduler.scoring.figures import Saturation
 
 AHEAD_MS: Final = 10.0
 """Work that an engine is given ahead, beside what its front end needs: a step of a few hundred tokens. It must never

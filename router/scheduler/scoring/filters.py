@@ -10,8 +10,8 @@ from cluster.instance import Role
 from router.core.arrays import Bools, Floats, Ints
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot, ReadyRows
-from router.scheduler.scoring.prices import Saturation
-from router.scheduler.scoring.prices_ask import Scoring, prices_of
+from router.scheduler.scoring.figures import Saturation
+from router.scheduler.scoring.prices import Scoring, prices_of
 
 _EMPTY: Final = np.zeros(0, dtype=np.int64)
 

@@ -1,31 +1,22 @@
-"""What a place for one request costs the fleet, by row of its columns: what both ways to work it out share. Pure.
+"""What a place for one request costs the fleet: between two instances, and to those who are there already. Pure.
 
-A price is a part of what was promised: a first token after half of its target costs one half, and the more the less
-there is left (`budget`); a target missed costs `MISS`, whosever it is. Without targets, `LOOSE` times an idle
-instance's latency takes their place. `router.scheduler.scoring.workload` says which parts there are and compares them;
-`router.scheduler.flow_control.queue` looks at the same predictions for what is promised.
+`router.scheduler.scoring.workload` says which parts there are and compares them; admission looks at the same
+predictions for what is promised. `prices_of` works them out once for each time that a request asks.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cluster.instance import Role
-from router.core.arrays import Ints
-from router.predict.answer_lengths import LENGTHS_UNKNOWN, MIDDLE, OUTPUT_UNKNOWN, SHARES
-from router.predict.inflight_load import SPREAD
-from router.predict.prefix_cache import Match
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.predict.answer_lengths import SHARES
 from router.scheduler.scoring.budget import MISS, OWN, OWN_MISSED, RAMP
-
-if TYPE_CHECKING:
-    from router.core.values import Wanted
-    from router.fleet.snapshot import FleetSnapshot
-
-LOOSE: Final = 5.0
+from router.scheduler.scoring.figures import Saturation
+from router.scheduler.scoring.row_prices import FEW, RowPrices
 
 PULL_MS, PULL_STEPS = 3.0, 3.0
 """A handoff's pause beside its bytes: its engine's front end and the messages, and steps of D's: the one under way when
@@ -40,62 +31,12 @@ measured."""
 _REACHES: Final = tuple(RAMP[0] + (RAMP[1] - RAMP[0]) * (at + 0.5) / 4 for at in range(4))
 """Parts of a target up to which a prediction may come out as met, equally likely."""
 
-Priced = list[tuple[float, int]]
-"""Rows and what they cost, the cheapest first; of equal ones the lower row."""
 
+class Prices(RowPrices):
+    """Everything that one choice compares: what it costs at a row (`RowPrices`), and what lies between two."""
 
-class Saturation(ABC):
-    """Where one more has room without breaking a promise (`router.scheduler.flow_control`)."""
-
-    margin: float
-    """Of the strictest TPOT target at a row, what answers there may come to."""
-
-    @property
-    @abstractmethod
-    def queue(self) -> int:
-        """How many wait for places."""
-
-    @abstractmethod
-    def queue_ms(self, servers: int) -> float:
-        """Until those who wait for places now have them, at so many instances."""
-
-    @abstractmethod
-    def opens_until_ms(self, wanted: Wanted) -> float:
-        """A prompt would be computed at once, or nearly so, where the load in flight opens no later than this."""
-
-    @abstractmethod
-    def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
-        """Rows where alone a late prompt may go; None: anywhere."""
-
-
-class Prices(ABC):
-    """Everything that one choice compares; what it costs at a row.
-
-    Worked out for all rows at once, and not before they are asked for, in one of two ways that give the same numbers to
-    the last bit: `few` row by row, `many` by columns. `ask.prices_of` takes the quicker one. Long, as it has one
-    formula a method, most of them a line or two.
-    """
-
-    def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None) -> None:
-        self.fleet: Final = fleet
-        self.saturation: Final = saturation
-        self.wanted: Final = wanted
-        self.turn: Final = fleet.book.turn
-        self.tokens: Final = max(1, wanted.prompt_tokens)
-        self.output: Final[float] = wanted.output_tokens or OUTPUT_UNKNOWN
-        self.lengths: Final = wanted.output_lengths or LENGTHS_UNKNOWN
-        self.middle: Final[float] = max(2.0, self.lengths[MIDDLE])
-        """Tokens that a pause is spread over, in an answer in the middle."""
-        self.ttft_ms: Final[float] = 0.0 if wanted.late else wanted.ttft_ms
-        self.tpot_ms: Final[float] = wanted.tpot_ms
-        self.promised: Final = bool(wanted.ttft_ms or wanted.tpot_ms)
-        self.waited_ms: Final[float] = max(0.0, wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
-        self.context: Final[float] = self.tokens + self.output / 2
-        self.tpot_unit: Final[float] = wanted.tpot_ms or LOOSE * self._step_alone_ms()
-        self.ttft_unit: float = wanted.ttft_ms
-        self.match: Final[Match | None] = (
-            fleet.prefixes.match(wanted.prefix) if fleet.prefixes is not None and wanted.prefix else None
-        )
+    def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None, few: int = FEW) -> None:
+        super().__init__(fleet, wanted, saturation, few)
         self._usual_ms = -1.0
         self._pulled: Final[dict[int, float]] = {}
         """By D: when all that it pulls now will be there, less what a handoff waits for beside that."""
@@ -104,41 +45,6 @@ class Prices(ABC):
         self._paused: Final[dict[tuple[int, int, bool], float]] = {}
         """What such a pause costs."""
 
-    def _step_alone_ms(self) -> float:
-        """An idle instance's step with nothing but this answer, on the fastest make there is."""
-        makes = self.fleet.book.speeds.present()
-        return min(make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes)
-
-    # --- at one row ---------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def prompt_at(self, row: int) -> float:
-        """Milliseconds of its prompt with what decodes beside it."""
-
-    @abstractmethod
-    def stall_at(self, row: int) -> float:
-        """Milliseconds that answers there would wait for its prompt."""
-
-    @abstractmethod
-    def ttft_at(self, row: int) -> float:
-        """Milliseconds until its first token, from its arrival."""
-
-    @abstractmethod
-    def longer_at(self, row: int) -> float:
-        """Milliseconds by which its answer makes a step there longer."""
-
-    @abstractmethod
-    def used_at(self, row: int) -> float:
-        """Of `tpot_unit`, its TPOT there."""
-
-    @abstractmethod
-    def open_at(self, row: int) -> bool:
-        """Whether its prompt would be computed at once, or nearly so."""
-
-    @abstractmethod
-    def answers_at(self, row: int) -> bool:
-        """Whether there is room for its answer: a place, memory, and every target kept."""
-
     def tpot_at(self, row: int) -> float:
         """Milliseconds."""
         return self.used_at(row) * self.tpot_unit
@@ -146,48 +52,6 @@ class Prices(ABC):
     def step_at(self, row: int) -> float:
         """Milliseconds of a step with its answer."""
         return self.fleet.book.step.item(row) + self.longer_at(row)
-
-    def held(self, chunks: int) -> int:
-        """Tokens of it in so many chunks. Its last token is always computed."""
-        return min(int(chunks * self.wanted.prefix_block_tokens), self.tokens - 1)
-
-    def cached_at(self, row: int) -> int:
-        """Tokens of it that this instance is taken to have."""
-        return 0 if self.match is None else self.held(self.match.chunks_of(row))
-
-    # --- of some rows -------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def prefill_at(self, row: int) -> float:
-        """What it costs to compute its prompt there, without what exactly it does to the targets of those who decode
-        there (`harm`).
-        """
-
-    @abstractmethod
-    def decode_at(self, row: int) -> float:
-        """What its answer costs there: its own time, and what its part of each step takes from the others."""
-
-    @abstractmethod
-    def best_wholes(self, rows: Ints, count: int) -> tuple[Priced, Priced]:
-        """The cheapest for both legs of those that have room for its answer: that can begin now, and that cannot."""
-
-    @abstractmethod
-    def best_prefills(self, rows: Ints, count: int) -> Priced:
-        """The cheapest for its prompt of those that have a place; and where none of these can begin now, the cheapest
-        that can.
-        """
-
-    @abstractmethod
-    def best_decodes(self, rows: Ints, count: int) -> Priced:
-        """The cheapest for its answer of those that have room for it."""
-
-    @abstractmethod
-    def least_prompt_ms(self, rows: Ints) -> float:
-        """Of its prompt, at the quickest of these; one at least."""
-
-    @abstractmethod
-    def least_alone_ms(self, rows: Ints) -> float:
-        """Until its first token with nobody before it, at the quickest of these; one at least."""
 
     # --- what one does to others --------------------------------------------------------------------------------------
 
@@ -343,10 +207,6 @@ class Prices(ABC):
                 missed += share
         return missed / len(_REACHES)
 
-    def own_tokens(self) -> float:
-        """Of memory, for its prompt and answer, with `SPREAD` of room."""
-        return self.wanted.prompt_tokens + self.output + SPREAD * math.sqrt(self.wanted.output_variance)
-
 
 def _share_shorter(lengths: Sequence[float], than: float) -> float:
     """Share of answers that are shorter: straight lines between `SHARES`, from two tokens (one has no TPOT) to twice
@@ -358,3 +218,27 @@ def _share_shorter(lengths: Sequence[float], than: float) -> float:
     below, low = (SHARES[at - 1], lengths[at - 1]) if at else (0.0, min(2.0, lengths[0]))
     wide = lengths[at] - low
     return below + (SHARES[at] - below) * max(0.0, than - low) / wide if wide > 0 else below
+
+
+class Scoring:
+    """What one scheduler's scoring goes by beside the fleet and a request; and the last prices that it worked out."""
+
+    def __init__(self, saturation: Saturation | None) -> None:
+        """`saturation`: where there is room without breaking a promise; None: nothing is promised."""
+        self.saturation: Final = saturation
+        self.priced: Prices | None = None
+        """What the last request was told."""
+
+
+def prices_of(fleet: FleetSnapshot, wanted: Wanted) -> Prices:
+    """Policy, admission and placement look at the same ones."""
+    scoring: Scoring | None = wanted.scoring
+    if scoring is not None:
+        known = scoring.priced
+        if known is not None and known.wanted is wanted and known.turn == fleet.book.turn:
+            return known
+    saturation = None if scoring is None else scoring.saturation
+    found = Prices(fleet, wanted, saturation)
+    if scoring is not None:
+        scoring.priced = found
+    return found

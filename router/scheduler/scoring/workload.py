@@ -24,8 +24,8 @@ from router.core.journey import Chosen
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot, ReadyRows
 from router.scheduler.scoring.filters import ready
-from router.scheduler.scoring.prices import Priced, Prices
-from router.scheduler.scoring.prices_ask import prices_of
+from router.scheduler.scoring.prices import Prices, prices_of
+from router.scheduler.scoring.row_prices import Priced
 
 K: Final = 4
 """Candidates for each leg that are looked at closely; design 5.3 allows 8."""

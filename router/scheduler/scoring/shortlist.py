@@ -1,0 +1,114 @@
+"""Which of many instances are worth pricing for one request: filtered and ranked by columns. Pure.
+
+A price is worked out row by row (`router.scheduler.scoring.row_prices`), which costs half a microsecond a row. In a
+fleet of a thousand, some twenty calls of numpy say which rows have room and which come first by a rank: a price with
+straight lines in the place of what the last part of a budget costs, and without targets that are missed. The best
+`LISTED` by rank are priced.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from router.core.arrays import Bools, Floats, Ints
+from router.predict.prefix_cache import rows_of
+from router.scheduler.scoring.figures import LOOSE, Figures
+
+LISTED: Final = 24
+"""Rows that are priced of those that are asked for; four are wanted of each kind (`workload.K`)."""
+
+
+class Shortlist:
+    """Of one request."""
+
+    def __init__(self, of: Figures) -> None:
+        """Sets the unit of first tokens where nothing is promised (`Figures.ttft_unit`)."""
+        self._of: Final = of
+        fleet, wanted, book, speeds = of.fleet, of.wanted, of.fleet.book, of.fleet.book.speeds
+        self.places: Final[Bools] = fleet.columns.inflight < fleet.columns.limits(wanted.routers)
+        ms, stall_ms, steps = speeds.of_prompt(of.tokens)
+        self.prompt: Floats = speeds.prefill_factor * ms
+        self._stall_ms: Final = stall_ms
+        self._less_cached()
+        self.prompt += book.beside if isinstance(steps, int) and steps == 1 else book.beside * steps
+        self.alone: Floats = self.prompt + speeds.lead
+        self.alone += of.waited_ms
+        self.open: Final[Bools] = self._opened()
+        if not of.ttft_unit:
+            rows = fleet.ready_for(wanted).any
+            of.ttft_unit = LOOSE * (float(self.alone[rows].min()) if len(rows) else math.inf)
+        longer: Floats = speeds.context * of.context
+        longer += speeds.request
+        per_ms = book.idle(wanted.now)
+        np.divide(1.0 / of.tpot_unit, per_ms, out=per_ms)
+        self._used: Final[Floats] = (book.step + longer) * per_ms
+        longer *= per_ms
+        self._more: Final[Floats] = longer
+        self._room: Bools | None = None
+        self._ranks: tuple[Floats, Floats] | None = None
+
+    def _less_cached(self) -> None:
+        """What is in an instance's cache is not computed again."""
+        of, speeds = self._of, self._of.fleet.book.speeds
+        for chunks, bits in () if of.match is None else of.match.levels:
+            rows = rows_of(bits)
+            ms, _, _ = speeds.of_prompt(of.tokens, of.held(chunks))
+            self.prompt[rows] = speeds.prefill_factor[rows] * (ms if isinstance(ms, float) else ms[rows])
+
+    def _opened(self) -> Bools:
+        """Where its prompt would be computed at once, or nearly so."""
+        of = self._of
+        until = math.inf if of.saturation is None else of.saturation.opens_until_ms(of.wanted)
+        if of.saturation is None or until == math.inf:
+            return self.places
+        found: Bools = self.places & (of.fleet.book.opens <= until)
+        lanes = of.saturation.lanes(of.wanted, len(of.fleet))
+        if lanes is not None:
+            taken = np.zeros(len(found), dtype=np.bool_)
+            taken[lanes] = True
+            found &= taken
+        return found
+
+    def answers(self) -> Bools:
+        """Where there is room for its answer: a place, memory, and every target kept."""
+        found = self._room
+        if found is None:
+            of, book = self._of, self._of.fleet.book
+            found = self.places & (book.kv_free >= of.own_tokens())
+            if of.saturation is not None:
+                limits = np.minimum(book.strictest, of.tpot_ms or math.inf)
+                limits *= of.saturation.margin / of.tpot_unit
+                kept: Bools = self._used <= limits
+                kept |= book.vacant
+                found &= kept
+            self._room = found
+        return found
+
+    def ranks(self) -> tuple[Floats, Floats]:
+        """Of both legs, by row: the less the better."""
+        if self._ranks is None:
+            of, book = self._of, self._of.fleet.book
+            prefill = book.waits_ms(of.wanted.now)
+            prefill += self.alone
+            prefill *= 1.0 / of.ttft_unit
+            decode = self._used
+            if book.answers:
+                decode = decode + self._more * book.decoding
+                stalled = book.decoding * (1.0 / (of.tpot_unit * of.middle))
+                stalled *= self._stall_ms
+                prefill += stalled
+            self._ranks = (prefill, decode)
+        return self._ranks
+
+
+def listed(rows: Ints, rank: Floats) -> list[int]:
+    """The best of these, in the order of their rows. `rank`: of every row of the fleet."""
+    if len(rows) > LISTED:
+        best = rank[rows].argpartition(LISTED)[:LISTED]
+        best.sort()
+        rows = rows[best]
+    found: list[int] = rows.tolist()
+    return found
