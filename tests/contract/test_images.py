@@ -125,7 +125,7 @@ def running(buildah: Buildah, container: str, state: Path, *words: str) -> Itera
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
     assert process.stdout is not None
     try:
-        count = 2 if "mock" in words else 1
+        count = 2 if words[1] == "mock" else 1  # a line for each instance
         lines = [process.stdout.readline() for _ in range(count)]
         assert all(lines), (state / "log").read_text()[-2000:]
         yield [json.loads(line) for line in lines]

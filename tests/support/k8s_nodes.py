@@ -19,7 +19,7 @@ from k8s.operator.secrets import Access
 from k8s.plan.observe import INSTANCE, is_true, pods_by_instance
 from k8s.plan.readiness import Known
 
-STEP_S = 0.02
+STEP_S = 0.04
 
 
 @dataclass

@@ -25,7 +25,7 @@ from k8s.operator.controller import WATCHED, Operator, Settings
 from k8s.plan import Images
 
 IMAGES = Images(engine="engine:1", router="router:1", redis="redis:8")
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 REAL_LIMIT_S = 120.0
 """On a real server, whose controllers and garbage collector take their time."""
 TEST_LABEL = "serving.baton.dev/test"
@@ -44,7 +44,7 @@ def _trusting(**words: Any) -> ssl.SSLContext:
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and retries that take minutes in a cluster take a moment."""
-    monkeypatch.setattr(controller, "BUSY_S", 0.05)
+    monkeypatch.setattr(controller, "BUSY_S", 0.1)
     monkeypatch.setattr(controller, "IDLE_S", 0.5)
     monkeypatch.setattr(controller, "SETTLE_S", 0.01)
     monkeypatch.setattr(watch, "WAIT_S", (0.02, 0.05))
@@ -138,7 +138,7 @@ class Stage:
         try:
             async with asyncio.timeout(limit_s):
                 while not holds():
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.03)
                     for task in self.tasks:
                         if task.done() and not task.cancelled():
                             task.result()
