@@ -452,7 +452,7 @@ class Agent:
             node=self.config.node,
             tenants=self.config.tenants,
             pins=self.spec.pins,
-            sent_at=time.time(),  # for information only, no decision depends on it
+            sent_at=time.time(),  # noqa: TID251 - for information only, no decision depends on it
         )
 
     def _shuns(self) -> tuple[InstanceId, ...]:

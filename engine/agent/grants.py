@@ -185,7 +185,7 @@ class Grants:
         kept: dict[str, tuple[Router, int, float]] = {}
         for name, (router, left, since) in reversed(self._dead.items()):
             if now - since >= SURE_S:
-                left = min(left, shown)  # the youngest keep their legs: the oldest had most time to end
+                left = min(left, shown)  # noqa: PLW2901 - the youngest keep theirs: the oldest had most time to end
                 shown -= left
             if left and now - since < GHOST_S:
                 kept[name] = (router, min(left, legs), since)

@@ -32,7 +32,7 @@ def leave_nothing(path: Path) -> None:
 
 async def follow(path: Path, heard: Evictions) -> None:
     """Read the engine's events for ever; the engine may come and go. Cancel this after the engine has ended."""
-    import zmq.asyncio  # vLLM brings it; no other part needs it
+    import zmq.asyncio  # noqa: PLC0415 - vLLM brings it; no other part needs it
 
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.SUB)
