@@ -129,7 +129,7 @@ class Instance:
             case Ready():
                 self._spawn(self._open())
             case _:
-                pass  # answers to questions, and what the ledger would tell consumers that vLLM tells nothing
+                pass  # answers to questions, and effects for which vLLM has no message
 
     async def _open(self) -> None:
         if not self.faults.has(Kind.CLOSE):
@@ -194,7 +194,7 @@ class Instance:
         logger.info("%s: %s", self.settings.name, active.as_json())
         active.struck += 1
         if fault.fault is Kind.DIE:
-            self._loop.call_soon(self._die, active)  # whoever asked for it is answered first
+            self._loop.call_soon(self._die, active)  # the request that set the fault is answered first
             return
         if fault.fault is Kind.CLOSE:
             self.listener.shut()

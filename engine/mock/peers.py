@@ -1,7 +1,7 @@
 """How a mock reaches the producers of holds: in this process directly, elsewhere over HTTP. A shell.
 
-The token and address of a producer come from transfer fields, as with a real engine: whoever can send these fields can
-make a mock call an address. Routers take them out of what clients send.
+A producer's token and address come from transfer fields, as with a real engine: a client that can send these fields can
+make a mock call an address. Routers remove them from clients' requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.mock.handoffs import Handoffs, Read
 from engine.mock.transfer import Producer
 
 ANSWER_S = 5.0
-"""A producer that has not answered by then is taken for gone."""
+"""A producer that has not answered by then counts as gone."""
 
 
 class HttpPeers:
@@ -33,7 +33,7 @@ class HttpPeers:
         self._near.pop((host, port), None)
 
     def near(self, producer: Producer) -> Handoffs | None:
-        """The producer itself where it runs in this process."""
+        """The producer itself, if it runs in this process."""
         return self._near.get((producer.host, producer.port))
 
     async def close(self) -> None:
@@ -42,7 +42,7 @@ class HttpPeers:
             await self._session.close()
 
     async def read(self, producer: Producer, request_id: str, blocks: tuple[int, ...]) -> Read | None:
-        """What its blocks contain; None where nobody answers, or not in that life of it."""
+        """What its blocks contain; None if the producer does not answer, or is in another life."""
         answer = await self._ask(producer, "read", {"request_id": request_id, "blocks": blocks}) or {}
         contents, vouched = answer.get("contents"), answer.get("vouched")
         if not isinstance(contents, list):
@@ -50,7 +50,7 @@ class HttpPeers:
         return Read(tuple(contents), tuple(vouched) if isinstance(vouched, list) else None)
 
     async def notify(self, producer: Producer, what: str, request_ids: list[str]) -> bool:
-        """Say something about holds; whether it was heard."""
+        """Tell the producer something about holds; whether it received the message."""
         return await self._ask(producer, what, {"request_ids": request_ids}) is not None
 
     async def _ask(self, producer: Producer, what: str, body: dict[str, Any]) -> dict[str, Any] | None:
