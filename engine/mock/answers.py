@@ -1,7 +1,7 @@
-"""What goes back to a client: bodies and server-sent events, byte for byte in vLLM 0.32's order of keys.
+"""The mock's answers: bodies and server-sent events, byte for byte in vLLM 0.32's order of keys.
 
-Events of a stream come framed for HTTP's chunked transfer coding, because a token's event is made of parts that are the
-same for all of an answer's tokens: only its four bytes differ, so that its length is known beforehand.
+Events of a stream come framed for HTTP's chunked transfer coding. A token's event is made of parts that are the same
+for all tokens of an answer: only its four bytes differ, so that its length is known beforehand.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Events:
             self._after = after + b"\r\n"
 
     def opening(self) -> bytes:
-        """What comes before the first token: in a chat, whose turn it is."""
+        """The event before the first token: in a chat, the role of the message."""
         if not self._head.chat:
             return b""
         delta = {"role": "assistant", "content": ""}
@@ -103,7 +103,7 @@ class Events:
         return b"".join([self._event([token], None) for token in ids])
 
     def closing(self, ids: Sequence[int], reason: str) -> bytes:
-        """The last token's event, which carries why the answer ends; with no token, an event without text."""
+        """The last token's event, which says why the answer ends; without a token, an event without text."""
         return self.tokens(ids[:-1]) + self._event(ids[-1:], reason)
 
     def _event(self, ids: Sequence[int], reason: str | None) -> bytes:
@@ -138,7 +138,7 @@ class Events:
 
 
 def usage_event(head: Head, usage: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> bytes:
-    """The event after the last token, for those who asked for the usage."""
+    """The event after the last token, for requests that asked for the usage."""
     body = {**head.begin(stream=True), "choices": [], "usage": usage, "system_fingerprint": fingerprint()}
     if metrics:
         body["metrics"] = {name: value for name, value in metrics.items() if value is not None}

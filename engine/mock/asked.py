@@ -1,7 +1,7 @@
-"""A generation request, from its body: what vLLM would do with it, or vLLM's own refusal.
+"""Reads a generation request from its body: what vLLM would do with it, or vLLM's own refusal.
 
-The fields are those that change what a mock does. Others are accepted and do nothing, as with vLLM, except those whose
-answer a client would miss (`logprobs`, `echo`): these are refused, because a mock has no such numbers.
+The fields are those that change what a mock does. Other fields are accepted without effect, as in vLLM, except those
+whose result a client would miss (`logprobs`, `echo`). These are refused, because a mock has no such numbers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Asked:
 
 
 class UnknownToken(ApiError):
-    """What vLLM finds out only once it has begun to answer: in a stream it is an event, after a status 200."""
+    """An error that vLLM finds only after it has begun to answer: in a stream it is an event, after a status 200."""
 
 
 def read_body(raw: bytes, content_type: str) -> dict[str, Any]:

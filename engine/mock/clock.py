@@ -1,10 +1,12 @@
 """Runs one twin on the wall clock. A shell: it owns one timer, and nothing else of the outside world.
 
-What the twin says of one moment is heard piece by piece (`made`, `told`), and then that it was all (`done`).
+The twin's effects of one moment are passed on piece by piece (`made`, `told`); then `done` says that the moment is
+over.
 
-Engine time is `speed` times real time. One timer wakes it, at the twin's own next moment or the next token, and at most
-once in `QUANTUM_S`: what has become due in between is done together, so that a machine that cannot keep up writes fewer
-and larger pieces instead of falling ever further behind. How late it wakes is counted (`lateness`).
+Engine time is `speed` times real time. One timer wakes the clock at the twin's own next moment or at the next token,
+but at most once in `QUANTUM_S`. Everything that has become due in between is done together, so that a machine that
+cannot keep up writes fewer and larger pieces instead of falling ever further behind. `lateness` counts how late the
+clock wakes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from engine.twin.events import Contents, Effect, Event, LoadIs, ReadBlocks, Read
 from engine.twin.machine import Twin
 
 QUANTUM_S = 0.001
-"""Between two wakeups, in real seconds: below what a network adds, above what the wakeups of 50 instances cost."""
+"""Least real seconds between two wakeups: below what a network adds, above what the wakeups of 50 instances cost."""
 
 NS = 1_000_000_000
 
@@ -37,7 +39,7 @@ class Timers(Protocol):
 
 
 class WallTime:
-    """Real time of an event loop. uvloop reads its own clock but once a millisecond, too coarse for short steps."""
+    """Real time of an event loop. uvloop updates its own clock only once a millisecond, too coarse for short steps."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.call_later = loop.call_later
@@ -68,7 +70,7 @@ class Lateness:
 
 
 class Clock:
-    """One twin, its playback and its time. `made` hears of tokens, `told` of all else that the twin says."""
+    """One twin, its playback and its time. `made` receives tokens, `told` all other effects of the twin."""
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class Clock:
         self._arm()
 
     def tell(self, event: Event) -> None:
-        """Tell the twin, now; or next, when it is told something just now."""
+        """Send the twin an event now, or next if it is handling another one."""
         self._pending.append(event)
         if not self._busy:
             self._carry_out((), None)
@@ -136,7 +138,7 @@ class Clock:
         self._playback.take(() if idle else self._twin.handle(event, now_ns), now_ns)
 
     def _carry_out(self, effects: tuple[Effect, ...], now_ns: int | None) -> None:
-        """These, and all that is to be told because of them."""
+        """Carry out these effects, and all events that follow from them."""
         self._busy = True
         try:
             if now_ns is not None:

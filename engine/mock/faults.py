@@ -1,5 +1,5 @@
-"""What goes wrong on purpose: the faults that are set, whom they strike, and their form in JSON. Chance comes from a
-generator that the shell gives, so that a seed gives the same run again.
+"""The mock's faults: which are set, which requests they strike, and their form in JSON. The shell gives the random
+generator, so that a seed repeats a run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Word = TypeVar("_Word", bound=StrEnum)
 
 
 class Kind(StrEnum):
-    """What goes wrong."""
+    """The kinds of faults."""
 
     REFUSE = "refuse"
     HANG = "hang"
@@ -53,35 +53,35 @@ MEANS: Final[Mapping[Kind, str]] = {
 }
 
 ON_TOKENS: Final = frozenset({Kind.KEEP_BACK, Kind.WRONG_TOKEN})
-"""Strike what a prefill leg says."""
+"""Faults of what a prefill leg answers."""
 ON_REQUESTS: Final = frozenset({Kind.REFUSE, Kind.HANG, Kind.BREAK, Kind.ERROR}) | ON_TOKENS
-"""Strike one request as it comes."""
+"""Faults that strike one request as it comes."""
 ON_PULLS: Final = frozenset({Kind.CORRUPT, Kind.STALE, Kind.FAIL_PULL, Kind.DROP_NOTICE})
-"""Strike one pull (on the instance that pulls)."""
+"""Faults that strike one pull (on the instance that pulls)."""
 ON_INSTANCE: Final = frozenset(Kind) - ON_REQUESTS - ON_PULLS
-"""Strike the instance, at once and until they end."""
+"""Faults that strike the instance, at once and until they end."""
 
 
 class Leg(StrEnum):
-    """Which requests a fault is meant for."""
+    """The requests that a fault is meant for."""
 
     ANY = "any"
     PREFILL = "prefill"
     DECODE = "decode"
     WHOLE = "whole"
     RELEASE = "release"
-    """A leg that is to be rejected, so that its producer hears of it."""
+    """A leg that is to be rejected, so that its producer frees the hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault as it is asked for. A field that its kind does not use may not be given."""
+    """One fault as requested. A field that its kind does not use may not be given."""
 
     fault: Kind
     share: float = 1.0
-    """Of the requests (or pulls) that it is meant for, drawn."""
+    """Share of the requests (or pulls) that the fault strikes, drawn at random."""
     times: int | None = None
-    """It ends after so many strikes."""
+    """The fault ends after this many strikes."""
     leg: Leg = Leg.ANY
     request: str = ""
     """Only requests whose id contains this."""
@@ -89,7 +89,7 @@ class Fault:
     status: int = 503
     factor: float = 2.0
     seconds: float | None = None
-    """Until it ends (`die`: until the engine is started again); None: never by itself."""
+    """Seconds until the fault ends (`die`: until the engine starts again); None: it never ends by itself."""
 
 
 _USES: Final[Mapping[Kind, frozenset[str]]] = {
@@ -168,7 +168,7 @@ class Active:
 
     @property
     def spent(self) -> bool:
-        """Whether it has struck as often as it should."""
+        """Whether the fault has struck as often as it should."""
         return self.fault.times is not None and self.struck >= self.fault.times
 
     def as_json(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class Faults:
         return added
 
     def clear(self) -> list[Active]:
-        """Take them all back; what is broken already stays broken."""
+        """Remove all faults; what is broken already stays broken."""
         ended, self.active = self.active, []
         return ended
 
@@ -240,9 +240,9 @@ class Faults:
 
 
 def spoil(kind: Kind, contents: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
-    """What is read instead: one block with a changed bit, or (`stale`) blocks of another prompt.
+    """The content that is read instead: one block with a changed bit, or (`stale`) blocks of another prompt.
 
-    `others` are the contents of an earlier pull, where there was one.
+    `others` are the contents of an earlier pull, if there was one.
     """
     if not contents:
         return contents

@@ -1,7 +1,7 @@
-"""The mock's HTTP/1.1: one connection as an asyncio protocol on httptools, with what clients of engines use. A shell.
+"""The mock's HTTP/1.1: one connection as an asyncio protocol on httptools, with what engines' clients use. A shell.
 
-Made for thousands of open streams on one core: a token costs one `write` of bytes that are ready. Requests of one
-connection are answered one after the other. Silence of a client ends after `IDLE_S`, as in vLLM's own server.
+It is made for thousands of open streams on one core: a token costs one `write` of bytes that are ready. Requests of one
+connection are answered one after the other. An idle connection is closed after `IDLE_S`, as in vLLM's own server.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Exchange:
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection. The listener that made it keeps it in `open_ones`, unless `too_late` says otherwise."""
+    """One client's connection. The listener that made it keeps it in `open_ones`, unless `too_late` forbids it."""
 
     def __init__(self, handler: Handler, open_ones: set[Connection], too_late: Callable[[], bool]) -> None:
         self._handler = handler
@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
             exchange = self._exchange = Exchange(self, keep_alive=request.keep_alive)
             try:
                 self._handler.handle(request, exchange)
-            except Exception:  # one broken answer must not take the server with it
+            except Exception:  # one broken answer must not end the server
                 logger.exception("%s %s", request.method, request.path)
                 self.abort()
 

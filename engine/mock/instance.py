@@ -200,7 +200,7 @@ class Instance:
         logger.info("%s: %s", self.settings.name, active.as_json())
         active.struck += 1
         if fault.fault is Kind.DIE:
-            self._loop.call_soon(self._die, active)  # whoever asked for it is answered first
+            self._loop.call_soon(self._die, active)  # the request that set the fault is answered first
             return
         if fault.fault is Kind.CLOSE:
             self.listener.shut()

@@ -1,6 +1,6 @@
 """`/metrics` of a mock: vLLM 0.32's names, labels and buckets, as far as a mock has something to count.
 
-What vLLM counts and a mock has no notion of is left out rather than shown as zero.
+Counts that a mock cannot have are left out rather than shown as zero.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Metrics:
         return Metrics(self.model, self.block_size, self.num_blocks)
 
     def prompt(self, tokens: int, local: int, remote: int, failed: int = 0) -> None:
-        """A prompt was computed: so much of it was in the cache here, so much came from another engine, and so much was
-        to come and did not. vLLM counts that as a hit, too, and asks its connector a second time.
+        """Count a computed prompt: tokens that were in the cache here, tokens that came from another engine, and tokens
+        that were to come and did not. vLLM counts the last ones as a hit, too, and asks its connector a second time.
         """
         self.counts["prompt_tokens"] += tokens
         self.counts["prefix_cache_queries"] += tokens

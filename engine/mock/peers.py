@@ -1,7 +1,7 @@
 """How a mock reaches the producers of holds: in this process directly, elsewhere over HTTP. A shell.
 
-The token and address of a producer come from transfer fields, as with a real engine: whoever can send these fields can
-make a mock call an address. Routers take them out of what clients send.
+A producer's token and address come from transfer fields, as with a real engine: a client that can send these fields can
+make a mock call an address. Routers remove them from clients' requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.twin.request import Source
 from kvtransfer.slots import CLEAR, FIELD, mark_of
 
 ANSWER_S = 5.0
-"""A producer that has not answered by then is taken for gone."""
+"""A producer that has not answered by then counts as gone."""
 
 
 class HttpPeers:
@@ -35,7 +35,7 @@ class HttpPeers:
         self._near.pop((host, port), None)
 
     def near(self, producer: Producer) -> Handoffs | None:
-        """The producer itself where it runs in this process."""
+        """The producer itself, if it runs in this process."""
         return self._near.get((producer.host, producer.port))
 
     async def close(self) -> None:

@@ -1,10 +1,10 @@
-"""Which tokens of a twin's runs are there by now.
+"""Decides which tokens of a twin's runs exist by now.
 
 A run is announced when it begins, and may be cut short. Its tokens exist at the ends of its steps, so they are given
-out then and not before; those of its last step only when the twin itself has passed that moment, because it may say in
-the same breath that a request ended there, or was aborted and never got this token.
+out then and not before. Tokens of its last step are given out only after the twin has passed that moment, because at
+the same moment it may report that a request ended there, or was aborted and never got this token.
 
-What always holds: the tokens of a request come in order, each once, and never one that a later effect would take back.
+What always holds: the tokens of a request come in order, each once, and no later effect takes a token back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.twin.config import StepCosts
 from engine.twin.events import Cut, Effect, Finished, Lost, Refused, Run, Share
 
 Made = Callable[[RequestId, int, int, int], None]
-"""Hears of tokens: whose, under which key, the first one's index, how many."""
+"""Receives tokens: the request, its key, the first token's index, how many."""
 
 
 @dataclass(slots=True)
@@ -44,14 +44,14 @@ class Playback:
         """The index of the next token of each request that has had one."""
 
     def next_due(self) -> int | None:
-        """When the next token is there that the twin has nothing to say about."""
+        """When the next token exists that the twin sends no effect for."""
         playing = self._playing
         if playing is None or playing.done >= playing.steps - 1:
             return None
         return playing.run.at_ns + self._elapsed_ns(playing, playing.done + 1)
 
     def take(self, effects: Iterable[Effect], now_ns: int) -> None:
-        """What the twin said when it was told the time `now_ns`, and the tokens there are by then."""
+        """Take the twin's effects at the time `now_ns`, and give out the tokens that exist by then."""
         self._play(now_ns)
         for effect in effects:
             match effect:
@@ -88,7 +88,7 @@ class Playback:
         self._give(playing, min(over, playing.steps - 1))
 
     def _complete(self) -> None:
-        """The twin has passed the end of the run: whoever is left in it has all of it."""
+        """The twin has passed the end of the run: requests that are still in it have all of its tokens."""
         if self._playing is not None:
             self._give(self._playing, self._playing.steps)
             self._playing = None

@@ -1,9 +1,9 @@
-"""What a prompt is to the twin: a row of segments, equal where blocks of real ids would be equal.
+"""The twin's form of a prompt: a row of segments, equal where blocks of real ids would be equal.
 
-Ids are cut at the edges of blocks, and each cut is named by a hash of what is in it. An answer that a mock has given is
-recognised when it comes back in a chat (it follows from what stands before it, so that nobody has to remember it) and
-named as the twin named it: turn two finds the answer's blocks in the prefix cache of the instance that wrote them, as
-with a real engine. Every instance comes to the same names by itself.
+Ids are cut at the edges of blocks, and each cut is named by a hash of its content. An answer of a mock is recognised
+when it comes back in a chat (it follows from the text before it, so no state is needed). It gets the twin's own name:
+turn two then finds the answer's blocks in the prefix cache of the instance that wrote them, as with a real engine.
+Every instance comes to the same names by itself.
 
 What the client reads follows from the ids alone: neither the size of blocks nor a `cache_salt` changes an answer.
 """
@@ -32,13 +32,13 @@ class Prompted:
     ids: Ids
     segments: Prompt
     key: int
-    """What its right answer follows from, as the client reads it."""
+    """Determines the prompt's right answer, as the client reads it."""
     right: int
-    """The same by the twin's name: a share with another key read something wrong."""
+    """The same under the twin's name: a share with another key means that something wrong was read."""
 
 
 def prompted(pieces: Sequence[Ids], block_size: int, *, salt: str = "", seed: int | None = None) -> Prompted:
-    """A prompt from its pieces; every second one is what the assistant said and is looked at as an answer.
+    """A prompt from its pieces. Every second piece is the assistant's and is looked at as an answer.
 
     A prompt that is no chat is one piece.
     """

@@ -1,4 +1,4 @@
-"""What goes back to a client: which bytes an answer's parts give, and when. A shell: it writes to connections."""
+"""Writes the mock's replies: which bytes an answer's parts give, and when. A shell: it writes to connections."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Part:
 
     @property
     def misspeaks(self) -> Kind | None:
-        """The fault by which a prefill leg's token is not the answer's first."""
+        """The fault that makes a prefill leg's token wrong as the answer's first, if one struck."""
         fault = self.answer.fault
         if fault is None or fault.fault not in ON_TOKENS or not wants_hold(self.answer.asked.transfer):
             return None

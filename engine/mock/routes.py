@@ -1,4 +1,4 @@
-"""Which path does what: vLLM's, and the mock's own under `/mock`. A shell: it answers connections."""
+"""The mock's paths: vLLM's, and its own under `/mock`. A shell: it answers connections."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Routes:
         _json(exchange, {"object": "list", "data": [{**card, "permission": []}]})
 
     def _openapi(self, _: Request, exchange: Exchange) -> None:
-        """Which paths it has, and nothing of what they take."""
+        """The list of paths, without their parameters."""
         own = {path: methods for path, methods in self._table.items() if not path.startswith("/mock/")}
         paths: dict[str, Any] = {path: {method.lower(): {} for method in methods} for path, methods in own.items()}
         _json(exchange, {"openapi": "3.1.0", "info": {"title": "FastAPI", "version": "0.1.0"}, "paths": paths})
@@ -191,7 +191,7 @@ def _refuse(status: int, because: str) -> Answer:
 
 
 def _body(request: Request) -> dict[str, Any]:
-    """JSON, whatever its content type says: aborts come without one."""
+    """The JSON body, whatever its content type: aborts come without one."""
     return read_body(request.body, "application/json")
 
 

@@ -1,7 +1,7 @@
 """Generation requests on one instance, from their bodies to their last bytes. A shell: it writes to connections.
 
-One request has one or more parts (its prompts times ``n``), each a request of the twin's. What a moment brings for a
-part is gathered, and written at once when the moment is over: the last token's event also says why the answer ended.
+One request has one or more parts (its prompts times ``n``); each part is a request of the twin's. The tokens of a
+moment are gathered and written at once when the moment is over: the last token's event also says why the answer ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from kvtransfer.fields import name_in
 
 
 class Serving:
-    """All requests that one instance has.
+    """All requests of one instance.
 
-    Long, as the twin's callbacks and the clients' answers share one table of open requests.
+    The class is long because the twin's callbacks and the clients' answers share one table of open requests.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Serving:
         return fault is not None and self._strikes_at_once(fault, exchange)
 
     def _strikes_at_once(self, fault: Fault, exchange: Exchange) -> bool:
-        """Faults that leave nothing for the engine to do."""
+        """Apply faults that leave the engine nothing to do; whether one struck."""
         if fault.fault is Kind.REFUSE:
             error = ApiError(fault.status, "ServiceUnavailableError", "Refused (a fault of the mock)")
             exchange.respond(error.status, encode(error.body()))
@@ -100,10 +100,12 @@ class Serving:
             return False
         elif fault.fault is Kind.BREAK:
             exchange.drop()
-        return True  # a request that hangs keeps its connection until the client has had enough
+        return True  # a hanging request keeps its connection until the client gives up
 
     def _reject(self, fields: Mapping[str, Any]) -> None:
-        """A leg that never reaches the engine: its producer is told (vLLM, entrypoints/generate/base/serving.py)."""
+        """Reject a leg before the engine sees it, and tell its producer (vLLM,
+        entrypoints/generate/base/serving.py).
+        """
         try:
             reference = read_reference(fields)
         except ApiError:
@@ -223,7 +225,7 @@ class Serving:
         part.answer.exchange.respond(error.status, encode(error.body()))
 
     def lost(self, request: RequestId) -> None:
-        """It went down with the engine."""
+        """The engine died with this request."""
         part = self._parts.pop(request, None)
         if part is not None:
             self._touched.pop(part, None)
@@ -258,7 +260,7 @@ class Serving:
     # -- what goes to the client --
 
     def flush(self) -> None:
-        """The moment is over: write what it brought."""
+        """The moment is over: write its tokens."""
         while self._touched:
             part, _ = self._touched.popitem()
             fresh, part.fresh = part.fresh, []
@@ -279,7 +281,7 @@ class Serving:
                 part.choice.reason = part.over.reason
                 self.replies.respond(answer)
 
-    # -- ends that nobody asked for --
+        # -- ends by faults and by clients --
 
     def _break_off(self, part: Part, fault: Fault, fresh: list[int]) -> None:
         """A fault ends an answer, after so many tokens."""
@@ -328,7 +330,7 @@ class Serving:
         self.flush()
 
     def abort_named(self, names: list[str]) -> None:
-        """vLLM's ``/inference/v1/abort_requests``: what has been said so far is the answer."""
+        """vLLM's ``/inference/v1/abort_requests``: the tokens so far are the answer."""
         for part in [part for part in self._parts.values() if part.name in names]:
             self._abort_part(part)
 

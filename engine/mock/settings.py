@@ -1,4 +1,4 @@
-"""What one mock is: its twin's settings, what its steps and transfers cost, and how its answers end."""
+"""The settings of one mock: its twin, the costs of steps and transfers, and how its answers end."""
 
 from __future__ import annotations
 
@@ -29,22 +29,24 @@ class Settings:
     """(bytes, transfers at once) -> milliseconds."""
     kv_bytes_per_token: int
     first_token_ms: float = 0.0
-    """What a request waits for before the engine sees it: tokenising and the rest of the server's work."""
+    """Time before the engine sees a request: tokenising and the rest of the server's work."""
     answers: Ends | None = None
     """How answers end by themselves; None: they run to ``max_tokens``."""
     tp: int = 1
     speed: float = 1.0
     """Engine time over real time."""
     digests: bool = False
-    """Whether what was pulled is compared with what was held, as Baton's connector does with ``transfer.digests``."""
+    """Whether pulled blocks are compared with held ones, as Baton's connector does with ``transfer.digests``."""
     seed: int = 0
-    """Of the faults' chance."""
+    """Seed of the faults' random draws."""
     api_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """After how many tokens an answer stops, unless a client ignores that: drawn evenly, by what is asked."""
+    """Number of tokens after which an answer stops, unless the client ignores the end: drawn evenly, from the
+    prompt.
+    """
 
     least: int
     most: int

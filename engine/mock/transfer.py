@@ -1,8 +1,8 @@
 """The hand-over's fields as vLLM 0.32 has them with Baton's connector, and what mocks say to each other about holds.
 
-Two mocks speak over HTTP, on the port where the producer also answers clients: it stands in ``remote_host`` and
-``remote_port``, where a real engine names its side channel. ``remote_engine_id`` is new at each life of an engine; who
-names a former one is told so, and nothing is read.
+Two mocks speak over HTTP, on the port where the producer also answers clients. ``remote_host`` and ``remote_port`` name
+that port, where a real engine names its side channel. ``remote_engine_id`` is new at each life of an engine. A consumer
+that names a former life gets an answer that says so, and nothing is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvtransfer.slots import FIELD, slot_in
 ATTEMPT: Final = 1
 """vLLM names a hold by its own id of the request, which it never has twice."""
 UNKNOWN_EPOCH: Final = 0
-"""A consumer does not know it: the producer's id stands for its life."""
+"""A consumer does not know the epoch: the producer's id stands for its life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def wants_hold(fields: Mapping[str, Any]) -> bool:
 
 
 def read_reference(fields: Mapping[str, Any]) -> Reference | None:
-    """The hold that a leg is to pull; None where it names none, and all is computed here.
+    """The hold that a leg is to pull; None if it names none and the prompt is computed here.
 
     Raises:
         ApiError: the fields have types that would break an engine.
