@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-nixl bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-plan licences audit plan-example test-k8s bench-scaling
+.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-plan licences audit plan-example test-k8s bench-scaling
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -60,9 +60,6 @@ bench-connectors: setup ## one part of it: vLLM's connectors and ours (ARGS=--qu
 
 bench-real: setup ## prefill and decode apart against two that do both, two real engines; needs BATON_DATA (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.real $(ARGS)
-
-bench-nixl: setup ## our endpoint beside a bare NIXL loop: bytes/s and CPU (ARGS=--quick, --publish)
-	@$(BIN)/python -m bench.nixl $(ARGS)
 
 bench-load: setup ## `baton load` beside `vllm bench serve` and guidellm on one mock (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.load $(ARGS)

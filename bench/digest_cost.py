@@ -15,8 +15,7 @@ import time
 
 from blake3 import blake3
 
-from kvtransfer.digests import DIGEST_BYTES
-from kvtransfer.vouchers import Region, Vouchers
+from kvtransfer.vouchers import DIGEST_BYTES, Region, Vouchers
 
 TOTAL = 128 << 20
 RUNS = 5

@@ -5,7 +5,7 @@
 Over TCP, a read of 512 MiB; its holder is stopped (SIGSTOP) in the middle, as by a machine that stalls. Then one way of
 giving the read up, our memory is painted over, the holder goes on (SIGCONT), and two seconds later we look whether the
 paint is still there. A way that NIXL answers with success, and after which it is not, must free no block.
-docs/handoff.md says what the endpoint makes of it. Needs no quiet machine, and about half a minute.
+docs/handoff.md says what the connector makes of it. Needs no quiet machine, and about half a minute.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ import time
 import zlib
 from typing import Any
 
-from bench import published
-from kvtransfer.nixl import BACKEND, PROGRESS_DELAY_US, _bindings
+import nixl
 
+from bench import published
+
+_bindings: Any = nixl._bindings  # noqa: SLF001 - the Python class above it has no way to set the delay
+BACKEND = "UCX"
+PROGRESS_DELAY_US = 1_000
+"""How often the progress thread looks, in microseconds."""
 BYTES = 512 << 20
 PARTS = 8
 LOOK_AFTER_S = 2.0

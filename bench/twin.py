@@ -41,6 +41,7 @@ from engine.twin.config import Config, Version
 from engine.twin.machine import Twin
 from engine.twin.request import Request, Source
 from engine.twin.tokens import Prompt, Segment, Text, answer_key
+from kvtransfer.slots import Slot
 
 MS = 1_000_000
 PULL_NS, RELEASE_NS = 5 * MS, 50 * MS
@@ -117,11 +118,12 @@ class Driver:
             if isinstance(effect, ev.Finished):
                 self._left -= 1
                 if effect.hold is not None:
-                    self._later(now + RELEASE_NS, ev.released(effect.hold.transfer, PEER))
+                    self._later(now + RELEASE_NS, ev.released(effect.hold.source(PEER), PEER))
             elif isinstance(effect, ev.Refused):
                 self._left -= 1
             elif isinstance(effect, ev.Pull):
-                self._later(effect.at_ns + PULL_NS, ev.KvArrived(effect.request, self._contents(effect)))
+                said = effect.source.slot.mark if effect.source.slot is not None else None
+                self._later(effect.at_ns + PULL_NS, ev.KvArrived(effect.request, self._contents(effect), said))
 
     def _later(self, when: int, event: ev.Event) -> None:
         self._count += 1
@@ -162,7 +164,8 @@ def decode(base: Config, legs: int, chance: random.Random) -> Load:
     for number in range(legs):
         tokens = PROMPTS.draw(chance)
         name = RequestId(f"r{number}")
-        source = Source(TransferId(name, 1, 1), PEER, tuple(range(base.blocks_for(tokens))), tokens)
+        blocks, slot = tuple(range(base.blocks_for(tokens))), Slot(0, number.to_bytes(16, "little"))
+        source = Source(TransferId(name, 1, 1), PEER, blocks, tokens, name, slot)
         answer = ANSWERS.draw(chance)
         requests.append(
             Request(id=name, prompt=private(number, tokens), max_tokens=1500, stop_after=answer, pull=source)

@@ -31,7 +31,7 @@ from costs.shipped import model_named, profiles
 from engine.twin import events as ev
 from engine.twin.config import Config, StepCosts, Version
 from engine.twin.machine import Twin
-from engine.twin.request import Request, Source
+from engine.twin.request import Request
 
 RATE = 12.0
 """Requests a second for each prefill instance: about half busy."""
@@ -103,15 +103,16 @@ class Fleet:
                 else:
                     self._hand_over(instance, effect.hold, now)
             elif isinstance(effect, ev.Pull):
-                self._at(effect.at_ns + PULL_NS, instance, ev.KvArrived(effect.request, ()))
+                assert effect.source.slot is not None
+                self._at(effect.at_ns + PULL_NS, instance, ev.KvArrived(effect.request, (), effect.source.slot.mark))
             elif isinstance(effect, ev.GiveBack):
                 by = InstanceId(str(instance))
-                self._at(now, int(effect.source.producer), ev.released(effect.source.transfer, by))
+                self._at(now, int(effect.source.producer), ev.released(effect.source, by))
 
     def _hand_over(self, instance: int, hold: ev.Hold, now: int) -> None:
         name = hold.transfer.request
         number, answer = self._answers.pop(name)
-        source = Source(hold.transfer, InstanceId(str(instance)), hold.blocks, hold.tokens)
+        source = hold.source(InstanceId(str(instance)))
         prompt = private(number, hold.tokens)
         request = Request(id=name, prompt=prompt, max_tokens=1500, stop_after=answer, pull=source)
         self._at(now, self.pairs + number % self.pairs, ev.Submit(request))

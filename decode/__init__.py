@@ -1,1 +1,5 @@
-"""Rules of a decode instance (pure): how many streams it takes, and when its last one has ended."""
+"""The consumer's half of a hand-over (pure): how many streams it takes, what it pulls, and when that may be used.
+
+Run by agents (`rules`), by Baton's connector inside vLLM and by the engine twin (`pulls`, `reads`, `peers`): the same
+objects. `table` has the rules of a pull as rows.
+"""

@@ -1,6 +1,6 @@
-"""The handoff: who holds which KV blocks for how long, who may pull them, and how their bytes move.
+"""What the two halves of a hand-over share: fields, marks, notices, digests, layouts, tickets, the guard and the door.
 
-`ledger` is the machine that owns every block between prefill and decode, `table` its rules as rows, `ticket` the signed
-permission to pull. Modules that later run inside vLLM's process import only the standard library and `cluster.ids` or
-`cluster.wire` besides each other, so that they work with whatever vLLM pins.
+The rules are in `prefill` (who holds which KV blocks, and who may end it) and `decode` (what is pulled, and when it may
+be used). Modules that run inside vLLM's process import only the standard library and `cluster.ids` or `cluster.wire`
+besides each other, so that they work with whatever vLLM pins.
 """

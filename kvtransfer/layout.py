@@ -15,9 +15,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvtransfer.carrier import Grid
-
 Blocks = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """`count` pieces of `piece` bytes, the first at `address`, each `stride` bytes after the one before."""
+
+    address: int
+    piece: int
+    stride: int
+    count: int
+    device: int = 0
+    """The GPU's number; 0 for host memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from typing import Self
 
-from kvtransfer.messages import Blocks
+Blocks = tuple[int, ...]
 
 NUMBER_MAX = (1 << 63) - 1
 _NUMBER_BYTES_MAX = 9

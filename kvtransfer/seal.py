@@ -7,8 +7,7 @@ registry's password could read it; so each producer seals it for each consumer. 
   public half is and is signed by the fleet (Ed25519, a key that follows from the fleet's). Identities are made where
   the fleet's keys are (`identity_text`), once, by the same who makes ticket keys; nobody needs to be asked later.
 - Two instances that have shown each other their credentials share a secret that no third one has, the registry and
-  other instances included. From it follow the keys of what they seal (AES-256-GCM, one for each direction) and of the
-  notes that their endpoints send (`kvtransfer.envelope`).
+  other instances included. From it follow the keys of what they seal (AES-256-GCM, one for each direction).
 - What is sealed names sender, receiver and the sender's life: an old one, or one that was put under another's name,
   does not open.
 
@@ -126,14 +125,6 @@ class Identity:
             return AESGCM(key).decrypt(nonce, box, head + _names(by, self.me, life))
         except (InvalidTag, ValueError):
             return None
-
-    def pair_key(self, other: InstanceId, theirs: bytes) -> bytes | None:
-        """The key of the notes between the two: the same on both sides. None: their credentials are no good."""
-        found = self._pair(other, theirs)
-        if found is None:
-            return None
-        first, second = sorted((self.me, other))
-        return _derived(found[1], b"notes", first, second)
 
     def _pair(self, other: InstanceId, theirs: bytes, fleet: str | None = None) -> tuple[str, bytes] | None:
         """The secret that we share with `other`, under the first fleet key that both have."""

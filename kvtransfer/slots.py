@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 SLOT_BYTES: Final = 16
+SLOTS: Final = 16_384
+"""Slots of an engine: its prefill legs that wait, run or are held. 256 KiB; with all taken, prompts are computed on D.
+"""
 SLOTS_MAX: Final = 1 << 20
 """No table is larger (16 MiB): an index from a peer is checked against it before it becomes an address."""
 CLEAR: Final = bytes(SLOT_BYTES)
@@ -78,23 +81,31 @@ class Slots:
         """
         if not 0 < count <= SLOTS_MAX or not 16 <= len(key) <= 64:
             raise ValueError(f"a table has 1 to {SLOTS_MAX} slots, and a key 16 to 64 bytes")
-        self._free = deque(range(count))
+        self._count = count
+        self._fresh = 0
+        """This one and those after it were never taken: nothing is kept for them."""
+        self._back: deque[int] = deque()
+        """Those that were given back, in that order."""
         self._key = key
         self._made = 0
 
     @property
     def free(self) -> int:
         """How many are left."""
-        return len(self._free)
+        return self._count - self._fresh + len(self._back)
 
     def take(self, owner: str) -> Slot | None:
         """A slot for a hold; None when all are taken: then nothing vouches for it, and nobody may use its blocks."""
-        if not self._free:
+        if self._fresh < self._count:
+            index, self._fresh = self._fresh, self._fresh + 1
+        elif self._back:
+            index = self._back.popleft()
+        else:
             return None
         self._made += 1
         said = self._made.to_bytes(8, "big") + owner.encode("utf-8", "surrogatepass")
-        return Slot(self._free.popleft(), hashlib.blake2b(said, key=self._key, digest_size=SLOT_BYTES).digest())
+        return Slot(index, hashlib.blake2b(said, key=self._key, digest_size=SLOT_BYTES).digest())
 
     def give_back(self, slot: Slot) -> None:
         """It may be taken again: its next mark overwrites this one before anything else of its next owner happens."""
-        self._free.append(slot.index)
+        self._back.append(slot.index)

@@ -1,6 +1,6 @@
 """Signed permission for one consumer to take over one hold, or to have one pushed to it.
 
-The router signs; the producer checks, and its ledger sees to it that each ticket serves once. What is signed: the
+The router signs; the producer checks, and sees to it that each ticket serves once. What is signed: the
 transfer, the tenant, the producer (instance, epoch, host, port), the consumer, the block ids, how many tokens they
 hold, and an expiry. Keys are one per instance that checks (`kvtransfer.keys`), so that it can check what is meant for
 it and sign nothing for another; two at a time while a key is being replaced. They are values here: whoever calls reads
@@ -29,9 +29,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cluster.ids import InstanceId, RequestId, TransferId
-from kvtransfer.events import Proof
-from kvtransfer.messages import Blocks, Peer
-from kvtransfer.packing import Malformed, Packed, Packer
+from kvtransfer.packing import Blocks, Malformed, Packed, Packer
 
 VERSION = 1
 SECRET_BYTES_MIN = 32
@@ -49,6 +47,14 @@ LIFE_S_MAX = 600.0
 _DOMAIN = b"baton-ticket\x00"
 """Keeps a MAC made with the same key for another purpose from being a ticket."""
 _KEY_ID = re.compile(r"[A-Za-z0-9_-]{1,16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One life of an instance."""
+
+    instance: InstanceId
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +128,6 @@ class Accepted:
     """Names this ticket among all others."""
     left_s: float
     """How much longer it would be accepted, the allowance for skew included."""
-
-    @property
-    def proof(self) -> Proof:
-        """What the producer's ledger has to know of it."""
-        return Proof(self.tag, self.ticket.tenant, self.left_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 What runs here is imported, never written anew: `router.journey.Journey`, `router.view.View`, `router.policy.POLICIES`,
 `router.desk.Desk` (places and the waiting line), `engine.agent.machine.AgentMachine` with the rules of `prefill` and
-`decode`, `engine.twin.Twin` with `kvtransfer.ledger` inside it, `costs` for steps and transfers, `loadgen` for arrivals
-and reports. This package carries out what they want done: it is to them what sockets, clocks and processes are live.
+`decode`, `engine.twin.Twin` with their rules of holds and pulls inside it, `costs` for steps and transfers, `loadgen`
+for arrivals and reports. This package carries out what they want done: it is to them what sockets, clocks and
+processes are live.
 
     from sim.fleet import member                # one instance: name, role, twin's Config, costs
     from sim.settings import Settings

@@ -15,7 +15,7 @@ from router import journey as j
 from router.desk import HANDSHAKE_S, Desk
 from router.records import Promise
 from sim import result as rows
-from sim.instance import Leg
+from sim.instance import Leg, SimInstance
 from sim.kernel import NS
 from sim.passage import Passage
 
@@ -94,10 +94,9 @@ class Front:
         self.kernel.at(self.kernel.now_ns + round((j.PATIENCE_S + j.CANCEL_WAIT_S) * NS), self.leg_over, leg)
 
     def release_elsewhere(self, leg: Leg, transfer: Transfer | None) -> None:
-        """Have somebody tell its producer to free what an outlasted leg holds."""
-        via = self.desk.speaks_for(leg.at.name)
-        if transfer is not None and via is not None:
-            self.release(leg.passage, via, transfer, waits=False)
+        """Have what an outlasted leg holds freed."""
+        if transfer is not None:
+            self.release(leg.passage, self.desk.speaks_for(leg.at.name), transfer, waits=False)
 
     def met(self, leg: Leg) -> None:
         """A pull has worked: the two engines know each other."""
@@ -105,18 +104,26 @@ class Front:
         if source is not None:
             self.desk.view.pair_met(f"{source.producer}@{source.transfer.producer_epoch}", leg.at.name)
 
-    def release(self, passage: Passage, via: InstanceId, transfer: Transfer, *, waits: bool) -> None:
-        """Have `via` reject a leg for this hold; to a producer it has never met the first word is only a handshake."""
-        at = self.world.by_name[via]
-        ok = at.ready and not at.cut_off
-        wait_ns = self.world.hop_ns * 2
+    def release(self, passage: Passage, via: InstanceId | None, transfer: Transfer, *, waits: bool) -> None:
+        """Give a hold up by its name at its producer; where that is out of reach, have `via` reject a leg for it."""
+        source: Source = transfer.fields["source"]
+        holder, wait_ns = self.world.by_name[source.producer], self.world.hop_ns * 2
+        ok = holder.ready and not holder.cut_off
         if ok:
-            if not self.desk.view.pair_warm(transfer.producer, via):
-                wait_ns += round(HANDSHAKE_S * NS)
-            source: Source = transfer.fields["source"]
-            self.kernel.at(self.kernel.now_ns + wait_ns, self.world.give_back, (source, at))
+            self.kernel.at(self.kernel.now_ns + self.world.hop_ns, self.world.give_up, source)
+        elif via is not None:
+            ok = self._reject(self.world.by_name[via], transfer)
         if waits:  # else the journey goes on meanwhile
             self.kernel.at(self.kernel.now_ns + wait_ns, passage.feed, j.Released(ok))
+
+    def _reject(self, at: SimInstance, transfer: Transfer) -> bool:
+        """Whether it hears the leg; to a producer it has never met the first word is only a handshake."""
+        if not at.ready or at.cut_off:
+            return False
+        warm = self.desk.view.pair_warm(transfer.producer, at.name)
+        wait_ns = self.world.hop_ns * 2 + (0 if warm else round(HANDSHAKE_S * NS))
+        self.kernel.at(self.kernel.now_ns + wait_ns, self.world.give_back, (transfer.fields["source"], at))
+        return True
 
     def announce_lost(self, instance: InstanceId, legs: list[Leg]) -> None:
         """An instance is gone, down, or started anew: whoever waits for a first word from it hears now."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from cluster.ids import RequestId
+from cluster.ids import InstanceId, RequestId
 from cluster.instance import Instance, Load, Role
 from decode.rules import DecodeRules
 from engine.agent.machine import AgentMachine, Effect, LoadRead, State
@@ -132,9 +132,10 @@ class SimInstance:
         self.heard_ns = 0
         """When the registry last had a word of its agent's."""
         self.models: Final[tuple[dict[str, object], ...]] = ({"id": member.model},)
-        self.reported = self._reported()
+        self.reported = self._reported(0)
         self.load_said = self.agent.load
         self.contents_said: tuple[int, ...] | None = None
+        self.slot_said: bytes | None = None
 
     @property
     def instance(self) -> Instance:
@@ -168,14 +169,19 @@ class SimInstance:
         due = [each for each in (self.agent.next_wakeup(), self.engine.next_wakeup()) if each is not None]
         return min(due, default=None)
 
-    def report(self) -> None:
+    def _shuns(self, now_ns: int) -> tuple[InstanceId, ...]:
+        local_ns = now_ns if self.clock is None else self.clock.local(now_ns)
+        return tuple(map(InstanceId, self.twin.shunned(local_ns)))
+
+    def report(self, now_ns: int) -> None:
         """The agent's heartbeat: what it says of itself now."""
         agent, last = self.agent, self.reported
         same = last.instance.epoch == self.epoch and last.state == agent.state.value and last.load is agent.load
+        same = same and last.shuns == self._shuns(now_ns)
         if not same or last.credits != agent.credits or last.instance.role is not agent.role:
-            self.reported = self._reported()
+            self.reported = self._reported(now_ns)
 
-    def _reported(self) -> Reported:
+    def _reported(self, now_ns: int) -> Reported:
         agent = self.agent
         return Reported(
             instance=self.instance,
@@ -184,4 +190,5 @@ class SimInstance:
             credits=agent.credits,
             load=agent.load,
             models=self.models,
+            shuns=self._shuns(now_ns),
         )

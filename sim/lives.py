@@ -207,7 +207,7 @@ class Lives:
             if at.pulling:
                 self._world.pulls.keep_alive(at)
         if not at.cut_off:
-            at.report()
+            at.report(self._kernel.now_ns)
             at.heard_ns = self._kernel.now_ns
         self._probe(at)
         if self._world.busy:
@@ -228,7 +228,7 @@ class Lives:
         """Word that does not wait for the next heartbeat; the registry wakes the router."""
         if at.cut_off:
             return
-        at.report()
+        at.report(self._kernel.now_ns)
         at.heard_ns = self._kernel.now_ns
         if self._kernel.events:
             self._kernel.at(self._kernel.now_ns + round(self._world.settings.registry_ms * 1e6), self._read)

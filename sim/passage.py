@@ -354,6 +354,6 @@ def _transfer(leg: Leg, finished: ev.Finished) -> Transfer | None:
     hold = finished.hold
     if hold is None:
         return None
-    source = Source(hold.transfer, leg.at.name, hold.blocks, hold.tokens)
+    source = hold.source(leg.at.name)
     engine = f"{leg.at.name}@{hold.transfer.producer_epoch}"
     return Transfer({"source": source, "remote_engine_id": engine, "remote_num_tokens": hold.tokens})

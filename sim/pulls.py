@@ -1,8 +1,8 @@
 """KV on its way from P to D: handshakes, flows over the NICs, what was read, and the notices that end a hold.
 
-A pull that ends reads the producer's blocks as they are at that moment, whoever they belong to by then: safety is the
-ledger's business and the twin's, not this module's. A producer that died fails its pulls; one that cannot be reached
-fails them after a timeout.
+A pull that ends reads the producer's blocks as they are at that moment, whoever they belong to by then, and then the
+hold's slot: safety is the twins' business (`prefill`, `decode`), not this module's. A producer that died fails its
+pulls; one that cannot be reached fails them after a timeout.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from cluster.ids import InstanceId, TransferId
+from decode.peers import NOT_ITS_OWN
+from decode.pulls import BEATS_PER_LEASE
+from decode.table import BECAUSE, Reading
 from engine.twin import events as ev
 from engine.twin.request import Source
-from kvtransfer.events import Received
-from kvtransfer.messages import Heartbeat, Peer
 from sim import link
 from sim.fleet import pull_bytes, pull_limit_gb_s
 from sim.instance import SimInstance
@@ -22,9 +23,6 @@ from sim.kernel import NS
 
 if TYPE_CHECKING:
     from sim.world import World
-
-BEATS_PER_LEASE: Final = 3
-"""A consumer says so often that it still wants a hold (vLLM's heartbeat: a third of the lease)."""
 
 
 class Pull:
@@ -114,26 +112,33 @@ class Pulls:
         if read is None:
             self._fail(pull)
             return
-        self.ended += 1
+        wrong = "" if self._vouched_for(pull, read) else NOT_ITS_OWN
+        slot = pull.effect.source.slot
+        assert slot is not None, "a hold without one is not pulled"
+        self._world.tell(pull.producer, ev.ReadSlot(slot.index))
         by.pulling.pop(pull.effect.request, None)
-        self._world.tell(by, ev.KvArrived(pull.effect.request, read))
+        failed = self.failed
+        self._world.tell(by, ev.KvArrived(pull.effect.request, read, pull.producer.slot_said, wrong))
+        self.ended += self.failed == failed
+
+    def not_used(self, _: SimInstance, effect: ev.NotUsed) -> None:
+        """D computes the prompt itself."""
+        self.failed += 1
+        self._world.counts["pulls_refused"] += effect.because == NOT_ITS_OWN
+        self._world.counts["pulls_unconfirmed"] += effect.because == BECAUSE[Reading.GONE]
 
     def _read(self, pull: Pull) -> tuple[int, ...] | None:
-        """What P's memory contains there now; None: not to be used. Where nobody keeps contents, the right thing."""
+        """What P's memory contains there now; None: it cannot be read. Where nobody keeps contents, the right thing."""
         producer, remote = pull.producer, pull.effect.remote
         if not self._world.keeps_contents:
             return remote
         self._world.tell(producer, ev.ReadBlocks(remote))
         read = producer.contents_said
-        if read is not None and self.spoil is not None:
-            read = self.spoil(pull, read)
-        if read is None or not self._world.settings.digests or self._vouched_for(pull, read):
-            return read
-        self._world.counts["pulls_refused"] += 1
-        self.give_back(pull.by, pull.effect.source)
-        return None
+        return read if read is None or self.spoil is None else self.spoil(pull, read)
 
     def _vouched_for(self, pull: Pull, read: tuple[int, ...]) -> bool:
+        if not (self._world.settings.digests and self._world.keeps_contents):
+            return True
         held = self._vouched.pop(pull.effect.source.transfer, {})
         return all(held.get(block) == content for block, content in zip(pull.effect.remote, read, strict=True))
 
@@ -151,7 +156,6 @@ class Pulls:
         by = pull.by
         if by.epoch != pull.epoch or not by.ready:
             return
-        self.failed += 1
         by.pulling.pop(pull.effect.request, None)
         self._world.tell(by, ev.KvFailed(pull.effect.request))
 
@@ -183,5 +187,5 @@ class Pulls:
                 continue
             by.pulling[request] = (source, now_ns)
             if not (by.cut_off or producer.cut_off) and producer.ready:
-                beat = Received(Peer(by.name, by.epoch), Heartbeat(source.transfer, 0))
-                self._kernel.at(now_ns + self._world.hop_ns, self._world.heartbeat, (producer, ev.FromPeer(beat)))
+                word = (producer, ev.wanted(source, by.name))
+                self._kernel.at(now_ns + self._world.hop_ns, self._world.heartbeat, word)

@@ -98,7 +98,14 @@ class World:
         self._pull_front_ns: Final = round(self.settings.pull_front_ms * 1e6)
         self._arrivals: Any = iter(())
         self._arriving = True
-        self._carry: Final[dict[type, Callable[[SimInstance, Any], None]]] = {
+        self._carry: Final = self._carriers()
+        for each in self.instances:
+            self.provisioning.already(each)
+            self.lives.start(each)
+
+    def _carriers(self) -> dict[type, Callable[[SimInstance, Any], None]]:
+        """What carries out each kind of effect of a twin's."""
+        return {
             ev.Run: self._run,
             ev.Cut: self._cut,
             ev.Finished: self._finished,
@@ -108,12 +115,11 @@ class World:
             ev.Lost: self._lost,
             ev.Preempted: self._preempted,
             ev.Ready: self.lives.ready,
+            ev.NotUsed: self.pulls.not_used,
             ev.LoadIs: _load_is,
             ev.Contents: _contents,
+            ev.SlotSays: _slot_says,
         }
-        for each in self.instances:
-            self.provisioning.already(each)
-            self.lives.start(each)
 
     def add(self, member: Member) -> None:
         """One more instance; it starts now."""
@@ -367,10 +373,16 @@ class World:
         """A notice is at the producer."""
         source, by = word
         producer = self.by_name[source.producer]
-        if producer.ready and producer.epoch == source.transfer.producer_epoch:
-            self.tell(producer, ev.released(source.transfer, by.name))
+        if producer.ready:  # in whichever life: a former one's mark ends nothing
+            self.tell(producer, ev.released(source, by.name))
 
-    def heartbeat(self, word: tuple[SimInstance, ev.FromPeer]) -> None:
+    def give_up(self, source: Source) -> None:
+        """A router gives a hold up by its name."""
+        producer = self.by_name[source.producer]
+        if producer.ready and not producer.cut_off:
+            self.tell(producer, ev.GiveUp(str(source.transfer)))
+
+    def heartbeat(self, word: tuple[SimInstance, ev.Notice]) -> None:
         """A consumer still wants a hold."""
         if word[0].ready:
             self.tell(*word)
@@ -392,6 +404,10 @@ def _caches(member: Member) -> bool:
 
 def _load_is(at: SimInstance, effect: ev.LoadIs) -> None:
     at.load_said = effect.load
+
+
+def _slot_says(at: SimInstance, effect: ev.SlotSays) -> None:
+    at.slot_said = effect.said
 
 
 def _contents(at: SimInstance, effect: ev.Contents) -> None:

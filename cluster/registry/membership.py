@@ -150,7 +150,7 @@ class Heartbeat:
     holds: _Count = 0
     """Holds it keeps for decode instances, as far as its agent knows."""
     shuns: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
-    """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`kvtransfer.trust`)."""
+    """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`decode.peers`)."""
     evicted: tuple[_Count, _Count] = (0, 0)
     """Since its engine's start: tokens whose KV was thrown out of its cache block by block, and how often all of it
     was."""

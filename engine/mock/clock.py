@@ -17,7 +17,7 @@ from typing import Protocol
 
 from engine.mock.playback import Made, Playback
 from engine.twin.config import StepCosts
-from engine.twin.events import Contents, Effect, Event, LoadIs, ReadBlocks, ReadLoad, Tick
+from engine.twin.events import Contents, Effect, Event, LoadIs, ReadBlocks, ReadLoad, ReadSlot, SlotSays, Tick
 from engine.twin.machine import Twin
 
 QUANTUM_S = 0.001
@@ -114,12 +114,12 @@ class Clock:
         if not self._busy:
             self._carry_out((), None)
 
-    def read(self, event: ReadLoad | ReadBlocks) -> LoadIs | Contents:
+    def read(self, event: ReadLoad | ReadBlocks | ReadSlot) -> LoadIs | Contents | SlotSays:
         """Ask the twin. Not from within what it says."""
         assert not self._busy, "a twin that is speaking answers no questions"
         now_ns = self.now_ns()
         effects = self._twin.handle(event, now_ns)
-        answer = next(effect for effect in effects if isinstance(effect, LoadIs | Contents))
+        answer = next(effect for effect in effects if isinstance(effect, LoadIs | Contents | SlotSays))
         self._carry_out(effects, now_ns)
         return answer
 

@@ -1,36 +1,51 @@
 """Both sides of hand-overs between mocks: what is pulled from others, what is held for them. A shell: timers, peers.
 
-The consumer reads the producer's blocks when the transfer's time is over, whatever is in them by then (reads are
-one-sided: nobody asks whether the hold still stands, as on vLLM's stock path), tells the producer that it is done, and
-until then says every few seconds that it still wants the hold. With digests it also reads what the producer vouches
-for, and what differs, or nobody vouches for any more, is not used: as with Baton's connector.
+The consumer reads the producer's blocks when the transfer's time is over, whatever is in them by then, and then the
+hold's slot; until then it says every few seconds that it still wants the hold. What may be used, who is told, and when
+a hold ends, the two twins decide by the rules of engines with Baton's connector (`prefill`, `decode`). With digests the
+consumer also reads what the producer vouches for.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cluster.ids import InstanceId, RequestId, TransferId
-from engine.mock.clock import NS, Clock
+from decode.peers import NOT_ITS_OWN
+from decode.pulls import BEATS_PER_LEASE
+from engine.mock.clock import Clock
 from engine.mock.faults import ON_PULLS, Faults, Kind, Leg, spoil
 from engine.mock.metrics import Metrics
 from engine.mock.settings import Settings
 from engine.mock.transfer import ATTEMPT, Producer, Reference
-from engine.twin.events import Contents, FromPeer, Hold, KvArrived, KvFailed, Pull, ReadBlocks, released
+from engine.twin.events import (
+    Contents,
+    GiveUp,
+    Hold,
+    HoldEnded,
+    KvArrived,
+    KvFailed,
+    Notice,
+    Pull,
+    ReadBlocks,
+    ReadSlot,
+    SlotSays,
+)
+from engine.twin.holds import TIME_UP
 from engine.twin.request import Source
-from kvtransfer.events import Received
-from kvtransfer.messages import Heartbeat, Peer
-from kvtransfer.terms import Terms
+from kvtransfer.notes import Beat
+from kvtransfer.notes import Read as HasRead
+from kvtransfer.slots import mark_of
 
 PRODUCERS_MAX = 4096
 """Addresses that are remembered."""
 
 CONSUMER = InstanceId("consumer")
-"""Who speaks about a hold: vLLM's notices do not say which consumer sent them, so that any may release."""
+"""Who speaks about a hold: a notice is known by the hold's mark, not by its sender."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
@@ -42,16 +57,18 @@ class Read:
     contents: tuple[int, ...]
     vouched: tuple[int, ...] | None
     """What the producer held there; None: it does not vouch for that, or not any more."""
+    said: bytes | None
+    """What stood in the hold's slot after that; None: it could not be read."""
 
 
 class Peers(Protocol):
     """Other mocks, in this process or elsewhere. What cannot be reached answers None or False."""
 
-    async def read(self, producer: Producer, request_id: str, blocks: tuple[int, ...]) -> Read | None:
-        """What its blocks contain, and what it vouches for under this hold."""
+    async def read(self, producer: Producer, source: Source, blocks: tuple[int, ...]) -> Read | None:
+        """What its blocks contain, what it vouches for under this hold, and what then stood in its slot."""
 
-    async def notify(self, producer: Producer, what: str, request_ids: list[str]) -> bool:
-        """`what` is ``release`` or ``heartbeat``."""
+    async def notify(self, producer: Producer, what: str, words: list[str]) -> bool:
+        """`what` is ``release`` (a request and its mark) or ``heartbeat`` (requests)."""
 
     def near(self, producer: Producer) -> Handoffs | None:
         """The producer itself where it runs in this process."""
@@ -65,7 +82,6 @@ class Handoffs:
     ) -> None:
         self.engine_id = ""
         self.epoch = 0
-        self.on_failed_pull: Callable[[RequestId, int], None] = lambda _, __: None
         self._settings = settings
         self._clock = clock
         self._faults = faults
@@ -80,17 +96,14 @@ class Handoffs:
         self._under_way = 0
         self._last: tuple[int, ...] = ()
         """Contents of the last pull."""
-        self._holds: dict[str, int] = {}
-        """Ours, and when each one's lease ends."""
-        self._vouched: dict[str, dict[int, int]] = {}
-        """What was in each one's blocks when it began; with digests only."""
+        self._holds: dict[str, dict[int, int]] = {}
+        """Ours, and with digests what was in each one's blocks when it began."""
 
     def begin_life(self, epoch: int, engine_id: str) -> None:
         """The engine is started: nothing of a former life counts."""
         self.epoch, self.engine_id = epoch, engine_id
         self._wanted.clear()
         self._holds.clear()
-        self._vouched.clear()
 
     # -- as a consumer --
 
@@ -121,31 +134,22 @@ class Handoffs:
         if producer is None or kind is Kind.FAIL_PULL:
             self._landed(order, None, None)
         elif (near := self._peers.near(producer)) is not None:
-            self._landed(order, near.read(producer.engine_id, order.source.transfer.request, order.remote), kind)
+            self._landed(order, near.read(producer.engine_id, order.source, order.remote), kind)
         else:
             self._spawn(self._read_far(order, producer, kind))
 
     async def _read_far(self, order: Pull, producer: Producer, kind: Kind | None) -> None:
-        self._landed(order, await self._peers.read(producer, order.source.transfer.request, order.remote), kind)
+        self._landed(order, await self._peers.read(producer, order.source, order.remote), kind)
 
     def _landed(self, order: Pull, read: Read | None, kind: Kind | None) -> None:
         if read is None:
             self.metrics.counts["nixl_num_failed_transfers"] += 1
-            self._recompute(order)
+            self._clock.tell(KvFailed(order.request))
             return
         before, self._last = self._last, read.contents
         contents = read.contents if kind is None else spoil(kind, read.contents, before)
-        if self._settings.digests and contents != read.vouched:
-            self.give_back(order.source)
-            self._recompute(order)
-            return
-        self._clock.tell(KvArrived(order.request, contents))
-
-    def _recompute(self, order: Pull) -> None:
-        """Nothing of it is used."""
-        self._wanted.pop(order.source.transfer, None)
-        self.on_failed_pull(order.request, order.source.tokens)
-        self._clock.tell(KvFailed(order.request))
+        wrong = NOT_ITS_OWN if self._settings.digests and contents != read.vouched else ""
+        self._clock.tell(KvArrived(order.request, contents, read.said, wrong))
 
     def give_back(self, source: Source, leg: Leg = Leg.DECODE) -> None:
         """Tell the producer that its hold is not wanted any more."""
@@ -156,18 +160,19 @@ class Handoffs:
         producer = self._producers.get(source.producer)
         if producer is None:
             return
+        words = [source.request, "" if source.slot is None else source.slot.proof]
         if (near := self._peers.near(producer)) is not None:
-            near.heard("release", producer.engine_id, [request_id])
+            near.heard("release", producer.engine_id, words)
         else:
-            self._spawn(self._notify(producer, "release", [request_id]))
+            self._spawn(self._notify(producer, "release", words))
 
-    async def _notify(self, producer: Producer, what: str, request_ids: list[str]) -> None:
-        if not await self._peers.notify(producer, what, request_ids):
+    async def _notify(self, producer: Producer, what: str, words: list[str]) -> None:
+        if not await self._peers.notify(producer, what, words):
             self.metrics.counts["nixl_num_failed_notifications"] += 1
 
     def _keep_beating(self) -> None:
         if self._wanted and self._beating is None:
-            every_s = min(Terms().heartbeat_s, self._settings.config.lease_s / 4)
+            every_s = self._settings.config.lease_s / BEATS_PER_LEASE
             self._beating = self._loop.call_later(self._clock.real_s(every_s * 1000), self._beat)
 
     def _beat(self) -> None:
@@ -198,37 +203,37 @@ class Handoffs:
         """Under which id a request's blocks are kept."""
         return TransferId(request, ATTEMPT, self.epoch)
 
-    def held(self, hold: Hold, at_ns: int) -> None:
-        """Blocks are kept since then."""
-        self._holds[hold.transfer.request] = at_ns + round(self._settings.config.lease_s * NS)
+    def held(self, hold: Hold) -> None:
+        """Blocks are kept."""
+        self._holds[hold.request] = {}
         if self._settings.digests:
             self._loop.call_soon(self._vouch, hold)  # the twin is still speaking; no reader knows of the hold yet
 
     def _vouch(self, hold: Hold) -> None:
-        if hold.transfer.request not in self._holds:
+        if hold.request not in self._holds:
             return
         contents = self.contents(self.engine_id, hold.blocks)
         if contents is not None:
-            self._vouched[hold.transfer.request] = dict(zip(hold.blocks, contents, strict=True))
+            self._holds[hold.request] = dict(zip(hold.blocks, contents, strict=True))
+
+    def ended(self, effect: HoldEnded) -> None:
+        """A hold of ours has ended."""
+        self._holds.pop(effect.request, None)
+        self.metrics.counts["nixl_num_kv_expired_reqs"] += effect.because == TIME_UP
 
     def holds(self) -> int:
-        """How many there are; what has expired is counted and forgotten."""
-        now_ns = self._clock.now_ns()
-        expired = [request for request, until_ns in self._holds.items() if until_ns <= now_ns]
-        for request in expired:
-            del self._holds[request]
-            self._vouched.pop(request, None)
-        self.metrics.counts["nixl_num_kv_expired_reqs"] += len(expired)
+        """How many there are."""
         return len(self._holds)
 
-    def read(self, engine_id: str, request_id: str, blocks: tuple[int, ...]) -> Read | None:
+    def read(self, engine_id: str, source: Source, blocks: tuple[int, ...]) -> Read | None:
         """What a consumer reads now; None under the name of a former life."""
         contents = self.contents(engine_id, blocks)
         if contents is None:
             return None
-        self.holds()
-        held = self._vouched.get(request_id, {})
-        return Read(contents, tuple(held[each] for each in blocks) if held.keys() >= set(blocks) else None)
+        held = self._holds.get(source.request, {})
+        vouched = tuple(held[each] for each in blocks) if held.keys() >= set(blocks) else None
+        said = self._clock.read(ReadSlot(source.slot.index)) if source.slot is not None else None
+        return Read(contents, vouched, said.said if isinstance(said, SlotSays) else None)
 
     def contents(self, engine_id: str, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
         """What is in these blocks now; None under the name of a former life."""
@@ -237,20 +242,18 @@ class Handoffs:
         answer = self._clock.read(ReadBlocks(blocks))
         return answer.contents if isinstance(answer, Contents) else None
 
-    def heard(self, what: str, engine_id: str, request_ids: Iterable[str]) -> bool:
+    def heard(self, what: str, engine_id: str, words: Sequence[str]) -> bool:
         """A consumer says something about holds. False: it means a former life."""
         if engine_id != self.engine_id:
             return False
-        self.holds()
-        for request_id in request_ids:
-            transfer = self.hold_id(RequestId(request_id))
-            if what == "release":
-                self._vouched.pop(request_id, None)
-                if self._holds.pop(request_id, None) is None:
-                    self.metrics.counts["nixl_num_notifications_after_expiry"] += 1
-                self._clock.tell(released(transfer, CONSUMER))
-            elif request_id in self._holds:
-                until_ns = self._clock.now_ns() + round(Terms().extend_s * NS)
-                self._holds[request_id] = max(self._holds[request_id], until_ns)
-                self._clock.tell(FromPeer(Received(Peer(CONSUMER, 0), Heartbeat(transfer, 0))))
+        if what == "heartbeat":
+            self._clock.tell(Notice(CONSUMER, Beat(tuple(words))))
+        elif len(words) == 2:
+            request, proof = words
+            self.metrics.counts["nixl_num_notifications_after_expiry"] += request not in self._holds
+            self._clock.tell(Notice(CONSUMER, HasRead(request, 1, mark_of(proof))))
         return True
+
+    def give_up(self, name: str) -> None:
+        """A router gives up what is, or will be, held under a name."""
+        self._clock.tell(GiveUp(name))

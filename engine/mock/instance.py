@@ -29,8 +29,10 @@ from engine.twin.events import (
     Effect,
     Finished,
     GiveBack,
+    HoldEnded,
     LoadIs,
     Lost,
+    NotUsed,
     Preempted,
     Pull,
     ReadLoad,
@@ -118,6 +120,10 @@ class Instance:
                 self.handoffs.pull(effect)
             case GiveBack(source=source):
                 self.handoffs.give_back(source)
+            case NotUsed(request=request):
+                self.serving.not_used(request)
+            case HoldEnded():
+                self.handoffs.ended(effect)
             case Refused(request=request) if not self.ready.is_set():
                 self.serving.lost(request)  # it was on its way to an engine that died
             case Refused(request=request, because=because):
@@ -129,7 +135,7 @@ class Instance:
             case Ready():
                 self._spawn(self._open())
             case _:
-                pass  # answers to questions, and what the ledger would tell consumers that vLLM tells nothing
+                pass  # answers to questions
 
     async def _open(self) -> None:
         if not self.faults.has(Kind.CLOSE):

@@ -12,6 +12,8 @@ import aiohttp
 
 from engine.mock.handoffs import Handoffs, Read
 from engine.mock.transfer import Producer
+from engine.twin.request import Source
+from kvtransfer.slots import CLEAR, FIELD, mark_of
 
 ANSWER_S = 5.0
 """A producer that has not answered by then is taken for gone."""
@@ -41,17 +43,19 @@ class HttpPeers:
         if self._session is not None:
             await self._session.close()
 
-    async def read(self, producer: Producer, request_id: str, blocks: tuple[int, ...]) -> Read | None:
+    async def read(self, producer: Producer, source: Source, blocks: tuple[int, ...]) -> Read | None:
         """What its blocks contain; None where nobody answers, or not in that life of it."""
-        answer = await self._ask(producer, "read", {"request_id": request_id, "blocks": blocks}) or {}
-        contents, vouched = answer.get("contents"), answer.get("vouched")
+        slot = None if source.slot is None else source.slot.field()
+        answer = await self._ask(producer, "read", {"request_id": source.request, "blocks": blocks, FIELD: slot}) or {}
+        contents, vouched, said = answer.get("contents"), answer.get("vouched"), answer.get("said")
         if not isinstance(contents, list):
             return None
-        return Read(tuple(contents), tuple(vouched) if isinstance(vouched, list) else None)
+        told = tuple(vouched) if isinstance(vouched, list) else None
+        return Read(tuple(contents), told, mark_of(said) or CLEAR if isinstance(said, str) else None)
 
-    async def notify(self, producer: Producer, what: str, request_ids: list[str]) -> bool:
+    async def notify(self, producer: Producer, what: str, words: list[str]) -> bool:
         """Say something about holds; whether it was heard."""
-        return await self._ask(producer, what, {"request_ids": request_ids}) is not None
+        return await self._ask(producer, what, {"request_ids": words}) is not None
 
     async def _ask(self, producer: Producer, what: str, body: dict[str, Any]) -> dict[str, Any] | None:
         if self._session is None:

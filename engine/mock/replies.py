@@ -16,6 +16,7 @@ from engine.mock.prompts import Prompted
 from engine.mock.settings import MS, Settings
 from engine.mock.transfer import Producer, Reference, cached_at_producer, hold_fields, wants_hold
 from engine.twin.events import Finished
+from kvtransfer.fields import name_in
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +105,13 @@ class Replies:
             return
         hold, transfer = answer.parts[0].over, None
         if hold is not None and hold.hold is not None:
-            transfer = hold_fields(hold.hold, self.here, tp=self._settings.tp, cached_tokens=hold.local_tokens)
+            transfer = hold_fields(
+                hold.hold,
+                self.here,
+                name=name_in(answer.asked.transfer),
+                tp=self._settings.tp,
+                cached_tokens=hold.local_tokens,
+            )
         choices = [part.choice for part in answer.parts]
         answer.exchange.respond(200, whole(answer.head, choices, self._usage(answer), transfer, self._timing(answer)))
 

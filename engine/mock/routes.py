@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ApiError, bad_request
+from cluster.ids import RequestId
+from cluster.wire import RELEASE_PATH
 from engine.mock.answers import VERSION, encode
 from engine.mock.asked import CHAT, COMPLETIONS, chat_pieces, read_body
 from engine.mock.faults import Kind
 from engine.mock.http import Exchange, Request
 from engine.mock.metrics import CONTENT_TYPE
+from engine.mock.transfer import hold_of
 from engine.mock.words import text_of, tokenize
+from kvtransfer.fields import name_in
 
 if TYPE_CHECKING:
     from engine.mock.instance import Instance
@@ -42,6 +46,7 @@ class Routes:
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/inference/v1/abort_requests": {"POST": self._abort},
+            RELEASE_PATH: {"POST": self._release},
             "/mock/read": {"POST": self._read},
             "/mock/release": {"POST": lambda request, exchange: self._heard(request, exchange, "release")},
             "/mock/heartbeat": {"POST": lambda request, exchange: self._heard(request, exchange, "heartbeat")},
@@ -133,6 +138,18 @@ class Routes:
         exchange.respond(200)
         self._instance.serving.abort_named([name for name in names if isinstance(name, str)])
 
+    # -- Baton's, inside vLLM --
+
+    def _release(self, request: Request, exchange: Exchange) -> None:
+        """A router gives a hold up by its name, as an engine's guard takes it."""
+        if self._instance.serving.strikes_release(request, exchange):
+            return
+        name = name_in(_body(request).get("kv_transfer_params"))
+        if name is None:
+            raise bad_request("A hold is given up by its name.", "kv_transfer_params")
+        self._instance.handoffs.give_up(name)
+        _json(exchange, {"ok": True})
+
     # -- the mock's own --
 
     def _read(self, request: Request, exchange: Exchange) -> None:
@@ -140,11 +157,13 @@ class Routes:
         blocks = body.get("blocks")
         if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
             raise bad_request("`blocks` is a list of block ids.", "blocks")
-        request_id = _text(body, "request_id") if "request_id" in body else ""
-        read = self._instance.handoffs.read(_text(body, "engine_id"), request_id, tuple(blocks))
+        request_id = RequestId(_text(body, "request_id") if "request_id" in body else "")
+        source = hold_of(_text(body, "engine_id"), request_id, body)
+        read = self._instance.handoffs.read(source.producer, source, tuple(blocks))
         if read is None:
             raise ApiError(410, "Gone", "No such blocks in this life of the engine")
-        _json(exchange, {"contents": read.contents, "vouched": read.vouched})
+        said = None if read.said is None else read.said.hex()
+        _json(exchange, {"contents": read.contents, "vouched": read.vouched, "said": said})
 
     def _heard(self, request: Request, exchange: Exchange, what: str) -> None:
         body = _body(request)

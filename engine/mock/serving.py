@@ -30,6 +30,7 @@ from engine.mock.words import END
 from engine.twin.events import Abort, Finished, Submit
 from engine.twin.request import Request as TwinRequest
 from engine.twin.tokens import VOCABULARY, Prompt, Segment
+from kvtransfer.fields import name_in
 
 
 class Serving:
@@ -45,7 +46,6 @@ class Serving:
         self._settings = settings
         self._clock = clock
         self._handoffs = handoffs
-        handoffs.on_failed_pull = self.pull_failed
         self._faults = faults
         self.metrics = metrics
         self._loop = asyncio.get_running_loop()
@@ -85,6 +85,11 @@ class Serving:
                 exchange.respond(error.status, encode(error.body()))
             return
         self._start(asked, reference, exchange, f"{'chatcmpl' if chat else 'cmpl'}-{base}", fault)
+
+    def strikes_release(self, request: Request, exchange: Exchange) -> bool:
+        """Whether a fault keeps a hold from being given up by its name."""
+        fault = self._faults.strike(ON_REQUESTS, Leg.RELEASE, request.headers.get("x-request-id", ""))
+        return fault is not None and self._strikes_at_once(fault, exchange)
 
     def _strikes_at_once(self, fault: Fault, exchange: Exchange) -> bool:
         """Faults that leave nothing for the engine to do."""
@@ -170,6 +175,7 @@ class Serving:
             seed=copy,
             priority=asked.priority,
             hold=self._handoffs.hold_id(part.id) if holds else None,
+            name=name_in(asked.transfer) or "",
             pull=part.reference.source if part.reference is not None else None,
         )
 
@@ -202,7 +208,7 @@ class Serving:
             return
         part.over = effect
         if effect.hold is not None:
-            self._handoffs.held(effect.hold, effect.at_ns)
+            self._handoffs.held(effect.hold)
         if part.reference is not None and effect.reason == "abort":
             self._handoffs.forget(part.reference.source)
         self._count_end(part, effect)
@@ -223,10 +229,11 @@ class Serving:
             self._touched.pop(part, None)
             part.answer.exchange.drop()
 
-    def pull_failed(self, request: RequestId, held_tokens: int) -> None:
+    def not_used(self, request: RequestId) -> None:
         """Its prompt will be computed here."""
-        if (part := self._parts.get(request)) is not None:
-            part.not_pulled = held_tokens
+        part = self._parts.get(request)
+        if part is not None and part.reference is not None:
+            part.not_pulled = part.reference.source.tokens
 
     def _count_end(self, part: Part, effect: Finished) -> None:
         metrics, now_ns = self.metrics, effect.at_ns

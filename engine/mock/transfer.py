@@ -1,4 +1,4 @@
-"""The hand-over's fields as vLLM 0.32's NixlConnector (pull) has them, and what mocks say to each other about holds.
+"""The hand-over's fields as vLLM 0.32 has them with Baton's connector, and what mocks say to each other about holds.
 
 Two mocks speak over HTTP, on the port where the producer also answers clients: it stands in ``remote_host`` and
 ``remote_port``, where a real engine names its side channel. ``remote_engine_id`` is new at each life of an engine; who
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.ids import InstanceId, RequestId, TransferId
-from cluster.wire import FIRST_TOKEN
+from cluster.wire import TRANSFER
+from decode.pins import pinned
 from engine.mock.asked import invalid
 from engine.twin.events import Hold
 from engine.twin.request import Source
 from engine.twin.tokens import VOCABULARY
+from kvtransfer.slots import FIELD, slot_in
 
 ATTEMPT: Final = 1
 """vLLM names a hold by its own id of the request, which it never has twice."""
@@ -42,14 +44,17 @@ class Reference:
     source: Source
 
 
-def hold_fields(hold: Hold, here: Producer, *, tp: int, cached_tokens: int) -> dict[str, Any]:
-    """``kv_transfer_params`` of a prefill leg's answer."""
+def hold_fields(hold: Hold, here: Producer, *, name: str | None, tp: int, cached_tokens: int) -> dict[str, Any]:
+    """``kv_transfer_params`` of a prefill leg's answer. `name`: what the router calls the hold."""
+    vouched = {} if hold.slot is None else {FIELD: hold.slot.field()}
     return {
+        **vouched,
+        TRANSFER: name,
         "do_remote_prefill": True,
         "do_remote_decode": False,
         "remote_block_ids": [list(hold.blocks)],
         "remote_engine_id": here.engine_id,
-        "remote_request_id": hold.transfer.request,
+        "remote_request_id": hold.request,
         "remote_host": here.host,
         "remote_port": here.port,
         "tp_size": tp,
@@ -85,8 +90,14 @@ def read_reference(fields: Mapping[str, Any]) -> Reference | None:
     if type(port) is not int or not 0 < port < 1 << 16 or type(tokens) is not int or tokens < 0:
         raise invalid("kv_transfer_params", "remote_port and remote_num_tokens should be whole numbers")
     transfer = TransferId(RequestId(request_id), ATTEMPT, UNKNOWN_EPOCH)
-    source = Source(transfer, InstanceId(engine_id), tuple(blocks), tokens)
+    source = Source(transfer, InstanceId(engine_id), tuple(blocks), tokens, transfer.request, slot_in(fields))
     return Reference(Producer(engine_id, host, port), request_id, source)
+
+
+def hold_of(engine_id: str, request_id: RequestId, fields: Mapping[str, Any]) -> Source:
+    """A hold of ours, as a consumer's read names it."""
+    transfer = TransferId(request_id, ATTEMPT, UNKNOWN_EPOCH)
+    return Source(transfer, InstanceId(engine_id), (), 0, request_id, slot_in(fields))
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
@@ -97,9 +108,9 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 
 def pinned_token(fields: Mapping[str, Any]) -> int | None:
-    """The token that the answer must begin with (`engine.vllm.pin`); one that does not exist pins nothing."""
-    token = fields.get(FIRST_TOKEN)
-    return token if type(token) is int and 0 <= token < VOCABULARY else None
+    """The token that the answer must begin with; one that does not exist pins nothing."""
+    token = pinned(fields)
+    return token if token is not None and token < VOCABULARY else None
 
 
 def cached_at_producer(fields: Mapping[str, Any]) -> int | None:

@@ -13,17 +13,19 @@ from engine.twin.batch import Batch, Entry, PullOrder
 from engine.twin.blocks import Pool
 from engine.twin.config import Config, Policy
 from engine.twin.crew import Crew
+from engine.twin.pulls import Pulls
 from engine.twin.request import Sequence, Status
 
 
 class Admission:
     """The waiting requests of one life of an engine. Adds to `running`, which is its scheduler's."""
 
-    def __init__(self, config: Config, pool: Pool, crew: Crew, running: list[Sequence]) -> None:
+    def __init__(self, config: Config, pool: Pool, crew: Crew, running: list[Sequence], pulls: Pulls) -> None:
         self._config: Final = config
         self._pool: Final = pool
         self._crew: Final = crew
         self._running: Final = running
+        self._pulls: Final = pulls
         self.waiting: list[Sequence] = []
         self.holding: list[Sequence] = []
         """Those with blocks: pulling, or pulled."""
@@ -99,7 +101,7 @@ class Admission:
         if sequence.computed == 0:
             if self._config.prefix_caching:  # the last token is always computed: its successor follows from it
                 hits = self._pool.hits(sequence.text, (sequence.known - 1) // self._config.block_size)
-            remote = self._to_pull(sequence, len(hits) * self._config.block_size)
+            remote = self._pulls.worth(sequence, len(hits) * self._config.block_size)
         computed = sequence.computed + len(hits) * self._config.block_size + remote
         wanted = 0 if remote else sequence.known - computed
         if wanted > batch.left and not self._config.chunked_prefill:
@@ -126,6 +128,7 @@ class Admission:
         source = sequence.request.pull
         if source is not None and not sequence.pulled:  # one transfer for each request
             sequence.pulled = True
+            self._pulls.allocated(sequence, source, remote)
             if not remote:
                 batch.full_hits += (source,)
         if remote and source is not None:
@@ -150,13 +153,6 @@ class Admission:
             batch.entries[sequence] = Entry(
                 sequence, sequence.computed, count, sequence.blocks, sequence.preemptions, sequence.place
             )
-
-    def _to_pull(self, sequence: Sequence, local: int) -> int:
-        """Tokens that the producer has and we have not (nixl/pull_scheduler.py:86)."""
-        source = sequence.request.pull
-        if source is None or sequence.pulled:
-            return 0
-        return max(0, min(source.tokens, sequence.text.prompt_tokens) - local)
 
     def _room(self, sequence: Sequence, hits: list[int], tokens: int, *, pulls: bool) -> bool:
         """Whether there are blocks for its first step; and for all of it, where that is reserved (kv_cache_manager)."""

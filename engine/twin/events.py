@@ -11,8 +11,8 @@ from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.instance import Load
 from engine.twin.batch import PullOrder
 from engine.twin.request import Request, Source
-from kvtransfer.events import Claimed, LinkEnded, PeerLost, PeerSeen, Received
-from kvtransfer.messages import Message, Peer, Release
+from kvtransfer.notes import Beat, Read
+from kvtransfer.slots import Slot
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -44,6 +44,10 @@ class KvArrived(Struct, frozen=True):
 
     request: RequestId
     contents: tuple[int, ...]
+    said: bytes | None
+    """What stood in the hold's slot *after* the last block had been read; None: it could not be read."""
+    wrong: str = ""
+    """Where digests are on and differ: so."""
 
 
 class KvFailed(Struct, frozen=True):
@@ -52,10 +56,17 @@ class KvFailed(Struct, frozen=True):
     request: RequestId
 
 
-class FromPeer(Struct, frozen=True):
-    """Something that the ledger of our holds is to know: a release, a heartbeat, a claim, a lost link."""
+class Notice(Struct, frozen=True):
+    """A consumer says something about our holds."""
 
-    event: Received | Claimed | PeerLost | PeerSeen | LinkEnded
+    reader: InstanceId
+    note: Read | Beat
+
+
+class GiveUp(Struct, frozen=True):
+    """A router gives up what is, or will be, held under a name (`TransferId` as text)."""
+
+    name: str
 
 
 class ReadLoad(Struct, frozen=True):
@@ -68,16 +79,27 @@ class ReadBlocks(Struct, frozen=True):
     blocks: tuple[int, ...]
 
 
+class ReadSlot(Struct, frozen=True):
+    """A consumer looks into a slot of ours. Answer with `SlotSays`."""
+
+    slot: int
+
+
 class Tick(Struct, frozen=True):
     """The time `next_wakeup` asked for has come."""
 
 
-Event = Start | Die | Submit | Abort | KvArrived | KvFailed | FromPeer | ReadLoad | ReadBlocks | Tick
+Event = Start | Die | Submit | Abort | KvArrived | KvFailed | Notice | GiveUp | ReadLoad | ReadBlocks | ReadSlot | Tick
 
 
-def released(transfer: TransferId, by: InstanceId) -> FromPeer:
-    """The notice that ends a hold, as stock vLLM's consumer sends it once it has read (or will not read) the blocks."""
-    return FromPeer(Received(Peer(by, 0), Release(transfer, 0)))
+def released(source: Source, by: InstanceId) -> Notice:
+    """The notice that ends a hold, as a consumer sends it once it has read (or will not read) the blocks."""
+    return Notice(by, Read(source.request, 1, None if source.slot is None else source.slot.mark))
+
+
+def wanted(source: Source, by: InstanceId) -> Notice:
+    """A consumer's heartbeat: it waits for room."""
+    return Notice(by, Beat((source.request,)))
 
 
 # --- effects ---------------------------------------------------------------------------------------------------------
@@ -127,8 +149,16 @@ class Hold(Struct, frozen=True):
     """Blocks kept for another instance."""
 
     transfer: TransferId
+    """Its name."""
     blocks: tuple[int, ...]
     tokens: int
+    request: RequestId
+    """Whose prompt it is, by our own name."""
+    slot: Slot | None
+
+    def source(self, producer: InstanceId) -> Source:
+        """As a decode leg names it."""
+        return Source(self.transfer, producer, self.blocks, self.tokens, self.request, self.slot)
 
 
 class Finished(Struct, frozen=True):
@@ -187,12 +217,20 @@ class GiveBack(Struct, frozen=True):
     source: Source
 
 
-class Tell(Struct, frozen=True):
-    """The ledger of our holds has something to say to a peer."""
+class NotUsed(Struct, frozen=True):
+    """What was pulled for a request is not used: its prompt is computed here, or it fails."""
 
     at_ns: int
-    to: InstanceId
-    message: Message
+    request: RequestId
+    because: str
+
+
+class HoldEnded(Struct, frozen=True):
+    """A hold of ours has ended: its slot is clear, and its blocks are free at the next edge of a step."""
+
+    at_ns: int
+    request: RequestId
+    because: str
 
 
 class Ready(Struct, frozen=True):
@@ -216,7 +254,29 @@ class Contents(Struct, frozen=True):
     contents: tuple[int, ...] | None
 
 
-Effect = Run | Cut | Finished | Refused | Lost | Preempted | Pull | GiveBack | Tell | Ready | LoadIs | Contents
+class SlotSays(Struct, frozen=True):
+    """What stands in a slot; None where no engine runs."""
+
+    at_ns: int
+    said: bytes | None
+
+
+Effect = (
+    Run
+    | Cut
+    | Finished
+    | Refused
+    | Lost
+    | Preempted
+    | Pull
+    | GiveBack
+    | NotUsed
+    | HoldEnded
+    | Ready
+    | LoadIs
+    | Contents
+    | SlotSays
+)
 
 
 def pull_effect(order: PullOrder, at_ns: int) -> Pull:

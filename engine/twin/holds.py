@@ -1,95 +1,96 @@
-"""The twin's holds: `kvtransfer.ledger` on a clock of whole nanoseconds.
+"""The twin's holds: `prefill.holds` and `prefill.leases`, as an engine of one rank runs them, on this clock.
 
-All rules (leases, who may release, what comes late) are the ledger's. This file turns times, and sorts the ledger's
-effects into what the engine does with them.
+All rules are theirs. This file keeps the blocks that holds own, and the memory that consumers look into.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from typing import Final
 
-from cluster.ids import TransferId
-from engine.twin.events import FromPeer, Hold, Tell
-from kvtransfer import events as said
-from kvtransfer.ledger import Ledger
-from kvtransfer.table import Side
-from kvtransfer.terms import Terms
+from cluster.ids import RequestId, TransferId
+from engine.twin.events import Hold, HoldEnded
+from kvtransfer.notes import Beat, Read
+from kvtransfer.slots import CLEAR, SLOTS, Slots
+from prefill.holds import REMEMBER_S
+from prefill.holds import Holds as Legs
+from prefill.leases import Leases, terms
 
 NS = 1_000_000_000
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What the ledger wants done."""
-
-    freed: list[tuple[int, ...]] = field(default_factory=list)
-    tell: list[Tell] = field(default_factory=list)
-    offered: Hold | None = None
+TIME_UP = "its lease ended"
+"""Why a hold has ended that no consumer wanted any more."""
 
 
 class Holds:
-    """The holds of one life of an engine."""
+    """The holds of one life of an engine. An idle engine hears its ranks within a millisecond; here it is at once."""
 
     def __init__(self, epoch: int, lease_s: float) -> None:
-        self._ledger = Ledger(epoch, Terms(lease_s=lease_s, hold_s_max=max(300.0, lease_s)))
-        self._wakeup_ns: int | None = None
+        """`epoch` is part of every mark: those of a former life vouch for nothing."""
+        self._legs: Final = Legs(Slots(SLOTS, epoch.to_bytes(16, "big")), REMEMBER_S * NS)
+        self._memory: Final[dict[int, bytes]] = {}
+        self._leases: Final = Leases(terms(lease_s, NS), self._memory.__setitem__)
+        self._blocks: Final[dict[RequestId, tuple[int, ...]]] = {}
+
+    @property
+    def held(self) -> int:
+        """How many there are."""
+        return len(self._blocks)
+
+    def blocks(self) -> list[tuple[int, ...]]:
+        """What each of them keeps."""
+        return list(self._blocks.values())
 
     def next_wakeup(self) -> int | None:
-        """When the next lease or limit ends."""
-        return self._wakeup_ns
+        """When the next lease ends."""
+        due = self._leases.next_wakeup()
+        return None if due is None else math.ceil(due)
 
-    def expect(self, transfer: TransferId, tenant: str, now_ns: int) -> bool:
-        """A request with a hold has come. False: the ledger takes none under this id."""
-        effects = self._ledger.handle(said.OpenHold(transfer, tenant), now_ns / NS)
-        self._look()
-        assert not _sorted(effects, now_ns).freed, "what was due is ticked before a request comes"
-        return not any(isinstance(effect, said.Refused) for effect in effects)
+    def slot(self, index: int) -> bytes:
+        """What a consumer sees that looks into this slot."""
+        return self._memory.get(index, CLEAR)
 
-    def filled(self, transfer: TransferId, blocks: tuple[int, ...], tokens: int, now_ns: int) -> Outcome:
-        """The prompt is computed; the blocks are the ledger's until it frees them."""
-        return self._tell(said.Filled(transfer, blocks, tokens), now_ns)
+    def begin(self, request: RequestId, name: str, now_ns: int) -> None:
+        """A request that is to leave a hold has come."""
+        self._legs.begin(request, name, now_ns)
+        self._leases.step(self._legs.take_orders(), now_ns)
 
-    def abort(self, transfer: TransferId, now_ns: int) -> Outcome:
-        """The request will not fill its hold."""
-        return self._tell(said.Abort(transfer, "aborted"), now_ns)
+    def filled(
+        self, request: RequestId, name: TransferId, blocks: tuple[int, ...], tokens: int, now_ns: int
+    ) -> Hold | None:
+        """The prompt is computed. None: nothing is held, as its name was given up."""
+        if not self._legs.wanted(request):
+            self.dropped(request, now_ns)
+            return None
+        slot = self._legs.filled(request)
+        self._blocks[request] = blocks
+        self._leases.step(self._legs.take_orders(), now_ns)
+        return Hold(name, blocks, tokens, request, slot)
 
-    def heard(self, event: FromPeer, now_ns: int) -> Outcome:
-        """A peer has spoken."""
-        return self._tell(event.event, now_ns)
+    def dropped(self, request: RequestId, now_ns: int) -> None:
+        """The request will not leave a hold."""
+        self._legs.dropped(request)
+        self._leases.step(self._legs.take_orders(), now_ns)
 
-    def tick(self, now_ns: int) -> Outcome:
-        """A lease or a limit has ended."""
-        return self._tell(said.Tick(), now_ns)
+    def release(self, name: str, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
+        """A router gives a name up. What has ended by it, and the blocks that are free."""
+        self._legs.release(name, now_ns)
+        self._leases.step(self._legs.take_orders(), now_ns)
+        return self._ended("given up", now_ns)
 
-    def _tell(self, event: said.Event, now_ns: int) -> Outcome:
-        effects = self._ledger.handle(event, now_ns / NS)
-        self._look()
-        return _sorted(effects, now_ns)
+    def heard(self, reader: str, note: Read | Beat, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
+        """A consumer speaks."""
+        self._leases.heard(reader, note, now_ns)
+        return self._ended("read", now_ns)
 
-    def _look(self) -> None:
-        """The first nanosecond at which the ledger's clock, which counts in floating seconds, has come so far."""
-        due_s = self._ledger.next_wakeup()
-        if due_s is None or math.isinf(due_s):
-            self._wakeup_ns = None if due_s is None else 0
-            return
-        wakeup = math.floor(due_s * NS)
-        while wakeup / NS < due_s:
-            wakeup += 1
-        self._wakeup_ns = wakeup
+    def tick(self, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
+        """A lease has ended."""
+        self._leases.expire(now_ns)
+        return self._ended(TIME_UP, now_ns)
 
-
-def _sorted(effects: Iterable[said.Effect], now_ns: int) -> Outcome:
-    outcome = Outcome()
-    for effect in effects:
-        match effect:
-            case said.FreeBlocks(side=Side.PRODUCER, blocks=blocks):
-                outcome.freed.append(blocks)
-            case said.Send(to=to, message=message):
-                outcome.tell.append(Tell(now_ns, to, message))
-            case said.Offer(id=id_, blocks=blocks, tokens=tokens):
-                outcome.offered = Hold(id_, blocks, tokens)
-            case _:
-                pass  # reports are for logs; writes and link cuts belong to push, which the twin has not
-    return outcome
+    def _ended(self, because: str, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
+        ended = []
+        for request in self._leases.take_reports():
+            self._legs.reported(request)
+            name = RequestId(request)
+            ended.append((HoldEnded(now_ns, name, because), self._blocks.pop(name)))
+        return ended

@@ -10,24 +10,29 @@ from typing import Final
 
 from cluster.ids import RequestId
 from cluster.instance import Load
+from decode.table import Act, Reading
 from engine.twin.batch import Batch, Entry
 from engine.twin.config import Config
 from engine.twin.events import (
     Abort,
     Effect,
     Finished,
-    FromPeer,
     GiveBack,
+    GiveUp,
     Hold,
+    HoldEnded,
     KvArrived,
     KvFailed,
     Lost,
+    Notice,
+    NotUsed,
     Preempted,
     Refused,
     Submit,
     pull_effect,
 )
-from engine.twin.holds import Holds, Outcome
+from engine.twin.holds import Holds
+from engine.twin.pulls import Pulls
 from engine.twin.request import Request, Sequence, Status
 from engine.twin.schedule import Scheduler
 from engine.twin.tokens import Text, length
@@ -42,7 +47,7 @@ class _Landed:
 
 @dataclass(frozen=True, slots=True)
 class _Freed:
-    """The ledger has given these blocks back."""
+    """A hold of these blocks has ended."""
 
     blocks: tuple[int, ...]
 
@@ -52,7 +57,8 @@ class Life:
 
     def __init__(self, config: Config, epoch: int, effects: list[Effect]) -> None:
         self.config: Final = config
-        self.scheduler: Final = Scheduler(config, epoch)
+        self.pulls: Final = Pulls()
+        self.scheduler: Final = Scheduler(config, epoch, self.pulls)
         self.holds: Final = Holds(epoch, config.lease_s)
         self.batches: Final = self.scheduler.batches
         self._effects: Final = effects
@@ -64,19 +70,23 @@ class Life:
 
     # --- what comes in -----------------------------------------------------------------------------------------------
 
-    def take(self, event: Submit | Abort | KvArrived | KvFailed | FromPeer, now_ns: int) -> None:
+    def take(self, event: Submit | Abort | KvArrived | KvFailed | Notice | GiveUp, now_ns: int) -> None:
         """Note an event. What it means for the scheduler is seen at the next edge."""
+        self.pulls.now_ns = now_ns
         match event:
             case Submit(request):
                 self._submit(request, now_ns)
             case Abort(request_id):
                 self._aborts.append(request_id)
-            case KvArrived(request_id, contents):
-                self._arrived(request_id, contents, now_ns)
+            case KvArrived():
+                self._arrived(event, now_ns)
             case KvFailed(request_id):
-                self._land(self._pulling(request_id), lost=True)
-            case FromPeer():
-                self.carry_out(self.holds.heard(event, now_ns))
+                if (sequence := self._pulling(request_id)) is not None:
+                    self._land(sequence, now_ns, read=False, said=None, wrong="")
+            case Notice(reader, note):
+                self.ended(self.holds.heard(reader, note, now_ns))
+            case GiveUp(name):
+                self.ended(self.holds.release(name, now_ns))
 
     def _submit(self, request: Request, now_ns: int) -> None:
         prompt_tokens, longest = length(request.prompt), self.config.max_model_len
@@ -97,7 +107,8 @@ class Life:
             text=Text(request.prompt, request.seed, self.config.block_size),
             limit=min(request.max_tokens, longest - prompt_tokens),
         )
-        sequence.holds = request.hold is not None and self.holds.expect(request.hold, request.tenant, now_ns)
+        if request.hold is not None:
+            self.holds.begin(request.id, request.name or str(request.hold), now_ns)
         self._requests[request.id] = sequence
         self._inbox.append(sequence)
 
@@ -108,29 +119,36 @@ class Life:
             return None
         return sequence
 
-    def _arrived(self, request_id: RequestId, contents: tuple[int, ...], now_ns: int) -> None:
-        sequence = self._pulling(request_id)
-        if sequence is None or sequence.request.pull is None:
+    def _arrived(self, event: KvArrived, now_ns: int) -> None:
+        """Bytes are here. Whether they are used is for the rules to say."""
+        sequence = self._pulling(event.request)
+        if sequence is None:
             return
-        if self.config.contents:
-            if len(contents) != len(sequence.pull_blocks):
-                self._land(sequence, lost=True)
-                return
-            self.scheduler.pool.write(sequence.pull_blocks, contents)
-        self._effects.append(GiveBack(now_ns, sequence.request.pull))
-        self._external_tokens += sequence.remote_tokens
-        self._land(sequence, lost=False)
+        whole = not self.config.contents or len(event.contents) == len(sequence.pull_blocks)
+        if self.config.contents and whole:
+            self.scheduler.pool.write(sequence.pull_blocks, event.contents)
+        self._land(sequence, now_ns, read=whole, said=event.said, wrong=event.wrong)
 
-    def _land(self, sequence: Sequence | None, *, lost: bool) -> None:
-        if sequence is not None:
-            sequence.lost_pull = lost
-            sequence.pull_blocks = ()
-            self._inbox.append(_Landed(sequence))
+    def _land(self, sequence: Sequence, now_ns: int, *, read: bool, said: bytes | None, wrong: str) -> None:
+        source = sequence.request.pull
+        assert source is not None, "it is pulling"
+        pull = self.pulls.ended(sequence.id, read=read, said=said, wrong=wrong)
+        used = pull.state is Reading.USED
+        if Act.GIVE_BACK in pull.acts:
+            self._effects.append(GiveBack(now_ns, source))
+        if used:
+            self._external_tokens += sequence.remote_tokens
+        else:
+            self._effects.append(NotUsed(now_ns, sequence.id, pull.because))
+        sequence.lost_pull = not used
+        sequence.pull_blocks = ()
+        self._inbox.append(_Landed(sequence))
 
-    def carry_out(self, outcome: Outcome) -> None:
-        """What the ledger wants done: freed blocks are free at the next edge."""
-        self._effects.extend(outcome.tell)
-        self._inbox += [_Freed(blocks) for blocks in outcome.freed]
+    def ended(self, holds: list[tuple[HoldEnded, tuple[int, ...]]]) -> None:
+        """Holds have ended: their blocks are free at the next edge."""
+        for effect, blocks in holds:
+            self._effects.append(effect)
+            self._inbox.append(_Freed(blocks))
 
     # --- the edge of a step ------------------------------------------------------------------------------------------
 
@@ -139,6 +157,7 @@ class Life:
 
         Aborts come before the step's tokens, as in vLLM's `step` (v1/engine/core.py), everything else after them.
         """
+        self.pulls.now_ns = now_ns
         aborts, self._aborts = self._aborts, []
         for request_id in aborts:
             if (sequence := self._requests.get(request_id)) is not None:
@@ -230,6 +249,8 @@ class Life:
 
     def _end(self, sequence: Sequence, reason: str, now_ns: int) -> None:
         under_way = sequence.status is Status.PULLING and not sequence.landed
+        if sequence.request.pull is not None:
+            self.pulls.finished(sequence.id)
         self.scheduler.remove(sequence)
         hold = self._hand_over(sequence, reason, now_ns)
         if not under_way:  # else something may still write to its blocks
@@ -251,17 +272,17 @@ class Life:
     def _hand_over(self, sequence: Sequence, reason: str, now_ns: int) -> Hold | None:
         """A hold takes the blocks of the prompt; an answer that did not come to its end leaves none."""
         transfer = sequence.request.hold
-        if transfer is None or not sequence.holds:
+        if transfer is None:
             return None
         if reason not in {"stop", "length"}:
-            self.carry_out(self.holds.abort(transfer, now_ns))
+            self.holds.dropped(sequence.id, now_ns)
             return None
         tokens = sequence.computed - sequence.sampling
         kept = self.config.blocks_for(tokens)
-        blocks, sequence.blocks = tuple(sequence.blocks[:kept]), sequence.blocks[kept:]
-        outcome = self.holds.filled(transfer, blocks, tokens, now_ns)
-        self.carry_out(outcome)
-        return outcome.offered
+        hold = self.holds.filled(sequence.id, transfer, tuple(sequence.blocks[:kept]), tokens, now_ns)
+        if hold is not None:
+            sequence.blocks = sequence.blocks[kept:]
+        return hold
 
     def _forget(self, sequence: Sequence) -> None:
         self.scheduler.free(sequence)

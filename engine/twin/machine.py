@@ -25,10 +25,12 @@ from engine.twin.events import (
     LoadIs,
     ReadBlocks,
     ReadLoad,
+    ReadSlot,
     Ready,
     Refused,
     Run,
     Share,
+    SlotSays,
     Start,
     Submit,
     Tick,
@@ -69,6 +71,10 @@ class Twin:
         self._due_ns = due
         return due
 
+    def shunned(self, now_ns: int) -> tuple[str, ...]:
+        """Producers that it pulls nothing from now, as its agent reads at an engine's door."""
+        return () if self._life is None else self._life.pulls.wants.peers.shunned(now_ns)
+
     def handle(self, event: Event, now_ns: int) -> tuple[Effect, ...]:
         """Fold one event in, after all that was due by now."""
         assert now_ns >= self._now_ns, "time does not run backwards"
@@ -96,7 +102,7 @@ class Twin:
             self._life = Life(self.config, epoch, self._effects)
             self._effects.append(Ready(now_ns, epoch))
         elif self._life is not None:
-            self._life.carry_out(self._life.holds.tick(now_ns))
+            self._life.ended(self._life.holds.tick(now_ns))
             self._disturb(self._life, now_ns)
 
     def _take(self, event: Event, now_ns: int) -> None:
@@ -112,6 +118,8 @@ class Twin:
                 pass
             case _ if self._life is None:
                 self._answer_dead(event, now_ns)
+            case ReadSlot(slot):  # of memory that no step writes to: no run is cut for it
+                self._effects.append(SlotSays(now_ns, self._life.holds.slot(slot)))
             case ReadLoad() | ReadBlocks():
                 self._cut(self._life, now_ns)
                 self._answer(self._life, event, now_ns)
@@ -134,6 +142,8 @@ class Twin:
                 self._effects.append(LoadIs(now_ns, Load()))
             case ReadBlocks():
                 self._effects.append(Contents(now_ns, None))
+            case ReadSlot():
+                self._effects.append(SlotSays(now_ns, None))
 
     def _stop(self, now_ns: int) -> None:
         if self._flight is not None and self._life is not None:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from cluster.ids import InstanceId, RequestId, TransferId
 from engine.twin.tokens import Prompt, Text, length, mix
+from kvtransfer.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,10 @@ class Source:
     """The producer's blocks of the prompt, from its first token on."""
     tokens: int
     """vLLM's ``remote_num_tokens``: how many tokens' KV they hold."""
+    request: RequestId
+    """The producer's name of the request that made it: what notices are about."""
+    slot: Slot | None
+    """Where the hold's mark stands, and which. None: nothing vouches for it, and it is not pulled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,8 @@ class Request:
     """Lower goes first, with the priority policy."""
     hold: TransferId | None = None
     """``do_remote_decode``: keep the prompt's blocks for another instance, under this id."""
-    tenant: str = ""
+    name: str = ""
+    """By which a router may give the hold up; empty: its id's text."""
     pull: Source | None = None
     """``do_remote_prefill``."""
 
@@ -95,8 +101,6 @@ class Sequence:
     lost_pull: bool = False
     pull_blocks: tuple[int, ...] = ()
     """Its blocks that a pull under way writes to."""
-    holds: bool = False
-    """The ledger will take its blocks when it is over."""
     local_tokens: int = 0
     """Of the prompt, found in the prefix cache when it was first looked at."""
     remote_tokens: int = 0

@@ -16,20 +16,21 @@ from engine.twin.batch import Batch, Entry
 from engine.twin.blocks import Pool
 from engine.twin.config import Config, Policy
 from engine.twin.crew import Crew
+from engine.twin.pulls import Pulls
 from engine.twin.request import Sequence, Status
 
 
 class Scheduler:
     """The requests of one life of an engine, and their blocks."""
 
-    def __init__(self, config: Config, life: int) -> None:
+    def __init__(self, config: Config, life: int, pulls: Pulls) -> None:
         self.config: Final = config
         self.pool: Final = Pool(config.num_blocks, life)
         self.crew: Final = Crew(config)
         self.running: list[Sequence] = []
         self.batches: Final[deque[Batch]] = deque()
         """Steps that are decided and not over; the first one runs."""
-        self.admission: Final = Admission(config, self.pool, self.crew, self.running)
+        self.admission: Final = Admission(config, self.pool, self.crew, self.running, pulls)
         self._deferred: list[tuple[int, list[int]]] = []
 
     @property

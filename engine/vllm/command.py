@@ -32,7 +32,7 @@ GUARD = "kvtransfer.guard.Guard"
 CONNECTORS = {"nixl": "NixlConnector", "baton": "BatonConnector"}
 """By the names of `transfer: {connector: …}`, the names of classes."""
 
-CONNECTOR_MODULE = "kvtransfer.vllm_connector"
+CONNECTOR_MODULE = "engine.vllm.connector.facade"
 """Where vLLM imports ours from."""
 
 CONV_STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"

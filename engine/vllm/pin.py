@@ -6,8 +6,8 @@ the engine's own. So the client can be given P's token while the blocks are stil
 one answer: usage, seeds, penalties, grammar and stop strings count that token like any other.
 
 vLLM has two model runners with an interface each (CPUs run the first, GPUs the second since 0.32), and which one an
-engine picks is not known when it is launched: this class is both. It imports nothing of ours but the field's name;
-what clients send in that field never reaches it (`cluster.wire.strip`).
+engine picks is not known when it is launched: this class is both. It imports nothing of ours but `decode.pins`; what
+clients send in that field never reaches it (`cluster.wire.strip`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor as RunnerOne
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as RunnerTwo
 
-from cluster.wire import FIRST_TOKEN
+from decode import pins
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 def pinned(params: SamplingParams) -> int | None:
     """The token a request must begin with."""
-    transfer = (params.extra_args or {}).get("kv_transfer_params")
-    token = transfer.get(FIRST_TOKEN) if isinstance(transfer, dict) else None
-    return token if isinstance(token, int) and not isinstance(token, bool) and token >= 0 else None
+    return pins.pinned((params.extra_args or {}).get("kv_transfer_params"))
 
 
 def pin(row: torch.Tensor, token: int) -> None:

@@ -12,7 +12,7 @@ from cluster.instance import Role
 
 Device = Literal["cpu", "gpu"]
 Connector = Literal["nixl", "baton"]
-"""Who moves KV cache: vLLM's own NixlConnector, or ours (`kvtransfer.vllm_connector`)."""
+"""Who moves KV cache: vLLM's own NixlConnector, or ours (`engine.vllm.connector`)."""
 
 OURS = {
     "--host": "--host before `--`",

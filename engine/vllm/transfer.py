@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from engine.vllm.connector.served import CONTEXT, RANKS, STAGES
+from engine.vllm.connector.written_for import is_written_for
 from engine.vllm.spec import Connector, given, value_of
-from kvtransfer.served import CONTEXT, RANKS, STAGES
-from kvtransfer.written_for import is_written_for
 
 ASKED: Final = ("auto", "nixl", "baton")
 """What a user may say."""
@@ -23,7 +23,7 @@ _SIZES: Final = (
 def left_by_flags(vllm_args: tuple[str, ...]) -> str | None:
     """Why vLLM's own connector has to hand over the KV cache of an engine with these flags; None: they say nothing.
 
-    What follows from the model is decided inside the engine (`kvtransfer.served`).
+    What follows from the model is decided inside the engine (`engine.vllm.connector.served`).
     """
     if given(vllm_args, "--data-parallel-rank", "-dpn"):
         return RANKS

@@ -371,14 +371,25 @@ async def _pulled_too_late(fleet: Mocked) -> tuple[dict[str, Any], str]:
     return body, _text(late)
 
 
-async def test_a_reused_block_is_wrong_words(start: Start) -> None:
-    """No fault at all: a hold whose lease has ended, whose blocks another prompt has by now, and a late pull."""
+async def test_a_reused_block_is_not_used(start: Start) -> None:
+    """A hold whose lease has ended, whose blocks another prompt has by now, and a late pull: its slot is clear."""
+    fleet = await start(mock=SHORT_LEASE)
+    body, late = await _pulled_too_late(fleet)
+    assert late == await fleet.right(body)
+    prefill, decode = (fleet.mocks.instances[name] for name in ("prefill-0", "decode-0"))
+    assert _pulled(decode) == 0, "D has read them, and computed the prompt itself"
+    assert prefill.metrics.counts["nixl_num_notifications_after_expiry"] == 0, "nobody is told of a hold that is gone"
+    assert prefill.metrics.counts["nixl_num_kv_expired_reqs"] == 1
+
+
+async def test_without_the_look_at_the_slot_a_reused_block_is_wrong_words(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the look is for, and that the test before this one would see it missing."""
+    monkeypatch.setattr("decode.reads.PullAtRank.saw", lambda _self, _said: None)
     fleet = await start(mock=SHORT_LEASE)
     body, late = await _pulled_too_late(fleet)
     assert late != await fleet.right(body)
-    prefill = fleet.mocks.instances["prefill-0"]
-    assert prefill.metrics.counts["nixl_num_notifications_after_expiry"] == 1
-    assert prefill.metrics.counts["nixl_num_kv_expired_reqs"] == 1
 
 
 def _pulled(decode: Mock) -> int:
@@ -407,12 +418,22 @@ async def test_with_digests_wrong_blocks_are_not_used(start: Start, fault: str) 
     assert _pulled(decode) > pulled, "what is right is used"
 
 
-async def test_with_digests_a_reused_block_is_not_used(start: Start) -> None:
-    """As `test_a_reused_block_is_wrong_words`: nobody vouches for a hold that has ended."""
-    fleet = await start(mock={**SHORT_LEASE, "digests": True})
-    body, late = await _pulled_too_late(fleet)
-    assert late == await fleet.right(body)
-    assert not fleet.mocks.instances["prefill-0"].handoffs._vouched
+async def test_a_name_that_is_given_up_before_is_never_held(start: Start) -> None:
+    """By the name that the router gives its leg, whichever of the two comes first."""
+    from cluster import wire
+    from cluster.ids import RequestId, TransferId
+
+    fleet = await start()
+    prefill = fleet.mocks.instances["prefill-0"]
+    early, late = (TransferId(RequestId(name), 1, 1) for name in ("early", "late"))
+    for name, holds in ((early, 0), (late, 1)):
+        if name is early:
+            await fleet.ask(wire.release_by_name(name), at=prefill.url, path=wire.RELEASE_PATH)
+        _, leg = await fleet.ask(wire.prefill_body(fleet.body(), transfer=name), at=prefill.url)
+        assert (wire.read_transfer(leg) is not None, prefill.handoffs.holds()) == (bool(holds), holds)
+    status, _ = await fleet.ask(wire.release_by_name(late), at=prefill.url, path=wire.RELEASE_PATH)
+    assert (status, prefill.handoffs.holds()) == (200, 0)
+    await eventually(lambda: prefill.load().kv_usage == 0, "its blocks are free at the next edge")
 
 
 async def test_a_dropped_notice_holds_blocks_for_the_lease(start: Start) -> None:

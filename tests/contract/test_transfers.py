@@ -432,7 +432,8 @@ def test_identities_are_made_with_ticket_keys(tmp_path) -> None:
     files = {name: write_instance_file(tmp_path / "tickets", name) for name in ("p0", "d0")}
     p, d = (open_identity(files[name], InstanceId(name)) for name in ("p0", "d0"))
     assert p is not None and d is not None
-    assert p.pair_key(d.me, d.credentials()) == d.pair_key(p.me, p.credentials()) is not None
+    box = p.seal(b"x", d.me, d.credentials(), life="", nonce=bytes(12))
+    assert box is not None and d.unseal(box, p.me, p.credentials(), life="") == b"x"
     assert (tmp_path / "tickets.p0.identity").stat().st_mode & 0o777 == 0o600
     with pytest.raises(UsageError, match="the identity of p0, and this is d0"):
         open_identity(files["p0"], InstanceId("d0"))

@@ -10,7 +10,7 @@ import pytest
 from support.cluster import within
 from support.connector_fleet import BLOCK, FaultyFleet, faulty_fleet
 
-from kvtransfer.vllm_digests import NOT_ITS_OWN
+from decode.peers import NOT_ITS_OWN
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -22,7 +22,7 @@ from support.connector_fleet import BLOCK, PATH, FaultyFleet, faulty_fleet
 from support.engine_pair import Open, get, load
 
 from cluster import wire
-from kvtransfer.trust import FAILURES
+from decode.peers import FAILURES
 
 pytestmark = [pytest.mark.live, pytest.mark.long]
 

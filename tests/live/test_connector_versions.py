@@ -24,7 +24,7 @@ pytestmark = [
 def test_another_vllm_is_refused_with_a_way_out(
     version: str, wire: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvtransfer import vllm_connector as c
+    from engine.vllm.connector import facade as c
 
     monkeypatch.setattr(c.vllm, "__version__", version)
     monkeypatch.setattr(c, "NIXL_CONNECTOR_VERSION", wire)
@@ -44,7 +44,7 @@ def test_one_group_of_full_attention_alone_is_served() -> None:
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, RSWASpec, SlidingWindowSpec
 
-    from kvtransfer.vllm_connector import not_served
+    from engine.vllm.connector.facade import not_served
 
     parallel = {"pipeline_parallel_size": 1, "prefill_context_parallel_size": 1, "data_parallel_size": 1}
     transfer = SimpleNamespace(kv_buffer_device="cpu", engine_id="e", get_from_extra_config={}.get)
@@ -83,3 +83,26 @@ def test_inside_a_multi_connector_its_statistics_are_read_by_its_name() -> None:
     told.record_failed_transfer()
     read = MultiConnector.build_kv_connector_stats({"BatonConnector": told.data})
     assert isinstance(read["BatonConnector"], NixlKVConnectorStats) and not read.is_empty()
+
+
+def test_the_connector_and_the_twin_run_the_same_rules() -> None:
+    """Law 3: what vLLM runs is what the simulator and the mocks run, object for object."""
+    import decode.peers
+    import decode.pulls
+    import decode.reads
+    import decode.table
+    import engine.twin.holds
+    import engine.twin.life
+    import engine.twin.pulls
+    import prefill.holds
+    import prefill.leases
+    from engine.vllm.connector import scheduler, worker
+
+    assert scheduler.Holds is engine.twin.holds.Legs is prefill.holds.Holds
+    assert worker.Leases is engine.twin.holds.Leases is prefill.leases.Leases
+    assert worker.terms is engine.twin.holds.terms is prefill.leases.terms
+    assert scheduler.Pulls is engine.twin.pulls.Wants is decode.pulls.Pulls
+    assert scheduler.Peers is engine.twin.pulls.Peers is decode.peers.Peers
+    assert scheduler.worth_pulling is engine.twin.pulls.worth_pulling
+    assert worker.Reads is decode.reads.Reads and engine.twin.pulls.PullAtRank is decode.reads.PullAtRank
+    assert engine.twin.pulls.Reading is engine.twin.life.Reading is decode.table.Reading

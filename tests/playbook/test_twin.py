@@ -1,16 +1,14 @@
 """The twin as readable scripts: what came in, and what one vLLM engine did about it."""
 
 import pytest
-from support.twin import MS, World, ask, hold_id, life, right_tokens, text
+from support.twin import MS, World, ask, elsewhere, hold_id, life, right_tokens, text
 
-from cluster.ids import InstanceId
+from cluster.ids import InstanceId, RequestId
 from cluster.instance import Load, Role
 from engine.twin import events as ev
 from engine.twin.config import Config, Policy, Version
-from engine.twin.request import Source
 from engine.twin.tokens import Segment, answer_key
-from kvtransfer.events import Received
-from kvtransfer.messages import Heartbeat, Peer
+from kvtransfer.notes import Beat
 
 SMALL = Config(block_size=4, num_blocks=16, max_model_len=32, max_num_batched_tokens=16, max_num_seqs=4)
 ASYNC = Version(async_scheduling=True)
@@ -179,7 +177,7 @@ def test_a_hold_ends_with_its_release_or_its_lease() -> None:
     assert hold is not None and (len(hold.blocks), hold.tokens) == (2, 6)
     pool = life(world.twins["e"]).scheduler.pool
     assert pool.free_blocks == 12
-    world.send(2 * MS, "e", ev.released(hold_id("a"), InstanceId("d")))
+    world.send(2 * MS, "e", ev.released(hold.source(InstanceId("e")), InstanceId("d")))
     world.play(until=3 * MS)
     assert pool.free_blocks == 14
     world.play()
@@ -190,8 +188,7 @@ def test_a_hold_ends_with_its_release_or_its_lease() -> None:
 def test_a_heartbeat_lets_a_hold_live_longer() -> None:
     world = alone(change(SMALL, lease_s=0.01))
     world.send(0, "e", ev.Submit(ask("a", text((1, 6)), 1, hold=hold_id("a"))))
-    beat = ev.FromPeer(Received(Peer(InstanceId("d"), 1), Heartbeat(hold_id("a"), 1)))
-    world.send(9 * MS, "e", beat)
+    world.send(9 * MS, "e", ev.Notice(InstanceId("d"), Beat((RequestId("a"),))))
     world.play(until=12 * MS)
     pool = life(world.twins["e"]).scheduler.pool
     assert pool.free_blocks == 14
@@ -208,11 +205,42 @@ def test_an_aborted_prefill_holds_nothing() -> None:
     assert life(world.twins["e"]).scheduler.pool.free_blocks == 16
 
 
-def test_nothing_is_held_under_the_name_of_another_life() -> None:
+def test_a_name_that_was_given_up_before_is_never_held() -> None:
+    """vllm 25067: also while the leg runs; the hold of another name stands until its lease ends."""
+    for when in (0, 500, 1050):
+        world = alone()
+        world.send(when, "e", ev.GiveUp(str(hold_id("a"))))
+        world.send(0, "e", ev.Submit(ask("a", text((1, 6)), 1, hold=hold_id("a"))))
+        world.send(0, "e", ev.Submit(ask("b", text((2, 6)), 1, hold=hold_id("b"))))
+        world.play(until=1 * MS)
+        assert world.records["e"].finished("a").hold is None
+        assert world.records["e"].finished("b").hold is not None
+        assert life(world.twins["e"]).scheduler.pool.free_blocks == 14
+
+
+def test_a_hold_is_given_up_by_its_name() -> None:
     world = alone()
-    world.send(0, "e", ev.Submit(ask("a", text((1, 6)), 1, hold=hold_id("a", epoch=7))))
+    world.send(0, "e", ev.Submit(ask("a", text((1, 6)), 1, hold=hold_id("a"))))
+    world.send(1 * MS, "e", ev.GiveUp(str(hold_id("a"))))
+    world.send(2 * MS, "e", ev.GiveUp(str(hold_id("a"))))
     world.play()
-    assert world.records["e"].finished("a").hold is None
+    assert [effect.because for effect in world.records["e"].of(ev.HoldEnded)] == ["given up"]
+    assert life(world.twins["e"]).scheduler.pool.free_blocks == 16 and world.now == 2 * MS
+
+
+def test_a_notice_of_a_former_life_ends_nothing() -> None:
+    """Marks are of one life: the same name and slot in the next one have another."""
+    world = alone()
+    world.send(0, "e", ev.Submit(ask("a", text((1, 6)), 1, hold=hold_id("a"))))
+    world.play(until=1 * MS)
+    former = world.records["e"].finished("a").hold
+    assert former is not None and former.slot is not None
+    world.send(2 * MS, "e", ev.Start(2))
+    world.send(3 * MS, "e", ev.Submit(ask("a", text((1, 6)), 1, hold=hold_id("a", epoch=2))))
+    world.send(4 * MS, "e", ev.released(former.source(InstanceId("e")), InstanceId("d")))
+    world.play(until=5 * MS)
+    assert life(world.twins["e"]).holds.held == 1
+    assert life(world.twins["e"]).holds.slot(former.slot.index) != former.slot.mark
 
 
 def handed_over(prompt_tokens: int, **rest: object) -> World:
@@ -223,8 +251,7 @@ def handed_over(prompt_tokens: int, **rest: object) -> World:
 
     def next_leg(name: str, over: ev.Finished) -> None:
         if over.hold is not None:
-            hold = over.hold
-            source = Source(hold.transfer, InstanceId("p"), hold.blocks, hold.tokens)
+            source = over.hold.source(InstanceId("p"))
             world.send(world.now + 100, "d", ev.Submit(ask("a", prompt, 6, pull=source)))
 
     world.on_finish = next_leg
@@ -244,14 +271,39 @@ def test_handoff(prompt_tokens: int) -> None:
     assert world.now < 10 * MS, "released, not expired"
 
 
-def test_a_stale_block_makes_wrong_tokens() -> None:
-    world = handed_over(15, latency_ns=12 * MS)  # the lease ends before the read, and others get the blocks
+@pytest.mark.parametrize("read_ns", [1 * MS, 12 * MS])
+def test_a_hold_that_does_not_outlive_the_read_is_not_used(read_ns: int) -> None:
+    """The lease ends before or after the bytes were read, and others get the blocks: nobody looks at which it was."""
+    world = handed_over(15, latency_ns=12 * MS, read_ns=read_ns)
     for number in range(8):
         world.send(11 * MS + number, "p", ev.Submit(ask(f"x{number}", text((9 + number, 15)), 4)))
     world.play()
-    answer = world.answer("d", "a")
-    assert len(answer) == 6
-    assert answer != right_tokens(ask("a", text((1, 15))), 6)
+    assert [effect.because for effect in world.records["d"].of(ev.NotUsed)] == ["the hold did not outlive the read"]
+    assert not world.records["d"].of(ev.GiveBack), "there is nobody to be told"
+    assert world.answer("d", "a") == right_tokens(ask("a", text((1, 15))), 6)
+
+
+def test_a_stale_block_would_make_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the look at the slot is for: without it, the same run says what the other prompts' blocks mean."""
+    monkeypatch.setattr("decode.reads.PullAtRank.saw", lambda _self, _said: None)
+    world = handed_over(15, latency_ns=12 * MS)
+    for number in range(8):
+        world.send(11 * MS + number, "p", ev.Submit(ask(f"x{number}", text((9 + number, 15)), 4)))
+    world.play()
+    assert len(world.answer("d", "a")) == 6
+    assert world.answer("d", "a") != right_tokens(ask("a", text((1, 15))), 6)
+
+
+def test_a_producer_whose_blocks_do_not_come_is_set_aside() -> None:
+    """Three reads in a row have failed: the next prompts are computed here at once, until a try is good."""
+    world = World({"d": change(SMALL, role=Role.DECODE)}, spoil=lambda _: None)
+    for number in range(5):
+        source = elsewhere(f"r{number}", (1, 2), 8)
+        world.send(number * MS, "d", ev.Submit(ask(f"r{number}", text((number, 8)), 2, pull=source)))
+    world.play()
+    assert len(world.records["d"].of(ev.Pull)) == 3
+    assert len(world.records["d"].of(ev.GiveBack)) == 5, "the producer need not hold any of them"
+    assert life(world.twins["d"]).pulls.wants.recomputed_tokens == 5 * 8
 
 
 def test_a_swapped_block_makes_wrong_tokens() -> None:

@@ -16,8 +16,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from kvtransfer import vllm_connector
-from kvtransfer.vllm_worker import BatonWorker
+from engine.vllm.connector import facade
+from engine.vllm.connector.worker import BatonWorker
 
 
 class FaultyAgent:
@@ -53,7 +53,7 @@ class FaultyWorker(BatonWorker):
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._faults = Path(vllm_config.kv_transfer_config.kv_connector_extra_config["faults"])
         self._faulty = FaultyAgent(self._agent)
-        self._pulls._agent = self._faulty
+        self._reads._agent = self._faulty
 
     def _look(self, agent: str, address: int, landing: int) -> Any:
         if self._faulty.strikes("blind"):
@@ -77,9 +77,9 @@ class FaultyWorker(BatonWorker):
         self._faults.unlink()
 
 
-class BatonConnector(vllm_connector.BatonConnector):
+class BatonConnector(facade.BatonConnector):
     """Named as the one it stands for."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        vllm_connector.BatonWorker = FaultyWorker  # type: ignore[misc] - what the parent makes, and asks for its class
+        facade.BatonWorker = FaultyWorker  # type: ignore[misc] - what the parent makes, and asks for its class
         super().__init__(vllm_config, role, kv_cache_config)

@@ -15,6 +15,7 @@ from engine.twin.life import Life, _Freed
 from engine.twin.machine import Twin
 from engine.twin.request import Request, Source
 from engine.twin.tokens import Prompt, Segment, answer_key, token
+from kvtransfer.slots import Slot
 
 MS = 1_000_000
 
@@ -163,7 +164,7 @@ class World:
             case ev.Pull(at_ns, request, source, remote):
                 self.at(at_ns + self.read_ns, lambda: self._read(name, request, source, remote, at_ns))
             case ev.GiveBack(at_ns, source) if source.producer in self.twins:
-                self.send(self.now, source.producer, ev.released(source.transfer, InstanceId(name)))
+                self.send(self.now, source.producer, ev.released(source, InstanceId(name)))
             case ev.Finished():
                 self.on_finish(name, effect)
 
@@ -175,8 +176,19 @@ class World:
         else:
             read = tuple(12345 + block for block in remote)
         read = None if read is None else self.spoil(read)
-        event = ev.KvFailed(request) if read is None else ev.KvArrived(request, read)
-        self.send(max(self.now, began + self.latency_ns), name, event)
+        self.at(max(self.now, began + self.latency_ns), lambda: self._look(name, request, source, read))
+
+    def _look(self, name: str, request: RequestId, source: Source, read: tuple[int, ...] | None) -> None:
+        """All has come: what does the slot say now?"""
+        if read is None:
+            self.tell(name, ev.KvFailed(request))
+            return
+        assert source.slot is not None
+        said: bytes | None = source.slot.mark
+        if source.producer in self.twins:
+            told = self.tell(source.producer, ev.ReadSlot(source.slot.index))
+            (said,) = [effect.said for effect in told if isinstance(effect, ev.SlotSays)]
+        self.tell(name, ev.KvArrived(request, read, said))
 
     def play(self, until: int | None = None) -> None:
         """To the end, or up to a time."""
@@ -221,13 +233,19 @@ def check(twin: Twin) -> None:
         assert len(sequence.blocks) <= twin.config.blocks_for(max(coming, 1))
     for _, blocks in scheduler._deferred:
         owned.update(blocks)
-    for hold in twin._life.holds._ledger._book.holds.values():
-        owned.update(hold.blocks)
+    for blocks in twin._life.holds.blocks():
+        owned.update(blocks)
     for item in twin._life._inbox:
         if isinstance(item, _Freed):
             owned.update(item.blocks)
     assert dict(owned) == {block: users for block, users in enumerate(scheduler.pool.users) if users}
     assert len(scheduler.running) <= twin.config.max_num_seqs
+
+
+def elsewhere(name: str, blocks: Iterable[int], tokens: int) -> Source:
+    """A hold at a producer that is no twin."""
+    transfer, mark = hold_id(name), name.encode().ljust(16, b".")
+    return Source(transfer, InstanceId("elsewhere"), tuple(blocks), tokens, transfer.request, Slot(0, mark))
 
 
 def hold_id(name: str, epoch: int = 1) -> TransferId:

@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.wire import TRANSFER
+from decode.reads import Landings, Outcome, Reads, Source, try_to_read
 from kvtransfer.asks import Forget, Introduce, Metadata, Payload, Release, State
 from kvtransfer.asks import parse as parse_ask
 from kvtransfer.fields import Pull, held_in, name_in, pull_in, sane
-from kvtransfer.holds import REMEMBER_S, REMEMBERED_MAX, Holds
 from kvtransfer.notes import Beat, Read, with_proof
 from kvtransfer.notes import parse as parse_note
-from kvtransfer.pulls import Landings, Outcome, Pulls, Source, try_to_read
-from kvtransfer.rests import LONG_S, QUIET_S, STEP_S, Rest
 from kvtransfer.slots import CLEAR, FIELD, SLOT_BYTES, SLOTS_MAX, Slot, Slots, mark_of, slot_in
+from prefill.rests import LONG_S, QUIET_S, STEP_S, Rest
 
 KEY = b"k" * 32
 MARK = bytes(range(1, 17))
@@ -161,90 +160,6 @@ def test_names() -> None:
     assert [name_in(each) for each in (None, {}, {TRANSFER: ""}, {TRANSFER: "x" * 257}, {TRANSFER: 1})] == [None] * 5
 
 
-# --- holds -----------------------------------------------------------------------------------------------------------
-
-
-def holds(count: int = 4) -> Holds:
-    return Holds(Slots(count, KEY))
-
-
-def test_a_hold_is_released_by_its_name() -> None:
-    h = holds()
-    slot = h.open("r", "name")
-    assert h.wanted("r", 1.0) and h.hold("r") == slot and (h.held, h.open_legs) == (1, 0)
-    assert h.release("name", 2.0) == ("r",)
-    assert h.release("name", 2.0) == (), "a rank must not be told twice"
-    h.end("r")
-    assert (h.held, h.slots.free) == (0, 4)
-
-
-def test_a_name_given_up_before_is_never_held() -> None:
-    h = holds()
-    assert h.release("later", 1.0) == ()
-    h.open("a", "later")
-    h.open("b", "meanwhile")
-    assert h.release("meanwhile", 2.0) == ()
-    assert not h.wanted("a", 3.0) and not h.wanted("b", 3.0)
-    h.end("a")
-    h.open("c", "later")
-    assert not h.wanted("c", 1.0 + REMEMBER_S - 0.1) and h.wanted("c", 1.0 + REMEMBER_S)
-
-
-def test_two_legs_of_one_name_are_both_released() -> None:
-    h = holds()
-    for request in ("a", "b"):
-        h.open(request, "name")
-    h.hold("b")
-    assert h.release("name", 1.0) == ("b",) and not h.wanted("a", 1.0)
-
-
-def test_a_leg_without_a_name_is_held_and_one_without_a_slot_too() -> None:
-    h = holds(1)
-    h.open("a", None)
-    assert h.open("b", "n") is None and h.wanted("a", 0.0) and h.wanted("b", 0.0) and h.hold("b") is None
-    assert h.counts["no slot"] == 1
-
-
-def test_what_is_not_there_changes_nothing() -> None:
-    h = holds()
-    h.end("never")
-    assert not h.wanted("never", 0.0) and h.counts["ended unknown"] == 1
-    first = h.open("a", "n")
-    assert h.open("a", "n") == first and h.slots.free == 3
-
-
-def test_names_that_cannot_be_remembered_are_counted() -> None:
-    h = holds()
-    for number in range(REMEMBERED_MAX):
-        h.release(str(number), 0.0)
-    assert h.counts["could not be remembered"] == 0
-    h.release("one more", 0.0)
-    assert h.counts["could not be remembered"] == 1
-
-
-@given(st.lists(st.tuples(st.sampled_from("ofhre"), st.integers(0, 3), st.integers(0, 2)), max_size=40))
-def test_slots_are_never_shared_nor_lost(script: list[tuple[str, int, int]]) -> None:
-    h = holds(3)
-    live: dict[str, Slot | None] = {}
-    held: set[str] = set()
-    for act, number, name in script:
-        request = f"r{number}"
-        if act == "o":
-            live.setdefault(request, h.open(request, f"n{name}"))
-        elif act == "h" and request in live and request not in held and h.wanted(request, 0.0):
-            h.hold(request)
-            held.add(request)
-        elif act == "r":
-            assert set(h.release(f"n{name}", 0.0)) <= held
-        elif act == "e":
-            h.end(request)
-            live.pop(request, None)
-            held.discard(request)
-        taken = [slot.index for slot in live.values() if slot is not None]
-        assert len(set(taken)) == len(taken) == 3 - h.slots.free
-        assert (h.held, h.open_legs) == (len(held), len(live) - len(held))
-
-
 # --- the door's questions --------------------------------------------------------------------------------------------
 
 
@@ -346,10 +261,10 @@ class Wire:
         return f"{agent}/{address}/{landing}/{self.looks}"
 
 
-def pulls(places: int = 4, slot: bytes = MARK, **states: list[str]) -> tuple[Pulls, Wire]:
+def pulls(places: int = 4, slot: bytes = MARK, **states: list[str]) -> tuple[Reads, Wire]:
     memory = bytearray(places * SLOT_BYTES)
     wire = Wire(memory, {name: iter(each) for name, each in states.items()}, {64: slot, 80: slot})
-    return Pulls(wire, Landings(memoryview(memory), 1000), wire.look), wire
+    return Reads(wire, Landings(memoryview(memory), 1000), wire.look), wire
 
 
 def test_a_slot_is_read_after_the_last_block_and_the_notice_sent_after_that() -> None:
@@ -436,7 +351,8 @@ def test_what_is_read_beside_is_waited_for_and_what_came_is_compared_last(
     p.add("r", ["h"], [Source("a", 64, b"note")], MARK, beside=["beside"], wrong=wrong)
     for _ in beside:
         p.step()
-    assert p.take("r") == Outcome(because, ("t-h",), 0, broken), "of what is no block nothing is told"
+    told = p.take("r")
+    assert told == Outcome(because, ("t-h",)) and told.broken is broken, "of what is no block nothing is told"
     assert asked == ([] if broken else [1]) and wire.notes == [("a", b"note")]
     assert wire.released[:2] == ["h", "beside"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvtransfer.served import left_to_vllm, refused
+from engine.vllm.connector.served import left_to_vllm, refused
 
 
 def config(

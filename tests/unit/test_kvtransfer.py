@@ -1,4 +1,4 @@
-"""The small parts of a handoff's rules: the table as data, spans, alarms, terms, and what these modules import."""
+"""The small parts of a hand-over's rules: spans, alarms, the page that shows the tables, and what modules import."""
 
 import ast
 import importlib.util
@@ -12,125 +12,8 @@ from hypothesis import strategies as st
 
 from kvtransfer.alarms import Alarms, Memory
 from kvtransfer.span import Span, pull_span
-from kvtransfer.table import ENDS, FIRST, OWN_CAUSES, TABLE, USABLE, Act, Cause, Side, State
-from kvtransfer.terms import Terms
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = [
-    (side, state, cause, row)
-    for side, states in TABLE.items()
-    for state, rows in states.items()
-    for cause, row in rows.items()
-]
-MAY_WRITE_HERE = {
-    Side.PRODUCER: set(),
-    Side.CONSUMER: {
-        State.ALLOCATED,
-        State.PULLING,
-        State.CANCELLING,
-        State.RESERVED,
-        State.WRITING,
-        State.QUARANTINED,
-    },
-}
-"""States in which a transfer may be writing into the entry's blocks."""
-IT_IS_OVER = {
-    Cause.READ_ENDED,
-    Cause.READ_FAILED,
-    Cause.WRITTEN,
-    Cause.NOT_WRITTEN,
-    Cause.LINK_ENDED,
-}
-"""Causes after which none is."""
-
-
-# --- the table -------------------------------------------------------------------------------------------------------
-
-
-def test_every_state_ends_by_time() -> None:
-    """Nothing waits for a peer alone."""
-    for side, states in TABLE.items():
-        for state, rows in states.items():
-            assert Cause.TIME_UP in rows, f"{state} on the {side}'s side"
-            row = rows[Cause.TIME_UP]
-            assert row.state is not state or Act.CUT_LINK in row.acts, f"{state} would just go on"
-
-
-def test_every_state_is_reached_and_ends_have_no_rows() -> None:
-    for side, states in TABLE.items():
-        reached = set(FIRST[side]) | {row.state for rows in states.values() for row in rows.values()}
-        assert reached - ENDS == set(states)
-        assert not ENDS & set(states)
-
-
-def test_use_is_reached_by_the_producers_word_alone() -> None:
-    ways = {(state, cause) for _, state, cause, row in ROWS if row.state in USABLE}
-    assert ways == {
-        (State.LANDED, Cause.ALIVE),
-        (State.RESERVED, Cause.WRITTEN),
-        (State.WRITING, Cause.WRITTEN),
-    }
-    assert {state for _, state, _, row in ROWS if row.state is State.LANDED and state is not State.LANDED} == {
-        State.PULLING
-    }
-
-
-def test_memory_that_may_be_written_is_not_freed() -> None:
-    for side, state, cause, row in ROWS:
-        if state in MAY_WRITE_HERE[side] and row.state in ENDS:
-            assert cause in IT_IS_OVER, f"{state} ends by {cause}"
-
-
-def test_memory_that_is_written_from_is_kept_until_the_writes_are_over() -> None:
-    over = {Cause.WRITES_ENDED, Cause.WRITES_FAILED, Cause.LINK_ENDED}
-    for side, state, cause, row in ROWS:
-        if side is Side.PRODUCER and state in {State.STREAMING, State.WRITING, State.DRAINING} and row.state in ENDS:
-            assert cause in over, f"{state} ends by {cause}"
-
-
-def test_a_claimed_hold_is_freed_by_its_reader_or_its_lease_alone() -> None:
-    ways = {cause for side, state, cause, row in ROWS if state is State.READING and row.state in ENDS}
-    assert ways == {Cause.GIVEN_BACK, Cause.TIME_UP}
-
-
-def test_a_request_hears_one_outcome_at_most() -> None:
-    """Who was told to recompute is in a state from which neither use nor another recompute follows."""
-    after = {row.state for _, _, _, row in ROWS if Act.RECOMPUTE in row.acts} - ENDS
-    assert after == {State.CANCELLING, State.QUARANTINED}
-    for state in after:
-        for row in TABLE[Side.CONSUMER][state].values():
-            assert Act.RECOMPUTE not in row.acts
-            assert row.state not in USABLE
-
-
-def test_whoever_gives_up_says_so() -> None:
-    """A pulled reservation gives the hold back when it ends, unless the producer itself has gone."""
-    pulled = {State.WAITING, State.ALLOCATED, State.PULLING, State.CANCELLING, State.LANDED}
-    for side, state, cause, row in ROWS:
-        if side is Side.CONSUMER and state in pulled and row.state in ENDS and cause is not Cause.PEER_LOST:
-            assert Act.GIVE_BACK in row.acts, f"{state} by {cause}"
-
-
-def test_only_our_own_word_can_be_impossible() -> None:
-    assert all(cause in Cause for cause in OWN_CAUSES)
-    peers = {Cause.CLAIMED, Cause.REGISTERED, Cause.ASKED, Cause.GIVEN_BACK, Cause.ALIVE, Cause.GONE, Cause.WRITTEN}
-    assert not peers & OWN_CAUSES
-
-
-@pytest.fixture(scope="module")
-def page() -> ModuleType:
-    """tools/ledger_diagram.py."""
-    spec = importlib.util.spec_from_file_location("ledger_diagram", ROOT / "tools" / "ledger_diagram.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_shows_the_rules_as_they_are(page: ModuleType) -> None:
-    text = page.PAGE.read_text()
-    assert page.renew(text) == text, "run .venv/bin/python tools/ledger_diagram.py"
-    assert text.count("```mermaid") == len(Side)
 
 
 # --- spans -----------------------------------------------------------------------------------------------------------
@@ -215,34 +98,66 @@ def test_memory_forgets_by_time_and_refuses_by_size() -> None:
     assert (memory.knows("a", 6.9), memory.knows("a", 7.0), memory.room(7.0), len(memory)) == (True, False, 1, 1)
 
 
-# --- terms -----------------------------------------------------------------------------------------------------------
+# --- the page --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"lease_s": 0.0}, {"cut_s": -1.0}, {"hold_s_max": 1.0}, {"heartbeat_s": 15.0}, {"remember_s": 10.0}],
-)
-def test_terms_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Terms(**wrong)
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    """tools/handover_page.py."""
+    spec = importlib.util.spec_from_file_location("handover_page", ROOT / "tools" / "handover_page.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_shows_the_rules_as_they_are(page: ModuleType) -> None:
+    text = page.PAGE.read_text()
+    assert page.renew(text) == text, "run .venv/bin/python tools/handover_page.py"
+    assert text.count("```mermaid") == len(page.TABLES)
 
 
 # --- what may be imported --------------------------------------------------------------------------------------------
 
 OUTSIDE = {"cluster.ids", "cluster.scan", "cluster.wire"}
-INSIDE_VLLM = {"vllm", "msgspec", "blake3"}
-"""What the modules named `vllm_…` are written against, with what vLLM requires: it is there, or they are not loaded."""
+INSIDE_VLLM = {"vllm", "msgspec", "blake3", "engine"}
+"""What `engine.vllm.connector` is written against, with what vLLM requires: it is there, or it is not loaded."""
+BESIDES = {"seal": {"cryptography"}, "proving": {"cluster"}, "rules": {"cluster"}, "vllm_connector": INSIDE_VLLM}
+"""`seal`, `proving` and the rules of roles are agents' and routers' and run in no engine."""
+FOLDERS = ("kvtransfer", "prefill", "decode", "engine/vllm/connector")
 
-BESIDES = {"nixl": {"nixl", "numpy"}, "seal": {"cryptography"}, "proving": {"cluster"}}
-"""NIXL needs numpy itself; `seal` and `proving` are agents' and routers' and run in no engine."""
 
-
-@pytest.mark.parametrize("path", sorted((ROOT / "kvtransfer").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))], ids=str)
 def test_modules_that_run_inside_vllm_import_the_standard_library_alone(path: Path) -> None:
+    connector = path.parent.name == "connector"
+    ours = {"kvtransfer"} if path.parent.name == "kvtransfer" else {"kvtransfer", "prefill", "decode"}
+    more = INSIDE_VLLM if connector else BESIDES.get(path.stem, set())
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for name in names:
             top = name.partition(".")[0]
-            more = INSIDE_VLLM if path.stem.startswith("vllm_") else BESIDES.get(path.stem, set())
-            assert top in {*sys.stdlib_module_names, "kvtransfer", *more} or name in OUTSIDE, f"{path.name}: {name}"
+            known = top in {*sys.stdlib_module_names, *ours, *more} or name in OUTSIDE
+            assert known and (top != "engine" or name.startswith("engine.vllm.connector")), f"{path}: {name}"
+
+
+def rules_of(*paths: str) -> set[str]:
+    """What these modules import from `prefill` and `decode`, by full name."""
+    nodes = [node for path in paths for node in ast.walk(ast.parse((ROOT / path).read_text()))]
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {
+        f"{node.module}.{alias.name}"
+        for node in imports
+        for alias in node.names
+        if (node.module or "").partition(".")[0] in {"prefill", "decode"}
+    }
+
+
+def test_the_connector_and_the_twin_are_written_on_the_same_rules() -> None:
+    """Law 3. That they are the same objects is `tests/live/test_connector_versions.py`, which imports vLLM."""
+    connector = rules_of("engine/vllm/connector/scheduler.py", "engine/vllm/connector/worker.py")
+    twin = rules_of("engine/twin/holds.py", "engine/twin/pulls.py")
+    same = {"prefill.holds.Holds", "prefill.leases.Leases", "prefill.leases.terms", "decode.pulls.Pulls",
+            "decode.pulls.worth_pulling", "decode.peers.Peers"}  # fmt: skip
+    assert same <= connector & twin
+    assert "decode.reads.Reads" in connector and "decode.reads.PullAtRank" in twin, "which `Reads` follows"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvtransfer.paced import PROGRESS_US, NoticesKept, paced
+from engine.vllm.connector.paced import PROGRESS_US, NoticesKept, paced
 
 
 class AgentConfig:

@@ -45,15 +45,6 @@ def test_an_identity_of_another_fleet_is_nobody() -> None:
     stranger = identity(P, OTHER)
     assert stranger.seal(b"x", D, identity(D).credentials(), life="", nonce=NONCE) is None
     assert identity(D).seal(b"x", P, stranger.credentials(), life="", nonce=NONCE) is None
-    assert identity(D).pair_key(P, stranger.credentials()) is None
-
-
-def test_a_pair_has_one_key_that_no_other_pair_has() -> None:
-    p, d, e = identity(P), identity(D), identity(E)
-    key = p.pair_key(D, d.credentials())
-    assert key is not None and len(key) == 32 and key == d.pair_key(P, p.credentials())
-    assert len({key, p.pair_key(E, e.credentials()), d.pair_key(E, e.credentials())}) == 3
-    assert p.pair_key(P, p.credentials()) is None
 
 
 def test_keys_are_replaced_one_by_one() -> None:
@@ -61,10 +52,10 @@ def test_keys_are_replaced_one_by_one() -> None:
     one, two = "k1 " + "11" * 32 + "\n", "k2 " + "33" * 32 + "\n"
     for mine, others in ((one + two, two + one), (one + two, two), (two, one + two)):
         p, d = identity(P, read_fleet(mine)), identity(D, read_fleet(others))
-        assert p.pair_key(D, d.credentials()) == d.pair_key(P, p.credentials()) is not None
         box = p.seal(b"x", D, d.credentials(), life="", nonce=NONCE)
         assert box is not None and d.unseal(box, P, p.credentials(), life="") == b"x"
-    assert identity(P, read_fleet(one)).pair_key(D, identity(D, read_fleet(two)).credentials()) is None
+    apart = identity(P, read_fleet(one))
+    assert apart.seal(b"x", D, identity(D, read_fleet(two)).credentials(), life="", nonce=NONCE) is None
 
 
 def test_no_bytes_raise_and_none_of_them_opens() -> None:

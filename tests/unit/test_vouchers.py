@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.digests import DIGEST_BYTES
-from kvtransfer.vllm_digests import NOT_ITS_OWN, Digests
-from kvtransfer.vouchers import Computing, Region, Vouchers, names, runs
+from decode.peers import NOT_ITS_OWN
+from engine.vllm.connector.digests import Digests
+from kvtransfer.vouchers import DIGEST_BYTES, Computing, Region, Vouchers, names, runs
 
 BLOCKS, TOKENS, LENGTH, STRIDE = 8, 4, 24, 32
 
@@ -197,14 +197,13 @@ def test_a_worker_reads_what_another_vouches_for_and_compares() -> None:
     p, d, nixl = digests(memory), digests(copy), Nixl()
     assert d.meet("e", 0, [p.offered.address, BLOCKS])
     p.vouch({"r": (REMOTE, PROMPT)})
-    d.names["x"] = PROMPT
     d.read(nixl, "agent", ("e", 0), REMOTE, LOCAL)
-    assert d.compare("x", 0, LOCAL)() == ""
+    assert d.compare(PROMPT, LOCAL)() == ""
     d.read(nixl, "agent", ("e", 0), REMOTE[1:], LOCAL[1:])
-    assert d.compare("x", 1, LOCAL[1:])() == "" and nixl.reads[-1][2] == "agent"
+    assert d.compare(PROMPT[1:], LOCAL[1:])() == "" and nixl.reads[-1][2] == "agent"
     copy[3 * LENGTH] ^= 1
-    assert d.compare("x", 0, LOCAL)() == NOT_ITS_OWN
-    assert d.compare("of whose prompt nothing is known", 0, LOCAL)() == NOT_ITS_OWN
+    assert d.compare(PROMPT, LOCAL)() == NOT_ITS_OWN
+    assert d.compare((), LOCAL)() == NOT_ITS_OWN
     for remote in ([BLOCKS], [-1]):
         with pytest.raises(LookupError):
             d.read(nixl, "agent", ("e", 0), remote, [0])

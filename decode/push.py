@@ -1,0 +1,281 @@
+"""The consumer's half of a push: blocks of ours that a producer writes into. Pure; see `kvtransfer.push`.
+
+It uses blocks only by the producer's word that everything was written, and frees blocks that the producer may still be
+writing into only by its word that nothing of it writes any more, or once the link was cut. The request does not wait
+for that: it computes its prompt in blocks of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from cluster.ids import InstanceId, TransferId
+from kvtransfer.packing import Blocks
+from kvtransfer.push import (
+    LATE,
+    STALE,
+    STRANGER,
+    Abort,
+    Begun,
+    Book,
+    CutLink,
+    Done,
+    Entry,
+    FreeBlocks,
+    ImpossibleMove,
+    LinkEnded,
+    PeerLost,
+    PeerSeen,
+    Received,
+    Refused,
+    Register,
+    Report,
+    Send,
+    Terms,
+    Tick,
+    Withdraw,
+)
+from kvtransfer.rows import Row, Table
+from kvtransfer.ticket import Peer
+
+
+class State(StrEnum):
+    """Where blocks that are set aside for a push are."""
+
+    RESERVED = "reserved"
+    """The producer was told where they are."""
+    WRITING = "writing"
+    """It says that it has begun."""
+    QUARANTINED = "quarantined"
+    """Unwanted, and yet the producer may still write into them."""
+    DONE = "done"
+    """Everything was written: the blocks are the request's."""
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class Cause(StrEnum):
+    """What moves them on."""
+
+    BEGUN = "begun"
+    WRITTEN = "written"
+    NOT_WRITTEN = "not written"
+    ABORTED = "aborted"
+    TIME_UP = "time up"
+    AGAIN = "again"
+    """Time to repeat what the state repeats."""
+    PEER_LOST = "peer lost"
+    LINK_ENDED = "link ended"
+
+
+class Act(StrEnum):
+    """What is done on the way. Blocks leave at an end: to the request at `DONE`, to the pool at all others."""
+
+    REGISTER = "register"
+    WITHDRAW = "withdraw"
+    RECOMPUTE = "recompute"
+    CUT_LINK = "cut link"
+    REPORT = "report"
+
+
+_WANTED = {
+    Cause.WRITTEN: Row(State.DONE),
+    Cause.NOT_WRITTEN: Row(State.FAILED, (Act.RECOMPUTE,)),
+    Cause.ABORTED: Row(State.QUARANTINED, (Act.WITHDRAW,)),
+    Cause.PEER_LOST: Row(State.QUARANTINED, (Act.WITHDRAW, Act.RECOMPUTE)),
+    Cause.LINK_ENDED: Row(State.FAILED, (Act.WITHDRAW, Act.RECOMPUTE)),
+    Cause.TIME_UP: Row(State.QUARANTINED, (Act.WITHDRAW, Act.RECOMPUTE, Act.REPORT)),
+}
+
+ROWS: Table[State, Cause, Act] = {
+    State.RESERVED: {
+        Cause.BEGUN: Row(State.WRITING),
+        Cause.AGAIN: Row(State.RESERVED, (Act.REGISTER,)),
+        **_WANTED,
+    },
+    State.WRITING: _WANTED,
+    State.QUARANTINED: {
+        Cause.WRITTEN: Row(State.CLOSED),
+        Cause.NOT_WRITTEN: Row(State.CLOSED),
+        Cause.LINK_ENDED: Row(State.CLOSED),
+        Cause.AGAIN: Row(State.QUARANTINED, (Act.WITHDRAW,)),
+        Cause.TIME_UP: Row(State.QUARANTINED, (Act.CUT_LINK, Act.REPORT)),
+    },
+}
+"""Every move there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Leg 2 is here while the producer still computes: `blocks` of ours are to be written, on `link`.
+
+    They are the prompt's blocks from its `first` on (what is before is here already); `tokens` is the prompt's length.
+    """
+
+    id: TransferId
+    producer: InstanceId
+    first: int
+    blocks: Blocks
+    tokens: int
+    link: int
+    ticket: str
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """These blocks hold the KV of the request's first `tokens` tokens, and are the request's from here."""
+
+    id: TransferId
+    blocks: Blocks
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Nothing will come: the request computes its prompt here, in blocks of its own. Said at most once."""
+
+    id: TransferId
+    because: str
+
+
+Event = Reserve | Received | Abort | PeerLost | PeerSeen | LinkEnded | Tick
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reservation(Entry[State]):
+    ticket: str
+
+
+class Reservations:
+    """Of one life of one consumer."""
+
+    def __init__(self, epoch: int, terms: Terms | None = None) -> None:
+        self.terms: Final = terms or Terms()
+        self.book: Final = Book[_Reservation, State, Cause, Act](
+            ROWS, frozenset(), self._act, self._limits, self._end, (Cause.TIME_UP, Cause.AGAIN)
+        )
+        self._serial = epoch << 32  # never the same in two lives: an answer to a former life fits nothing
+        self._epochs: dict[InstanceId, int] = {}
+        """The latest life of each producer that we saw."""
+
+    def next_wakeup(self) -> float | None:
+        """When the next limit or repetition is due."""
+        return self.book.next_wakeup()
+
+    def handle(self, event: Event, now: float) -> list[Any]:
+        """Fold one event in, after what time has brought about by `now`.
+
+        Raises:
+            ImpossibleMove: our own engine reported what cannot be.
+        """
+        self.book.ring(now)
+        return self.book.with_owed(self._fold(event, now))
+
+    def _fold(self, event: Event, now: float) -> list[Any]:
+        match event:
+            case Reserve():
+                return self._reserve(event, now)
+            case Received(by, Begun() | Done() as message):
+                return self._heard(by, message, now)
+            case Abort(id_, because):
+                entry = self.book.entries.get(id_)
+                return self.book.ignore(LATE) if entry is None else self.book.move(entry, Cause.ABORTED, now, because)
+            case PeerLost(instance):
+                lost = self.book.with_peer(instance)
+                return self.book.move_all(lost, Cause.PEER_LOST, now, f"{instance} does not answer")
+            case PeerSeen(peer):
+                return self._seen(peer, now)
+            case LinkEnded(instance):
+                ended = self.book.with_peer(instance)
+                return self.book.move_all(ended, Cause.LINK_ENDED, now, f"the link with {instance} ended")
+            case _:
+                return []
+
+    def _seen(self, peer: Peer, now: float) -> list[Any]:
+        """A producer that restarted has lost what its former life was asked for."""
+        known = self._epochs.pop(peer.instance, peer.epoch)
+        self._epochs[peer.instance] = max(known, peer.epoch)  # at the end: the longest unseen stand first
+        if len(self._epochs) > self.terms.peers_max:
+            del self._epochs[next(iter(self._epochs))]
+        if peer.epoch < known:
+            return self.book.ignore(STALE)
+        former = self.book.with_former(peer)
+        return self.book.move_all(former, Cause.PEER_LOST, now, f"{peer.instance} restarted")
+
+    def _reserve(self, event: Reserve, now: float) -> list[Any]:
+        self._serial += 1
+        because = self._cannot_reserve(event)
+        if because is not None:
+            self.book.ignore(f"reservation refused: {because}")
+            told = [] if event.id in self.book.entries else [Send(event.producer, Withdraw(event.id, self._serial))]
+            return [Refused(event.id, because), *told, FreeBlocks(event.id, event.blocks, because)]
+        taken = {block for each in self.book.entries.values() for block in each.blocks}
+        if not event.blocks or len(set(event.blocks)) < len(event.blocks) or not taken.isdisjoint(event.blocks):
+            raise ImpossibleMove(f"{event.id}: at least one block, and none that is reserved already")
+        entry = _Reservation(
+            id=event.id,
+            state=State.RESERVED,
+            peer=Peer(event.producer, event.id.producer_epoch),
+            serial=self._serial,
+            blocks=event.blocks,
+            tokens=event.tokens,
+            first=event.first,
+            link=event.link,
+            ticket=event.ticket,
+        )
+        self.book.add(entry, now)
+        return self._act(entry, Act.REGISTER, now, "reserved")
+
+    def _cannot_reserve(self, event: Reserve) -> str | None:
+        if event.id in self.book.entries:
+            return "it is reserved already"
+        if event.id.producer_epoch < self._epochs.get(event.producer, 0):
+            return STALE
+        return "there are too many" if len(self.book.entries) >= self.terms.entries_max else None
+
+    def _heard(self, by: Peer, message: Begun | Done, now: float) -> list[Any]:
+        entry = self.book.entries.get(message.id)
+        if entry is None or entry.serial != message.serial or entry.peer is None:
+            return self.book.ignore(LATE)
+        if by.instance != entry.peer.instance:
+            return self.book.ignore(STRANGER)
+        if by.epoch != entry.peer.epoch:  # a later life cannot vouch for the writes of the one before
+            return self.book.ignore(STALE)
+        if isinstance(message, Begun):
+            return self.book.move(entry, Cause.BEGUN, now, "begun")
+        written = message.ok and message.tokens > 0
+        if written:
+            entry.tokens = min(entry.tokens, message.tokens)
+        return self.book.move(entry, Cause.WRITTEN if written else Cause.NOT_WRITTEN, now, message.because)
+
+    def _act(self, entry: _Reservation, act: Act, now: float, because: str) -> list[Any]:
+        assert entry.peer is not None, "it was asked of somebody"
+        to = entry.peer.instance
+        match act:
+            case Act.REGISTER:
+                told = Register(entry.id, entry.serial, entry.first, entry.blocks, entry.link, entry.ticket)
+                return [Send(to, told)]
+            case Act.WITHDRAW:
+                return [Send(to, Withdraw(entry.id, entry.serial))]
+            case Act.RECOMPUTE:
+                return [Recompute(entry.id, because)]
+            case Act.CUT_LINK:
+                entry.cuts += 1
+                return [CutLink(to, because)]
+            case Act.REPORT:
+                return [Report(entry.id, because)]
+
+    def _limits(self, state: State) -> tuple[float | None, float | None]:
+        if state is State.RESERVED:
+            return self.terms.reserve_s_max, self.terms.heartbeat_s
+        if state is State.QUARANTINED:
+            return self.terms.cut_s, self.terms.ask_again_s
+        return None, None  # `WRITING` has what `RESERVED` has left of its time
+
+    def _end(self, entry: _Reservation, because: str) -> list[Any]:
+        """The one place where blocks leave."""
+        if entry.state is State.DONE:
+            return [Use(entry.id, entry.blocks, entry.tokens)]
+        return [FreeBlocks(entry.id, entry.blocks, because)]

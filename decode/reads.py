@@ -1,0 +1,321 @@
+"""Follows the reads of pulled blocks to their end, and then asks the slot whether the hold outlived them.
+
+The order is the argument. A slot's read is posted only after every block has arrived; the producer clears the slot
+before it gives the blocks to anybody else. So a mark that is still there was there when the last block had been read,
+and so were the blocks. Whatever else is found, the blocks are not used: their request computes its prompt itself.
+
+Only then is the producer told that its blocks were read: vLLM's own notice goes with the read, and would let the
+producer free them, and clear the slot, before we have looked.
+
+Everything outside comes in: the transport (`Agent`, as NIXL's Python agent), and memory for what slots say. One thread
+calls `step` again and again, another adds, takes and asks whether a request is `under_way`: what passes between the two
+is appended to a deque, and put into a dictionary as a whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from decode.table import BECAUSE, READINGS, Act, Cause, Reading
+from kvtransfer.slots import CLEAR, SLOT_BYTES
+
+_BROKEN: Final = frozenset({BECAUSE[Reading.SPOILT], BECAUSE[Reading.UNSEEN]})
+NOT_TOLD = "nixlNotAllowedError"
+"""What NIXL raises for a transfer whose peer's metadata was taken away: not that it has ended. A posted read cannot be
+taken back (releasing it, forgetting its peer and giving back its memory all say yes, and the bytes still come: `python
+-m bench.nixl_cut`), so its blocks stay where they are for good. A leak that shows is better than another's text."""
+
+
+class Agent(Protocol):
+    """What is needed of a NIXL agent. Any of these may raise."""
+
+    def check_xfer_state(self, handle: Any) -> str: ...
+    def get_xfer_telemetry(self, handle: Any) -> Any: ...
+    def release_xfer_handle(self, handle: Any) -> None: ...
+    def send_notif(self, agent_name: str, notif_msg: bytes) -> None: ...
+    def transfer(self, handle: Any) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One rank of the producer that blocks are read from."""
+
+    agent: str
+    slot_address: int
+    note: bytes
+    """What tells it that we have read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a pull ended. No transfer of it is under way any more."""
+
+    because: str
+    """Why its blocks must not be used; empty: they may be."""
+    telemetry: tuple[Any, ...] = ()
+    notes_lost: int = 0
+
+    @property
+    def good(self) -> bool:
+        """Whether the blocks are the hold's."""
+        return not self.because
+
+    @property
+    def broken(self) -> bool:
+        """The transport failed, and not the hold."""
+        return self.because in _BROKEN
+
+
+class PullAtRank:
+    """One pull at one rank, as the rows of `decode.table.READINGS` have it. It moves nothing by itself."""
+
+    __slots__ = ("acts", "because", "mark", "state")
+
+    def __init__(self, mark: bytes) -> None:
+        """`mark`: what has to stand in the hold's slot after the last read."""
+        self.mark = mark
+        self.state = Reading.READING
+        self.because = ""
+        """Why what was read must not be used; empty: nothing is known against it."""
+        self.acts: tuple[Act, ...] = ()
+        """What is to be done since the last that changed its state."""
+
+    def tell(self, cause: Cause, because: str = "") -> None:
+        """What has happened. `because`: what is wrong with the blocks."""
+        rows = READINGS.get(self.state)
+        row = None if rows is None else rows.get(cause)
+        if row is not None:
+            self.state, self.acts = row
+            self.because = because or BECAUSE.get(row.state, self.because)
+
+    def saw(self, said: bytes) -> None:
+        """What stands in one rank's slot of the hold."""
+        if said != self.mark:
+            self.tell(Cause.MARK_GONE)
+
+    def compared(self, because: str) -> None:
+        """Why the blocks are not what was held; empty: they are, or no digests are kept."""
+        self.tell(Cause.WRONG if because else Cause.RIGHT, because)
+
+
+@dataclass(slots=True)
+class _Posted:
+    """A pull and what was posted for it."""
+
+    pull: PullAtRank
+    handles: list[Any]
+    sources: Sequence[Source]
+    beside: list[Any]
+    """Reads of what is no block: followed like the others, and not told of."""
+    wrong: Callable[[], str] | None
+    """Why what has come is not what was held; empty: it is."""
+    looks: list[tuple[Any, int]] | None = None
+    """Reads of slots, and where what they say lands; None: there was no room for them yet."""
+    telemetry: list[Any] = field(default_factory=list)
+
+
+class Landings:
+    """Places in registered memory for what slots say."""
+
+    def __init__(self, memory: memoryview, address: int) -> None:
+        self._memory = memory
+        self._address = address
+        self._free = list(range(len(memory) // SLOT_BYTES))
+
+    def take(self, count: int) -> list[int] | None:
+        """Clean places; None: too few are free."""
+        if len(self._free) < count:
+            return None
+        places = [self._free.pop() for _ in range(count)]
+        for place in places:
+            self._memory[place * SLOT_BYTES : (place + 1) * SLOT_BYTES] = CLEAR
+        return places
+
+    def address(self, place: int) -> int:
+        return self._address + place * SLOT_BYTES
+
+    def said(self, place: int) -> bytes:
+        return bytes(self._memory[place * SLOT_BYTES : (place + 1) * SLOT_BYTES])
+
+    def give_back(self, place: int) -> None:
+        self._free.append(place)
+
+
+def try_to_read(agent: Agent, look: Callable[[], Any], wait: Callable[[], None], times: int) -> bool:
+    """Whether one slot of a producer can be read, looked at so many times with a `wait` between. Never raises.
+
+    Where it does not end, it may still write: the place it is read into must be used for nothing else.
+    """
+    try:
+        handle = look()
+        agent.transfer(handle)
+        for _ in range(times):
+            state = agent.check_xfer_state(handle)
+            if state != "PROC":
+                agent.release_xfer_handle(handle)
+                return state == "DONE"
+            wait()
+    except Exception:  # noqa: BLE001 - NIXL raises classes of its own, some from C++
+        return False
+    return False
+
+
+class Reads:
+    """All pulls of one rank that are under way, by request."""
+
+    def __init__(self, agent: Agent, landings: Landings, look: Callable[[str, int, int], Any]) -> None:
+        """`look` prepares the read of a slot: of this agent, from that address, to this one. It may raise."""
+        self._agent = agent
+        self._landings = landings
+        self._look = look
+        self._arrived: deque[tuple[str, _Posted]] = deque()
+        self._pulls: dict[str, _Posted] = {}
+        """Touched by `step` alone."""
+        self._outcomes: dict[str, Outcome] = {}
+        self._known: set[str] = set()
+        """Touched by `add` and `take` alone."""
+
+    def add(
+        self,
+        request: str,
+        handles: Sequence[Any],
+        sources: Sequence[Source],
+        mark: bytes,
+        *,
+        beside: Sequence[Any] = (),
+        wrong: Callable[[], str] | None = None,
+    ) -> None:
+        """Reads were posted. Every one is followed to its end, whatever becomes of the request.
+
+        `beside` are reads of what is no block. `wrong` is asked last, once the hold is confirmed: it says why what has
+        come must not be used, or nothing. It runs where `step` does, and may take its time.
+        """
+        assert request not in self._known, request
+        self._known.add(request)
+        self._arrived.append((request, _Posted(PullAtRank(mark), list(handles), sources, list(beside), wrong)))
+
+    def under_way(self, request: str) -> bool:
+        """Whether it was added and not yet taken."""
+        return request in self._known
+
+    def take(self, request: str) -> Outcome | None:
+        """How it ended, once."""
+        outcome = self._outcomes.pop(request, None)
+        if outcome is not None:
+            self._known.discard(request)
+        return outcome
+
+    def __len__(self) -> int:
+        return len(self._arrived) + len(self._pulls)
+
+    def step(self) -> int:
+        """Look at every pull once. Returns how many are left; while there are some, call again soon."""
+        while self._arrived:
+            request, posted = self._arrived.popleft()
+            self._pulls[request] = posted
+        for request, posted in list(self._pulls.items()):
+            if self._advance(posted):
+                self._outcomes[request] = self._end(posted)
+                del self._pulls[request]
+        return len(self)
+
+    def _advance(self, posted: _Posted) -> bool:
+        """Whether nothing of it is under way any more, and nothing is left to begin."""
+        posted.handles = [handle for handle in posted.handles if not self._ended(posted, handle, told=True)]
+        posted.beside = [handle for handle in posted.beside if not self._ended(posted, handle, told=False)]
+        if posted.handles or posted.beside:
+            return False
+        pull = posted.pull
+        pull.tell(Cause.ALL_READ)
+        if pull.state is Reading.LANDED and posted.looks is None and not self._begin_to_look(posted):
+            return False
+        posted.looks = [each for each in posted.looks or () if not self._looked(posted, *each)]
+        return not posted.looks
+
+    def _ended(self, posted: _Posted, handle: Any, *, told: bool) -> bool:
+        """Whether a read has ended and its handle is given back. One that cannot be given back may still write."""
+        try:
+            state = self._agent.check_xfer_state(handle)
+            if state == "PROC":
+                return False
+            if state == "DONE":
+                posted.telemetry += [self._agent.get_xfer_telemetry(handle)] if told else []
+            else:
+                posted.pull.tell(Cause.READ_FAILED)
+        except Exception as error:  # noqa: BLE001 - NIXL raises classes of its own, some from C++
+            posted.pull.tell(Cause.READ_FAILED)
+            if type(error).__name__ == NOT_TOLD:
+                return False
+        return self._released(handle)
+
+    def _released(self, handle: Any) -> bool:
+        try:
+            self._agent.release_xfer_handle(handle)
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
+    def _begin_to_look(self, posted: _Posted) -> bool:
+        """Post the reads of the slots. False: no room for what they say yet."""
+        places = self._landings.take(len(posted.sources))
+        if places is None:
+            return False
+        posted.looks = []
+        for source, place in zip(posted.sources, places, strict=True):
+            try:
+                handle = self._look(source.agent, source.slot_address, self._landings.address(place))
+            except Exception:  # noqa: BLE001 - as above
+                self._landings.give_back(place)
+                posted.pull.tell(Cause.LOOK_FAILED)
+                continue
+            posted.looks.append((handle, place))
+            try:
+                self._agent.transfer(handle)
+            except Exception:  # noqa: BLE001 - as above
+                posted.pull.tell(Cause.LOOK_FAILED)
+        return True
+
+    def _looked(self, posted: _Posted, handle: Any, place: int) -> bool:
+        """Whether a slot's read has ended; and what it said."""
+        try:
+            state = self._agent.check_xfer_state(handle)
+        except Exception:  # noqa: BLE001 - as above
+            state = "ERR"
+        if state == "PROC":
+            return False
+        said = self._landings.said(place)
+        if not self._released(handle):
+            posted.pull.tell(Cause.LOOK_FAILED)
+            return False  # it may still write into the place
+        self._landings.give_back(place)
+        if state == "DONE":
+            posted.pull.saw(said)
+        else:
+            posted.pull.tell(Cause.LOOK_FAILED)
+        return True
+
+    def _end(self, posted: _Posted) -> Outcome:
+        """Nothing of it is under way: whether the blocks may be used, and what the producer is told."""
+        pull = posted.pull
+        pull.tell(Cause.ALL_SEEN)
+        if pull.state is Reading.CONFIRMED:
+            pull.compared("" if posted.wrong is None else _checked(posted.wrong))
+        lost = sum(not self._told(source) for source in posted.sources) if Act.GIVE_BACK in pull.acts else 0
+        return Outcome(pull.because, tuple(posted.telemetry), lost)
+
+    def _told(self, source: Source) -> bool:
+        try:
+            self._agent.send_notif(source.agent, notif_msg=source.note)
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
+
+def _checked(wrong: Callable[[], str]) -> str:
+    try:
+        return wrong()
+    except Exception as error:  # noqa: BLE001 - what could not be checked is not used, and the thread goes on
+        return f"what has come could not be checked ({type(error).__name__})"

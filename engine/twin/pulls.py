@@ -1,0 +1,76 @@
+"""The twin's pulls: `decode.pulls` and `decode.reads`, as an engine of one rank runs them, on this clock.
+
+All rules are theirs. A twin is introduced to no one: it may pull from each life of a producer whose hold it is given.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cluster.ids import RequestId
+from decode.peers import Peers
+from decode.pulls import Pulls as Wants
+from decode.pulls import worth_pulling
+from decode.reads import PullAtRank
+from decode.table import Cause, Reading
+from engine.twin.request import Sequence, Source
+
+NS = 1_000_000_000
+
+
+class Pulls:
+    """The pulls of one life of an engine. `now_ns` is set by whoever lets time pass."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.wants: Final = Wants(Peers(NS))
+        self._reading: Final[dict[RequestId, PullAtRank]] = {}
+        self._engines: Final[dict[tuple[str, int], str]] = {}
+        """Lives of producers by name and epoch."""
+
+    def worth(self, sequence: Sequence, local_tokens: int) -> int:
+        """How many tokens of a prompt are to be pulled; 0: none, and what P holds of it is computed here."""
+        source = sequence.request.pull
+        if source is None or sequence.pulled:
+            return 0
+        tokens = worth_pulling(source.tokens, sequence.text.prompt_tokens, local_tokens)
+        if source.slot is None or self.wants.judge(self._met(source), self.now_ns):
+            self.wants.local(sequence.request.id, tokens)
+            return 0
+        return tokens
+
+    def _met(self, source: Source) -> str:
+        life = source.producer, source.transfer.producer_epoch
+        engine = self._engines.get(life)
+        if engine is None:
+            engine = self._engines[life] = f"{source.producer}@{source.transfer.producer_epoch}"
+            self.wants.peers.met(engine, source.producer, self.now_ns)
+        return engine
+
+    def allocated(self, sequence: Sequence, source: Source, tokens: int) -> None:
+        """There is room for it; so many tokens of it are pulled."""
+        request = sequence.request.id
+        self.wants.allocated(request, self._met(source), tokens, self.now_ns)
+        if tokens and source.slot is not None:
+            self._reading[request] = PullAtRank(source.slot.mark)
+
+    def ended(self, request: RequestId, *, read: bool, said: bytes | None, wrong: str) -> PullAtRank:
+        """Its blocks were read, or not; then its slot said this (None: it could not be read); digests say `wrong`."""
+        pull = self._reading.pop(request)
+        if not read:
+            pull.tell(Cause.READ_FAILED)
+        pull.tell(Cause.ALL_READ)
+        if said is None:
+            pull.tell(Cause.LOOK_FAILED)
+        else:
+            pull.saw(said)
+        pull.tell(Cause.ALL_SEEN)
+        if pull.state is Reading.CONFIRMED:
+            pull.compared(wrong)
+        self.wants.said(request, pull.because)
+        self.wants.ended(request, self.now_ns)
+        return pull
+
+    def finished(self, request: RequestId) -> None:
+        """The request is over."""
+        self.wants.finished(request)

@@ -1,0 +1,89 @@
+"""Our connector's digests in one worker: its tables in registered memory, those of its peers, and what is compared.
+
+`kvtransfer.vouchers` is what a digest says. Here it gets its memory and its reads. Runs inside vLLM's workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from decode.peers import NOT_ITS_OWN
+from engine.vllm.connector.pages import Memory
+from kvtransfer.vouchers import DIGEST_BYTES, Hash, Region, Vouchers, runs
+
+BLOCKS_MAX: Final = 1 << 28
+"""No engine has more: what a peer says is checked against it before it becomes an address."""
+
+
+class Digests:
+    """The digests of one rank. `begin` before anything else of it."""
+
+    def __init__(self, blocks: int) -> None:
+        """`blocks`: how many its KV cache has."""
+        self.blocks = blocks
+        self.offered, self._landing = (Memory(blocks * DIGEST_BYTES) for _ in range(2))
+        self._tables: dict[tuple[str, int], tuple[int, int]] = {}
+        """As D: producers' tables by engine and rank: address and blocks."""
+        self._vouchers: Vouchers | None = None
+
+    @property
+    def memory(self) -> tuple[Memory, Memory]:
+        """To be registered."""
+        return self.offered, self._landing
+
+    def begin(self, regions: Sequence[Region], new: Callable[[bytes], Hash]) -> None:
+        """The KV memory is there."""
+        self._vouchers = Vouchers(self.offered.view, self._landing.view, regions, new)
+
+    # --- peers ---
+
+    def meet(self, engine: str, rank: int, told: object) -> bool:
+        """What a producer says of its table; whether it has one that can be."""
+        match told:
+            case [int(address), int(blocks)] if address > 0 and 0 < blocks <= BLOCKS_MAX:
+                self._tables[engine, rank] = address, blocks
+                return True
+        return False
+
+    def part(self, engine: str) -> None:
+        """It is gone."""
+        for key in [each for each in self._tables if each[0] == engine]:
+            del self._tables[key]
+
+    # --- as P ---
+
+    def vouch(self, prompts: Mapping[str, tuple[Sequence[int], Sequence[bytes]]]) -> None:
+        """These prompts are computed."""
+        assert self._vouchers is not None
+        for blocks, names in prompts.values():
+            self._vouchers.vouch(blocks, names)
+
+    # --- as D ---
+
+    def read(self, nixl: Any, agent: str, source: tuple[str, int], remote: Sequence[int], local: Sequence[int]) -> Any:
+        """Post the read of what `source` (engine and rank) vouches for these blocks. Returns its handle.
+
+        Raises:
+            LookupError: it has no such table, or no such block in it.
+        """
+        assert self._vouchers is not None
+        address, blocks = self._tables[source]
+        if not all(0 <= block < blocks for block in remote):
+            raise LookupError(f"{source[0]} vouches for {blocks} blocks")
+        self._vouchers.forget(local)
+        here, there = [], []
+        for first, ours, count in runs(remote, local):
+            here.append((self._landing.address + ours * DIGEST_BYTES, count * DIGEST_BYTES, 0))
+            there.append((address + first * DIGEST_BYTES, count * DIGEST_BYTES, 0))
+        handle = nixl.initialize_xfer(
+            "READ", nixl.get_xfer_descs(here, "DRAM"), nixl.get_xfer_descs(there, "DRAM"), agent
+        )
+        nixl.transfer(handle)
+        return handle
+
+    def compare(self, names: Sequence[bytes], local: Sequence[int]) -> Callable[[], str]:
+        """What is asked once all has come: why these blocks, which `names` say what they are, must not be used."""
+        vouchers = self._vouchers
+        assert vouchers is not None
+        return lambda: NOT_ITS_OWN if vouchers.wrong(local, names) else ""

@@ -1,0 +1,150 @@
+"""Baton's connector for vLLM: its NixlConnector in pull mode, with confirmed reads, names for holds, and no open port.
+
+Loaded by ``--kv-transfer-config`` with ``"kv_connector": "BatonConnector"`` and ``"kv_connector_module_path":
+"engine.vllm.connector.facade"``; its own settings stand in ``kv_connector_extra_config``: `door` (path of the socket
+its agent speaks to it by), `epoch` (the engine's starts, as the agent counts them) and `digests` (true: what D has
+pulled is compared with what P vouches for, block by block). The rest is vLLM's.
+
+This file is what vLLM sees; its halves are `scheduler` and `worker`. The rules are not here: they are `prefill` (holds)
+and `decode` (pulls), which the engine twin runs as well. docs/connector.md tells it as a whole. vLLM promises nothing
+about what is overridden here, so the range of versions is pinned and checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import connector as stock
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NIXL_CONNECTOR_VERSION
+from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+
+from engine.vllm.connector import served
+from engine.vllm.connector.metadata import BatonMetadata
+from engine.vllm.connector.scheduler import BatonScheduler
+from engine.vllm.connector.worker import BatonWorker
+from engine.vllm.connector.written_for import WIRE, is_written_for
+from kvtransfer.door import Door, left_to_vllm
+
+logger = logging.getLogger("vllm.baton.connector")
+
+
+def check_version() -> None:
+    """Refuse a vLLM that this was not written for.
+
+    Raises:
+        RuntimeError: it is another one.
+    """
+    if not is_written_for(vllm.__version__) or NIXL_CONNECTOR_VERSION != WIRE:
+        raise RuntimeError(
+            f"Baton's connector is written for vLLM 0.32 (its connector's version {WIRE}), and this is vLLM "
+            f"{vllm.__version__} (version {NIXL_CONNECTOR_VERSION}). Use vLLM's own connector with "
+            "`transfer: {connector: nixl}` in the cluster file, or `--transfer nixl`."
+        )
+
+
+def check_config(vllm_config: Any, left: str | None) -> None:
+    """Refuse a configuration with which this would hand over something wrong, or nothing of what was asked for.
+
+    Raises:
+        RuntimeError: it names the setting and the way out (`engine.vllm.connector.served.refused`).
+    """
+    why = served.refused(vllm_config, left=left, device=current_platform.device_type)
+    if why is not None:
+        raise RuntimeError(why)
+
+
+def not_served(vllm_config: Any, kv_cache_config: Any) -> str | None:
+    """Why this engine's KV cache is left to vLLM's own connector; None: it is served (`served.left_to_vllm`)."""
+    groups = kv_cache_config.kv_cache_groups
+    # Subclasses of full attention may keep other blocks (`RSWASpec`): only what was read is served.
+    full = len(groups) == 1 and type(groups[0].kv_cache_spec) in {FullAttentionSpec, MLAAttentionSpec}
+    return served.left_to_vllm(vllm_config, full_attention=full, device=current_platform.device_type)
+
+
+class _NotDeprecated(logging.Filter):
+    """Keeps vLLM's warning about `kv_both` back: an instance that may change roles is just that."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "kv_role='kv_both'" not in record.getMessage()
+
+
+class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
+    """See the module."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        check_version()
+        why = not_served(vllm_config, kv_cache_config)
+        check_config(vllm_config, why)
+        stock.logger.addFilter(_NotDeprecated())
+        stock.NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
+        self._door: Door | None = None
+        scheduler, worker = stock.NixlPullConnectorScheduler, stock.NixlPullConnectorWorker
+        if why is None:
+            scheduler, worker = BatonScheduler, BatonWorker
+        elif role == KVConnectorRole.SCHEDULER:
+            logger.warning("This engine's KV cache is handed over by vLLM's own connector: %s.", why)
+            door = vllm_config.kv_transfer_config.get_from_extra_config("door", None)
+            self._door = None if door is None else left_to_vllm(Path(door), why)
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = scheduler(vllm_config, self.engine_id, kv_cache_config)
+        else:
+            self.connector_worker = worker(vllm_config, self.engine_id, kv_cache_config)
+        self._started = False
+        # On a GPU the forward pass is only launched when vLLM starts loads; on a CPU it is over by then, and a load
+        # that starts before it runs beside it. Blocks to read into belong to their request since it was scheduled, and
+        # no earlier step is under way on a CPU.
+        self._early = why is None and current_platform.device_type == "cpu"
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """The first that a worker hears of a step."""
+        super().bind_connector_metadata(connector_metadata)
+        self._started = False
+        if isinstance(self.connector_worker, BatonWorker):
+            assert isinstance(connector_metadata, BatonMetadata)
+            self.connector_worker.step(connector_metadata)
+            self.connector_worker.meet(connector_metadata)
+            if self._early:
+                self.start_load_kv(None)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Once a step."""
+        if not self._started:
+            self._started = True
+            super().start_load_kv(forward_context, **kwargs)
+
+    def wait_for_save(self) -> None:
+        """After a step's forward pass, before anything of it is reported."""
+        super().wait_for_save()
+        if isinstance(self.connector_worker, BatonWorker):
+            assert isinstance(self._connector_metadata, BatonMetadata)
+            self.connector_worker.vouch(self._connector_metadata)
+
+    def build_connector_worker_meta(self) -> Any:
+        """What the worker half tells the scheduler half."""
+        return self.connector_worker.tell() if isinstance(self.connector_worker, BatonWorker) else None
+
+    def shutdown(self) -> None:
+        """With the engine."""
+        if self._door is not None:
+            self._door.close()
+        super().shutdown()
+
+
+def _register() -> None:
+    """Let vLLM find this connector by its name alone, too.
+
+    A MultiConnector's statistics are read by the API server under the names of the connectors' classes.
+    """
+    name = BatonConnector.__name__
+    with contextlib.suppress(ValueError):  # a second import under another name, in tests
+        KVConnectorFactory.register_connector(name, __name__, name)
+
+
+_register()

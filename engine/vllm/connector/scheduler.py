@@ -1,0 +1,330 @@
+"""Our connector's scheduler half: tells `prefill.holds` and `decode.pulls` what vLLM's hooks bring, and opens the door.
+
+Runs inside vLLM's engine core. It only ever answers vLLM's own hooks, on vLLM's own thread. What comes in at the door
+waits in a queue for the next step; the engine is woken for it, since one without work makes none.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.v1.engine import EngineCoreRequestType
+
+from cluster.wire import TRANSFER
+from decode.peers import PEERS_MAX, Peer, Peers
+from decode.pulls import Pulls, worth_pulling
+from engine.vllm.connector.metadata import BatonMetadata, Expected, Told
+from kvtransfer.asks import Ask, Forget, Introduce, Metadata, Payload, Release, State
+from kvtransfer.door import Door
+from kvtransfer.fields import held_in, name_in, pull_in, sane
+from kvtransfer.slots import FIELD, SLOTS, Slots, slot_in
+from kvtransfer.span import pull_span
+from kvtransfer.vouchers import Computing, names
+from prefill.holds import Holds
+from prefill.rests import Rest
+
+logger = logging.getLogger("vllm.baton.scheduler")
+
+
+class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
+    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorScheduler`.
+
+    Long, as vLLM calls all of these hooks on one object; the rules stand in `prefill` and `decode`.
+    """
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        options = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._door_path = options.get("door")
+        self._epoch = int(options.get("epoch", 0))
+        self._door: Door | None = None
+        self._payloads: tuple[Payload, ...] = ()
+        self._compatibility = ""
+        self._holds = Holds(Slots(SLOTS, secrets.token_bytes(32)))
+        self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+        self._pulls = Pulls(Peers())
+        self._computing = Computing() if options.get("digests") else None
+        """Legs whose blocks are to be vouched for; None: digests are off."""
+        self._counts: Counter[str] = Counter()
+        self._rests = Rest()
+        self._core = _engine_core()
+        if self._core is None:
+            logger.warning("The engine's core was not found: what comes to an idle engine waits for its next request.")
+
+    # --- the door ---
+
+    def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Where vLLM opens its ZMQ port for whoever asks, a door is opened for the agent."""
+        encoder = msgspec.msgpack.Encoder()
+        self._payloads = tuple(
+            Payload(stage, rank, encoder.encode(handshake)) for (stage, rank), handshake in sorted(metadata.items())
+        )
+        self._compatibility = next(iter(metadata.values())).compatibility_hash
+        if self._door_path is None:
+            logger.warning("No `door` in kv_connector_extra_config: nobody can introduce engines to this one.")
+        elif self._door is None:
+            self._door = Door(Path(self._door_path), self._answer)
+            logger.info("The door is at %s", self._door_path)
+
+    def _answer(self, ask: Ask) -> dict[str, Any]:
+        """On a thread of the door's: says what is known, and queues what is to be done."""
+        match ask:
+            case Metadata():
+                return {
+                    "engine_id": self.engine_id,
+                    "epoch": self._epoch,
+                    "compatibility": self._compatibility,
+                    "payloads": [each.object() for each in self._payloads],
+                }
+            case State():
+                return self._state()
+            case Introduce(engine_id):
+                known = self._pulls.peers
+                if engine_id not in known and len(known) + self._asked.qsize() >= PEERS_MAX:
+                    return {"error": f"{PEERS_MAX} engines are known already"}
+        self._asked.put(ask)
+        self._wake()
+        return {"ok": True}
+
+    def _state(self) -> dict[str, Any]:
+        counts = self._holds.counts + self._pulls.counts + self._counts
+        return {
+            "engine_id": self.engine_id,
+            "holds": self._holds.held,
+            "legs": self._holds.open_legs,
+            "pulls": self._pulls.under_way,
+            "slots_free": self._holds.slots.free,
+            "recomputed_tokens": self._pulls.recomputed_tokens,
+            "peers": {engine: self._told_of(engine, peer) for engine, peer in self._pulls.peers.items()},
+            "counts": dict(sorted(counts.items())),
+        }
+
+    def _told_of(self, engine: str, peer: Peer) -> dict[str, Any]:
+        return {
+            "instance": peer.instance,
+            "link": peer.link,
+            "pulled": peer.pulled,
+            "failed": peer.failed,
+            "aside": peer.aside,
+            "shunned": not self._pulls.peers.may_pull(engine, time.monotonic()),
+        }
+
+    def _wake(self) -> None:
+        if self._core is not None:
+            self._core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+    def has_pending_push_work(self) -> bool:
+        """vLLM asks whether there is something to step for: what was asked, or a handshake. That ends between two
+        steps and is told of with the second, which an engine without requests would not make.
+        """
+        return not self._asked.empty() or self._pulls.peers.meeting(time.monotonic())
+
+    # --- a decode leg ---
+
+    def on_new_request(self, request: Any) -> None:
+        """Fields that vLLM's connector would stumble over end here; a prefill leg gets its slot."""
+        fields = request.kv_transfer_params
+        if fields is not None and sane(fields) is None:
+            logger.warning("%s: transfer fields that cannot be read are left out", request.request_id)
+            self._counts["unreadable fields"] += 1
+            request.kv_transfer_params = None
+            if isinstance(fields, dict) and fields.get("do_remote_prefill"):
+                self._pulls.local(request.request_id, held_in(fields, len(request.prompt_token_ids or ())))
+        super().on_new_request(request)
+        if _holds(request):
+            self._holds.begin(request.request_id, name_in(request.kv_transfer_params), time.monotonic())
+            if self._computing is not None:
+                prompt = request.prompt_token_ids or ()
+                self._computing.open(request.request_id, len(prompt), self._names(request, len(prompt)))
+
+    def _names(self, request: Any, tokens: int) -> tuple[bytes, ...]:
+        """What the blocks of a prompt's first tokens are: with what else their KV depends on, of a request."""
+        adapter, seen = request.lora_request, request.mm_features or ()
+        if adapter is None and not seen:
+            return names((request.prompt_token_ids or ())[:tokens], self.block_size)
+        places = [(each.identifier, each.mm_position.offset, each.mm_position.length) for each in seen]
+        about = ("" if adapter is None else adapter.lora_name, places)
+        return names((request.prompt_token_ids or ())[:tokens], self.block_size, repr(about).encode())
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """How much of a prompt is pulled: what P holds of it, if that can be confirmed; else nothing of it."""
+        fields = request.kv_transfer_params
+        if not fields or not fields.get("do_remote_prefill"):
+            return 0, False
+        pull, prompt = pull_in(fields), len(request.prompt_token_ids or ())
+        because = pull if isinstance(pull, str) else self._pulls.judge(pull.engine, time.monotonic())
+        if isinstance(pull, str) or because:
+            local = max(0, held_in(fields, prompt) - num_computed_tokens)
+            if self._pulls.local(request.request_id, local):  # asked again at each step, until there is room for it
+                logger.info("%s is computed here: %s", request.request_id, because)
+                self._counts["not pulled"] += 1
+            return 0, False
+        # Of a hold longer than the prompt the worker reads only the prompt's blocks (`BatonWorker._aligned`).
+        tokens = worth_pulling(pull.tokens, prompt, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Blocks to read into are there, if any are needed."""
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        now, entry = time.monotonic(), self._reqs_need_recv.get(request.request_id)
+        if entry is None or not entry[3]:  # nothing that it would wait for
+            self._pulls.allocated(request.request_id, "", 0, now)
+            return
+        engine = request.kv_transfer_params["remote_engine_id"]
+        self._pulls.allocated(request.request_id, engine, num_external_tokens, now)
+        _, (local,), (cached,), _ = entry
+        held, prompt = request.kv_transfer_params["remote_num_tokens"], len(request.prompt_token_ids or ())
+        # vLLM may have taken a block more than what is pulled fills: for the token that D computes after it.
+        span = pull_span(
+            held_tokens=held,
+            prompt_tokens=prompt,
+            cached_tokens=cached * self.block_size,
+            block_tokens=self.block_size,
+        )
+        self._reqs_need_recv[request.request_id] = (request, (list(local)[: span.blocks],), (cached,), True)
+
+    # --- a prefill leg ---
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        """Hold its blocks, unless the router has given them up already."""
+        mine = request.request_id
+        self._pulls.finished(mine)
+        if not _holds(request):
+            passed: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
+            return passed
+        held, fields = super().request_finished(request, block_ids) if self._holds.wanted(mine) else (False, None)
+        if self._computing is not None:
+            self._computing.end(mine)
+        if not held or fields is None:
+            self._holds.dropped(mine)  # its blocks are free at once: no rank may think of it any more
+            self._reqs_need_save.pop(mine, None)
+            return held, fields
+        slot = self._holds.filled(mine)
+        fields[TRANSFER] = name_in(request.kv_transfer_params)
+        if slot is not None:
+            fields[FIELD] = slot.field()
+        return held, fields
+
+    # --- a step ---
+
+    def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
+        """vLLM's, and what came in since."""
+        self._rest(scheduler_output)
+        introductions, forgotten = self._take_asked()
+        expected = {name: self._expected(*entry[:2]) for name, entry in self._reqs_need_recv.items()}
+        meta = BatonMetadata(super().build_connector_meta(scheduler_output))
+        meta.expected, meta.vouched = expected, self._vouched(scheduler_output)
+        meta.introductions, meta.forgotten = introductions, forgotten
+        meta.orders = self._holds.take_orders()
+        return meta
+
+    def _expected(self, request: Any, local: Any) -> Expected:
+        """What a request is to find at its producer. Without `local` blocks it reads nothing, and only says so."""
+        fields = request.kv_transfer_params or {}
+        vouched = self._computing is not None and any(local)
+        return Expected(slot_in(fields), self._names(request, fields["remote_num_tokens"]) if vouched else ())
+
+    def _vouched(self, output: Any) -> dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]]:
+        """The prompts that this step ends: vLLM tells a connector of a request's blocks by its steps alone."""
+        if self._computing is None:
+            return {}
+        computed: dict[str, int] = {}
+        for new in output.scheduled_new_reqs:
+            self._computing.given(new.req_id, new.block_ids[0], anew=True)
+            computed[new.req_id] = new.num_computed_tokens
+        more = output.scheduled_cached_reqs
+        for request, blocks, tokens in zip(more.req_ids, more.new_block_ids, more.num_computed_tokens, strict=True):
+            if blocks is not None:
+                self._computing.given(request, blocks[0], anew=request in more.resumed_req_ids)
+            computed[request] = tokens
+        scheduled = output.num_scheduled_tokens
+        ended = {name: self._computing.step(name, tokens + scheduled[name]) for name, tokens in computed.items()}
+        return {name: done for name, done in ended.items() if done is not None}
+
+    def _take_asked(self) -> tuple[tuple[Introduce, ...], tuple[str, ...]]:
+        introductions, forgotten = [], []
+        while not self._asked.empty():
+            match self._asked.get():
+                case Introduce() as met:
+                    meets = self.vllm_config.kv_transfer_config.kv_role != "kv_producer"  # that one meets nobody
+                    self._pulls.peers.met(met.engine_id, met.instance, time.monotonic(), shakes_hands=meets)
+                    introductions.append(met)
+                case Forget(engine_id):
+                    self._pulls.peers.forgotten(engine_id)
+                    forgotten.append(engine_id)
+                case Release(name):
+                    self._holds.release(name, time.monotonic())
+        return tuple(introductions), tuple(forgotten)
+
+    def _rest(self, scheduler_output: Any) -> None:
+        """An engine that does nothing but hold waits for news here, and not in a step a millisecond."""
+        core, now = self._core, time.monotonic()
+        if (
+            core is None
+            or scheduler_output.total_num_scheduled_tokens
+            or self._pulls.under_way
+            or self._holds.has_orders
+            or self._reqs_need_recv
+            or not self._asked.empty()
+            or core.scheduler.has_unfinished_requests()
+            or not core.is_running()
+        ):
+            self._rests.news(now)
+            return
+        arrived = core.input_queue
+        with arrived.not_empty:
+            if not arrived.queue:
+                arrived.not_empty.wait(self._rests.pause_s(now))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What the workers report: holds that have ended, pulls that have ended, and what they counted."""
+        super().update_connector_output(connector_output)
+        now, told = time.monotonic(), connector_output.kv_connector_worker_meta
+        if isinstance(told, Told):
+            self._counts += told.counts
+            for engine, link in told.peers.items():
+                self._pulls.peers.stands(engine, link)
+            for request, because in told.ended.items():
+                self._pulls.said(request, because)
+        for request in connector_output.finished_recving or ():
+            self._pulls.ended(request, now, failed=request in connector_output.failed_recving)
+        if connector_output.finished_sending:
+            self._rests.news(now)
+        for request in connector_output.finished_sending or ():
+            # Its slot was cleared by every rank before this was reported, and its blocks are freed after this.
+            self._holds.reported(request)
+
+    def shutdown(self) -> None:
+        """With the engine."""
+        if self._door is not None:
+            self._door.close()
+        super().shutdown()
+
+
+def _holds(request: Any) -> bool:
+    fields = request.kv_transfer_params
+    return isinstance(fields, dict) and bool(fields.get("do_remote_decode"))
+
+
+def _engine_core() -> Any:
+    """The engine core that this scheduler is being made for: vLLM gives a connector no way to it, nor to a wake-up.
+
+    It is the `self` of one of our callers, and known by what we need of it. None: there is none (another executor).
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to one's callers
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(getattr(caller, "input_queue", None), queue.Queue) and hasattr(caller, "is_running"):
+            return caller
+        frame = frame.f_back
+    return None

@@ -1,0 +1,347 @@
+"""What the two halves of a push say to each other, and the entries both keep. Pure.
+
+A push is a hand-over in which the producer writes into blocks of the consumer, as it computes them. `prefill.push` and
+`decode.push` have the rules, as rows of a table each. No engine speaks it yet: Baton's connector pulls.
+
+What always holds: every entry has a finite deadline; every block that came in leaves once; blocks that a transfer may
+still write into, or read from, leave only when it is known to be over. What comes late, twice, or for another life of
+an instance changes nothing and is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, Final, Generic, TypeVar
+
+from cluster.ids import InstanceId, TransferId
+from kvtransfer.alarms import Alarms
+from kvtransfer.packing import Blocks
+from kvtransfer.rows import Table
+from kvtransfer.ticket import Peer
+
+LATE: Final = "late or unknown"
+REPEATED: Final = "repeated or out of turn"
+STALE: Final = "for another life of the instance"
+STRANGER: Final = "not theirs to say"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the check of a ticket leaves for the producer to check (`kvtransfer.ticket.Accepted`)."""
+
+    tag: str
+    """Names this one ticket."""
+    tenant: str
+    left_s: float
+    """How long this ticket could still be presented: so long is it remembered as spent."""
+
+
+# --- messages. `serial`: of the consumer's reservation, never the same in two lives of it ----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """To the producer: write the prompt's blocks from its `first` on into these blocks of mine.
+
+    `link` is the connection whose memory keys hold for the write, and its number is never used again, not by a later
+    life either: once the consumer has ended that link, a write posted with its keys fails, however late this comes.
+    """
+
+    id: TransferId
+    serial: int
+    first: int
+    blocks: Blocks
+    link: int
+    ticket: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """To the producer: I do not want it any more. Tell me when nothing of yours can write into my blocks."""
+
+    id: TransferId
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """To the consumer: I may write from now on."""
+
+    id: TransferId
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """To the consumer: nothing of mine writes into your blocks any more. `ok`: the KV of `tokens` tokens is there."""
+
+    id: TransferId
+    serial: int
+    ok: bool
+    tokens: int
+    because: str
+
+
+Message = Register | Withdraw | Begun | Done
+
+
+# --- events and effects that both halves have ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message from a peer whose identity the caller vouches for."""
+
+    by: Peer
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The hand-over is given up; may come at any time, also before there is anything to give up."""
+
+    id: TransferId
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """A peer does not answer, as far as we can tell. It may be alive, and its transfers under way."""
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSeen:
+    """A peer answers, in this life of it. A higher epoch than before means that it restarted."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEnded:
+    """The connection with a peer is torn down on our side.
+
+    From here no transfer ordered before, posted or not, touches memory of ours, in either direction; and before a new
+    link with that peer is used, this is said of the old one.
+    """
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time `next_wakeup` asked for has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeBlocks:
+    """The claim on these blocks has ended: give them back to the engine's pool."""
+
+    id: TransferId
+    blocks: Blocks
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Tell a peer. Best effort: what must arrive is repeated."""
+
+    to: InstanceId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class CutLink:
+    """Tear the connection with a peer down; answer with `LinkEnded`. Repeated until answered."""
+
+    instance: InstanceId
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Worth a line in the log: an entry took an unhappy turn."""
+
+    id: TransferId
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No entry was made: the prompt is computed, or kept, in one place."""
+
+    id: TransferId
+    because: str
+
+
+class ImpossibleMove(RuntimeError):
+    """Our own engine reported what cannot have happened. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Limits and intervals, in seconds. Nothing is unsafe where two instances have different ones."""
+
+    lease_s: float = 30.0
+    """A prompt that is computed and registered by nobody is kept so long."""
+    fill_s_max: float = 600.0
+    """A prompt that is not computed by then never will be."""
+    write_s_max: float = 300.0
+    """A push is given up after this."""
+    reserve_s_max: float = 120.0
+    """A reservation that is not written by then is given up."""
+    heartbeat_s: float = 5.0
+    """How often a registration is repeated until its producer has begun."""
+    ask_again_s: float = 0.25
+    """How often a withdrawal is."""
+    cut_s: float = 10.0
+    """How long an unwanted transfer may stay under way before the link is cut, and how often that is asked for."""
+    remember_s: float = 180.0
+    """How long a producer knows that a transfer is over: longer than a reservation can live."""
+    entries_max: int = 4096
+    remembered_max: int = 262_144
+    """Ended transfers, and spent tickets, that a producer can remember. When full, it refuses new ones."""
+    peers_max: int = 4096
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not getattr(self, each.name) > 0:
+                raise ValueError(f"{each.name} must be positive")
+
+
+S = TypeVar("S", bound=StrEnum)
+C = TypeVar("C", bound=StrEnum)
+A = TypeVar("A", bound=StrEnum)
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry(Generic[S]):
+    """A hold or a reservation."""
+
+    id: TransferId
+    state: S
+    peer: Peer | None = None
+    """The life of the other end that it is about."""
+    serial: int = 0
+    blocks: Blocks = ()
+    tokens: int = 0
+    first: int = 0
+    link: int = 0
+    deadline: float = math.inf
+    again: float = math.inf
+    cuts: int = 0
+    """How often its link was asked to be cut."""
+
+
+E = TypeVar("E", bound=Entry[Any])
+
+
+class Book(Generic[E, S, C, A]):
+    """Entries of one half: their moves by its table, their deadlines, and the one place where blocks leave."""
+
+    def __init__(
+        self,
+        table: Table[S, C, A],
+        own_causes: frozenset[C],
+        carry_out: Callable[[E, A, float, str], list[Any]],
+        limits: Callable[[S], tuple[float | None, float | None]],
+        ended: Callable[[E, str], list[Any]],
+        times: tuple[C, C],
+    ) -> None:
+        """`carry_out` says what an act is; `limits` how long a state may last and how often it repeats itself; `ended`
+        what becomes of an entry's blocks; `times` are the causes of the state's limit and of its repetition.
+        """
+        self.entries: Final[dict[TransferId, E]] = {}
+        self.ignored: Final[Counter[str]] = Counter()
+        self._table: Final = table
+        self._own: Final = own_causes
+        self._carry_out: Final = carry_out
+        self._limits: Final = limits
+        self._ended: Final = ended
+        self._up, self._repeat = times
+        self._alarms: Final[Alarms[TransferId]] = Alarms()
+        self._owed: list[Any] = []
+
+    def next_wakeup(self) -> float | None:
+        """The earliest deadline or repetition; at once, if the last event raised and effects are owed."""
+        return -math.inf if self._owed else self._alarms.next()
+
+    def ring(self, now: float) -> None:
+        """Do what time alone has brought about. An event that raises after this must not swallow it."""
+        while (id_ := self._alarms.pop(now)) is not None:
+            entry = self.entries[id_]
+            cause = self._up if entry.deadline <= now else self._repeat
+            self._owed += self.move(entry, cause, now, f"it was {entry.state} for too long")
+
+    def with_owed(self, effects: list[Any]) -> list[Any]:
+        """What time has brought about, and these."""
+        owed, self._owed = self._owed, []
+        return [*owed, *effects]
+
+    def add(self, entry: E, now: float) -> None:
+        """Take a new entry in."""
+        self.entries[entry.id] = entry
+        self._arm(entry, None, now)
+
+    def allows(self, entry: E, cause: C) -> bool:
+        """Whether the table has a row for it. Our own engine's word must have one.
+
+        Raises:
+            ImpossibleMove: our own engine said what cannot be.
+        """
+        there = cause in self._table[entry.state]
+        if not there and cause in self._own:
+            raise ImpossibleMove(f"{entry.id}: {cause} while {entry.state}")
+        return there
+
+    def move(self, entry: E, cause: C, now: float, because: str) -> list[Any]:
+        """One turn of one entry. Without a row nothing changes, and that is counted."""
+        if not self.allows(entry, cause):
+            return self.ignore(REPEATED)
+        row = self._table[entry.state][cause]
+        stayed_by = cause if row.state == entry.state else None
+        entry.state = row.state
+        effects = [effect for act in row.acts for effect in self._carry_out(entry, act, now, because)]
+        if row.state in self._table:
+            self._arm(entry, stayed_by, now)
+            return effects
+        self._alarms.drop(entry.id)
+        del self.entries[entry.id]
+        return [*effects, *self._ended(entry, because)]
+
+    def move_all(self, entries: Iterable[E], cause: C, now: float, because: str) -> list[Any]:
+        """The same for each entry to which this cause means anything."""
+        meant = [entry for entry in entries if cause in self._table[entry.state]]
+        return [effect for entry in meant for effect in self.move(entry, cause, now, because)]
+
+    def with_peer(self, instance: InstanceId) -> list[E]:
+        """Entries whose other end is this instance."""
+        return [each for each in self.entries.values() if each.peer is not None and each.peer.instance == instance]
+
+    def with_former(self, peer: Peer) -> list[E]:
+        """Entries about an earlier life of this instance."""
+        same = self.with_peer(peer.instance)
+        return [each for each in same if each.peer is not None and each.peer.epoch < peer.epoch]
+
+    def ignore(self, why: str) -> list[Any]:
+        """Count what changed nothing."""
+        self.ignored[why] += 1
+        return []
+
+    def leaked(self, now: float) -> int:
+        """Entries past their limit, and entries whose link was asked to be cut and never was. Must be 0, always."""
+        return sum(each.deadline + 1.0 < now or each.cuts > 1 for each in self.entries.values())
+
+    def _arm(self, entry: E, stayed_by: C | None, now: float) -> None:
+        """Set the entry's deadlines: all of them when it has entered its state, else the one that has just rung."""
+        limit_s, interval_s = self._limits(entry.state)
+        if limit_s is not None and stayed_by in {None, self._up}:
+            entry.deadline = now + limit_s
+        if stayed_by in {None, self._repeat}:
+            entry.again = now + (interval_s or math.inf)
+        self._alarms.set(entry.id, min(entry.deadline, entry.again))

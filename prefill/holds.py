@@ -1,0 +1,152 @@
+"""Prefill legs and holds of one engine: the scheduler's view (`prefill.table.LEGS`). Pure.
+
+A router may give a hold up before it knows of it: its client left, the leg runs on, and nobody wants what the leg would
+hold. So a name that is given up is remembered, and a hold under that name is never made. An event for a leg that is not
+there changes nothing and is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from kvtransfer.alarms import Memory
+from kvtransfer.slots import Slot, Slots
+from prefill.orders import Orders
+from prefill.table import LEGS, Act, Cause, Leg
+
+REMEMBER_S: Final = 600.0
+"""How long a name stays given up: a prompt that is not computed by then never will be."""
+REMEMBERED_MAX: Final = 65_536
+"""A hundred abandoned legs a second. When full, the newest are held to the end of their lease: counted."""
+
+
+class _Entry:
+    """One leg."""
+
+    __slots__ = ("name", "slot", "state")
+
+    def __init__(self, name: str | None, slot: Slot | None, state: Leg) -> None:
+        self.name, self.slot, self.state = name, slot, state
+
+
+class Holds:
+    """By the engine's request ids. `now` and `remember` are in one unit, whatever it is."""
+
+    def __init__(self, slots: Slots, remember: float = REMEMBER_S) -> None:
+        self.slots: Final = slots
+        self.counts: Final[Counter[str]] = Counter()
+        """Since the start, by what happened."""
+        self._remember: Final = remember
+        self._legs: Final[dict[str, _Entry]] = {}
+        self._named: Final[dict[str, list[str]]] = {}
+        self._given_up: Final[Memory[str]] = Memory(REMEMBERED_MAX)
+        self._orders = Orders()
+
+    def begin(self, request: str, name: str | None, now: float) -> Slot | None:
+        """A leg that is to leave a hold has come."""
+        if request in self._legs:
+            self.counts["opened twice"] += 1
+            return self._legs[request].slot
+        slot = self.slots.take(name or request)
+        if slot is None:
+            self.counts["no slot"] += 1
+        unwanted = name is not None and self._given_up.knows(name, now)
+        self._legs[request] = _Entry(name, slot, Leg.UNWANTED if unwanted else Leg.COMPUTING)
+        self._orders.opened[request] = slot
+        if name is not None:
+            self._named.setdefault(name, []).append(request)
+        return slot
+
+    def wanted(self, request: str) -> bool:
+        """Whether the leg's blocks are to be held once it has ended well."""
+        leg = self._legs.get(request)
+        return leg is not None and leg.state is Leg.COMPUTING
+
+    def filled(self, request: str) -> Slot | None:
+        """A leg that is `wanted` has ended well: its blocks are held from now on, and this is what vouches for them."""
+        leg = self._legs[request]
+        assert leg.state is Leg.COMPUTING, f"{request} is {leg.state}"
+        self.counts["held"] += 1
+        self._move(request, leg, Cause.FILLED)
+        return leg.slot
+
+    def dropped(self, request: str) -> None:
+        """The leg has ended and leaves nothing: it was aborted, or is not wanted."""
+        leg = self._legs.get(request)
+        self.counts["given up before held"] += leg is not None and leg.state is Leg.UNWANTED
+        self._tell(request, Cause.DROPPED)
+
+    def reported(self, request: str) -> None:
+        """Every rank has ended the hold: its blocks are freed after this."""
+        self._tell(request, Cause.REPORTED)
+
+    def release(self, name: str, now: float) -> None:
+        """A router gives up what is held under a name, now or later."""
+        requests = self._named.get(name, ())
+        early = not requests
+        for request in sorted(requests):
+            leg = self._legs[request]
+            if leg.state is Leg.HELD:
+                self.counts["released"] += 1
+            early = early or leg.state in {Leg.COMPUTING, Leg.UNWANTED}
+            self._move(request, leg, Cause.GIVEN_UP)
+        self.counts["released before held"] += early
+        if not self._given_up.remember(name, now + self._remember, now):
+            self.counts["could not be remembered"] += 1
+
+    def take_orders(self) -> Orders:
+        """What the ranks are to be told, once."""
+        orders, self._orders = self._orders, Orders()
+        return orders
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether the ranks are to be told something."""
+        return bool(self._orders)
+
+    @property
+    def open_legs(self) -> int:
+        """Legs that still run."""
+        return sum(leg.state in {Leg.COMPUTING, Leg.UNWANTED} for leg in list(self._legs.values()))
+
+    @property
+    def held(self) -> int:
+        """Holds whose end not every rank has reported."""
+        return sum(leg.state in {Leg.HELD, Leg.RELEASED} for leg in list(self._legs.values()))
+
+    def _tell(self, request: str, cause: Cause) -> None:
+        leg = self._legs.get(request)
+        if leg is None:
+            self.counts["ended unknown"] += 1
+        else:
+            self._move(request, leg, cause)
+
+    def _move(self, request: str, leg: _Entry, cause: Cause) -> None:
+        row = LEGS[leg.state].get(cause)
+        if row is None:
+            self.counts["out of turn"] += cause is not Cause.GIVEN_UP
+            return
+        leg.state = row.state
+        for act in row.acts:
+            if act is Act.OFFER:
+                self._orders.held.append(request)
+            elif act is Act.RELEASE:
+                self._orders.released.append(request)
+            elif act is Act.DROP:
+                if request in self._orders.opened:  # the ranks have not heard of it yet
+                    del self._orders.opened[request]
+                else:
+                    self._orders.dropped.append(request)
+            else:
+                self._free(request, leg)
+
+    def _free(self, request: str, leg: _Entry) -> None:
+        del self._legs[request]
+        if leg.slot is not None:
+            self.slots.give_back(leg.slot)
+        if leg.name is not None:
+            same = self._named[leg.name]
+            same.remove(request)
+            if not same:
+                del self._named[leg.name]

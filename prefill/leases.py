@@ -1,0 +1,143 @@
+"""Holds as one rank keeps them: marks in its memory, leases, and who has read (`prefill.table.LEASES`). Pure.
+
+A rank clears a hold's slot before it reports the hold's end, and the engine frees blocks only when every rank has
+reported: no block is another request's while a mark stands for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kvtransfer.alarms import Alarms
+from kvtransfer.notes import Beat, Read
+from kvtransfer.slots import CLEAR, Slot
+from prefill.orders import Orders
+from prefill.table import LEASES, Act, Cause, Lease
+
+HOLD_S_MAX: Final = 300.0
+"""Heartbeats keep no hold longer than this: a consumer that is stuck must not starve a producer."""
+
+
+class Terms(NamedTuple):
+    """How long blocks are held, in the unit of the caller's clock."""
+
+    lease: float
+    """If no consumer says anything. vLLM's ``kv_lease_duration``."""
+    extension: float
+    """From a heartbeat on."""
+    longest: float
+    """Whatever consumers say."""
+
+
+def terms(lease_s: float, unit: float = 1.0) -> Terms:
+    """vLLM's: a heartbeat extends a lease by two thirds of it. `unit`: ticks of the caller's clock in a second."""
+    return Terms(lease_s * unit, lease_s * 2 / 3 * unit, max(HOLD_S_MAX, lease_s) * unit)
+
+
+@dataclass(slots=True)
+class _Kept:
+    slot: Slot | None
+    state: Lease = Lease.MARKED
+    until: float = 0.0
+    latest: float = 0.0
+    readers: tuple[str, ...] = ()
+    """Ranks of the consumer that have read."""
+
+
+class Leases:
+    """By the engine's request ids, at one rank."""
+
+    def __init__(self, of: Terms, write: Callable[[int, bytes], None]) -> None:
+        """`write` puts 16 bytes into a slot of the memory that consumers read."""
+        self.counts: Final[Counter[str]] = Counter()
+        """Since they were last taken."""
+        self._terms: Final = of
+        self._write: Final = write
+        self._kept: Final[dict[str, _Kept]] = {}
+        self._alarms: Final[Alarms[str]] = Alarms()
+        self._reports: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def step(self, orders: Orders, now: float) -> None:
+        """What the engine has decided, before its step computes anything."""
+        for request in orders.dropped:
+            self._tell(request, Cause.DROPPED, now)
+        for request, slot in orders.opened.items():
+            if slot is not None:
+                self._write(slot.index, slot.mark)
+            self._kept[request] = _Kept(slot)
+        for request in orders.held:
+            self._tell(request, Cause.FILLED, now)
+        for request in orders.released:
+            self.counts["released" if self._tell(request, Cause.GIVEN_UP, now) else "released too late"] += 1
+
+    def heard(self, reader: str, note: Read | Beat | None, now: float) -> None:
+        """A consumer's rank says something. None: nothing that can be read."""
+        if isinstance(note, Beat):
+            for request in note.requests:
+                self._tell(request, Cause.WANTED, now)
+        elif note is None or not self._count(reader, note, now):
+            self.counts["notices ignored"] += 1
+
+    def _count(self, reader: str, note: Read, now: float) -> bool:
+        """Whether it is about a hold, from a consumer that was told of it: a leg that still runs has told its mark to
+        nobody. (Of a leg that has ended, a rank may hear from its reader before it hears from its own engine.)
+        """
+        kept = self._kept.get(note.request)
+        if kept is None or kept.slot is None or note.mark != kept.slot.mark:
+            return False
+        if Cause.READ not in LEASES[kept.state]:
+            return False
+        if reader not in kept.readers:
+            kept.readers = (*kept.readers, reader)
+        if len(kept.readers) >= note.consumers:
+            self._move(note.request, kept, Cause.READ, now)
+        return True
+
+    def expire(self, now: float) -> list[str]:
+        """End the leases whose time is up. Returns them."""
+        ended = []
+        while (request := self._alarms.pop(now)) is not None:
+            self._move(request, self._kept[request], Cause.TIME_UP, now)
+            ended.append(request)
+        return ended
+
+    def next_wakeup(self) -> float | None:
+        """When the first lease ends."""
+        return self._alarms.next()
+
+    def take_reports(self) -> list[str]:
+        """Holds that have ended since the last time: their slots are clear."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def _tell(self, request: str, cause: Cause, now: float) -> bool:
+        kept = self._kept.get(request)
+        return kept is not None and self._move(request, kept, cause, now)
+
+    def _move(self, request: str, kept: _Kept, cause: Cause, now: float) -> bool:
+        row = LEASES[kept.state].get(cause)
+        if row is None:
+            return False
+        kept.state = row.state
+        for act in row.acts:
+            if act is Act.START_LEASE:
+                kept.until, kept.latest = now + self._terms.lease, now + self._terms.longest
+            elif act is Act.EXTEND_LEASE:
+                kept.until = max(kept.until, min(now + self._terms.extension, kept.latest))
+            elif act is Act.REPORT:
+                self._reports.append(request)
+            elif kept.slot is not None:
+                self._write(kept.slot.index, CLEAR)
+        if row.state is Lease.KEPT:
+            self._alarms.set(request, kept.until)
+        else:
+            self._alarms.drop(request)
+        if row.state is Lease.OVER:
+            del self._kept[request]
+        return True

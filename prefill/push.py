@@ -1,0 +1,393 @@
+"""The producer's half of a push: what is written, and when its blocks are free. Pure; see `kvtransfer.push`.
+
+It frees blocks that are being written *from* only when its own writes have ended or the link was cut: what is posted
+cannot be taken back. And it says "nothing of mine writes" only where a registration that this overtook will be refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from cluster.ids import InstanceId, TransferId
+from kvtransfer.alarms import Memory
+from kvtransfer.packing import Blocks
+from kvtransfer.push import (
+    LATE,
+    REPEATED,
+    STALE,
+    STRANGER,
+    Abort,
+    Begun,
+    Book,
+    CutLink,
+    Done,
+    Entry,
+    FreeBlocks,
+    ImpossibleMove,
+    LinkEnded,
+    PeerLost,
+    PeerSeen,
+    Proof,
+    Received,
+    Refused,
+    Register,
+    Report,
+    Send,
+    Terms,
+    Tick,
+    Withdraw,
+)
+from kvtransfer.rows import Row, Table
+from kvtransfer.ticket import Peer
+
+
+class State(StrEnum):
+    """Where a prompt that may be pushed is."""
+
+    COMPUTING = "computing"
+    """The engine owns the blocks; no consumer has registered."""
+    OFFERED = "offered"
+    """Computed, under its lease; no consumer has registered."""
+    STREAMING = "streaming"
+    """Written layer by layer while it is computed."""
+    WRITING = "writing"
+    """Computed; writes are under way."""
+    WRITTEN = "written"
+    """All writes ended well before the engine reported the prompt as computed."""
+    DRAINING = "draining"
+    """No one wants it any more: writes under way cannot be undone, so neither side may free yet."""
+    RELEASED = "released"
+
+
+class Cause(StrEnum):
+    """What moves it on."""
+
+    FILLED = "filled"
+    WRITES_ENDED = "writes ended"
+    WRITES_FAILED = "writes failed"
+    REGISTERED = "registered"
+    WITHDRAWN = "withdrawn"
+    ABORTED = "aborted"
+    TIME_UP = "time up"
+    AGAIN = "again"
+    PEER_LOST = "peer lost"
+    LINK_ENDED = "link ended"
+
+
+class Act(StrEnum):
+    """What is done on the way. Blocks leave where `RELEASED` is entered, and nowhere else."""
+
+    OFFER = "offer"
+    POST_WRITE = "post write"
+    CUT_LINK = "cut link"
+    REPORT = "report"
+    SAY_BEGUN = "say begun"
+    SAY_WRITTEN = "say written"
+    SAY_NOT_WRITTEN = "say not written"
+
+
+ROWS: Table[State, Cause, Act] = {
+    State.COMPUTING: {
+        Cause.FILLED: Row(State.OFFERED, (Act.OFFER,)),
+        Cause.REGISTERED: Row(State.STREAMING, (Act.POST_WRITE, Act.SAY_BEGUN)),
+        Cause.WITHDRAWN: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.ABORTED: Row(State.RELEASED),
+        Cause.TIME_UP: Row(State.RELEASED, (Act.REPORT,)),
+    },
+    State.OFFERED: {
+        Cause.REGISTERED: Row(State.WRITING, (Act.POST_WRITE, Act.SAY_BEGUN)),
+        Cause.WITHDRAWN: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.ABORTED: Row(State.RELEASED),
+        Cause.TIME_UP: Row(State.RELEASED, (Act.REPORT,)),
+    },
+    State.STREAMING: {
+        Cause.FILLED: Row(State.WRITING),
+        Cause.WRITES_ENDED: Row(State.WRITTEN),
+        Cause.WRITES_FAILED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.WITHDRAWN: Row(State.DRAINING),
+        Cause.ABORTED: Row(State.DRAINING),
+        Cause.PEER_LOST: Row(State.DRAINING),
+        Cause.LINK_ENDED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.TIME_UP: Row(State.DRAINING, (Act.REPORT,)),
+    },
+    State.WRITING: {
+        Cause.WRITES_ENDED: Row(State.RELEASED, (Act.SAY_WRITTEN,)),
+        Cause.WRITES_FAILED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.WITHDRAWN: Row(State.DRAINING),
+        Cause.ABORTED: Row(State.DRAINING),
+        Cause.PEER_LOST: Row(State.DRAINING),
+        Cause.LINK_ENDED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.TIME_UP: Row(State.DRAINING, (Act.REPORT,)),
+    },
+    State.WRITTEN: {
+        Cause.FILLED: Row(State.RELEASED, (Act.SAY_WRITTEN,)),
+        Cause.WITHDRAWN: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.ABORTED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.PEER_LOST: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.LINK_ENDED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.TIME_UP: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN, Act.REPORT)),
+    },
+    State.DRAINING: {
+        Cause.FILLED: Row(State.DRAINING),
+        Cause.WRITES_ENDED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.WRITES_FAILED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.LINK_ENDED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
+        Cause.TIME_UP: Row(State.DRAINING, (Act.CUT_LINK, Act.REPORT)),
+    },
+}
+"""Every move there is."""
+
+OWN_CAUSES: Final = frozenset({Cause.FILLED, Cause.WRITES_ENDED, Cause.WRITES_FAILED})
+"""Said by our own process. Where they have no row they are a bug of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHold:
+    """Leg 1 is here."""
+
+    id: TransferId
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The prompt is computed: its blocks are this half's from here. Comes once, also for an aborted one."""
+
+    id: TransferId
+    blocks: Blocks
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WritesEnded:
+    """Every write that `PostWrite` led to has ended, at the far side's memory. `ok`: all of them well."""
+
+    id: TransferId
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A `Register` came, with a ticket that is genuine, unexpired, for this producer and this consumer."""
+
+    by: Peer
+    register: Register
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Answer leg 1 with this hold. A `Filled` without this effect has nothing to hand over."""
+
+    id: TransferId
+    blocks: Blocks
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PostWrite:
+    """Write the prompt's blocks from `first` on into `remote` of `consumer`, as they are computed, by `link`'s keys.
+
+    Answer with `WritesEnded`. A hold that is not filled yet has no `local`: its blocks are still the engine's.
+    """
+
+    id: TransferId
+    serial: int
+    consumer: InstanceId
+    first: int
+    local: Blocks
+    remote: Blocks
+    link: int
+
+
+Event = OpenHold | Filled | WritesEnded | Registered | Received | Abort | PeerLost | PeerSeen | LinkEnded | Tick
+
+
+@dataclass(slots=True, kw_only=True)
+class _Hold(Entry[State]):
+    tenant: str
+    place: Blocks = ()
+
+
+class Pushes:
+    """Of one life of one producer. `epoch` counts its starts and is part of every id it holds under."""
+
+    def __init__(self, epoch: int, terms: Terms | None = None) -> None:
+        self.epoch: Final = epoch
+        self.terms: Final = terms or Terms()
+        self.book: Final = Book[_Hold, State, Cause, Act](
+            ROWS, OWN_CAUSES, self._act, self._limits, self._end, (Cause.TIME_UP, Cause.AGAIN)
+        )
+        self._over: Final[Memory[TransferId]] = Memory(self.terms.remembered_max)
+        """Transfers that are over: no second hold under their id."""
+        self._spent: Final[Memory[str]] = Memory(self.terms.remembered_max)
+        self._now = 0.0
+
+    def next_wakeup(self) -> float | None:
+        """When the next limit is due."""
+        return self.book.next_wakeup()
+
+    def handle(self, event: Event, now: float) -> list[Any]:
+        """Fold one event in, after what time has brought about by `now`.
+
+        Raises:
+            ImpossibleMove: our own engine reported what cannot be.
+        """
+        self._now = now
+        self.book.ring(now)
+        return self.book.with_owed(self._fold(event, now))
+
+    def _fold(self, event: Event, now: float) -> list[Any]:
+        match event:
+            case OpenHold(id_, tenant):
+                return self._open(id_, tenant, now)
+            case Filled():
+                return self._filled(event, now)
+            case WritesEnded(id_, ok):
+                cause = Cause.WRITES_ENDED if ok else Cause.WRITES_FAILED
+                return self._move(id_, cause, now, str(cause))
+            case Registered():
+                return self._registered(event, now)
+            case Received(by, Withdraw() as message):
+                return self._withdrawn(by, message, now)
+            case Abort(id_, because):
+                self._give_up_early(id_, now)
+                return self._move(id_, Cause.ABORTED, now, because)
+            case PeerLost(instance):
+                lost = self.book.with_peer(instance)
+                return self.book.move_all(lost, Cause.PEER_LOST, now, f"{instance} does not answer")
+            case PeerSeen(peer):
+                former = self.book.with_former(peer)
+                return self.book.move_all(former, Cause.PEER_LOST, now, f"{peer.instance} restarted")
+            case LinkEnded(instance):
+                ended = self.book.with_peer(instance)
+                return self.book.move_all(ended, Cause.LINK_ENDED, now, f"the link with {instance} ended")
+            case _:
+                return []
+
+    # --- our engine says ---------------------------------------------------------------------------------------------
+
+    def _open(self, id_: TransferId, tenant: str, now: float) -> list[Any]:
+        because = self._cannot_open(id_, now)
+        if because is not None:
+            self.book.ignore(f"hold refused: {because}")
+            return [Refused(id_, because)]
+        self.book.add(_Hold(id=id_, state=State.COMPUTING, tenant=tenant), now)
+        return []
+
+    def _cannot_open(self, id_: TransferId, now: float) -> str | None:
+        if id_.producer_epoch != self.epoch:
+            return STALE
+        if id_ in self.book.entries:
+            return "it is held already"
+        if self._over.knows(id_, now):
+            return "it is over"
+        full = len(self.book.entries) >= self.terms.entries_max or self._over.room(now) <= len(self.book.entries)
+        return "there are too many" if full else None
+
+    def _filled(self, event: Filled, now: float) -> list[Any]:
+        hold = self.book.entries.get(event.id)
+        if hold is None:  # given up while its last step ran
+            self.book.ignore(LATE)
+            return [FreeBlocks(event.id, event.blocks, "given up before it was computed")]
+        self.book.allows(hold, Cause.FILLED)  # raises before anything has changed
+        if hold.blocks or not event.blocks:
+            raise ImpossibleMove(f"{event.id}: blocks are given once, and at least one")
+        hold.blocks, hold.tokens = event.blocks, event.tokens
+        return self.book.move(hold, Cause.FILLED, now, "computed")
+
+    def _move(self, id_: TransferId, cause: Cause, now: float, because: str) -> list[Any]:
+        hold = self.book.entries.get(id_)
+        return self.book.ignore(LATE) if hold is None else self.book.move(hold, cause, now, because)
+
+    def _give_up_early(self, id_: TransferId, now: float) -> bool:
+        """A transfer is over that we hold nothing for. False: we cannot see to it that it stays so."""
+        if id_.producer_epoch != self.epoch:
+            return False
+        if not self._over.knows(id_, now) and self._over.room(now) <= len(self.book.entries):
+            return False
+        return id_ in self.book.entries or self._over.remember(id_, now + self.terms.remember_s, now)
+
+    # --- consumers say -----------------------------------------------------------------------------------------------
+
+    def _registered(self, event: Registered, now: float) -> list[Any]:
+        by, register = event.by, event.register
+        hold = self.book.entries.get(register.id)
+        if hold is None:
+            self.book.ignore(LATE)
+            over = self._over.knows(register.id, now)  # else leg 1 may still be on its way: they will ask again
+            return [_nothing_written(by, register.id, register.serial, "it is over")] if over else []
+        if (hold.peer, hold.serial) == (by, register.serial):
+            return self.book.ignore(REPEATED)
+        because = self._cannot_serve(hold, event.proof, now)
+        # The consumer frees its blocks on a refusal, so it must last: the ticket is spent, or nothing is said.
+        spent = self._spent.remember(event.proof.tag, now + event.proof.left_s, now)
+        if because is not None:
+            self.book.ignore(f"registration refused: {because}")
+            return [_nothing_written(by, register.id, register.serial, because)] if spent else []
+        hold.peer, hold.serial = by, register.serial
+        hold.first, hold.place, hold.link = register.first, register.blocks, register.link
+        return self.book.move(hold, Cause.REGISTERED, now, "registered")
+
+    def _cannot_serve(self, hold: _Hold, proof: Proof, now: float) -> str | None:
+        if self._spent.knows(proof.tag, now):
+            return "its ticket was used before"
+        if hold.tenant != proof.tenant:
+            return "its ticket is another tenant's"
+        if hold.peer is not None:
+            return "another consumer has it"
+        return "no more tickets can be remembered" if self._spent.room(now) < 1 else None
+
+    def _withdrawn(self, by: Peer, message: Withdraw, now: float) -> list[Any]:
+        hold = self.book.entries.get(message.id)
+        if hold is None:
+            self.book.ignore(LATE)
+            # "Nothing of mine writes" must last: a registration that this overtook has to find the transfer over.
+            over = self._give_up_early(message.id, now)
+            return [_nothing_written(by, message.id, message.serial, "it is over")] if over else []
+        if hold.peer is not None and (hold.peer.instance != by.instance or message.serial < hold.serial):
+            return self.book.ignore(STRANGER)
+        hold.peer, hold.serial = by, message.serial
+        return self.book.move(hold, Cause.WITHDRAWN, now, "withdrawn")
+
+    # --- what the table's words mean ---------------------------------------------------------------------------------
+
+    def _act(self, hold: _Hold, act: Act, now: float, because: str) -> list[Any]:
+        if act is Act.OFFER:
+            return [Offer(hold.id, hold.blocks, hold.tokens)]
+        if act is Act.REPORT:
+            return [Report(hold.id, because)]
+        peer, serial = hold.peer, hold.serial
+        assert peer is not None, "it is written to somebody"
+        if act is Act.POST_WRITE:
+            return [PostWrite(hold.id, serial, peer.instance, hold.first, hold.blocks, hold.place, hold.link)]
+        if act is Act.CUT_LINK:
+            hold.cuts += 1
+            return [CutLink(peer.instance, because)]
+        if act is Act.SAY_BEGUN:
+            return [Send(peer.instance, Begun(hold.id, serial))]
+        if act is Act.SAY_WRITTEN:
+            return [Send(peer.instance, Done(hold.id, serial, ok=True, tokens=hold.tokens, because=because))]
+        return [_nothing_written(peer, hold.id, serial, because)]
+
+    def _limits(self, state: State) -> tuple[float | None, float | None]:
+        seconds = {
+            State.COMPUTING: self.terms.fill_s_max,
+            State.OFFERED: self.terms.lease_s,
+            State.STREAMING: self.terms.fill_s_max,
+            State.WRITING: self.terms.write_s_max,
+            State.WRITTEN: self.terms.fill_s_max,
+            State.DRAINING: self.terms.cut_s,
+        }
+        return seconds.get(state), None
+
+    def _end(self, hold: _Hold, because: str) -> list[Any]:
+        """The one place where blocks leave. `_cannot_open` has kept room to remember the hold."""
+        self._over.remember(hold.id, self._now + self.terms.remember_s, self._now)
+        return [FreeBlocks(hold.id, hold.blocks, because)] if hold.blocks else []
+
+
+def _nothing_written(to: Peer, id_: TransferId, serial: int, because: str) -> Send:
+    return Send(to.instance, Done(id_, serial, ok=False, tokens=0, because=because))

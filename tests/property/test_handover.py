@@ -1,0 +1,218 @@
+"""Any order of events on both sides of a hand-over: no wrong byte is used, no block is lost, everything ends.
+
+By dice, over the objects that the connector runs (tests/support/handover.py): ranks that step apart, slots that are
+read byte by byte, notices lost, doubled and late, reads that fail, names given up at any time, engines that restart.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from support.handover import Offer, World, Wrong
+
+import decode.reads
+import prefill.leases
+from kvtransfer.slots import CLEAR, SLOT_BYTES
+from prefill.table import Act, Lease
+
+STEPS = {
+    "open": 4,
+    "fill": 5,
+    "pull": 5,
+    "move": 22,
+    "look": 8,
+    "decide": 4,
+    "rank": 6,
+    "notice": 8,
+    "release": 1.5,
+    "beat": 1,
+    "time": 1,
+    "restart": 0.15,
+    "well": 3,
+}
+
+
+class Walk:
+    """One world, and what has been offered in it: a reference may be used at any time."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.world = World(blocks=5, ranks=self.dice.choice([1, 1, 2]), consumers=("d", "e"))
+        self.offers: list[Offer] = []
+
+    def go(self, steps: int) -> None:
+        for step in self.dice.choices(list(STEPS), list(STEPS.values()), k=steps):
+            getattr(self, step)()
+            self.world.check()
+
+    def consumer(self):
+        return self.world.consumers[self.dice.choice(list(self.world.consumers))]
+
+    def open(self) -> None:
+        request = self.world.name()
+        self.world.p.open(request, self.dice.randint(1, 2), self.dice.choice([None, f"n{self.dice.randrange(6)}"]))
+
+    def fill(self) -> None:
+        running = list(self.world.p.running)
+        told = [each for each in running if not self.pending(each)]
+        if told:
+            offer = self.world.p.fill(self.dice.choice(told), aborted=self.dice.random() < 0.1)
+            if offer is not None:
+                self.offers.append(offer)
+
+    def pending(self, request: str) -> bool:
+        """Whether the ranks have not heard of this leg: nothing of it can be computed yet."""
+        told = any(request in orders.opened for each in self.world.p.orders for orders in each)
+        return told or request in self.world.p.holds._orders.opened
+
+    def pull(self) -> None:
+        if self.offers:
+            newest = self.offers[-1] if self.dice.random() < 0.7 else self.dice.choice(self.offers)
+            self.consumer().pull(newest)
+
+    def move(self) -> None:
+        consumer = self.consumer()
+        if consumer.under_way:
+            read = self.dice.choice(consumer.under_way)
+            for _ in range(self.dice.randint(1, 9) if read.slot else 1):
+                consumer.move(read, fail=not read.slot and self.dice.random() < 0.03)
+
+    def look(self) -> None:
+        self.consumer().step()
+
+    def decide(self) -> None:
+        self.world.p.decide()
+
+    def rank(self) -> None:
+        self.world.p.rank_steps(self.dice.randrange(len(self.world.p.ranks)))
+
+    def notice(self) -> None:
+        if self.world.network:
+            index = self.dice.randrange(len(self.world.network))
+            fate = self.dice.random()
+            if fate < 0.1:
+                self.world.network.pop(index)
+            else:
+                self.world.deliver(index, keep=fate < 0.2)
+
+    def release(self) -> None:
+        self.world.p.release(f"n{self.dice.randrange(6)}")
+
+    def beat(self) -> None:
+        if self.offers:
+            self.consumer().beat(self.dice.choice(self.offers))
+
+    def time(self) -> None:
+        self.world.now += self.dice.choice([0.3, 5.0, 31.0])
+
+    def restart(self) -> None:
+        if self.dice.random() < 0.5:
+            self.world.restart_p()
+            for consumer in self.world.consumers.values():
+                consumer.meet("p")
+        else:
+            self.world.restart_d(self.dice.choice(list(self.world.consumers)))
+
+    def well(self) -> None:
+        """So that hand-overs get anywhere."""
+        self.world.p.step()
+        self.consumer().finish()
+        self.world.deliver_all()
+
+
+def walk(seed: int, steps: int = 400) -> list[str]:
+    made = Walk(seed)
+    made.go(steps)
+    legs = [leg for consumer in made.world.consumers.values() for leg in consumer.legs]
+    made.world.fall_silent()
+    assert all(leg.outcome for leg in legs), "each request hears of it"
+    return [leg.outcome for leg in legs]
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_by_dice(first: int) -> None:
+    outcomes = [outcome for seed in range(first, first + 20) for outcome in walk(seed)]
+    assert min(outcomes.count("use"), outcomes.count("recompute")) > 40, "walks that get nowhere would prove nothing"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1_000, 11_000, 500))
+def test_by_dice_for_long(first: int) -> None:
+    for seed in range(first, first + 500):
+        walk(seed)
+
+
+def breaks() -> bool:
+    """Whether some walk finds what is wrong."""
+    for seed in range(200):
+        try:
+            walk(seed)
+        except Wrong:
+            return True
+    return False
+
+
+def look_before_the_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is what stood in the slot when the reads were posted."""
+    seen: dict[int, tuple[bytes, bytes]] = {}
+    add, saw = decode.reads.Reads.add, decode.reads.PullAtRank.saw
+
+    def adds(self, request, handles, sources, mark, **more):
+        engine, _, rank = sources[0].agent.partition("/")
+        producer, at = self._agent._consumer.world.engine(engine), sources[0].slot_address * SLOT_BYTES
+        said = CLEAR if producer is None else bytes(producer.tables[int(rank)][at : at + SLOT_BYTES])
+        seen[id(mark)] = said, mark
+        return add(self, request, handles, sources, mark, **more)
+
+    monkeypatch.setattr(decode.reads.Reads, "add", adds)
+    monkeypatch.setattr(decode.reads.PullAtRank, "saw", lambda self, _said: saw(self, seen[id(self.mark)][0]))
+
+
+def never_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = prefill.leases.LEASES
+    rewritten = {
+        state: {
+            cause: row._replace(acts=tuple(act for act in row.acts if act is not Act.CLEAR))
+            for cause, row in causes.items()
+        }
+        for state, causes in table.items()
+    }
+    monkeypatch.setattr(prefill.leases, "LEASES", rewritten)
+
+
+def clear_one_step_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the end was reported, with what the engine decides next."""
+    never_clear(monkeypatch)
+    late: dict[int, list[int]] = {}
+    step, move = prefill.leases.Leases.step, prefill.leases.Leases._move
+
+    def steps(self, orders, now):
+        for index in late.pop(id(self), []):
+            self._write(index, CLEAR)
+        return step(self, orders, now)
+
+    def moves(self, request, kept, cause, now):
+        moved = move(self, request, kept, cause, now)
+        if moved and kept.slot is not None and kept.state in {Lease.OVER, Lease.READ_EARLY}:
+            late.setdefault(id(self), []).append(kept.slot.index)
+        return moved
+
+    monkeypatch.setattr(prefill.leases.Leases, "step", steps)
+    monkeypatch.setattr(prefill.leases.Leases, "_move", moves)
+
+
+def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode.reads.PullAtRank, "saw", lambda _self, _said: None)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("broken", [never_look, look_before_the_reads, never_clear, clear_one_step_late])
+def test_the_walks_find_each_broken_order(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The argument has two orders, one on each side; without either, wrong bytes are used."""
+    broken(monkeypatch)
+    monkeypatch.setattr(World, "check", lambda _self: None)  # it would see a mark too many before anything is used
+    assert breaks()

@@ -1,0 +1,455 @@
+"""Producers and consumers of pulls with the rules that engines run, real block contents, and a network at its worst.
+
+Nothing here moves by itself: whoever drives it says when an engine steps, which read moves one block further, which
+notice arrives, is lost or comes twice, what time it is. Contents are stamps, so that a wrong byte is seen where it is
+used, whatever the rules believe; every block has one owner at a time, so that a double free fails at once; and a report
+of a request that the engine does not know fails, as it would end vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from decode.peers import Peers
+from decode.pulls import Pulls
+from decode.reads import Landings, Outcome, Reads, Source
+from kvtransfer.notes import parse, with_proof
+from kvtransfer.slots import SLOT_BYTES, Slot, Slots
+from prefill.holds import Holds
+from prefill.leases import Leases, Terms
+from prefill.orders import Orders
+
+Stamp = tuple[object, ...]
+GARBAGE: Stamp = ("garbage",)
+TERMS = Terms(lease=30.0, extension=20.0, longest=300.0)
+PLACES = 8
+"""Slots that one consumer's rank can look at at a time."""
+
+
+class Wrong(AssertionError):
+    """What must never happen has happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a prefill leg's answer says of its hold."""
+
+    producer: str
+    life: int
+    request: str
+    blocks: tuple[int, ...]
+    slot: Slot | None
+
+    @property
+    def engine(self) -> str:
+        return f"{self.producer}@{self.life}"
+
+
+class Producer:
+    """One life of an engine that holds: its scheduler's half, its ranks, its memory."""
+
+    def __init__(self, world: World, name: str, life: int, blocks: int, ranks: int) -> None:
+        self.world, self.name, self.life = world, name, life
+        self.holds = Holds(Slots(4, life.to_bytes(4, "big") * 4))
+        self.stamps: list[Stamp] = [GARBAGE] * blocks
+        self.owners: list[str | None] = [None] * blocks
+        self.tables = [bytearray(4 * SLOT_BYTES) for _ in range(ranks)]
+        self.ranks = [Leases(TERMS, self._writer(table)) for table in self.tables]
+        self.orders: list[list[Orders]] = [[] for _ in range(ranks)]
+        """Decided, and not heard by the rank yet."""
+        self.said: list[set[str]] = [set() for _ in range(ranks)]
+        """Reports of each rank that the others have not joined yet."""
+        self.told: dict[bytes, str] = {}
+        """Marks that some consumer may know, and whose they are."""
+        self.running: dict[str, tuple[int, ...]] = {}
+        self.kept: dict[str, tuple[int, ...]] = {}
+
+    @staticmethod
+    def _writer(table: bytearray) -> Callable[[int, bytes], None]:
+        def write(index: int, content: bytes) -> None:
+            table[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = content
+
+        return write
+
+    def open(self, request: str, count: int, name: str | None = None) -> bool:
+        """A prefill leg comes. False: there is no room for it."""
+        free = [block for block, owner in enumerate(self.owners) if owner is None][:count]
+        if len(free) < count:
+            return False
+        for block in free:
+            self.owners[block] = request
+        self.running[request] = tuple(free)
+        self.holds.begin(request, name, self.world.now)
+        return True
+
+    def fill(self, request: str, *, aborted: bool = False) -> Offer | None:
+        """The leg ends."""
+        blocks = self.running.pop(request)
+        for place, block in enumerate(blocks):
+            self.stamps[block] = ("kv", request, place)
+        if aborted or not self.holds.wanted(request):
+            self.holds.dropped(request)
+            self._free(request, blocks)
+            return None
+        self.kept[request] = blocks
+        slot = self.holds.filled(request)
+        if slot is not None:
+            self.told[slot.mark] = request
+        return Offer(self.name, self.life, request, blocks, slot)
+
+    def release(self, name: str) -> None:
+        self.holds.release(name, self.world.now)
+
+    def _free(self, request: str, blocks: tuple[int, ...]) -> None:
+        for block in blocks:
+            if self.owners[block] != request:
+                raise Wrong(f"block {block} is {self.owners[block]}'s, not {request}'s to give back")
+            self.owners[block], self.stamps[block] = None, GARBAGE
+
+    def step(self) -> None:
+        """The whole engine makes a step: decisions, ranks, reports."""
+        self.decide()
+        for rank in range(len(self.ranks)):
+            self.rank_steps(rank)
+
+    def decide(self) -> None:
+        """The scheduler's half of a step."""
+        orders = self.holds.take_orders()
+        for each in self.orders:
+            each.append(orders)
+
+    def rank_steps(self, rank: int) -> None:
+        """One rank's half: what was decided, then leases; its reports count once all ranks have made them."""
+        leases = self.ranks[rank]
+        for orders in self.orders[rank]:
+            leases.step(orders, self.world.now)
+        self.orders[rank].clear()
+        leases.expire(self.world.now)
+        for request in leases.take_reports():
+            if request in self.said[rank]:
+                raise Wrong(f"{request} is reported twice by rank {rank}")
+            self.said[rank].add(request)
+        for request in set.intersection(*self.said):
+            if request not in self.kept:
+                raise Wrong(f"{request} is reported, and the engine does not hold it")
+            self.holds.reported(request)
+            self._free(request, self.kept.pop(request))
+            for said in self.said:
+                said.discard(request)
+
+    def heard(self, rank: int, reader: str, raw: bytes) -> None:
+        self.ranks[rank].heard(reader, parse(raw), self.world.now)
+
+    @property
+    def idle(self) -> bool:
+        return not self.holds.held and not self.holds.open_legs
+
+    @property
+    def taken(self) -> int:
+        return sum(owner is not None for owner in self.owners)
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """A read under way, one block (or one byte of a slot) at a time."""
+
+    moves: list[Callable[[], None]]
+    failed: bool = False
+    released: bool = False
+    slot: bool = False
+
+    def state(self) -> str:
+        return "ERR" if self.failed else "PROC" if self.moves else "DONE"
+
+
+@dataclass(slots=True, eq=False)
+class Leg:
+    """A decode leg."""
+
+    request: str
+    offer: Offer
+    local: tuple[int, ...]
+    outcome: str = ""
+    because: str = ""
+    left: bool = False
+    ranks: dict[int, Outcome] = field(default_factory=dict)
+
+
+class Consumer:
+    """One life of an engine that pulls: its scheduler's half, its ranks, its memory. Also each rank's NIXL agent."""
+
+    def __init__(self, world: World, name: str, life: int, blocks: int, ranks: int) -> None:
+        self.world, self.name, self.life = world, name, life
+        self.pulls = Pulls(Peers())
+        self.owners: list[str | None] = [None] * blocks
+        self.stamps: list[list[Stamp]] = [[GARBAGE] * blocks for _ in range(ranks)]
+        self.landing = [bytearray(PLACES * SLOT_BYTES) for _ in range(ranks)]
+        self.reads = [
+            Reads(_Agent(self, rank), Landings(memoryview(self.landing[rank]), 0), self._look(rank))
+            for rank in range(ranks)
+        ]
+        self.legs: list[Leg] = []
+        self.under_way: list[Read] = []
+        self.blind = False
+        """No slot can be read."""
+
+    def meet(self, name: str) -> None:
+        producer = self.world.producers[name]
+        self.pulls.peers.met(f"{name}@{producer.life}", name, self.world.now)
+
+    def pull(self, offer: Offer) -> Leg:
+        """A decode leg comes, and there is room for it."""
+        leg = Leg(f"{self.name}{self.life}-{len(self.legs)}", offer, ())
+        self.legs.append(leg)
+        because = "nothing vouches for it" if offer.slot is None else self.pulls.judge(offer.engine, self.world.now)
+        free = [block for block, owner in enumerate(self.owners) if owner is None][: len(offer.blocks)]
+        if because or len(free) < len(offer.blocks):
+            self.pulls.local(leg.request, len(offer.blocks))
+            self.pulls.allocated(leg.request, "", 0, self.world.now)
+            leg.outcome, leg.because = "recompute", because or "no room"
+            self.reject(offer)
+            return leg
+        leg.local = tuple(free)
+        for block in free:
+            self.owners[block] = leg.request
+        self.pulls.allocated(leg.request, offer.engine, len(free), self.world.now)
+        for rank in range(len(self.reads)):
+            self._post(leg, rank)
+        return leg
+
+    def _post(self, leg: Leg, rank: int) -> None:
+        offer, slot = leg.offer, leg.offer.slot
+        assert slot is not None
+        source = self.world.life_of(offer)
+        parts = [Read([]), Read([])]
+        for place, (there, here) in enumerate(zip(offer.blocks, leg.local, strict=True)):
+            parts[place % 2].moves.append(self._copy(leg, source, rank, there, here))
+        self.under_way += parts
+        note = with_proof(f"{offer.request}:1".encode(), slot.proof)
+        self.reads[rank].add(leg.request, parts, [Source(f"{offer.engine}/{rank}", slot.index, note)], slot.mark)
+
+    def _copy(self, leg: Leg, source: Producer | None, rank: int, there: int, here: int) -> Callable[[], None]:
+        def move() -> None:
+            if self.owners[here] != leg.request:
+                raise Wrong(f"{leg.request} writes into block {here} of {self.owners[here]}")
+            self.stamps[rank][here] = source.stamps[there] if source is not None else GARBAGE
+
+        return move
+
+    def _look(self, rank: int) -> Callable[[str, int, int], Read]:
+        def look(agent: str, index: int, landing: int) -> Read:
+            if self.blind:
+                raise RuntimeError("NIXL_ERR_NOT_FOUND")
+            engine, _, theirs = agent.partition("/")
+            moves = [self._copy_byte(engine, int(theirs), index, rank, landing, at) for at in range(SLOT_BYTES)]
+            return Read(moves, slot=True)
+
+        return look
+
+    def _copy_byte(self, engine: str, theirs: int, index: int, rank: int, landing: int, at: int) -> Callable[[], None]:
+        def move() -> None:
+            producer = self.world.engine(engine)
+            if producer is not None:
+                self.landing[rank][landing + at] = producer.tables[theirs][index * SLOT_BYTES + at]
+
+        return move
+
+    def reject(self, offer: Offer) -> None:
+        """Tell the producer that nothing of it is wanted: a leg that failed validation, or needs none of it."""
+        if offer.slot is not None:
+            for rank in range(len(self.reads)):
+                self.say(offer.engine, rank, with_proof(f"{offer.request}:1".encode(), offer.slot.proof))
+
+    def beat(self, offer: Offer) -> None:
+        for rank in range(len(self.reads)):
+            self.say(offer.engine, rank, f"HB:{offer.request}".encode())
+
+    def say(self, engine: str, rank: int, note: bytes) -> None:
+        self.world.network.append((engine, rank, f"{self.name}{self.life}/{rank}", note))
+
+    def step(self) -> None:
+        """Every rank's thread looks, and the engine takes what has ended."""
+        for rank, reads in enumerate(self.reads):
+            reads.step()
+            for leg in self.legs:
+                outcome = reads.take(leg.request)
+                if outcome is not None:
+                    leg.ranks[rank] = outcome
+                    self.pulls.said(leg.request, outcome.because)
+        for leg in self.legs:
+            if leg.local and not leg.outcome and len(leg.ranks) == len(self.reads):
+                self._end(leg)
+
+    def _end(self, leg: Leg) -> None:
+        before = self.pulls.recomputed_tokens
+        self.pulls.ended(leg.request, self.world.now)
+        used = self.pulls.recomputed_tokens == before
+        leg.because = next((each.because for each in leg.ranks.values() if each.because), "")
+        leg.outcome = "use" if used else "recompute"
+        for stamps in self.stamps if used else ():
+            for place, block in enumerate(leg.local):
+                if stamps[block] != ("kv", leg.offer.request, place):
+                    raise Wrong(f"{leg.request} uses {stamps[block]} as block {place} of {leg.offer}")
+        for block in leg.local:
+            self.owners[block] = None
+
+    def move(self, read: Read, *, fail: bool = False) -> None:
+        """One block further."""
+        if fail:
+            read.failed, read.moves = True, []
+        elif read.moves:
+            read.moves.pop(0)()
+
+    def finish(self, *, fail: bool = False) -> None:
+        """Everything that is under way goes to its end."""
+        for _ in range(4):
+            for read in [each for each in self.under_way if not each.released]:
+                while read.moves:
+                    self.move(read, fail=fail and not read.slot)
+            self.step()
+
+    @property
+    def idle(self) -> bool:
+        return not self.pulls.under_way and not any(len(each) for each in self.reads)
+
+    @property
+    def taken(self) -> int:
+        return sum(owner is not None for owner in self.owners)
+
+
+class _Agent:
+    """One rank's NIXL agent."""
+
+    def __init__(self, consumer: Consumer, rank: int) -> None:
+        self._consumer, self._rank = consumer, rank
+
+    def check_xfer_state(self, handle: Any) -> str:
+        if handle.released:
+            raise Wrong("a handle is used after it was given back")
+        state: str = handle.state()
+        return state
+
+    def get_xfer_telemetry(self, handle: Any) -> Any:
+        return None
+
+    def release_xfer_handle(self, handle: Any) -> None:
+        if handle.moves:
+            raise Wrong("a read that is under way is given back")
+        handle.released = True
+        self._consumer.under_way.remove(handle)
+
+    def transfer(self, handle: Any) -> str:
+        self._consumer.under_way.append(handle)
+        return "PROC"
+
+    def send_notif(self, agent_name: str, notif_msg: bytes) -> None:
+        self._consumer.say(agent_name.partition("/")[0], self._rank, notif_msg)
+
+
+class World:
+    """Engines by name, notices under way, and a clock."""
+
+    def __init__(self, *, blocks: int = 8, ranks: int = 1, consumers: tuple[str, ...] = ("d",)) -> None:
+        self.now = 100.0
+        self.network: list[tuple[str, int, str, bytes]] = []
+        self._blocks, self._ranks = blocks, ranks
+        self._made = 0
+        self.producers = {"p": Producer(self, "p", 1, blocks, ranks)}
+        self.dead: dict[str, Producer] = {}
+        self.consumers = {name: Consumer(self, name, 1, blocks, ranks) for name in consumers}
+        for each in self.consumers.values():
+            each.meet("p")
+
+    @property
+    def p(self) -> Producer:
+        return self.producers["p"]
+
+    @property
+    def d(self) -> Consumer:
+        return self.consumers["d"]
+
+    def name(self) -> str:
+        self._made += 1
+        return f"r{self._made}"
+
+    def held(self, blocks: int = 2, name: str | None = None) -> Offer:
+        """A prompt is computed and held."""
+        request = self.name()
+        assert self.p.open(request, blocks, name)
+        self.p.step()
+        offer = self.p.fill(request)
+        assert offer is not None
+        self.p.step()
+        return offer
+
+    def engine(self, engine: str) -> Producer | None:
+        """The life that this engine id names, while it lives."""
+        name, _, life = engine.partition("@")
+        producer = self.producers[name]
+        return producer if producer.life == int(life) else None
+
+    def life_of(self, offer: Offer) -> Producer | None:
+        """Whose memory a read of this hold reads: a dead process' memory is nobody's."""
+        return self.engine(offer.engine)
+
+    def deliver(self, index: int = 0, *, keep: bool = False) -> None:
+        """Let a notice arrive; `keep` leaves a copy under way."""
+        engine, rank, reader, note = self.network[index] if keep else self.network.pop(index)
+        producer = self.engine(engine)
+        if producer is not None:
+            producer.heard(rank, reader, note)
+
+    def deliver_all(self) -> None:
+        while self.network:
+            self.deliver()
+        for producer in self.producers.values():
+            producer.step()
+
+    def pass_time(self, seconds: float) -> None:
+        """Engines step each second."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            for producer in self.producers.values():
+                producer.step()
+            for consumer in self.consumers.values():
+                consumer.step()
+
+    def restart_p(self) -> None:
+        """It dies and comes back: its memory is gone, and who reads it reads garbage."""
+        old = self.p
+        for stamp in range(len(old.stamps)):
+            old.stamps[stamp] = GARBAGE
+        self.producers["p"] = Producer(self, "p", old.life + 1, self._blocks, self._ranks)
+        self.dead["p"] = old
+
+    def restart_d(self, name: str = "d") -> None:
+        self.consumers[name] = Consumer(self, name, self.consumers[name].life + 1, self._blocks, self._ranks)
+        self.consumers[name].meet("p")
+
+    def check(self) -> None:
+        """No mark that a consumer may know stands for blocks that are not its hold's any more, on any rank."""
+        for producer in self.producers.values():
+            for table in producer.tables:
+                for at in range(0, len(table), SLOT_BYTES):
+                    request = producer.told.get(bytes(table[at : at + SLOT_BYTES]))
+                    if request is not None and request not in producer.kept:
+                        raise Wrong(f"a mark stands for {request}, whose blocks are free")
+
+    def fall_silent(self) -> None:
+        """Nobody says anything any more: all is over in the longest life of a hold, or this fails."""
+        self.network.clear()
+        for consumer in self.consumers.values():
+            consumer.finish()
+        for request in list(self.p.running):
+            self.p.fill(request, aborted=True)
+        self.network.clear()
+        self.pass_time(2.0)
+        self.now += TERMS.longest
+        self.pass_time(2.0)
+        self.network.clear()
+        for name, engine in [*self.producers.items(), *self.consumers.items()]:
+            if not engine.idle or engine.taken:
+                raise Wrong(f"{name}: {engine.taken} blocks are left")

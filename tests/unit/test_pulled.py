@@ -1,0 +1,80 @@
+"""Decode requests that name a hold, as the engine's scheduler sees them: what is pulled, and what is computed again."""
+
+from __future__ import annotations
+
+import pytest
+
+from decode.peers import FAILURES, Peers
+from decode.pulls import Pulls, worth_pulling
+
+READ = "a read failed"
+STALE = "the hold did not outlive the read"
+
+
+def pulls() -> Pulls:
+    made = Pulls(Peers())
+    made.peers.met("p@1", "p", 0.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("held", "prompt", "cached", "worth"), [(10, 12, 4, 6), (12, 10, 4, 6), (4, 10, 4, 0), (4, 9, 8, 0)]
+)
+def test_what_is_worth_pulling(held: int, prompt: int, cached: int, worth: int) -> None:
+    assert worth_pulling(held, prompt, cached) == worth
+
+
+def test_what_is_not_pulled_counts_as_computed_again_once_there_is_room() -> None:
+    p = pulls()
+    assert "was not introduced" in p.judge("p@2", 1.0) and p.judge("p@1", 1.0) == ""
+    assert p.local("r", 300) and not p.local("r", 200), "it is asked again at each step"
+    assert (p.under_way, p.recomputed_tokens, dict(p.counts)) == (0, 0, {})
+    p.allocated("r", "", 0, 2.0)
+    p.allocated("r", "", 0, 3.0)
+    assert p.recomputed_tokens == 200
+
+
+def test_who_leaves_before_there_is_room_computes_nothing() -> None:
+    p = pulls()
+    p.local("r", 300)
+    p.finished("r")
+    p.allocated("r", "", 0, 2.0)
+    assert p.recomputed_tokens == 0
+
+
+def test_a_request_that_is_pulled_after_all_counts_nothing() -> None:
+    """Its producer was introduced while it waited for room: what was pulled is not computed again."""
+    p = pulls()
+    p.local("r", 300)
+    p.allocated("r", "p@1", 280, 2.0)
+    p.finished("r")  # it has left, and its blocks are still written to
+    assert p.under_way == 1
+    p.said("r", "")
+    p.ended("r", 3.0)
+    assert (p.under_way, p.recomputed_tokens, p.peers.of("p@1").pulled) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("says", [("", READ), (READ, ""), (STALE, "")])
+def test_what_one_rank_cannot_use_is_not_used(says: tuple[str, str]) -> None:
+    p = pulls()
+    p.allocated("r", "p@1", 280, 2.0)
+    for because in says:
+        p.said("r", because)
+    p.ended("r", 3.0)
+    assert p.recomputed_tokens == 280 and p.peers.of("p@1").failed == (READ in says)
+
+
+def test_a_handshake_that_failed_is_no_read_that_failed() -> None:
+    """vLLM reports it by a way of its own, and no rank says anything of the pull."""
+    p = pulls()
+    for number in range(2 * FAILURES):
+        p.allocated(f"r{number}", "p@1", 10, 2.0)
+        p.ended(f"r{number}", 3.0, failed=True)
+    assert p.recomputed_tokens == 20 * FAILURES and p.judge("p@1", 4.0) == ""
+
+
+def test_what_is_not_there_changes_nothing() -> None:
+    p = pulls()
+    for happens in (p.finished, lambda name: p.said(name, READ), lambda name: p.ended(name, 1.0, failed=True)):
+        happens("never")
+    assert (p.under_way, p.recomputed_tokens) == (0, 0)
