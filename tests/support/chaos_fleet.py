@@ -185,7 +185,7 @@ class _Listener:
         if leg_of(body, body.get("kv_transfer_params") or {}) is Leg.PREFILL:
             self._fleet.reached(Stage.LEG_1, self._mock, None)
 
-    def _held(self, hold: Any, at_ns: int) -> None:
+    def _held(self, hold: Any) -> None:
         self._fleet.reached(Stage.BETWEEN, self._mock, self._fleet.another(self._mock))
 
     def _pull(self, order: Pull) -> None:
