@@ -318,21 +318,27 @@ class _State:
 
         Without a target for first tokens a request may wait as long as it likes, so that no bound holds and there is no
         scale to learn: the search would climb through every arrangement from the cheapest fleet on. Of such fleets the
-        one of fewest GPUs is taken: what is dear for one GPU is mostly fast.
+        one of fewest GPUs is taken, and of these the one of fewest instances: what is dear is mostly fast, as is what
+        spans several. Where there are none, it is the largest instances, as many as there may be.
         """
         found = self.found
         if found.best is not None or "" in found.scales or not found.failed or found.trials % LEAP_EVERY:
             return None
         wanted = LEAP * max(trial.price for trial in found.failed)
-        fleets = (self._dearer_than(known.space, wanted) for known in self._listed if len(known.space.prices) == 1)
-        return min(
-            (each for each in fleets if each is not None), key=lambda each: (each.gpus, each.price), default=None
-        )
+        fleets = [
+            fleet
+            for known in self._listed
+            if len(known.space.prices) == 1 and (fleet := self._of_price(known.space, wanted)) is not None
+        ]
+        dear = [fleet for fleet in fleets if fleet.price >= wanted - _ROUND]
+        if dear:
+            return min(dear, key=lambda each: (each.gpus, each.price, each.counts))
+        return min(fleets, key=lambda each: (-each.gpus / each.counts[0], -each.price), default=None)
 
-    def _dearer_than(self, space: Space, price: float) -> Trial | None:
-        """The cheapest fleet of one kind that costs no less; None: there is none that is open."""
+    def _of_price(self, space: Space, price: float) -> Trial | None:
+        """The cheapest fleet of one kind that costs no less, or the largest that there may be; None: it was tried."""
         count = max(space.least[0], math.ceil((price - space.base) / space.prices[0] - _ROUND))
-        trial = Trial(space, (count,))
+        trial = Trial(space, (min(count, space.most[0]),))
         return trial if self._known[id(space)].untried(trial.counts, math.inf) else None
 
     def _likely(self, limit: float) -> Iterator[tuple[float, int, Trial]]:

@@ -192,3 +192,14 @@ def test_where_bounds_say_nothing_the_search_leaps_over_many_cheap_failures() ->
     found = run([*slow, fast], lambda trial: Verdict(holds=trial.space is fast, spent=1), effort=30)
     assert found.best is not None
     assert (found.best.space.name, found.best.counts) == ("fast", (1,))
+
+
+def test_a_leap_that_finds_nothing_dearer_tries_the_largest_instances() -> None:
+    """Of twelve GPUs only the largest instance is fast enough, set in one way of many; others fail by the dozen."""
+    sizes = [
+        replace(drawn((float(gpus),), 1.0, 12 // gpus, f"{gpus} {budget}"), floors=(), gpus=(gpus,))
+        for budget in range(5)
+        for gpus in (1, 2, 4, 8)
+    ]
+    found = run(sizes, lambda trial: Verdict(holds=trial.space.name == "8 4", spent=1), effort=40)
+    assert found.best is not None
