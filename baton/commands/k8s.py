@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     diff.add_argument("-f", "--file", required=True, metavar="FILE", help="resources, as they would be applied")
     doctor = actions.add_parser("doctor", help="what is missing", description="What is missing on this API server.")
     for each in (diff, doctor):
-        each.add_argument("--namespace", metavar="NAME", help="default: the pod's, else default")
+        default = "the resource's, else the pod's, else default" if each is diff else "the pod's, else default"
+        each.add_argument("--namespace", metavar="NAME", help=f"where to look (default: {default})")
         add_cluster_arguments(each)
         each.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
 
@@ -48,7 +49,7 @@ async def _diff(args: argparse.Namespace) -> int:
     client = await Client.open(args.kubeconfig)
     try:
         for thing in things:
-            namespace = namespace_of(args)
+            namespace = args.namespace or thing["metadata"].get("namespace") or namespace_of(args)
             live, observed, kinds, now = await observed_now(client, namespace, thing["metadata"]["name"])
             metadata = {**thing["metadata"], "namespace": namespace, "uid": (live or {}).get("metadata", {}).get("uid")}
             resource = read_resource({**thing, "metadata": metadata})

@@ -96,9 +96,15 @@ def _dry_run(args: argparse.Namespace) -> int:
         actions = plan(Desired(resource=resource, images=images(args)), Observed(), Limits(), 0.0)
         show(resource.name, actions, as_json=args.json)
         if not args.json:
-            manifests = [dict(each.manifest) for each in actions if isinstance(each, Apply)]
+            manifests = [_bare(each.manifest) for each in actions if isinstance(each, Apply)]
             print(yaml.safe_dump_all(manifests, sort_keys=False, width=120), end="")
     return 1 if wrong else 0
+
+
+def _bare(manifest: Any) -> dict[str, Any]:
+    """An object without its owners, who have no UIDs before they are made: `kubectl apply --dry-run` takes it."""
+    metadata = {name: value for name, value in manifest["metadata"].items() if name != "ownerReferences"}
+    return {**manifest, "metadata": metadata}
 
 
 def images(args: argparse.Namespace) -> Any:

@@ -69,6 +69,11 @@ def short(name: str, limit: int = NAME_CHARS_MAX) -> str:
     return f"{clean[: limit - len(mark) - 1].rstrip('-')}-{mark}"
 
 
+def service_name(name: str) -> str:
+    """`name` as a Service's: an RFC 1035 label, which begins with a letter."""
+    return short(name if name[:1].isalpha() else f"svc-{name}")
+
+
 def label_value(text: str) -> str:
     """`text` as a label's value: at most 63 of ``A-Za-z0-9._-``, letters or digits at both ends."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")

@@ -48,6 +48,8 @@ class Resource:
     problems: tuple[Problem, ...]
     file: Mapping[str, Any]
     """The cluster file: the `spec` without `kubernetes`."""
+    order_uid: str = ""
+    """UID of the object that keeps the order of a deletion (`k8s.plan.pods.order_of`); empty: it is not there yet."""
 
     @property
     def errors(self) -> tuple[Problem, ...]:

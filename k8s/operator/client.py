@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -86,6 +87,7 @@ class Client:
             if kubeconfig is None and config.incluster_config.SERVICE_HOST_ENV_NAME in _environment():
                 config.load_incluster_config(client_configuration=settings)
             else:
+                _there(kubeconfig)
                 await config.load_kube_config(config_file=kubeconfig, client_configuration=settings)
         except (config.ConfigException, OSError) as error:
             raise UsageError(f"--kubeconfig: {error}; name a kubeconfig, or run in a pod") from error
@@ -239,6 +241,17 @@ def _environment() -> Mapping[str, str]:
     import os  # noqa: PLC0415
 
     return os.environ
+
+
+def _there(kubeconfig: str | None) -> None:
+    """Look for the file before the client does, which has several lines for one that is missing.
+
+    Raises:
+        UsageError: there is none.
+    """
+    named = kubeconfig or _environment().get("KUBECONFIG") or "~/.kube/config"
+    if not any(Path(each).expanduser().exists() for each in named.split(":") if each):
+        raise UsageError(f"--kubeconfig: there is no file {named}; name a kubeconfig, or run in a pod")
 
 
 async def _lines(content: Any) -> AsyncIterator[bytes]:

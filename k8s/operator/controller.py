@@ -22,7 +22,7 @@ from k8s.crd.names import (
 from k8s.crd.resource import secret_key
 from k8s.operator.client import ApiAway, ApiFailed, Client
 from k8s.operator.fleet import Fleet, Told
-from k8s.operator.hands import Counters, Hands
+from k8s.operator.hands import Counters, Hands, shown
 from k8s.operator.scaling import Board, RegistryPlace, Seen
 from k8s.operator.secrets import Access, access, text_in
 from k8s.operator.teller import Teller
@@ -35,6 +35,7 @@ from k8s.plan import (
     limits_of,
     look,
     misnamed,
+    missing_kinds,
     plan,
 )
 from k8s.plan.observe import pods_by_instance
@@ -65,6 +66,8 @@ SETTLE_S: Final = 0.05
 BUSY_S: Final = 2.0
 """A cluster that is not as it should be is looked at again after this: agents and routers send no events."""
 IDLE_S: Final = 60.0
+REFUSALS: Final = frozenset({400, 403, 422})
+"""What the API server answers for one object alone (invalid, a quota, a policy): others go on."""
 ATTAINMENT_S: Final = 30.0
 """Between two changes of the share of requests in a status."""
 
@@ -97,6 +100,10 @@ class Operator:
         self._wake: Final = asyncio.Event()
         self._hands: Final = Hands(client, fleet, wall, self._put, self.counters)
         self._teller: Final = Teller(client, wall, self._put, self.counters)
+        self._refused: Final[dict[tuple[str, str], int]] = {}
+        """Looks in a row that something was refused at, by cluster."""
+        self._kinds_at = 0.0
+        self._group: asyncio.TaskGroup | None = None
         self._attained: Final[dict[tuple[str, str], tuple[float, float | None]]] = {}
         self._kinds: frozenset[str] = frozenset()
         self._clusters = self._keep(API_VERSION, "BatonCluster", "", self._cluster_changed)
@@ -142,6 +149,7 @@ class Operator:
             if kind in self._kinds
         ]
         async with asyncio.TaskGroup() as group:
+            self._group = group
             kept = (self._clusters, self._pools, *self._children)
             for each in kept:
                 group.create_task(each.run(), name=f"watch {each.kind}")
@@ -174,7 +182,8 @@ class Operator:
         try:
             settled = await self.reconcile(*key)
             if key in self._clusters.objects:
-                self._plan_soon(*key, after_s=IDLE_S if settled else BUSY_S)
+                again_s = min(IDLE_S, BUSY_S * 2 ** min(self._refused.get(key, 0), 10))
+                self._plan_soon(*key, after_s=IDLE_S if settled else again_s)
         except (ApiFailed, ApiAway) as error:
             self.counters.failures += 1
             logger.warning("%s/%s: %s", *key, error)
@@ -194,15 +203,49 @@ class Operator:
         resource = read_resource(thing)
         desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds)
         key = self._access(resource)
+        await self._hands.look_again(namespace)
         observed = await self._asked(resource, self._observed(resource), key)
         actions = plan(desired, observed, limits_of(desired, observed), self._wall())
+        refused = []
         for action in actions:
             live = self._clusters.objects.get((namespace, name))
             if not self.may_act() or live is None or live["metadata"]["uid"] != resource.uid:
                 return False
-            await self._hands.do(action, resource, observed, key)
+            try:
+                await self._hands.do(action, resource, observed, key)
+            except ApiFailed as refusal:
+                if refusal.status not in REFUSALS and refusal.reason != "AlreadyExists":
+                    raise
+                logger.warning("%s/%s: %s: %s", namespace, name, shown(action), refusal)
+                refused.append(f"{shown(action)}: {refusal}")
+        if self._count_refusals((namespace, name), len(refused)) > 1:  # once may be the watch that lags behind
+            observed = replace(observed, refused=tuple(refused))
         await self._teller.tell(thing, self._pools_of(resource), desired, observed, actions)
+        await self._learn_kinds(desired)
         return not actions and all(each.get("status") != "True" for each in self._unsettled(thing))
+
+    def _count_refusals(self, key: tuple[str, str], count: int) -> int:
+        """Looks in a row that something was refused at."""
+        if not count:
+            self._refused.pop(key, None)
+            return 0
+        self.counters.failures += count
+        self._refused[key] = self._refused.get(key, 0) + 1
+        return self._refused[key]
+
+    async def _learn_kinds(self, desired: Desired) -> None:
+        """A kind of another operator's that a resource waits for may be installed at any time."""
+        now = asyncio.get_running_loop().time()
+        if not missing_kinds(desired) or self._group is None or now - self._kinds_at < IDLE_S:
+            return
+        self._kinds_at = now
+        known = await self._client.kinds(tuple(OPTIONAL.values()))
+        for kind in sorted(known - self._kinds & OPTIONAL.keys()):
+            kept = self._keep(OPTIONAL[kind], kind, OURS, self._child_changed)
+            self._group.create_task(kept.run(), name=f"watch {kind}")
+            await kept.listed.wait()
+            self._children.append(kept)
+        self._kinds = known
 
     async def _tell_strays(self, namespace: str, name: str) -> None:
         """BatonPools of a cluster that is not there."""
@@ -244,11 +287,17 @@ class Operator:
         return Observed(
             objects=tuple(objects),
             pods=tuple(self._pods(resource, "instance")),
+            routers=tuple(self._pods(resource, "router")),
             external=external,
             advised=dict(wanted.sizes),
             reasons=dict(wanted.reasons),
             advice=wanted.advice,
             scales=wanted.scales,
+            accepted={
+                (kind, name): each
+                for (namespace, kind, name), each in self._hands.accepted.items()
+                if namespace == resource.namespace
+            },
         )
 
     async def _asked(self, resource: Resource, observed: Observed, key: Access) -> Observed:
@@ -257,7 +306,12 @@ class Operator:
             return observed
         told = await self._fleet.look(observed.pods, self._pods(resource, "router"), key)
         return replace(
-            observed, drained=told.drained, roles=told.roles, known=told.known, attainment=self._steady(resource, told)
+            observed,
+            drained=told.drained,
+            working=told.working,
+            roles=told.roles,
+            known=told.known,
+            attainment=self._steady(resource, told),
         )
 
     def _steady(self, resource: Resource, told: Told) -> float | None:

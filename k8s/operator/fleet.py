@@ -44,6 +44,8 @@ class Told:
 
     drained: frozenset[str] = frozenset()
     """Instances whose agents have no stream and no hold left."""
+    working: frozenset[str] = frozenset()
+    """Instances whose agents take work."""
     roles: Mapping[str, Role] = field(default_factory=dict)
     """By instance, the role that its agent has now."""
     known: Known = field(default_factory=Known)
@@ -96,6 +98,7 @@ class HttpFleet:
         heard = {name: word for name, word in words.items() if word is not None}
         return Told(
             drained=frozenset(name for name, answer in said.items() if answer.get("drained")),
+            working=frozenset(name for name, answer in said.items() if answer.get("state") == "ready"),
             roles={name: role for name, answer in said.items() if (role := _role(answer.get("role"))) is not None},
             known=known_by(heard, frozenset(words)),
             attainment=attainment_in(next(iter(heard.values()), {})),

@@ -10,12 +10,13 @@ from typing import Any, Final
 
 from k8s.crd import Resource
 from k8s.crd.names import FIELD_MANAGER, LABEL_DRAINING, LABEL_MANAGED, LABEL_PARKED, READY_GATE
-from k8s.operator.client import Client
+from k8s.operator.client import ApiFailed, Client
 from k8s.operator.fleet import Fleet
 from k8s.operator.secrets import Access, fleet, internal, keys_in, of_instance, replaced
 from k8s.plan import Action, Admit, Apply, Delete, Derive, Drain, Generate, Observed, Park, Rekey, Resume, Unpark
-from k8s.plan.observe import pods_by_instance
-from k8s.plan.pods import fleet_secret
+from k8s.plan.merge import contains, view
+from k8s.plan.observe import WORKLOADS, pods_by_instance
+from k8s.plan.pods import fleet_secret, order_name
 
 logger = logging.getLogger("baton.operator")
 
@@ -46,6 +47,11 @@ class Hands:
         """`put` takes objects as the server has answered them."""
         self.foreign: Final[dict[tuple[str, str, str], Json]] = {}
         """Objects of wanted names that are not ours, by namespace, kind and name."""
+        self.accepted: Final[dict[tuple[str, str, str], Json]] = {}
+        """Of objects that the server keeps otherwise than they were applied (a quantity in its own form, what a webhook
+        has changed), how it keeps what was applied, by namespace, kind and name."""
+        self._orders: Final[dict[tuple[str, str], tuple[str, str]]] = {}
+        """By cluster, its UID and that of the object that keeps the order of its deletion, as it was applied last."""
         self._fresh: Final[dict[tuple[str, str], Json]] = {}
         """Secrets that were made and that the watch has not told yet."""
         self._client: Final = client
@@ -68,6 +74,7 @@ class Hands:
                 await self._apply(manifest, resource, observed)
             case Delete(api_version, kind, name, uid):
                 await self._client.delete(api_version, kind, resource.namespace, name, uid)
+                self.accepted.pop((resource.namespace, kind, name), None)
             case Generate(name):
                 await self._generate(name, resource)
             case Rekey(name, stage):
@@ -109,17 +116,56 @@ class Hands:
                 return each
         return self._fresh.get((resource.namespace, name))
 
+    async def look_again(self, namespace: str) -> None:
+        """At objects that are not ours: one that has gone is in the way no more."""
+        for place in [each for each in self.foreign if each[0] == namespace]:
+            _, kind, name = place
+            live = await self._client.get(self.foreign[place]["apiVersion"], kind, namespace, name)
+            if live is None:
+                del self.foreign[place]
+
     async def _apply(self, manifest: Json, resource: Resource, observed: Observed) -> None:
         """Apply; what is there already and is not ours is left alone, and remembered for the condition."""
         api_version, kind, name = manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
         place = (resource.namespace, kind, name)
-        if not any(each["kind"] == kind and each["metadata"]["name"] == name for each in observed.objects):
+        there = any(each["kind"] == kind and each["metadata"]["name"] == name for each in observed.objects)
+        if not there:
             live = await self._client.get(api_version, kind, resource.namespace, name)
             if live is not None and live["metadata"].get("labels", {}).get(LABEL_MANAGED) != FIELD_MANAGER:
                 self.foreign[place] = {"apiVersion": api_version, "kind": kind, **live}
                 return
         self.foreign.pop(place, None)
-        self._put(await self._client.apply(manifest))
+        wanted = self._ordered(manifest, resource)
+        applied = await self._applied(wanted, there=there)
+        if (kind, name) == ("ConfigMap", order_name(resource)):
+            self._orders[resource.namespace, resource.name] = (resource.uid, applied["metadata"]["uid"])
+        if contains(applied, wanted):
+            self.accepted.pop(place, None)
+        else:
+            self.accepted[place] = view(applied, wanted)
+        self._put(applied)
+
+    def _ordered(self, manifest: Json, resource: Resource) -> Json:
+        """With the UID of the object that keeps the order, which may have been made a moment ago; else without it."""
+        of, uid = self._orders.get((resource.namespace, resource.name), ("", ""))
+        uid = uid if of == resource.uid else ""
+        owners = manifest["metadata"]["ownerReferences"]
+        known = [each if each["uid"] else {**each, "uid": uid} for each in owners if each["uid"] or uid]
+        return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": known}}
+
+    async def _applied(self, manifest: Json, *, there: bool) -> Json:
+        """A list in which a hand has given an entry of ours another key (a port's number) has both after an apply, and
+        may be refused because of it: then the whole `spec` is written, whose lists replace those that are there.
+        """
+        try:
+            return await self._client.apply(manifest)
+        except ApiFailed as refusal:
+            if refusal.status != 422 or not there or "spec" not in manifest:
+                raise
+        metadata = manifest["metadata"]
+        where = (manifest["apiVersion"], manifest["kind"], metadata["namespace"], metadata["name"])
+        await self._client.merge(*where, {"spec": manifest["spec"]})
+        return await self._client.apply(manifest)
 
     async def _gate(self, resource: Resource, pod: str, ready: bool, because: str) -> None:  # noqa: FBT001
         said = {
@@ -143,8 +189,9 @@ class Hands:
         """A drain is marked first and asked for then, a resume asked for first: after a crash both are done again."""
         pod = pods_by_instance(observed.pods).get(name)
         if isinstance(action, Drain):
-            mark = {LABEL_DRAINING: str(int(self._wall()))}
-            await self._patch_workload(resource, observed, name, mark, {})
+            if not _is_marked(observed, name):
+                mark = {LABEL_DRAINING: str(int(self._wall()))}
+                await self._patch_workload(resource, observed, name, mark, {})
             if pod is not None:
                 await self._fleet.drain(pod, resource.kubernetes.drain_s, access)
         elif pod is not None and await self._fleet.resume(pod, access):
@@ -154,10 +201,16 @@ class Hands:
         self, resource: Resource, observed: Observed, name: str, labels: Mapping[str, str | None], more: Json
     ) -> None:
         for each in observed.objects:
-            if each["metadata"]["name"] == name and each["kind"] in {"Deployment", "LeaderWorkerSet"}:
+            if each["metadata"]["name"] == name and each["kind"] in WORKLOADS:
                 patch = {"metadata": {"labels": labels}, **more}
                 done = await self._client.merge(each["apiVersion"], each["kind"], resource.namespace, name, patch)
                 self._put(done)
+
+
+def _is_marked(observed: Observed, name: str) -> bool:
+    """Whether an instance's drain has begun already: its time is counted from its first mark."""
+    workloads = (each for each in observed.objects if each["kind"] in WORKLOADS and each["metadata"]["name"] == name)
+    return any(LABEL_DRAINING in each["metadata"].get("labels", {}) for each in workloads)
 
 
 def shown(action: Action) -> str:

@@ -39,9 +39,13 @@ async def observed_now(
         said = await client.list(api_version, kind, namespace, selector)
         items = [{"apiVersion": api_version, "kind": kind, **each} for each in said.get("items") or ()]
         (pods if kind == "Pod" else objects).extend(items)
-    ours = [each for each in pods if each["metadata"].get("labels", {}).get(LABEL_PART) == "instance"]
+    by_part = {
+        part: tuple(each for each in pods if each["metadata"].get("labels", {}).get(LABEL_PART) == part)
+        for part in ("instance", "router")
+    }
     now = time.time()  # noqa: TID251 - drains are marked in Unix time
-    return live, Observed(objects=tuple(objects), pods=tuple(ours)), kinds, now
+    observed = Observed(objects=tuple(objects), pods=by_part["instance"], routers=by_part["router"])
+    return live, observed, kinds, now
 
 
 async def checks(client: Client, namespace: str) -> AsyncIterator[Check]:

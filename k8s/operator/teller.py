@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from k8s.crd.names import API_VERSION, FIELD_MANAGER
+from k8s.crd.names import API_VERSION, FIELD_MANAGER, short
 from k8s.operator.client import ApiFailed, Client
 from k8s.operator.hands import Counters, shown
 from k8s.plan import Action, Desired, Observed, misnamed, pool_status, status, stray_status
@@ -84,7 +84,7 @@ class Teller:
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{metadata['name'][:40]}.", "namespace": metadata["namespace"]},
+            "metadata": {"generateName": f"{short(metadata['name'], 40)}-", "namespace": metadata["namespace"]},
             "involvedObject": {"apiVersion": API_VERSION, "kind": thing.get("kind", "BatonCluster"), **about},
             "type": kind,
             "reason": reason,

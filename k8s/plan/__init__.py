@@ -1,7 +1,7 @@
 """What a cluster should be and what is to be done for it: manifests, rollouts, drains, status. Pure."""
 
 from k8s.plan.observe import Observed
-from k8s.plan.plan import Desired, limits_of, look, plan
+from k8s.plan.plan import Desired, limits_of, look, missing_kinds, plan
 from k8s.plan.pods import Images
 from k8s.plan.readiness import Known
 from k8s.plan.status import misnamed, pool_status, status, stray_status
@@ -42,6 +42,7 @@ __all__ = [
     "limits_of",
     "look",
     "misnamed",
+    "missing_kinds",
     "plan",
     "pool_status",
     "status",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import yaml
 
-from k8s.crd.names import LABEL_CLUSTER, LABEL_COUNT, LABEL_PART, LABEL_POOL, digest, label_value, short
+from k8s.crd.names import LABEL_CLUSTER, LABEL_COUNT, LABEL_PART, LABEL_POOL, digest, label_value, service_name, short
 from k8s.crd.resource import IGNORED, Resource
 from k8s.plan.merge import patched
 from k8s.plan.pods import (
@@ -26,6 +26,7 @@ from k8s.plan.pods import (
     internal_secret,
     keys_volume,
     labels,
+    order_of,
     owned,
     pod_security,
     registry_words,
@@ -38,13 +39,16 @@ ADMIN_PORT: Final = 8001
 REDIS_PORT: Final = 6379
 
 
-def children(resource: Resource, images: Images, sizes: Mapping[str, int]) -> tuple[dict[str, Any], ...]:
+def children(
+    resource: Resource, images: Images, sizes: Mapping[str, int], routers: Iterable[Mapping[str, Any]] = ()
+) -> tuple[dict[str, Any], ...]:
     """Manifests of all children that are not instances, in the order in which they are applied.
 
-    `sizes`: instances wanted, by pool.
+    `sizes`: instances wanted, by pool. `routers`: the pods of routers there are.
     """
     assert resource.spec is not None
     made = [
+        order_of(resource, routers),
         _account(resource),
         _file(resource),
         *(_registry(resource, images) if resource.spec.registry.url is None else ()),
@@ -169,6 +173,7 @@ def _router(resource: Resource, images: Images) -> dict[str, Any]:
         },
     }
     body = {
+        "progressDeadlineSeconds": math.ceil(resource.kubernetes.start_s) + GRACE_S,
         "replicas": resource.kubernetes.routers,
         "selector": {"matchLabels": chosen},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
@@ -181,7 +186,7 @@ def _services(resource: Resource) -> Iterator[dict[str, Any]]:
     chosen = selector(resource, "router")
     port = {"name": "http", "port": ROUTER_PORT, "targetPort": "http", "protocol": "TCP"}
     body = {"selector": chosen, "ports": [port], "type": "ClusterIP"}
-    yield owned(resource, "v1", "Service", short(resource.name), "router", spec=body)
+    yield owned(resource, "v1", "Service", service_name(resource.name), "router", spec=body)
 
 
 # -- registry --
@@ -221,10 +226,11 @@ def _registry(resource: Resource, images: Images) -> Iterator[dict[str, Any]]:
     }
     strategy = {"type": "Recreate"}
     body = {"replicas": 1, "selector": {"matchLabels": chosen}, "strategy": strategy, "template": pod}
-    yield owned(resource, "apps/v1", "Deployment", name, "registry", spec=body)
+    yield owned(resource, "apps/v1", "Deployment", name, "registry", outlives=True, spec=body)
     port = {"name": "redis", "port": REDIS_PORT, "targetPort": "redis", "protocol": "TCP"}
     service = {"selector": chosen, "ports": [port], "type": "ClusterIP"}
-    yield owned(resource, "v1", "Service", short(f"{resource.name}-registry"), "registry", spec=service)
+    name = service_name(f"{resource.name}-registry")
+    yield owned(resource, "v1", "Service", name, "registry", outlives=True, spec=service)
 
 
 # -- disruption, network --
@@ -297,7 +303,8 @@ def _policies(resource: Resource) -> Iterator[dict[str, Any]]:
         chosen = {"matchLabels": selector(resource, part)}
         body = {"podSelector": chosen, "policyTypes": ["Ingress"], "ingress": ingress}
         name = short(f"{resource.name}-{part}")
-        yield owned(resource, "networking.k8s.io/v1", "NetworkPolicy", name, "network", spec=body)
+        made = owned(resource, "networking.k8s.io/v1", "NetworkPolicy", name, "network", outlives=True, spec=body)
+        yield made
 
 
 # -- what other operators act upon --
@@ -314,7 +321,7 @@ def _optional(resource: Resource) -> Iterator[dict[str, Any]]:
         body: dict[str, Any] = {"selector": wanted, "podMetricsEndpoints": points}
         yield owned(resource, "monitoring.coreos.com/v1", "PodMonitor", short(resource.name), "monitor", spec=body)
     if settings.http_route:
-        backend = {"name": short(resource.name), "port": ROUTER_PORT}
+        backend = {"name": service_name(resource.name), "port": ROUTER_PORT}
         body = {"parentRefs": [{"name": settings.http_route.gateway}], "rules": [{"backendRefs": [backend]}]}
         if settings.http_route.hostnames:
             body["hostnames"] = list(settings.http_route.hostnames)

@@ -54,3 +54,16 @@ def contains(live: Any, wanted: Any) -> bool:
         by_key = {each.get(key): each for each in live}
         return all(each[key] in by_key and contains(by_key[each[key]], each) for each in wanted)
     return bool(live == wanted)
+
+
+def view(live: Any, wanted: Any) -> Any:
+    """The part of a live object that `wanted` speaks of, as the server keeps it."""
+    if isinstance(wanted, Mapping) and isinstance(live, Mapping):
+        return {key: view(live[key], value) for key, value in wanted.items() if key in live}
+    if isinstance(wanted, list) and isinstance(live, list):
+        key = _keyed(wanted)
+        if key is None or _keyed(live) is None:
+            return [view(a, b) for a, b in zip(live, wanted, strict=False)] + live[len(wanted) :]
+        by_key = {each.get(key): each for each in live}
+        return [view(by_key[each[key]], each) for each in wanted if each[key] in by_key]
+    return live

@@ -5,7 +5,7 @@ Everything is told by labels of children and by what the API server says of pods
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
@@ -31,6 +31,8 @@ from k8s.plan.values import Instance
 INSTANCE: Final = "serving.baton.dev/instance"
 DISRUPTION: Final = "DisruptionTarget"
 """The condition that Kubernetes sets on a pod before it takes it (kubernetes.io, "Pod disruption conditions")."""
+REPLICA_FAILURE: Final = "ReplicaFailure"
+"""The condition of a Deployment whose pods the API server refuses: a quota, an admission policy."""
 WORKLOADS: Final = ("Deployment", "LeaderWorkerSet")
 
 Json = Mapping[str, Any]
@@ -43,8 +45,13 @@ class Observed:
     objects: tuple[Json, ...] = ()
     """Live objects that carry the cluster's label, or one of the names that it wants."""
     pods: tuple[Json, ...] = ()
+    """Of instances."""
+    routers: tuple[Json, ...] = ()
+    """Pods of routers."""
     drained: frozenset[str] = frozenset()
     """Instances whose agents have no stream and no hold left."""
+    working: frozenset[str] = frozenset()
+    """Instances whose agents take work."""
     roles: Mapping[str, Role] = field(default_factory=dict)
     """By instance, the role that its agent says it has; one that is not named has that of its workload."""
     known: Known = field(default_factory=Known)
@@ -58,6 +65,10 @@ class Observed:
     """Whether a goodput controller runs for this cluster."""
     advice: str = ""
     """What it would do, where others decide."""
+    accepted: Mapping[tuple[str, str], Json] = field(default_factory=dict)
+    """Of objects that the server keeps otherwise than they were applied, how it keeps them, by kind and name."""
+    refused: tuple[str, ...] = ()
+    """What the server refused just now, and why."""
     attainment: float | None = None
     """Share of the last minutes' requests that met their targets, by the routers."""
 
@@ -124,7 +135,9 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
     live = scheduled and pod is not None and not pod["metadata"].get("deletionTimestamp")
     statuses = (pod or {}).get("status", {}).get("containerStatuses") or ()
     unplaced = condition(pod, "PodScheduled") if pod is not None else {}
-    waiting = unplaced.get("status") == "False" and unplaced.get("reason") == "Unschedulable"
+    waiting = unplaced.get("status") == "False" and unplaced.get("reason") == "Unschedulable" and not scheduled
+    unplaced_since = (unix(unplaced.get("lastTransitionTime")) or 0.0) if waiting else None
+    loading_since, loaded_s = _loading(pod, statuses) if live and pod is not None else (None, None)
     return Instance(
         name=name,
         model=labels.get(LABEL_MODEL, ""),
@@ -136,7 +149,9 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
         gpus=int(gpus) if gpus.isdecimal() else 1,
         parked=LABEL_PARKED in labels,
         scheduled=scheduled,
-        unschedulable_since=(unix(unplaced.get("lastTransitionTime")) or 0.0) if waiting and not scheduled else None,
+        unschedulable_since=_waits_since(thing) if pod is None else unplaced_since,
+        loading_since=loading_since,
+        loaded_s=loaded_s,
         started=live and bool(statuses) and all(each.get("started") for each in statuses),
         healthy=live and pod is not None and is_true(pod, "ContainersReady"),
         ready=live and pod is not None and is_true(pod, "Ready"),
@@ -144,6 +159,27 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
         drained=name in observed.drained,
         deleting=bool(thing["metadata"].get("deletionTimestamp")),
     )
+
+
+def _loading(pod: Json, statuses: Sequence[Json]) -> tuple[float | None, float | None]:
+    """Since when a pod's engine loads, or how long it took: from its container's start to its first readiness.
+
+    Readiness that was lost and came back makes it longer, never shorter: it is a bound.
+    """
+    began = [unix(each.get("state", {}).get("running", {}).get("startedAt")) for each in statuses]
+    known = [each for each in began if each is not None]
+    if not known or len(known) < len(statuses):
+        return None, None
+    if not all(each.get("started") for each in statuses):
+        return max(known), None
+    ready_at = unix(condition(pod, "ContainersReady").get("lastTransitionTime"))
+    return None, None if ready_at is None or not is_true(pod, "ContainersReady") else max(0.0, ready_at - max(known))
+
+
+def _waits_since(workload: Json) -> float | None:
+    """Since when no pod may be made of a workload: a quota that is used up is as good as no node."""
+    said = condition(workload, REPLICA_FAILURE)
+    return (unix(said.get("lastTransitionTime")) or 0.0) if said.get("status") == "True" else None
 
 
 def _since(labels: Mapping[str, str]) -> float | None:

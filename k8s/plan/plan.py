@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.instance import Role
@@ -14,9 +14,9 @@ from k8s.crd.resource import Resource
 from k8s.plan.children import budget_name, children
 from k8s.plan.fleet import moves
 from k8s.plan.keys import KeySecrets, are_lost, key_actions, key_secrets, may_start
-from k8s.plan.merge import contains
+from k8s.plan.merge import contains, view
 from k8s.plan.observe import WORKLOADS, Observed, gate_of, instances, is_ours, pods_by_instance
-from k8s.plan.pods import Images, family_of, internal_secret, nodes_of, revision_of, template, workload
+from k8s.plan.pods import Images, family_of, internal_secret, nodes_of, order_name, revision_of, template, workload
 from k8s.plan.readiness import gate
 from k8s.plan.values import (
     Action,
@@ -57,6 +57,8 @@ class Look:
     instances: tuple[Instance, ...]
     pools: Mapping[str, tuple[Model, Role, Pool]]
     live: Mapping[Key, Json]
+    accepted: Mapping[Key, Json] = field(default_factory=dict)
+    """How the server keeps what it keeps otherwise than it was applied."""
     foreign: tuple[Key, ...] = ()
     """Objects of names that are wanted, and that are not ours."""
     missing_kinds: tuple[str, ...] = ()
@@ -65,6 +67,14 @@ class Look:
     """The fleet's ticket keys are gone: no instance can be started until they are back, or others are asked for."""
     scaled: Mapping[str, str] = field(default_factory=dict)
     """Who decides a pool's size, by pool: ``BatonPool``, ``controller``, or nothing."""
+
+
+def with_order(desired: Desired, observed: Observed) -> Desired:
+    """What is desired, with the UID of the object that keeps the order of a deletion, where it is there and ours."""
+    resource = desired.resource
+    found = (each for each in observed.objects if each["kind"] == "ConfigMap" and is_ours(each, resource.uid))
+    live = next((each for each in found if each["metadata"]["name"] == order_name(resource)), None)
+    return replace(desired, resource=replace(resource, order_uid=live["metadata"].get("uid", "") if live else ""))
 
 
 def look(desired: Desired, observed: Observed) -> Look:
@@ -88,6 +98,7 @@ def look(desired: Desired, observed: Observed) -> Look:
         instances=there,
         pools=pools,
         live=live,
+        accepted=observed.accepted,
         foreign=tuple(key for key in names if key in live and not is_ours(live[key], resource.uid)),
         missing_kinds=tuple(sorted(_missing(desired, pools))),
         keys=keys,
@@ -151,6 +162,12 @@ def _noted(cluster: str, stem: str, observed: Observed) -> int | None:
     return None
 
 
+def missing_kinds(desired: Desired) -> tuple[str, ...]:
+    """Kinds of other operators that the resource asks for and the API server does not know."""
+    spec = desired.resource.spec
+    return () if spec is None else tuple(sorted(_missing(desired, stems(spec))))
+
+
 def _missing(desired: Desired, pools: Mapping[str, tuple[Model, Role, Pool]]) -> Iterator[str]:
     settings = desired.resource.kubernetes
     wanted = {
@@ -187,6 +204,7 @@ def plan(desired: Desired, observed: Observed, limits: Limits, now: float) -> tu
     resource = desired.resource
     if resource.spec is None or resource.kubernetes.paused or resource.deleting:
         return ()
+    desired = with_order(desired, observed)
     seen = look(desired, observed)
     done = {each.name for each in seen.instances if each.deleting}
     todo: tuple[Action, ...] = (*_models(desired, seen, limits, now), *_gone_models(seen, limits, now))
@@ -197,8 +215,9 @@ def plan(desired: Desired, observed: Observed, limits: Limits, now: float) -> tu
     return (
         *_secrets(desired, seen),
         *key_actions(resource, observed, seen.keys, named, limits, now),
-        *_children(desired, seen),
+        *_children(desired, seen, observed),
         *todo,
+        *_unheard(observed, seen),
         *_gates(observed, seen),
     )
 
@@ -209,11 +228,12 @@ def _secrets(desired: Desired, seen: Look) -> Iterator[Action]:
         yield Generate(name, "the registry's passwords and the operator's key are not there")
 
 
-def _children(desired: Desired, seen: Look) -> Iterator[Action]:
-    wanted = {_key(each): each for each in children(desired.resource, desired.images, sizes_of(seen.models))}
+def _children(desired: Desired, seen: Look, observed: Observed) -> Iterator[Action]:
+    made = children(desired.resource, desired.images, sizes_of(seen.models), observed.routers)
+    wanted = {_key(each): each for each in made}
     for key, manifest in wanted.items():
         if manifest["kind"] not in seen.missing_kinds and key not in seen.foreign:
-            yield from _repaired(manifest, seen.live.get(key))
+            yield from _repaired(manifest, seen, key)
     keep = {*wanted, ("Secret", internal_secret(desired.resource)), *(("Secret", name) for name in seen.keys.names)}
     for key, thing in sorted(seen.live.items()):
         part = thing["metadata"].get("labels", {}).get(LABEL_PART)
@@ -225,15 +245,19 @@ def _leaving(thing: Json) -> bool:
     return bool(thing["metadata"].get("deletionTimestamp"))
 
 
-def _repaired(manifest: Json, live: Json | None) -> Iterator[Action]:
-    """Applied where it is missing, where something else is wanted now, or where a hand has changed it."""
+def _repaired(manifest: Json, seen: Look, key: Key) -> Iterator[Action]:
+    """Applied where it is missing, where something else is wanted now, or where a hand has changed it.
+
+    Not where the server keeps it in a way of its own since it was applied: that would be applied for ever.
+    """
+    live = seen.live.get(key)
     if live is None:
         yield Apply(manifest, "it is not there")
     elif _leaving(live):
         return
     elif live["metadata"].get("annotations", {}).get(APPLIED) != manifest["metadata"]["annotations"][APPLIED]:
         yield Apply(manifest, "something else is wanted now")
-    elif not contains(live, manifest):
+    elif not contains(live, manifest) and view(live, manifest) != seen.accepted.get(key):
         yield Apply(manifest, "it is not as it was applied")
 
 
@@ -287,7 +311,7 @@ def _current(desired: Desired, seen: Look, model: WantedModel, present: list[Ins
                 name=each.name,
                 images=desired.images,
             )
-            yield from _repaired(manifest, seen.live.get(_key(manifest)))
+            yield from _repaired(manifest, seen, _key(manifest))
 
 
 def _gone_models(seen: Look, limits: Limits, now: float) -> Iterator[Action]:
@@ -299,6 +323,13 @@ def _gone_models(seen: Look, limits: Limits, now: float) -> Iterator[Action]:
             yield _deleted(_workload_of(seen, move.name), move.because)
         elif isinstance(move, Drain):
             yield Drain(move.name, "its model is gone from the resource")
+
+
+def _unheard(observed: Observed, seen: Look) -> Iterator[Action]:
+    """Drains that were marked and that the agent has not heard of: its pod was just starting, or the call was lost."""
+    for each in seen.instances:
+        if each.draining_since is not None and not each.deleting and each.started and each.name in observed.working:
+            yield Drain(each.name, "its agent takes work and has not heard that it drains")
 
 
 def _gates(observed: Observed, seen: Look) -> Iterator[Action]:

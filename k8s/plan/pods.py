@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from k8s.crd.names import (
     READY_GATE,
     digest,
     label_value,
+    service_name,
     short,
 )
 from k8s.crd.resource import Resource
@@ -63,8 +64,13 @@ def labels(resource: Resource, part: str) -> dict[str, str]:
     return {LABEL_MANAGED: FIELD_MANAGER, LABEL_CLUSTER: label_value(resource.name), LABEL_PART: part}
 
 
-def owned(resource: Resource, api_version: str, kind: str, name: str, part: str, **body: Any) -> dict[str, Any]:
-    """An object of the cluster: labelled, and deleted with it."""
+def owned(
+    resource: Resource, api_version: str, kind: str, name: str, part: str, *, outlives: bool = False, **body: Any
+) -> dict[str, Any]:
+    """An object of the cluster: labelled, and deleted with it.
+
+    `outlives`: not before the last router's pod is gone (`order_of`).
+    """
     owner = {
         "apiVersion": "serving.baton.dev/v1alpha1",
         "kind": "BatonCluster",
@@ -73,18 +79,43 @@ def owned(resource: Resource, api_version: str, kind: str, name: str, part: str,
         "controller": True,
         "blockOwnerDeletion": True,
     }
+    order = {"apiVersion": "v1", "kind": "ConfigMap", "name": order_name(resource), "uid": resource.order_uid}
     metadata = {
         "name": name,
         "namespace": resource.namespace,
         "labels": labels(resource, part),
-        "ownerReferences": [owner],
+        "ownerReferences": [owner, order] if outlives else [owner],
     }
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
 
 
+def order_name(resource: Resource) -> str:
+    """The ConfigMap by which the garbage collector keeps the order of a deletion."""
+    return short(f"{resource.name}-order")
+
+
+def order_of(resource: Resource, routers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """An object that is there as long as the cluster or one of its routers' pods is, because they all own it.
+
+    Instances and the registry are owned by it and by the cluster: when the cluster is deleted, its routers end first,
+    with instances behind them that take legs. The garbage collector needs no operator for that.
+    """
+    made = owned(resource, "v1", "ConfigMap", order_name(resource), "order", data={"what": "keeps routers first"})
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", "name": each["metadata"]["name"], "uid": each["metadata"]["uid"]}
+        for each in sorted(routers, key=lambda pod: str(pod["metadata"]["name"]))
+    ]
+    made["metadata"]["ownerReferences"] += pods
+    return made
+
+
 def stamped(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """With the digest of what is applied, so that a field that is no longer wanted is noticed, too."""
-    mark = digest(json.dumps(manifest, sort_keys=True))
+    """With the digest of what is applied, so that a field that is no longer wanted is noticed, too.
+
+    Owners do not count: their UIDs are compared with the live object's.
+    """
+    metadata = {name: value for name, value in manifest["metadata"].items() if name != "ownerReferences"}
+    mark = digest(json.dumps({**manifest, "metadata": metadata}, sort_keys=True))
     annotations = {**manifest["metadata"].get("annotations", {}), APPLIED: mark}
     return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
 
@@ -138,7 +169,7 @@ def registry_url(resource: Resource, user: str) -> str:
     said = resource.spec.registry.url
     if said is not None:
         return said
-    return f"redis://{user}@{short(f'{resource.name}-registry')}.{resource.namespace}.svc:6379"
+    return f"redis://{user}@{service_name(f'{resource.name}-registry')}.{resource.namespace}.svc:6379"
 
 
 def registry_words(resource: Resource, user: str) -> list[str]:
@@ -348,11 +379,14 @@ def workload(
             },
             "rolloutStrategy": {"type": "RollingUpdate"},
         }
-        manifest = owned(resource, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, "instance", spec=body)
+        manifest = owned(
+            resource, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, "instance", outlives=True, spec=body
+        )
     else:
         body = {"selector": {"matchLabels": own}, "strategy": {"type": "Recreate"}, "template": pod}
         body["revisionHistoryLimit"] = 0
-        manifest = owned(resource, "apps/v1", "Deployment", name, "instance", spec=body)
+        body["progressDeadlineSeconds"] = math.ceil(resource.kubernetes.start_s) + GRACE_S
+        manifest = owned(resource, "apps/v1", "Deployment", name, "instance", outlives=True, spec=body)
     manifest["metadata"]["labels"] |= {**chosen, **own}
     return stamped(manifest)
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cluster.instance import Role
 from cluster.spec.plan import stems
 from cluster.spec.problems import nearest, quoted
 from k8s.plan.children import selector
 from k8s.plan.fleet import counting
-from k8s.plan.observe import Observed, condition
+from k8s.plan.observe import REPLICA_FAILURE, Observed, condition
 from k8s.plan.plan import Desired, Look, look
 from k8s.plan.values import Action, Instance, WantedModel, WantedPool
 
 Json = Mapping[str, Any]
 ERRORS_TOLD = 5
+MESSAGE_MAX = 2000
 """Problems of a spec that a condition repeats; all of them are in the events."""
 
 
@@ -53,7 +54,12 @@ def status(
         return {**kept, "observedGeneration": resource.generation, "conditions": conditions, "because": told[0]}
     seen = look(desired, observed)
     todo = tuple(actions)
-    facts = [_available(seen), _progressing(seen, todo), _degraded(seen, desired), _scaling(seen, observed)]
+    facts = [
+        _available(seen),
+        _progressing(seen, todo),
+        _degraded(seen, desired, observed, now),
+        _scaling(seen, observed),
+    ]
     facts.append(Fact("Paused", resource.kubernetes.paused, "Spec", "by kubernetes.paused"))
     updated = [
         each
@@ -123,7 +129,7 @@ def _progressing(seen: Look, todo: tuple[Action, ...]) -> Fact:
     return Fact("Progressing", False, "AsWanted", "every instance is as the resource wants it")
 
 
-def _degraded(seen: Look, desired: Desired) -> Fact:
+def _degraded(seen: Look, desired: Desired, observed: Observed, now: float) -> Fact:
     if seen.keys_lost:
         message = (
             "the Secret with the fleet's ticket keys is gone; what runs goes on, nothing can start: put it back, or "
@@ -137,12 +143,51 @@ def _degraded(seen: Look, desired: Desired) -> Fact:
         kind, name = seen.foreign[0]
         message = f"{kind} {name} is there and is not this resource's: rename or delete one of the two"
         return Fact("Degraded", True, "NameTaken", message)
+    if observed.refused:
+        return Fact(
+            "Degraded", True, "Refused", f"the API server refuses to {'; '.join(observed.refused[:3])}"[:MESSAGE_MAX]
+        )
+    if refused := _pods_refused(seen):
+        return Fact("Degraded", True, "PodsRefused", refused[:MESSAGE_MAX])
     stuck = [each.name for each in seen.instances if each.unschedulable_since is not None and not each.leaving]
     if stuck:
         return Fact("Degraded", True, "NoGPUs", f"no node has room for {', '.join(stuck[:3])}")
+    if slow := _slow(seen, desired, now):
+        return Fact("Degraded", True, "SlowStart", slow)
     warnings = [each for each in desired.resource.problems if each.severity.value == "warning"]
     told = f"{len(warnings)} warnings, see events" if warnings else "nothing is wrong"
     return Fact("Degraded", False, "Healthy", told)
+
+
+SLOW_TIMES: Final = 2.0
+SLOW_S: Final = 120.0
+"""An engine that loads for longer than this, and than twice the longest of its pool, is told of: nothing is done to it,
+its startup probe alone ends it, after `start_s`."""
+
+
+def _slow(seen: Look, desired: Desired, now: float) -> str:
+    """The instance that loads for longest beyond what its pool has taken so far; empty: none, or nothing is known."""
+    late = []
+    for each in seen.instances:
+        known = [one.loaded_s for one in seen.instances if one.pool == each.pool and one.loaded_s is not None]
+        if each.loading_since is not None and known and not each.leaving:
+            took = now - each.loading_since
+            if took > max(SLOW_S, SLOW_TIMES * max(known)):
+                late.append((took, each.name, max(known)))
+    if not late:
+        return ""
+    took, name, usual = max(late)
+    given_up = f"it is restarted after {desired.resource.kubernetes.start_s:g} s (kubernetes.start_s)"
+    return f"{name} has been loading for {took:.0f} s, others of its pool took at most {usual:.0f} s; {given_up}"
+
+
+def _pods_refused(seen: Look) -> str:
+    """Of the first workload whose pods the API server refuses, what it says; empty: there is none."""
+    for (kind, name), thing in sorted(seen.live.items()):
+        said = condition(thing, REPLICA_FAILURE)
+        if kind == "Deployment" and said.get("status") == "True" and not thing["metadata"].get("deletionTimestamp"):
+            return f"{name}: {said.get('message', 'its pods are refused')}"
+    return ""
 
 
 def _scaling(seen: Look, observed: Observed) -> Fact:

@@ -59,6 +59,10 @@ class Instance:
     """Its pod has a node: it holds GPUs."""
     unschedulable_since: float | None = None
     """Unix time since when its pod finds no node."""
+    loading_since: float | None = None
+    """Unix time since when its container runs and its engine has not come up."""
+    loaded_s: float | None = None
+    """How long its engine took to come up, s; None where it is not up, or where that is not told."""
     started: bool = False
     """Its engine has come up: the startup probe has passed and the container runs."""
     healthy: bool = False

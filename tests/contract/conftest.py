@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +18,16 @@ from support.served import served
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from router.config import RouterConfig
+
+
+@pytest.fixture(scope="session", autouse=True)
+def real_server_left_clean(pytestconfig: pytest.Config) -> Iterator[None]:
+    """With --kubeconfig, what the operator's scenarios made on that API server is gone after the last of them."""
+    yield
+    if kubeconfig := pytestconfig.getoption("kubeconfig", ""):
+        from support.k8s_stage import swept  # the client is an optional extra
+
+        asyncio.run(swept(kubeconfig))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from support.k8s_api import ApiServer, serving
+from support.k8s_json import NS
 from support.k8s_nodes import by_part
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
@@ -24,7 +25,6 @@ from k8s.crd import crds
 from k8s.operator.client import Client
 
 ROOT = Path(__file__).resolve().parents[2]
-NS = "llm"
 RSS_MIB_MAX = 150
 INSTANCES = 100
 

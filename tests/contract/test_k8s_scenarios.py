@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from support.k8s_api import Kind, Refused
-from support.k8s_stage import MODE, NS, Stage, image, quicken, spec, staged
+from support.k8s_stage import MODE, NS, REAL_LIMIT_S, Stage, image, quicken, spec, staged
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
-from k8s.crd.names import API_VERSION, GROUP, LABEL_REVISION
+from k8s.crd.names import API_VERSION, GROUP, LABEL_PART, LABEL_REVISION
 from k8s.operator import controller
 from k8s.operator.election import Election
 from k8s.plan.observe import INSTANCE
@@ -91,6 +91,27 @@ async def test_another_model_of_the_same_name_rolls_out_in_pairs() -> None:
         assert min(stage.nodes.down) >= 4
 
 
+async def test_a_model_of_another_name_is_another_model_and_the_old_one_drains_at_once() -> None:
+    """Nobody asks for the old name any more: nothing waits for the new model to come up."""
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec(1, 2))
+        await stage.until(lambda: stage.settled(1, 2))
+        old = set(stage.instances())
+        stage.nodes.broken = {"engine:2"}  # the new one does not come up yet
+        stage.fleet.streams = {"chat-decode-0": 1 << 30}
+        other = copy.deepcopy(spec(1, 2)["models"])
+        other[0]["name"] = "m2"
+        await stage.change({"models": other, **image("engine:2")})
+        await stage.until(lambda: {name for what, name in stage.fleet.told if what == "drain"} == old)
+        await stage.until(lambda: old & set(stage.instances()) == {"chat-decode-0"})
+        await stage.until(lambda: stage.condition("Available").get("status") == "False")
+        stage.fleet.streams = {}
+        stage.nodes.broken = set()
+        await stage.until(lambda: stage.settled(1, 2) and not set(stage.instances()) & old)
+        assert stage.cluster()["status"]["model"] == "m2"
+
+
 async def test_an_old_pod_stays_until_every_router_knows_the_new_one() -> None:
     async with staged() as stage:
         stage.operate()
@@ -130,6 +151,42 @@ async def test_a_deleted_cluster_lets_streams_end() -> None:
         engines = [grace for name, grace in given.items() if "-decode-" in name or "-prefill-" in name]
         assert len(engines) == 2
         assert all(grace is not None and grace >= 120 for grace in engines), given
+
+
+@pytest.mark.parametrize("operates", [True, False], ids=["operator", "no operator"])
+async def test_a_deleted_clusters_routers_end_before_its_instances_are_told_to(operates: bool) -> None:
+    """A request between its legs, or in line, still needs an instance that takes legs: routers end theirs first. It is
+    the garbage collector that keeps the order, so it holds without an operator, and ends."""
+    async with staged() as stage:
+        task = stage.operate()
+        await stage.make(spec(2, 2))
+        await stage.until(lambda: stage.settled(2, 2))
+        await stage.until(lambda: len(owners(stage, "chat-order")) == 3)  # of the resource and of two routers' pods
+        if not operates:
+            task.cancel()
+            await asyncio.wait([task])
+            stage.tasks.remove(task)
+        stage.nodes.stop_steps = 10
+        await stage.client.delete(API_VERSION, "BatonCluster", NS, "chat")
+        seen = []
+        async with asyncio.timeout(REAL_LIMIT_S):
+            while stage.server.all("pods"):
+                ending = {}
+                for each in stage.server.all("pods"):
+                    ending.setdefault(each["metadata"]["labels"][LABEL_PART], set()).add(
+                        "deletionTimestamp" in each["metadata"]
+                    )
+                seen.append(ending)
+                await asyncio.sleep(0.02)
+        assert any(each.get("router") == {True} for each in seen)
+        for each in seen:
+            if "router" in each:
+                assert {True} not in (each["instance"], each["registry"]), "behind a router everything still runs"
+
+
+def owners(stage: Stage, name: str) -> list[Any]:
+    found = stage.server.get("configmaps", name, NS)
+    return [] if found is None else found["metadata"]["ownerReferences"]
 
 
 async def stop_operator(stage: Stage) -> None:
@@ -218,15 +275,18 @@ async def test_another_operator_takes_over_in_the_middle_of_a_rollout() -> None:
 
 async def test_a_foreign_workload_of_an_instances_name_is_left_alone() -> None:
     async with staged() as stage:
-        theirs = {"replicas": 0, "template": {"spec": {"containers": [{"name": "x", "image": "theirs"}]}}}
+        labels = {"app": "theirs"}
+        pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "x", "image": "theirs"}]}}
+        theirs = {"replicas": 0, "selector": {"matchLabels": labels}, "template": pod}
         metadata = {"name": "chat-decode-0", "namespace": NS}
-        await stage.client.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": theirs})
+        thing = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": theirs}
+        before = await stage.client.create(thing)
         stage.operate()
         await stage.make(spec())
         await stage.until(stage.settled)
         kept = stage.server.get("deployments", "chat-decode-0")
         assert kept is not None
-        assert kept["spec"] == theirs
+        assert kept["spec"] == before["spec"]
         assert sorted(stage.instances()) == ["chat-decode-1", "chat-prefill-0"]
 
 

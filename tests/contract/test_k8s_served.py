@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.k8s_api import ApiServer, serving
+from support.k8s_json import NS
 from support.k8s_nodes import FakeFleet, Nodes, by_part
 from support.k8s_processes import Processes
 from support.redis_server import RedisServer
@@ -33,12 +34,11 @@ from k8s.operator.fleet import HttpFleet
 from k8s.operator.scaling import Board
 from k8s.operator.secrets import access, keys_in
 from k8s.plan import Images
-from k8s.plan.observe import INSTANCE
+from k8s.plan.observe import INSTANCE, is_true
 from kvtransfer.keys import instance_text
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-NS = "llm"
 LIMIT_S = 180.0
 
 
@@ -63,8 +63,8 @@ class Load:
                 self.open -= 1
             await asyncio.sleep(0.1)
 
-    async def _one(self, address: str, words: str, tokens: int = 40) -> str:
-        body = {"model": "mock", "prompt": f"count {words} " * 30, "max_tokens": tokens, "stream": True}
+    async def _one(self, address: str, words: str, tokens: int = 40, times: int = 30) -> str:
+        body = {"model": "mock", "prompt": f"count {words} " * times, "max_tokens": tokens, "stream": True}
         try:
             async with (
                 asyncio.timeout(60),
@@ -105,6 +105,7 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[ApiServer, Client, Proces
             *(load.run(number) for number in range(3)),
         )
         tasks = [loop.create_task(each) for each in work]
+        tasks[2].set_name("operator")
         pools = {role: {"min": 1, "max": 6} for role in ("prefill", "decode")}
         spec = {
             "models": [{"name": "meta-llama/Llama-3.1-8B", "served_name": "mock", "pools": pools}],
@@ -282,13 +283,32 @@ async def test_no_request_fails_in_resize_rollout_revert_and_node_loss(
         assert load.seen["ok"] >= 30
         assert {code for _, code in processes.ended} == {0}, processes.ended
         await nothing_is_held(server, processes, load)
-        name = next(each["metadata"]["name"] for each in server.all("pods") if "-decode-" in each["metadata"]["name"])
-        await processes.lose(name)
-        await asyncio.sleep(1.0)
-        await settled(server, 1, 1)
-        lost = sum(count for what, count in load.seen.items() if what != "ok")
-        assert lost <= 3, f"only streams that ran on the lost node may end: {load.seen}"
+        await client.merge(API_VERSION, "BatonPool", NS, "chat-decode", {"spec": {"replicas": 2}})
+        await settled(server, 1, 2)
+        await a_node_is_lost(server, processes, load)
         await last_streams_end(server, client, processes, load)
+
+
+async def a_node_is_lost(server: ApiServer, processes: Processes, load: Load) -> None:
+    """Of two decode instances one dies: the streams that it ran may end, nothing else does, and it comes back."""
+    lost = next(each for each in server.all("pods") if "-decode-" in each["metadata"]["name"])
+    name = lost["metadata"]["labels"][INSTANCE]
+    before = Counter(load.seen)
+    before_open = load.open
+    await processes.lose(lost["metadata"]["name"])
+    async with asyncio.timeout(LIMIT_S):
+        while not any(
+            each["metadata"]["labels"].get(INSTANCE) == name
+            and each["metadata"]["uid"] != lost["metadata"]["uid"]
+            and is_true(each, "Ready")
+            for each in server.all("pods")
+        ):
+            await asyncio.sleep(0.1)
+    await settled(server, 1, 2)
+    failed = load.seen - before
+    del failed["ok"]
+    assert failed.total() <= before_open, f"only streams that ran on the lost node may end: {failed}"
+    load.seen = Counter(ok=load.seen["ok"])
 
 
 async def last_streams_end(server: ApiServer, client: Client, processes: Processes, load: Load) -> None:
@@ -312,3 +332,50 @@ async def last_streams_end(server: ApiServer, client: Client, processes: Process
         while server.all("pods"):
             await asyncio.sleep(0.1)
     assert {code for _, code in processes.ended} == {0}, processes.ended
+
+
+async def test_a_deleted_cluster_answers_all_that_it_had_admitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams that run, prompts that are prefilled, requests in line for it: the operator is dead, the resource is
+    deleted, and each of them is answered whole, because instances are told to end after the last router (0010).
+    """
+    monkeypatch.setattr(controller, "BUSY_S", 0.5)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    async with cluster(tmp_path) as (server, client, processes, load):
+        await settled(server, 1, 1)
+        load.paused = True
+        for task in asyncio.all_tasks():
+            if task.get_name() == "operator":
+                task.cancel()
+        async with asyncio.timeout(60):
+            while load.open:
+                await asyncio.sleep(0.05)
+        loop = asyncio.get_running_loop()
+        addresses = processes.address_of("router")
+        streams = [loop.create_task(load._one(addresses[0], f"stream {each}", tokens=400)) for each in range(4)]
+        await running(server, processes, 4)
+        long = [
+            loop.create_task(load._one(addresses[each % len(addresses)], f"long {each}", times=5000))
+            for each in range(12)
+        ]
+        await asyncio.sleep(0.7)  # some are prefilled, some wait for it
+        assert not any(each.done() for each in long), "all of them are on their way"
+        processes.ended.clear()
+        await client.delete(API_VERSION, "BatonCluster", NS, "chat")
+        said = Counter(await asyncio.gather(*streams, *long))
+        assert said == {"ok": 16}, said
+        async with asyncio.timeout(60):
+            while server.all("pods"):
+                await asyncio.sleep(0.1)
+        assert {code for _, code in processes.ended} == {0}, processes.ended
+
+
+async def running(server: ApiServer, processes: Processes, count: int) -> None:
+    """Until so many requests run in engines."""
+    async with asyncio.timeout(30):
+        while True:
+            said = [each for each in (await states(server, processes)).values() if each is not None]
+            if sum(each["load"]["running"] for each in said) >= count:
+                return
+            await asyncio.sleep(0.05)

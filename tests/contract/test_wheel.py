@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
+from support.first_token import tokens_of
 
 from baton import __version__
 from tools import wheel as made
@@ -147,7 +147,4 @@ def test_a_router_and_mocks_from_it_serve_a_token(installed: Path, tmp_path: Pat
         with running(command, tmp_path, "router") as ((ready,), said):
             first = said.read_text().splitlines()[0]
             assert first.endswith(f"baton {__version__}, compiled"), first
-            body = json.dumps({"model": mocks[0]["model"], "prompt": "one two three", "max_tokens": 4}).encode()
-            head = {"Content-Type": "application/json"}
-            with urlopen(Request(f"{ready['endpoint']}/v1/completions", body, head), timeout=30) as answer:
-                assert json.loads(answer.read())["usage"]["completion_tokens"] == 4
+            assert tokens_of(ready, mocks[0]["model"]) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -13,8 +14,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
-from support.k8s_apply import Conflict, Owners, apply, updated
-from support.k8s_json import copied
+from support.k8s_apply import Conflict, Owners, apply, leaves, updated
+from support.k8s_builtin import LABEL, canonical
+from support.k8s_builtin import faults as builtin_faults
+from support.k8s_json import NS, copied
 from support.k8s_schema import defaulted, faults, pruned
 
 Json = dict[str, Any]
@@ -37,7 +40,7 @@ BUILT_IN = {
     "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},
     "policy/v1": {"PodDisruptionBudget": "poddisruptionbudgets"},
 }
-WITH_STATUS = {"pods", "deployments", "poddisruptionbudgets"}
+WITH_STATUS = {"nodes", "pods", "deployments", "poddisruptionbudgets"}
 CLUSTER_WIDE = {"namespaces", "nodes", "customresourcedefinitions"}
 
 
@@ -92,7 +95,7 @@ class ApiServer:
     def all(self, plural: str) -> list[Json]:
         return list(self.store.get(plural, {}).values())
 
-    def get(self, plural: str, name: str, namespace: str = "llm") -> Json | None:
+    def get(self, plural: str, name: str, namespace: str = NS) -> Json | None:
         return self.store.get(plural, {}).get((namespace, name))
 
     def writes(self) -> int:
@@ -137,6 +140,11 @@ class ApiServer:
 
     def _checked(self, kind: Kind, thing: Json, before: Json | None) -> Json:
         if kind.schema is None:
+            thing = canonical(kind.kind, thing)
+            if wrong := builtin_faults(kind.kind, thing, before):
+                raise Refused(
+                    422, "Invalid", f"{kind.kind} {thing['metadata']['name']!r} is invalid: {'; '.join(wrong)}"
+                )
             return thing
         thing = defaulted(pruned(thing, kind.schema), kind.schema)
         if wrong := faults(thing, kind.schema, before):
@@ -147,6 +155,8 @@ class ApiServer:
         thing = copied(thing)
         metadata = thing.setdefault("metadata", {})
         if "name" not in metadata:
+            if not re.fullmatch(LABEL, metadata["generateName"].removesuffix("-")):
+                raise Refused(422, "Invalid", f"metadata.generateName: Invalid value: {metadata['generateName']!r}")
             metadata["name"] = metadata["generateName"] + uuid.uuid4().hex[:5]
         if kind.plural not in CLUSTER_WIDE:
             metadata["namespace"] = namespace
@@ -203,7 +213,7 @@ class ApiServer:
                 raise Refused(404, "NotFound", f'{kind.plural} "{name}" not found')
             thing = self.create(kind, namespace, {**given, "metadata": {**given["metadata"], "name": name}}, manager)
             owners = self.owners[thing["metadata"]["uid"]]
-            owners.fields = {(manager, "Apply"): set().union(*owners.fields.values())}
+            owners.fields = {(manager, "Apply"): {path for path, _ in leaves(given)}}
             thing["metadata"]["managedFields"] = owners.as_managed_fields()
             return thing
         live = {key: value for key, value in before.items() if sub != "status" or key != "spec"}
@@ -235,21 +245,26 @@ class ApiServer:
     def remove(self, plural: str, thing: Json) -> Json:
         """Gone; the garbage collector follows."""
         self._put(plural, copied(thing), "DELETED", copied(thing))
-        uid = thing["metadata"]["uid"]
-        for other, objects in list(self.store.items()):
-            for each in list(objects.values()):
-                if any(owner["uid"] == uid for owner in each["metadata"].get("ownerReferences", ())):
-                    self.delete(self.kinds[other], each, {})
+        self.collect(thing["metadata"]["uid"])
         return thing
 
-    def collect(self) -> None:
-        """The garbage collector's other half: what was made for an owner that is gone already goes, too."""
+    def collect(self, gone: str = "") -> None:
+        """The garbage collector: what has owners and none that is there goes; of several the others are kept as owners.
+
+        `gone`: look at what this one owned; empty: at everything, as for what was made for an owner that had gone.
+        """
         live = {each["metadata"]["uid"] for objects in self.store.values() for each in objects.values()}
         for plural, objects in list(self.store.items()):
             for each in list(objects.values()):
                 owners = each["metadata"].get("ownerReferences", ())
-                if owners and not any(owner["uid"] in live for owner in owners):
+                if not owners or (gone and all(owner["uid"] != gone for owner in owners)):
+                    continue
+                solid = [owner for owner in owners if owner["uid"] in live]
+                if not solid:
                     self.delete(self.kinds[plural], each, {})
+                elif len(solid) < len(owners):
+                    after = {**each, "metadata": {**each["metadata"], "ownerReferences": solid}}
+                    self.change(self.kinds[plural], each, after, "", "garbage-collector")
 
 
 def labels_fit(thing: Json | None, selector: str) -> bool:
@@ -394,6 +409,10 @@ class Wire:
         if request.method == "DELETE":
             return server.delete(kind, before, body)
         said = body.get("metadata", {}).get("resourceVersion")
+        if request.method == "PUT" and not body.get("metadata", {}).get("name"):
+            raise Refused(400, "BadRequest", f"the name of the object ({name} based on URL) was undeterminable")
+        if request.method == "PUT" and kind.schema is not None and not said and sub != "scale":
+            raise Refused(422, "Invalid", "metadata.resourceVersion: Invalid value: 0: must be specified for an update")
         if said and said != before["metadata"]["resourceVersion"]:
             raise Refused(
                 409, "Conflict", "the object has been modified; please apply your changes to the latest version"

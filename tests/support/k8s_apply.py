@@ -1,5 +1,5 @@
 """Server-side apply: which manager owns which field, conflicts, and what is taken away. As "Server-Side Apply"
-(kubernetes.io) has it, with lists of mappings told apart by the keys below and all other lists atomic."""
+(kubernetes.io) has it; `support.k8s_builtin` says which lists have keys, all others are atomic."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.k8s_builtin import list_keys
 from support.k8s_json import copied
 
 Path = tuple[Any, ...]
-LIST_KEYS = ("name", "type", "uid", "mountPath", "containerPort", "topologyKey", "ip")
 NOT_OWNED = {("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace"), ("metadata", "managedFields")}
 SERVERS = {"uid", "resourceVersion", "creationTimestamp", "generation", "deletionTimestamp", "managedFields"}
 
@@ -42,36 +42,44 @@ def nested(paths: set[Path]) -> dict[str, Any]:
     return tree
 
 
-def list_key(items: Any) -> str | None:
+def keyed(name: Any, items: Any) -> tuple[str, ...] | None:
+    """By what the entries of a list are told apart; None: it is no list of mappings, or an atomic one."""
     if not isinstance(items, list) or not items or not all(isinstance(each, dict) for each in items):
         return None
-    return next((key for key in LIST_KEYS if all(key in each for each in items)), None)
+    return list_keys(name, items)
+
+
+def mark(each: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, str]:
+    """An entry's step in a path; a port's protocol has a default in the schema."""
+    return ("k", "|".join(f"{key}={each.get(key, 'TCP' if key == 'protocol' else '')}" for key in keys))
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every leaf with its path; an empty mapping and a plain list are leaves."""
+    """Every leaf with its path; an empty mapping and an atomic list are leaves."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             if path == ("metadata",) and name in SERVERS:
                 continue
             yield from leaves(inner, (*path, name))
-    elif (key := list_key(value)) is not None:
+    elif path and (keys := keyed(path[-1], value)) is not None:
         for each in value:
-            yield from leaves(each, (*path, ("k", f"{key}={each[key]}")))
+            yield from leaves(each, (*path, mark(each, keys)))
     elif path not in NOT_OWNED:
         yield path, value
+
+
+def entry(items: Any, step: tuple[str, str]) -> Any:
+    """The entry of a list at a step; `...` where there is none."""
+    keys = tuple(part.partition("=")[0] for part in step[1].split("|"))
+    there = items if isinstance(items, list) else ()
+    return next((each for each in there if isinstance(each, dict) and mark(each, keys) == step), ...)
 
 
 def found(thing: Any, path: Path) -> Any:
     """The value at a path; `...` where there is none."""
     for part in path:
         if isinstance(part, tuple):
-            key, _, name = part[1].partition("=")
-            thing = (
-                next((each for each in thing or () if str(each.get(key)) == name), ...)
-                if isinstance(thing, list)
-                else ...
-            )
+            thing = entry(thing, part)
         else:
             thing = thing.get(part, ...) if isinstance(thing, dict) else ...
         if thing is ...:
@@ -79,14 +87,14 @@ def found(thing: Any, path: Path) -> Any:
     return thing
 
 
-def merged(base: Any, given: Any) -> Any:
+def merged(base: Any, given: Any, name: Any = None) -> Any:
     if isinstance(base, dict) and isinstance(given, dict):
-        return {**base, **{name: merged(base.get(name), inner) for name, inner in given.items()}}
-    key = list_key(given)
-    if isinstance(base, list) and key is not None and (not base or list_key(base) is not None):
-        by_key = {each.get(key): each for each in base}
+        return {**base, **{each: merged(base.get(each), inner, each) for each, inner in given.items()}}
+    keys = keyed(name, given)
+    if isinstance(base, list) and keys is not None:
+        by_key = {mark(each, keys): each for each in base}
         for each in given:
-            by_key[each[key]] = merged(by_key.get(each[key]), each)
+            by_key[mark(each, keys)] = merged(by_key.get(mark(each, keys)), each)
         return list(by_key.values())
     return copied(given)
 
@@ -98,13 +106,13 @@ def removed(thing: Any, path: Path) -> None:
     holder = found(thing, path[:-1])
     last = path[-1]
     if isinstance(last, tuple):
-        key, _, name = last[1].partition("=")
         if isinstance(holder, list):
-            holder[:] = [each for each in holder if str(each.get(key)) != name]
+            holder[:] = [each for each in holder if each is not entry(holder, last)]
     elif isinstance(holder, dict):
         holder.pop(last, None)
         inner = path[-2] if len(path) > 1 else None
-        only_key = isinstance(inner, tuple) and set(holder) <= {inner[1].partition("=")[0]}
+        keys = {part.partition("=")[0] for part in inner[1].split("|")} if isinstance(inner, tuple) else set()
+        only_key = bool(keys) and set(holder) <= keys
         if (not holder and len(path) > 2) or only_key:
             removed(thing, path[:-1])
 

@@ -19,7 +19,7 @@ from k8s.operator.secrets import Access
 from k8s.plan.observe import INSTANCE, is_true, pods_by_instance
 from k8s.plan.readiness import Known
 
-STEP_S = 0.02
+STEP_S = 0.04
 
 
 @dataclass
@@ -31,6 +31,8 @@ class FakeFleet:
     """Looks that an instance's streams go on for after a drain began."""
     told: list[tuple[str, str]] = field(default_factory=list)
     roles: dict[str, Role] = field(default_factory=dict)
+    deaf: int = 0
+    """So many drains are not heard."""
     unknown: set[str] = field(default_factory=set)
     """Instances that no router knows yet."""
 
@@ -47,10 +49,14 @@ class FakeFleet:
             proven=frozenset(frozenset({one, other}) for one in healthy for other in healthy if one != other),
         )
         drained = frozenset(name for name in self.draining if not self.streams.get(name))
-        return Told(drained=drained, roles=self.roles, known=known)
+        working = frozenset(healthy) - self.draining
+        return Told(drained=drained, working=working, roles=self.roles, known=known)
 
     async def drain(self, pod: Any, deadline_s: float, access: Access) -> bool:
         name = pod["metadata"]["labels"][INSTANCE]
+        if self.deaf:
+            self.deaf -= 1
+            return False
         self.told.append(("drain", name))
         self.draining.add(name)
         return True
@@ -79,6 +85,8 @@ class Nodes:
     stop_steps: int = 2
     controls_only: bool = False
     """Pods are left to another one (`support.k8s_real.Kubelet`)."""
+    quota: int | None = None
+    """Pods that the namespace may have."""
     broken: set[str] = field(default_factory=set)
     """Images whose engines never come up."""
     ages: dict[str, int] = field(default_factory=dict)
@@ -139,8 +147,11 @@ class Nodes:
     def _make(self, deployment: Json, mark: str, count: int) -> None:
         kind = self.server.kinds["pods"]
         template = copied(deployment["spec"]["template"])
+        metadata = deployment["metadata"]
         for _ in range(count):
-            metadata = deployment["metadata"]
+            if self.quota is not None and len(self.server.all("pods")) >= self.quota:
+                self._refused(deployment, f'pods "{metadata["name"]}-{mark}-" is forbidden: exceeded quota: q')
+                return
             owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": metadata["name"], "uid": metadata["uid"]}
             labels = {**template["metadata"].get("labels", {}), "pod-template-hash": mark}
             pod = {
@@ -153,6 +164,22 @@ class Nodes:
                 "status": {"phase": "Pending"},
             }
             self.server.create(kind, metadata["namespace"], pod, "controller")
+
+        if count > 0:
+            self._refused(deployment, "")
+
+    def _refused(self, deployment: Json, because: str) -> None:
+        """The condition by which a Deployment says that its pods are refused; gone when they are not any more."""
+        live = self.server.get("deployments", deployment["metadata"]["name"], deployment["metadata"]["namespace"])
+        if live is None:
+            return
+        there = [each for each in live.get("status", {}).get("conditions", ()) if each["type"] == "ReplicaFailure"]
+        if bool(there) == bool(because):
+            return
+        said = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": because}
+        conditions = [said | {"lastTransitionTime": self.server.stamp()}] if because else []
+        after = {**live, "status": {**live.get("status", {}), "conditions": conditions}}
+        self.server.change(self.server.kinds["deployments"], live, after, "status", "deployment-controller")
 
     def _delete(self, pod: Json) -> None:
         if not pod["metadata"].get("deletionTimestamp"):

@@ -8,6 +8,8 @@ when it meets a real server (`make test-k8s KUBECONFIG=…`).
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,6 +26,7 @@ from k8s.plan.observe import INSTANCE, is_true
 Json = dict[str, Any]
 NODE = "baton-test-node"
 STEP_S = 0.05
+BEAT_S = 5.0
 
 
 class Remote:
@@ -61,16 +64,33 @@ class Kubelet:
         self.fleet = fleet
         self.gpus = gpus
         self.start_steps = start_steps
+        self.stop_steps = 2
         self.broken: set[str] = set()
         self.ages: dict[str, int] = {}
         self.down: list[int] = []
         self.placed: set[str] = set()
+        self.since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    async def _beat(self) -> None:
+        """The node is there and well: pods of one that says nothing for 40 s are called not ready, and evicted."""
+        now = datetime.now(UTC)
+        stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "the tests'"}
+        ready |= {"lastHeartbeatTime": stamp, "lastTransitionTime": self.since}
+        status = {"conditions": [ready], "capacity": {"cpu": "64", "memory": "256Gi", "pods": "500"}}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
+        with suppress(ApiFailed):  # it is there from before
+            await self.remote.client.request("POST", "/api/v1/nodes", body=node)
+        content = "application/merge-patch+json"
+        body = {"status": {**status, "allocatable": status["capacity"]}}
+        await self.remote.client.request("PATCH", f"/api/v1/nodes/{NODE}/status", body=body, content=content)
 
     async def run(self) -> None:
-        with suppress(ApiFailed):  # it is there from another test
-            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
-            await self.remote.client.request("POST", "/api/v1/nodes", body=node)
+        beaten_at = -math.inf
         while True:
+            if time.monotonic() - beaten_at >= BEAT_S:
+                beaten_at = time.monotonic()
+                await self._beat()
             for pod in self.remote.all("pods"):
                 with suppress(ApiFailed):  # another one was quicker: look again
                     await self._run(pod)
@@ -103,7 +123,7 @@ class Kubelet:
         uid, name = pod["metadata"]["uid"], pod["metadata"].get("labels", {}).get(INSTANCE, "")
         if pod["metadata"].get("deletionTimestamp"):
             self.ages[uid] = min(0, self.ages.get(uid, 0)) - 1
-            if self.ages[uid] == -2:
+            if self.ages[uid] == -self.stop_steps:
                 self.fleet.draining.discard(name)
                 await self.remote.client.request("DELETE", self._path(pod), body={"gracePeriodSeconds": 0})
             return

@@ -7,25 +7,30 @@ import functools
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from support.k8s_api import ApiServer, Json, Wire, serving
+from support.k8s_json import NS
 from support.k8s_nodes import FakeFleet, Nodes, by_part
-from support.k8s_real import Kubelet, Remote
+from support.k8s_real import NODE, Kubelet, Remote
 
 from k8s.crd import crds
 from k8s.crd.names import API_VERSION
 from k8s.operator import controller, watch
-from k8s.operator.client import ApiFailed, Client
-from k8s.operator.controller import Operator, Settings
+from k8s.operator.client import PLURALS, ApiFailed, Client
+from k8s.operator.controller import WATCHED, Operator, Settings
 from k8s.plan import Images
 
-NS = "llm"
 IMAGES = Images(engine="engine:1", router="router:1", redis="redis:8")
-LIMIT_S = 20.0
+LIMIT_S = 60.0
+REAL_LIMIT_S = 120.0
+"""On a real server, whose controllers and garbage collector take their time."""
+TEST_LABEL = "serving.baton.dev/test"
+ROOT_CA = "kube-root-ca.crt"
+"""A ConfigMap that the controller-manager puts into every namespace, and again when it is gone."""
 
 
 _open_context = ssl.create_default_context
@@ -39,7 +44,7 @@ def _trusting(**words: Any) -> ssl.SSLContext:
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and retries that take minutes in a cluster take a moment."""
-    monkeypatch.setattr(controller, "BUSY_S", 0.05)
+    monkeypatch.setattr(controller, "BUSY_S", 0.1)
     monkeypatch.setattr(controller, "IDLE_S", 0.5)
     monkeypatch.setattr(controller, "SETTLE_S", 0.01)
     monkeypatch.setattr(watch, "WAIT_S", (0.02, 0.05))
@@ -81,7 +86,7 @@ class Stage:
         operator = Operator(self.client, self.fleet, Settings(namespace=NS, images=IMAGES), time.time)
         operator.may_act = may_act
         self.operators.append(operator)
-        task = asyncio.get_running_loop().create_task(operator.run())
+        task = asyncio.get_running_loop().create_task(operator.run(), name="operator")
         self.tasks.append(task)
         return task
 
@@ -129,10 +134,11 @@ class Stage:
         return whole and fresh and self.condition("Progressing").get("status") == "False"
 
     async def until(self, holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+        limit_s = max(limit_s, REAL_LIMIT_S) if MODE.kubeconfig else limit_s
         try:
             async with asyncio.timeout(limit_s):
                 while not holds():
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.03)
                     for task in self.tasks:
                         if task.done() and not task.cancelled():
                             task.result()
@@ -159,9 +165,11 @@ async def staged(gpus: int | None = None) -> AsyncIterator[Stage]:
                 stage = await remote_stage(client, fleet, gpus)
             stage.tasks.append(controllers)
         try:
-            yield stage
-            if isinstance(stage.server, Remote):
-                await emptied(stage)
+            try:
+                yield stage
+            finally:  # also after a skip or a failure: the next scenario finds the same server
+                if isinstance(stage.server, Remote):
+                    await emptied(stage)
         finally:
             for task in stage.tasks:
                 task.cancel()
@@ -170,19 +178,51 @@ async def staged(gpus: int | None = None) -> AsyncIterator[Stage]:
 
 
 async def prepared(client: Client) -> None:
-    """The definitions and the namespace, on a server that may have them."""
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NS}}
-    made = [("/api/v1/namespaces", namespace)]
-    made += [("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd) for crd in crds()]
-    for path, thing in made:
-        try:
-            await client.request("POST", path, body=thing)
-        except ApiFailed as refusal:
-            if refusal.status != 409:  # it is there
-                raise
-    async with asyncio.timeout(LIMIT_S):
+    """The definitions and the namespace, on a server that may have them, and a namespace that is the tests' own."""
+    metadata = {"name": NS, "labels": {TEST_LABEL: "true"}}
+    try:
+        await client.request("POST", "/api/v1/namespaces", body={"kind": "Namespace", "metadata": metadata})
+    except ApiFailed as refusal:
+        if refusal.reason != "AlreadyExists":
+            raise
+        there = await client.request("GET", f"/api/v1/namespaces/{NS}")
+        assert there["metadata"].get("labels", {}).get(TEST_LABEL) == "true", f"namespace {NS} is not the tests'"
+    for crd in crds():
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+        await client.request(
+            "PATCH",
+            path,
+            query={"fieldManager": "baton-test", "force": "true"},
+            body=crd,
+            content="application/apply-patch+yaml",
+        )
+    async with asyncio.timeout(REAL_LIMIT_S):
         while "BatonPool" not in await client.kinds([API_VERSION]):
             await asyncio.sleep(0.1)
+
+
+async def swept(kubeconfig: str) -> None:
+    """After the last scenario on a real server: the namespace, the node and the definitions are gone."""
+    client = await Client.open(kubeconfig)
+    paths = [f"/api/v1/namespaces/{NS}", f"/api/v1/nodes/{NODE}"]
+    paths += [f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}" for crd in crds()]
+    try:
+        for path in paths:
+            with suppress(ApiFailed):
+                await client.request("DELETE", path, body={})
+        async with asyncio.timeout(REAL_LIMIT_S):
+            while await _is_there(client, paths[0]):  # a namespace that ends takes nothing new
+                await asyncio.sleep(0.5)
+    finally:
+        await client.close()
+
+
+async def _is_there(client: Client, path: str) -> bool:
+    try:
+        await client.request("GET", path)
+    except ApiFailed:
+        return False
+    return True
 
 
 async def remote_stage(client: Client, fleet: FakeFleet, gpus: int | None) -> Stage:
@@ -197,12 +237,22 @@ async def remote_stage(client: Client, fleet: FakeFleet, gpus: int | None) -> St
 
 
 async def emptied(stage: Stage) -> None:
-    """Nothing is left for the next scenario on the same server."""
+    """Nothing is left for the next scenario on the same server: clusters first, then what nobody owns."""
+    for task in stage.tasks[1:]:  # the first keeps the watches, by which we see it
+        if task.get_name() == "operator":
+            task.cancel()
     for kind, plural in (("BatonPool", "batonpools"), ("BatonCluster", "batonclusters")):
         for each in stage.server.all(plural):
             await stage.client.delete(API_VERSION, kind, NS, each["metadata"]["name"])
-    for each in stage.server.all("services"):
-        await stage.client.delete("v1", "Service", NS, each["metadata"]["name"])
-    async with asyncio.timeout(60):
-        while any(stage.server.all(plural) for plural in ("pods", "deployments", "batonclusters")):
-            await asyncio.sleep(0.05)
+    async with asyncio.timeout(REAL_LIMIT_S):
+        while left := [(of, each) for of in WATCHED for each in stage.server.all(PLURALS[of[1]]) if not _kept(each)]:
+            for (api_version, kind), each in left:
+                if kind != "Pod" and not each["metadata"].get("ownerReferences"):
+                    await stage.client.delete(api_version, kind, NS, each["metadata"]["name"])
+            await asyncio.sleep(0.1)
+
+
+def _kept(thing: Json) -> bool:
+    """What every namespace has."""
+    name = thing["metadata"]["name"]
+    return name in {ROOT_CA, "default"} or thing.get("type") == "kubernetes.io/service-account-token"

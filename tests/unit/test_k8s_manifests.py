@@ -53,11 +53,13 @@ def given() -> dict[str, Any]:
 def test_manifests_are_valid_by_the_published_schemas(version: str) -> None:
     """Strict: a field that Kubernetes does not know is a fault."""
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed: make setup")
+    wrong = []
     for name, manifest in given().items():
         try:
             validate.validate(json.loads(json.dumps(manifest)), version, strict=True)
         except validate.ValidationError as error:
-            raise AssertionError(f"{name}: {'.'.join(map(str, error.path))}: {error.message}") from None
+            wrong.append(f"{name}: {'.'.join(map(str, error.path))}: {error.message}")
+    assert wrong == []
 
 
 def test_the_schemas_refuse_a_field_that_nobody_knows() -> None:
@@ -88,6 +90,7 @@ def test_every_pod_keeps_the_restricted_profile() -> None:
     for name, pod in found.items():
         assert broken(pod) == set(), name
         assert all(each["securityContext"]["readOnlyRootFilesystem"] for each in pod["spec"]["containers"]), name
+        assert name.startswith("operator") or pod["spec"]["automountServiceAccountToken"] is False, name
 
 
 def at(pod: Any, path: str, value: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import secrets
-from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from k8s.plan import (
     status,
 )
 from k8s.plan.merge import contains, patched
+from k8s.plan.observe import instances
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,7 @@ def test_children_are_those_that_are_promised() -> None:
     assert names == {
         ("ServiceAccount", "chat-engines"),
         ("ConfigMap", "chat-file"),
+        ("ConfigMap", "chat-order"),
         ("Secret", "chat-internal"),
         ("Secret", "chat-ticket-keys"),
         ("Secret", "chat-prefill-0-keys"),
@@ -228,45 +230,6 @@ def test_an_instance_over_nodes_is_a_leader_worker_set() -> None:
     assert "LeaderWorkerSet" in said["Degraded"]["message"]
 
 
-def containers() -> Iterator[tuple[str, Any, Any]]:
-    for (_, name), each in manifests({**SMALL, "kubernetes": {"pod_monitor": True}}).items():
-        pod = each.get("spec", {}).get("template", {}).get("spec")
-        for container in (pod or {}).get("containers", ()):
-            yield name, pod, container
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        lambda pod, _one: not any(pod.get(name) for name in ("hostNetwork", "hostPID", "hostIPC")),
-        lambda _pod, one: not one["securityContext"].get("privileged"),
-        lambda _pod, one: one["securityContext"]["capabilities"] == {"drop": ["ALL"]},
-        lambda pod, _one: all(not ({"hostPath"} & volume.keys()) for volume in pod["volumes"]),
-        lambda pod, _one: all(
-            {"configMap", "emptyDir", "projected", "secret", "downwardAPI", "persistentVolumeClaim"} & volume.keys()
-            for volume in pod["volumes"]
-        ),
-        lambda _pod, one: all("hostPort" not in port for port in one["ports"]),
-        lambda _pod, one: one["securityContext"]["allowPrivilegeEscalation"] is False,
-        lambda pod, one: one["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsNonRoot"],
-        lambda pod, _one: pod["securityContext"]["runAsUser"] != 0,
-        lambda _pod, one: one["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault",
-        lambda pod, one: "procMount" not in one["securityContext"] and not pod.get("sysctls"),
-        lambda _pod, one: one["securityContext"]["readOnlyRootFilesystem"] is True,
-        lambda pod, _one: pod["automountServiceAccountToken"] is False,
-    ],
-    ids=[
-        *("namespaces", "privileged", "capabilities", "hostpath", "volumes", "hostports", "escalation", "nonroot"),
-        *("uid", "seccomp", "proc", "readonly", "token"),
-    ],
-)
-def test_the_restricted_profile_holds(rule: Any) -> None:
-    """One assertion for each control of "Pod Security Standards" (kubernetes.io), and two of our own."""
-    checked = [rule(pod, one) for _, pod, one in containers()]
-    assert len(checked) == 4
-    assert all(checked)
-
-
 def test_grace_is_longer_than_the_drain_and_the_agent_is_the_first_process() -> None:
     pod = manifests()["Deployment", "chat-prefill-0"]["spec"]["template"]["spec"]
     command = pod["containers"][0]["command"]
@@ -368,3 +331,81 @@ def test_the_example_makes_a_cluster() -> None:
     files = next(each for each in pod["volumes"] if each["name"] == "files")["projected"]["sources"]
     assert {"key": "keys.acme", "path": "keys/acme"} in files[1]["secret"]["items"]
     assert "host" not in yaml.safe_load(made["ConfigMap", "chat-file"]["data"]["baton.yaml"])["router"]
+
+
+STARTED = "2026-01-01T00:00:00Z"
+STARTED_AT = 1767225600.0
+
+
+def loading(pods: tuple[Any, ...], name: str, took_s: float) -> tuple[Any, ...]:
+    """Every pod's container runs since `STARTED` and took `took_s` to come up, but for `name`'s, which still loads."""
+    found = []
+    for pod in copy.deepcopy(pods):
+        is_up = pod["metadata"]["labels"]["serving.baton.dev/instance"] != name
+        pod["status"]["containerStatuses"] = [{"started": is_up, "state": {"running": {"startedAt": STARTED}}}]
+        stamp = datetime.fromtimestamp(STARTED_AT + took_s, UTC).isoformat()
+        for each in pod["status"]["conditions"]:
+            each |= {"lastTransitionTime": stamp, "status": str(is_up)}
+        found.append(pod)
+    return tuple(found)
+
+
+def test_a_start_is_slow_by_what_its_pool_took_and_changes_no_revision() -> None:
+    wanted = desired({"models": [{"name": "m", "pools": {"prefill": {}, "decode": {"min": 2}}}]})
+    there = settled(wanted)
+    observed = Observed(objects=there.objects, pods=loading(there.pods, "chat-decode-1", 90.0), known=there.known)
+
+    def said(after_s: float) -> dict[str, Any]:
+        return conditions(status(wanted, observed, (), STARTED_AT + after_s, {}))["Degraded"]
+
+    assert said(170.0)["reason"] == "Healthy", "below twice the longest of its pool"
+    assert said(190.0)["reason"] == "SlowStart"
+    assert said(190.0)["message"].startswith(
+        "chat-decode-1 has been loading for 190 s, others of its pool took at most 90 s"
+    )
+    assert not [each for each in plan(wanted, observed, Limits(), STARTED_AT + 190.0) if isinstance(each, Apply)]
+    alone = loading(there.pods, "chat-prefill-0", 90.0)
+    observed = Observed(objects=there.objects, pods=alone, known=there.known)
+    assert said(9999.0)["reason"] == "Healthy", "nothing is known of its pool: the probe alone judges"
+
+
+def test_instances_and_the_registry_are_owned_by_what_routers_own() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    objects = tuple(
+        {**each, "metadata": {**each["metadata"], "uid": "u-order"}}
+        if each["metadata"]["name"] == "chat-order"
+        else each
+        for each in there.objects
+    )
+    routers = tuple({"metadata": {"name": f"chat-router-{each}", "uid": f"u-{each}", "labels": {}}} for each in "ab")
+    observed = Observed(objects=objects, pods=there.pods, routers=routers, known=there.known)
+    made = {
+        (each.manifest["kind"], each.manifest["metadata"]["name"]): each.manifest["metadata"]["ownerReferences"]
+        for each in plan(wanted, observed, Limits(), 0.0)
+        if isinstance(each, Apply)
+    }
+    assert [each["kind"] for each in made.pop(("ConfigMap", "chat-order"))] == ["BatonCluster", "Pod", "Pod"]
+    assert {name for _, name in made} == {
+        *("chat-decode-0", "chat-prefill-0", "chat-registry", "chat-instance", "chat-router"),
+    }
+    for (kind, name), owners in made.items():
+        assert kind in {"Deployment", "Service", "NetworkPolicy"}, name
+        assert [each["uid"] for each in owners] == ["u-1", "u-order"]
+        assert [each.get("controller", False) for each in owners] == [True, False]
+
+
+def test_pods_that_are_refused_are_as_good_as_no_node() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    said = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota", "lastTransitionTime": STARTED}
+    objects = tuple(
+        {**each, "status": {"conditions": [said]}} if each["metadata"]["name"] == "chat-decode-0" else each
+        for each in there.objects
+    )
+    pods = tuple(each for each in there.pods if "decode" not in each["metadata"]["name"])
+    observed = Observed(objects=objects, pods=pods, known=there.known)
+    (found,) = (each for each in instances(observed, "u-1") if each.name == "chat-decode-0")
+    assert found.unschedulable_since == STARTED_AT
+    fact = conditions(status(wanted, observed, (), 0.0, {}))["Degraded"]
+    assert (fact["reason"], fact["message"]) == ("PodsRefused", "chat-decode-0: exceeded quota")
