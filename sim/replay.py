@@ -97,7 +97,8 @@ class _Again:
 
     @property
     def _at_gap(self) -> bool:
-        return isinstance(self._next, d.Missing)
+        """What came of the last event may not be here: lost, or not written yet, as a log is written in batches."""
+        return self._next is None or isinstance(self._next, d.Missing)
 
     # --- what was said ------------------------------------------------------------------------------------------------
 
