@@ -18,8 +18,8 @@ from engine.twin.tokens import Prompt, Segment
 from loadgen.arrival import Arrival
 from router.core import eligibility
 from router.core import journey as j
+from router.core.eligibility import Way
 from router.core.values import NO_PROMISE, Wanted
-from router.core.verdict import Way
 from router.fleet import events as d
 from router.predict.predictors import foretold
 from router.scheduler.scheduler import SchedulingContext

@@ -97,7 +97,7 @@ class _Again:
 
     @property
     def _at_gap(self) -> bool:
-        """What came of the last event may be missing: a gap follows, or the log ends (a router writes in batches)."""
+        """What came of the last event may not be here: lost, or not written yet, as a log is written in batches."""
         return self._next is None or isinstance(self._next, d.Missing)
 
     # --- what was said ------------------------------------------------------------------------------------------------

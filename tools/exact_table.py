@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.core.eligibility import RULES
-from router.core.verdict import Way
+from router.core.eligibility import RULES, Way
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "exactness.md"
 BEGIN = "<!-- made by tools/exact_table.py: begin -->"

@@ -23,10 +23,10 @@ from router.api.aliases import Aliases, check_served, usual_model
 from router.api.config import RouterConfig
 from router.core import eligibility
 from router.core.clients import Client
+from router.core.eligibility import Way
 from router.core.journey import Journey
 from router.core.slo import promise_of
 from router.core.values import Promise, Wanted
-from router.core.verdict import Way
 from router.http.front import Connection
 from router.http.headers import Headers
 from router.http.outlet import Outlet

@@ -12,17 +12,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from router.core.unread import Sort, Unread
-from router.core.verdict import Verdict, Way
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 GENERATING_PATHS = frozenset({COMPLETIONS, CHAT})
 
 Body = Mapping[str, Any]
+
+
+class Way(StrEnum):
+    """How a request is served, the most that is exact for it."""
+
+    SEEDED = "seeded"
+    PLAIN = "plain"
+    WHOLE = "aggregated"
+
+
+class Verdict:
+    """What may be done to one request."""
+
+    __slots__ = ("because", "resumable", "way")
+
+    def __init__(self, way: Way, because: str, resumable: bool) -> None:  # noqa: FBT001
+        """`because`: which rule says so; empty for *seeded*."""
+        self.way: Final = way
+        self.because: Final = because
+        self.resumable: Final = resumable
 
 
 _STRICTNESS = (Way.SEEDED, Way.PLAIN, Way.WHOLE)

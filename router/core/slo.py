@@ -9,10 +9,9 @@ first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from cluster.spec import SloClass, WhenMissed
-from router.core.slo_outcome import Seen
 from router.core.timing_parts import Totals
 from router.core.values import NO_PROMISE, Promise
 
@@ -28,6 +27,76 @@ UNKNOWN: Final = "unknown"
 
 COUNTED: Final = frozenset({MET, MISSED, SHED})
 """Results that attainment counts; `MET` are those that keep it up."""
+
+
+class Seen:
+    """What a client saw, in milliseconds; None: it did not come, or nobody saw it."""
+
+    __slots__ = ("e2e_ms", "streamed", "tokens", "tpot_ms", "tt2t_ms", "ttft_ms")
+
+    def __init__(
+        self,
+        *,
+        ttft_ms: float | None,
+        tt2t_ms: float | None,
+        tpot_ms: float | None,
+        e2e_ms: float,
+        tokens: int | None,
+        streamed: bool,
+    ) -> None:
+        """`tt2t_ms`: from the first token to the second. `e2e_ms`: until the answer's end, or until now."""
+        self.ttft_ms: Final = ttft_ms
+        self.tt2t_ms: Final = tt2t_ms
+        self.tpot_ms: Final = tpot_ms
+        self.e2e_ms: Final = e2e_ms
+        self.tokens: Final = tokens
+        self.streamed: Final = streamed
+
+    def as_json(self) -> dict[str, float | None]:
+        """Rounded to microseconds."""
+        named = {"ttft_ms": self.ttft_ms, "tt2t_ms": self.tt2t_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
+        return {name: None if value is None else round(value, 3) for name, value in named.items()}
+
+
+class Judged:
+    """One request's. Without a class (`slo`) nothing was promised, and what comes after it means nothing."""
+
+    __slots__ = ("degraded", "foretold_ms", "late", "result", "seen", "slo")
+
+    def __init__(
+        self,
+        *,
+        foretold_ms: tuple[float, float],
+        seen: Seen,
+        slo: SloClass | None,
+        result: str,
+        late: bool,
+        degraded: bool,
+    ) -> None:
+        """`foretold_ms`: TTFT and TPOT."""
+        self.foretold_ms: Final = foretold_ms
+        self.seen: Final = seen
+        self.slo: Final = slo
+        self.result: Final = result
+        self.late: Final = late
+        self.degraded: Final = degraded
+
+    def as_json(self) -> dict[str, Any]:
+        """For `/explain`: put into words when somebody asks, which is of few requests."""
+        told: dict[str, Any] = {
+            "foretold": foretold_json(*self.foretold_ms),
+            "seen": self.seen.as_json(),
+            "tokens": self.seen.tokens,
+        }
+        if self.slo is None:
+            return told
+        targets = dict(self.slo.targets())
+        return told | {"targets": targets, "late": self.late, "degraded": self.degraded, "result": self.result}
+
+
+def foretold_json(ttft_ms: float, tpot_ms: float) -> dict[str, float]:
+    """Rounded to microseconds."""
+    return {"ttft_ms": round(ttft_ms, 3), "tpot_ms": round(tpot_ms, 3)}
 
 
 def promises_of(classes: Mapping[str, SloClass]) -> dict[str, Promise]:

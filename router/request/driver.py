@@ -23,9 +23,9 @@ from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
 from router.core.clients import Client
+from router.core.eligibility import Verdict
 from router.core.slo import SHED
 from router.core.timing_parts import Told
-from router.core.verdict import Verdict
 from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.upstream import EngineLost

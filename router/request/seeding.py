@@ -6,8 +6,7 @@ import logging
 from typing import Any, Final
 
 from cluster.request import Request
-from router.core.eligibility import has_room
-from router.core.verdict import Verdict, Way
+from router.core.eligibility import Verdict, Way, has_room
 from router.request.parts import Parts
 from router.request.splice import Seed, seed_of, stops_of
 from router.request.trace import RequestTrace

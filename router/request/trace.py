@@ -16,12 +16,10 @@ import msgspec
 from cluster.instance import Instance
 from cluster.request import Request
 from router.core.clients import Client
-from router.core.eligibility import CHAT
+from router.core.eligibility import CHAT, Verdict
 from router.core.journey import Choose, Chosen, Lost, Refused
-from router.core.slo import SHED, judge, late_by, seen_in
-from router.core.slo_outcome import Judged, Seen, foretold_json
+from router.core.slo import SHED, Judged, Seen, foretold_json, judge, late_by, seen_in
 from router.core.timing_parts import Told
-from router.core.verdict import Verdict
 from router.predict.predictors import answer_tokens
 from router.scheduler.scheduler import SchedulingContext
 from router.telemetry.explain_store import NOBODY, ExplainStore, Story

@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from cluster.spec import SloClass
 from router.core.clients import Client
-from router.core.slo import COUNTED, MET
-from router.core.slo_outcome import Seen
+from router.core.slo import COUNTED, MET, Seen
 from router.telemetry.histograms import Counts, Histograms
 
 LAST: Final = 1000

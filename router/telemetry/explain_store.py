@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from cluster.request import Request
 from router.core.clients import Client
-from router.core.slo_outcome import Judged
+from router.core.eligibility import Verdict
+from router.core.slo import Judged
 from router.core.timing_parts import Timing
-from router.core.verdict import Verdict
 from router.telemetry.timing import Timeline
 
 TEXT_MAX = 400

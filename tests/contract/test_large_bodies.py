@@ -26,6 +26,7 @@ from router.api.config import RouterConfig
 from router.api.endpoints import _errors
 from router.api.server import Router
 from router.core.values import Wanted
+from router.fleet.events import Picked
 from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.uploads import Uploads, share_of
@@ -116,11 +117,12 @@ async def test_what_is_relayed_is_chosen_for_at_this_moment(monkeypatch: pytest.
     router = Router(RouterConfig(has_registry=True))
     asked: list[Wanted] = []
 
-    def pick(wanted: Wanted) -> None:
-        asked.append(wanted)
-        raise bad_request("that is enough")
+    class Scheduling:
+        def handle(self, event: Picked, _: float) -> None:
+            asked.append(event.wanted)
+            raise bad_request("that is enough")
 
-    monkeypatch.setattr(router.parts.desk, "pick", pick)
+    monkeypatch.setattr(router.parts.dispatch, "scheduling", Scheduling())
     before = time.monotonic()
     with pytest.raises(ApiError, match="enough"):
         await router.endpoints._passthrough._instance("/tokenize", "", None, {})

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LIMITS = {"least_load": (45, 240), "workload": (58, 520)}
+LIMITS = {"least_load": (45, 230), "workload": (56, 430)}
 """By policy: modules of ours, and calls of Python functions."""
 
 
@@ -80,11 +80,14 @@ async def test_a_request_reaches_its_first_engine_by_few_modules_and_calls(
     async with mocked_router(mocks, policy=policy) as router:
         for _ in range(3):  # what is done once for a model, a connection or an instance is done
             assert (await router.ask(body))[0] == 200
-        found = Counted()
-        monkeypatch.setattr(front.Connection, "data_received", counting(found, front.Connection.data_received))
-        monkeypatch.setattr(legs.Legs, "send", ending(found, legs.Legs.send))
-        assert (await router.ask(body))[0] == 200
-    assert found.over
+        real, send, tries = front.Connection.data_received, legs.Legs.send, []
+        for _ in range(8):  # which pairs are priced depends on how quick they were: the shortest way counts
+            tries.append(found := Counted())
+            monkeypatch.setattr(front.Connection, "data_received", counting(found, real))
+            monkeypatch.setattr(legs.Legs, "send", ending(found, send))
+            assert (await router.ask(body))[0] == 200
+            assert found.over
+    found = min(tries, key=lambda each: each.calls)
     told = f"{len(found.modules)} modules, {found.calls} calls ({found.all_calls} with C's), {found.deepest} frames"
     print(f"{policy}: {told}, to {found.target}")
     modules, calls = LIMITS[policy]

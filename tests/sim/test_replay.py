@@ -255,3 +255,12 @@ def test_a_log_that_was_tampered_with_is_found_out() -> None:
     asked = next(number for number, entry in enumerate(entries) if isinstance(entry, d.Decided))
     assert len(replay(entries[:asked] + entries[asked + 1 :]).differences) == 1
     assert len(replay([*entries, entries[asked]]).differences) == 1
+
+
+def test_a_log_that_is_still_written_may_end_between_an_event_and_what_came_of_it() -> None:
+    """It is written in batches, whose end knows nothing of events."""
+    entries = entries_of("least_load", count=10)
+    ends = [number for number, entry in enumerate(entries) if isinstance(entry, d.Asked)]
+    for end in ends:
+        for more in (1, 2):
+            assert replay(entries[: end + more]).differences == ()

@@ -14,9 +14,8 @@ from cluster import wire
 from cluster.errors import ApiError
 from cluster.scan import KEYS_MAX, SLICE_BYTES, Steps, run
 from router.core import eligibility
-from router.core.eligibility import CHAT, COMPLETIONS, verdict
+from router.core.eligibility import CHAT, COMPLETIONS, Way, verdict
 from router.core.unread import Sort, Unread, beginning
-from router.core.verdict import Way
 from router.predict.answer_lengths import cues_of
 from router.predict.chunks import NAMED_BYTES, prompt_bytes, prompt_text
 from router.request import body as bodies

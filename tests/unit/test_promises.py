@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.spec import SloClass, WhenMissed
-from router.core.slo import judge, promises_of, seen_in
-from router.core.slo_outcome import Seen
+from router.core.slo import Seen, judge, promises_of, seen_in
 from router.core.values import Promise
 from router.telemetry.timing import Stage, Timeline
 

@@ -16,8 +16,8 @@ from cluster.instance import Instance, Role
 from cluster.request import Request
 from router.api.config import RouterConfig
 from router.core.clients import Client
+from router.core.eligibility import Verdict, Way
 from router.core.timing_parts import Sum, Timing
-from router.core.verdict import Verdict, Way
 from router.telemetry.explain_store import TURNS_MAX, ExplainStore, Story
 from router.telemetry.histograms import Histograms, Times
 from router.telemetry.timing import LEGS, EngineTimes, Stage, Timeline, engine_times, told_at_end, told_in
