@@ -52,30 +52,30 @@ KEEPER = FOLDER / "keeper.py"
 CPU_SITE = FOLDER / "cpu_site"
 
 STARTING_EVERY_S = 0.25
-"""Between two looks at an engine that starts."""
+"""Seconds between two looks at a starting engine."""
 
 READY_EVERY_S = 1.0
-"""Between two health checks of one that serves."""
+"""Seconds between two health checks of a serving engine."""
 
 STOP_MARGIN_S = 10.0
-"""What vLLM may take to end after its own drain time: it tears down its workers."""
+"""Time that vLLM may take to end after its own drain time, to tear down its workers."""
 
 LOG_EVERY_S = 1.0
-"""How often an engine's log is looked at: what it writes within this comes on top of the log's bound."""
+"""Seconds between two checks of an engine's log: what the engine writes in between comes on top of the log's bound."""
 
 TAIL_LINES = 20
 REASON_LINES = 400
-"""Where to look for what ended an engine that had been serving: an older error has nothing to do with it."""
+"""Lines that are searched for the reason why a serving engine ended: an older error has nothing to do with it."""
 
 
 def rules_for(spec: EngineSpec, *, start_max_s: float = START_MAX_S) -> Rules:
-    """The usual rules, with the patience at a stop that this engine's own drain time asks for."""
+    """The usual rules, with as much patience at a stop as this engine's own drain time needs."""
     return Rules(start_max_s=start_max_s, stop_s=spec.stop_s + STOP_MARGIN_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """News of an engine. While it starts, `detail` says how far it is; where it fails, why."""
+    """A change of an engine. While it starts, `detail` says how far it is; if it fails, why."""
 
     instance: InstanceId
     state: State
@@ -84,7 +84,7 @@ class Change:
 
 
 class EngineProcess:
-    """A supervised vLLM server. `model` is the name it serves under, known once it is ready."""
+    """A supervised vLLM server. `model` is the name that it serves under, known once it is ready."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class EngineProcess:
         self._on_change = on_change
         self._machine = Supervisor(rules or rules_for(spec))
         self._keeper: asyncio.subprocess.Process | None = None
-        self._ending: signal.Signals | None = None  # asked for before the keeper ran
+        self._ending: signal.Signals | None = None  # a signal that came before the keeper ran
         self._timer: asyncio.TimerHandle | None = None
         self._failure: EngineFailed | None = None
         self._done = asyncio.Event()
@@ -123,7 +123,7 @@ class EngineProcess:
         return worth_showing(self._log.this_start(), count)
 
     async def run(self) -> None:
-        """Start it and keep it alive until it is stopped; raise `EngineFailed` when it cannot be kept alive."""
+        """Start the engine and keep it alive until a stop; raise `EngineFailed` if it cannot be kept alive."""
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             self._group = group
@@ -180,12 +180,12 @@ class EngineProcess:
             self._done.set()
 
     def _explain(self, because: str) -> str:
-        """The machine's reason and what the log says of it."""
+        """The machine's reason, with the reason in the log."""
         why = reason(self._log.this_start()[-REASON_LINES:])
         return because if why is None else f"{because}: {why}"
 
     def _end(self, how: signal.Signals) -> None:
-        """Tell the keeper: SIGTERM drains; the end of its standard input ends everything below it now."""
+        """Signal the keeper: SIGTERM drains; the end of its standard input ends everything below it now."""
         if self._keeper is None:
             self._ending = how
         elif how is signal.SIGTERM:
@@ -197,14 +197,14 @@ class EngineProcess:
     # -- one start --
 
     async def _live(self, epoch: int) -> None:
-        """From start to end of one process; nothing below it is left when this returns, however it returns."""
+        """Run one process from start to end; no process below it is left when this returns, however it returns."""
         env = environment(self.spec, self._environ, str(CPU_SITE))
         with scratch(env) as own:
             code = await self._kept(epoch, own)
         self._feed(ChildExited(epoch, code if code >= 0 else 128 - code))
 
     async def _kept(self, epoch: int, env: Mapping[str, str]) -> int:
-        """The same; the keeper's exit code, below 0 where it was killed."""
+        """Run it under a keeper; the keeper's exit code, below 0 if the keeper was killed."""
         keeper = self._keeper = await self._spawn(epoch, env)
         if self._ending is not None:
             self._end(self._ending)
@@ -237,7 +237,7 @@ class EngineProcess:
                 stdout=output,
                 stderr=output,
                 env=env,
-                start_new_session=True,  # Ctrl-C does not reach it, and what it leaves can be found
+                start_new_session=True,  # Ctrl-C does not reach the keeper, and its leftovers can be found
             )
         finally:
             os.close(output)
@@ -261,8 +261,8 @@ class EngineProcess:
             await asyncio.to_thread(self._log.bound)
 
     async def _wait_until_ready(self, probe: Probe) -> None:
-        """Until it has made a token; tells on the way how far the start is, as the log says. Another program that
-        answers on the engine's port is not waited for, and never taken for the engine.
+        """Wait until the engine has made a token; reports meanwhile how far the start is, from the log. Another program
+        that answers on the engine's port is never taken for the engine.
         """
         told = FIRST_STAGE
         while True:
@@ -282,7 +282,7 @@ class EngineProcess:
             await asyncio.sleep(STARTING_EVERY_S)
 
     def _is_ours(self) -> bool:
-        """Whether the engine's port is listened to by a process of this start."""
+        """Whether a process of this start listens on the engine's port."""
         keeper = self._keeper
         return keeper is not None and listens(self.spec.port, _session(keeper.pid))
 
@@ -291,14 +291,14 @@ class EngineProcess:
 
 
 async def sweep_session(session: int) -> None:
-    """`end_session`, with other things to do meanwhile."""
+    """Run `end_session` without blocking the loop."""
     await asyncio.to_thread(end_session, session)
 
 
 def end_session(session: int) -> None:
-    """Kill every process of a session until none is left. `session` is the pid of its leader: our own child.
+    """Kill every process of a session until none is left. `session` is the pid of its leader, a child of this process.
 
-    vLLM's processes stay in the session of the server they belong to.
+    vLLM's processes stay in the session of the server that they belong to.
     """
     end_all(lambda: _session(session))
 
@@ -312,7 +312,7 @@ def _pids() -> list[int]:
 
 
 def session_of(pid: int) -> int | None:
-    """The session of a process that runs; None for one that has ended, waited for or not."""
+    """The session of a running process; None for one that has ended, waited for or not."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

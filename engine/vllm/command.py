@@ -1,6 +1,6 @@
 """The argument list and the environment of one vLLM server. Pure: a function of its `EngineSpec`.
 
-Ours come first and the user's last, so the user's win; a flag the user gives is not given a second time.
+Baton's flags come first and the user's last, so the user's win; Baton does not repeat a flag that the user gives.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ CPU_KV_CACHE_GIB = "1"
 """KV cache of an engine on CPU. vLLM's own default is most of the machine's memory, for each engine."""
 
 CPU_SHAPES_KEPT = "64"
-"""Shapes of steps for which oneDNN keeps what it has made; its own default is 1,024."""
+"""Shapes of steps for which oneDNN keeps its compiled kernels; its own default is 1,024."""
 
 CPU_KV_LEASE_S = 120
 """Lease of held blocks on CPU, where a busy decode engine may take longer than vLLM's 30 s to get to a pull."""
 
 PIN = "engine.vllm.pin:PinFirstToken"
-"""Our logits processor, by the name under which vLLM imports it."""
+"""Baton's logits processor, by the name under which vLLM imports it."""
 
 GUARD = "kvtransfer.guard.Guard"
-"""Our ASGI middleware, by the name under which vLLM imports it."""
+"""Baton's ASGI middleware, by the name under which vLLM imports it."""
 
 CONNECTORS = {"nixl": "NixlConnector", "baton": "BatonConnector"}
-"""By the names of `transfer: {connector: …}`, the names of classes."""
+"""The class of each value of `transfer: {connector: …}`."""
 
 CONNECTOR_MODULE = "engine.vllm.connector.facade"
-"""Where vLLM imports ours from."""
+"""The module from which vLLM imports Baton's connector."""
 
 CONV_STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
-"""vLLM's name for how a Mamba layer's state is laid out. Its connector reads one layout only, and vLLM chooses that by
-itself on CPU alone, where `kv_connector` is one of its own names; else such an engine does not start."""
+"""vLLM's variable for the layout of a Mamba layer's state. Its connector reads one layout only. vLLM chooses that
+layout by itself on CPU only, and if `kv_connector` is one of its own names; otherwise such an engine does not start."""
 
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
 
@@ -84,7 +84,9 @@ def _flags(spec: EngineSpec) -> Iterator[tuple[str, str | None]]:
 
 
 def _transfer_config(spec: EngineSpec) -> dict[str, object]:
-    """vLLM's `--kv-transfer-config`. Its default on a failed pull is to fail the request; recomputing serves it."""
+    """vLLM's `--kv-transfer-config`. By default vLLM fails a request whose pull fails; with this it recomputes the
+    prompt.
+    """
     lease_s = CPU_KV_LEASE_S if spec.kv_lease_s is None and spec.device == "cpu" else spec.kv_lease_s
     config: dict[str, object] = {
         "kv_connector": CONNECTORS[spec.connector],
@@ -103,7 +105,7 @@ def _transfer_config(spec: EngineSpec) -> dict[str, object]:
 
 
 def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) -> dict[str, str]:
-    """The environment. What the spec says wins over `base_env`, that over our defaults, and the user's over all.
+    """The environment. The spec wins over `base_env`, `base_env` over Baton's defaults, and the user's own over all.
 
     `cpu_site` is the folder of the start-up patch for CPU engines (`cpu_site/sitecustomize.py`). Keys and tokens
     (VLLM_API_KEY, HF_TOKEN) travel here and never in an argument list, which every user of the machine can read.
@@ -131,11 +133,12 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
         env["VLLM_CPU_KVCACHE_SPACE"] = CPU_KV_CACHE_GIB  # it would win over those flags
     # Idle OpenMP threads sleep at once instead of spinning 200 ms on a core that another engine needs.
     env["KMP_BLOCKTIME"] = "0"
-    # oneDNN keeps what it makes for each shape of a step, 1,024 of them: an engine of 0.5 GB has 1.2 GB after 2,500
+    # oneDNN keeps the compiled kernels of each shape of a step, 1,024 of them: an engine of 0.5 GB has 1.2 GB after
+    # 2,500
     # requests of all lengths, and 0.65 GB with 32, at the same speed (docs/operations.md, "Engines on CPU").
     env["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = CPU_SHAPES_KEPT
     if {"--no-enforce-eager", "--no_enforce_eager"}.isdisjoint(spec.extra_args):
-        # Eager, but for single functions: the first request with `logprobs` waits until g++ has compiled one.
+        # Eager except for single functions: the first request with `logprobs` waits until g++ has compiled one.
         env["TORCHDYNAMO_DISABLE"] = "1"
     ranks = _ranks(spec.extra_args)
     if spec.cores:
@@ -151,7 +154,7 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
 
 
 def _ranks(args: tuple[str, ...]) -> int:
-    """How many worker processes the user's flags make here: data times pipeline times tensor parallelism."""
+    """Worker processes that the user's flags make here: data times pipeline times tensor parallelism."""
     data = value_of(args, "--data-parallel-size-local", "-dpl") or value_of(args, "--data-parallel-size", "-dp")
     sizes = (
         None if given(args, "--data-parallel-rank", "-dpn") else data,  # the other ranks have servers of their own

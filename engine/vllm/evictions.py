@@ -1,9 +1,10 @@
-"""What an engine has thrown out of its KV cache, from vLLM's KV events. Pure: `engine.agent.kv_events` hears them.
+"""Counts what an engine has evicted from its KV cache, from vLLM's KV events. Pure: `engine.agent.kv_events` reads
+them.
 
-vLLM names blocks by hashes that no text leads to, so nobody can learn from events who has which prompt (that is
-guessed from what went there, `router.predict.prefix_cache`). They say how much was thrown out: routers forget as much,
-also where others filled that cache. The events hold the prompts' tokens: their socket is a file that its owner alone
-can open.
+vLLM names blocks by hashes that cannot be computed from text, so events cannot tell which instance has which prompt
+(`router.predict.prefix_cache` guesses that from earlier requests). They tell how much was evicted: routers forget as
+much, also if other routers filled that cache. The events hold the prompts' tokens, so their socket is a file that only
+its owner can open.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 
 BATCHES_MAX = 1000
-"""That vLLM keeps for an agent which does not read; what is lost is not forgotten."""
+"""Batches that vLLM keeps for an agent that does not read; routers do not forget what is in lost batches."""
 
 
 class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type"):
@@ -43,9 +44,9 @@ class Evictions:
 
     def __init__(self) -> None:
         self.tokens = 0
-        """Of blocks that were thrown out one by one."""
+        """Tokens of blocks that were evicted one by one."""
         self.clears = 0
-        """How often all were."""
+        """How often the whole cache was dropped."""
         self._block_tokens = 0
 
     def restart(self) -> None:
@@ -53,13 +54,13 @@ class Evictions:
         self.tokens = self.clears = 0
 
     def hear(self, payload: bytes) -> None:
-        """One batch of vLLM's (`vllm.distributed.kv_events.EventBatch`, msgpack).
+        """Take one batch of vLLM's (`vllm.distributed.kv_events.EventBatch`, msgpack).
 
-        Of a model with several groups of layers each block is thrown out once for each: the first one's count. What
-        lies in a second tier (`medium`) is no prefix that a GPU has.
+        A model with several groups of layers evicts each block once for each group: only the first group counts. Blocks
+        in a second tier (`medium`) are no prefix that a GPU has.
 
         Raises:
-            msgspec.DecodeError: it is none that we know.
+            msgspec.DecodeError: the batch has an unknown form.
         """
         try:
             events = _DECODER.decode(payload).events
@@ -81,6 +82,6 @@ def config_of(path: str) -> dict[str, Any]:
         "enable_kv_cache_events": True,
         "publisher": "zmq",
         "endpoint": f"ipc://{path}",
-        "buffer_steps": 1,  # nobody asks for what is past
+        "buffer_steps": 1,  # past batches are never asked for
         "hwm": BATCHES_MAX,
     }

@@ -1,4 +1,4 @@
-"""What this machine has: GPUs, CPU cores, vLLM and NIXL. A shell; fast, as nothing heavy is imported to find out."""
+"""Finds this machine's GPUs, CPU cores, vLLM and NIXL. A shell; fast, because it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Hardware:
     """What engines on this machine can use."""
 
     gpus: tuple[Gpu, ...]
-    """GPUs vLLM can use: those of `CUDA_VISIBLE_DEVICES` where it is set, none with vLLM's CPU build."""
+    """GPUs that vLLM can use: those of `CUDA_VISIBLE_DEVICES` if it is set, none with vLLM's CPU build."""
     cores: tuple[int, ...]
     """CPU ids this process may run on."""
     vllm: str | None
-    """Version of vLLM, None where it is not installed."""
+    """Version of vLLM; None if it is not installed."""
     nixl: str | None
 
     @property
     def device(self) -> Device:
-        """What engines run on."""
+        """What engines compute on here."""
         return "gpu" if self.gpus else "cpu"
 
 
@@ -44,7 +44,7 @@ def find_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
 
 
 def memory_used_mib() -> dict[str, int]:
-    """MiB of each GPU's memory that any program uses now, by index and by UUID; empty where the driver cannot tell."""
+    """MiB of each GPU's memory in use by any program, by index and by UUID; empty if the driver cannot tell."""
     found = {}
     for line in _ask_nvidia("index,uuid,memory.used").splitlines():
         index, uuid, used = (field.strip() for field in line.split(",", 2))

@@ -1,4 +1,4 @@
-"""The small process between us and vLLM. Its one duty: when it or its parent ends, nothing of the engine is left.
+"""The small process between Baton and vLLM. Its one duty: when it or its parent ends, nothing of the engine is left.
 
     python -I -S keeper.py COMMAND...        run by `child`; standard library only, as it must start at once
 
@@ -32,17 +32,17 @@ GRACE_S = 1.0
 """Between SIGTERM and SIGKILL when the tree must end now."""
 
 SWEEP_MAX_S = 10.0
-"""A process that SIGKILL has not ended by then hangs in the kernel; waiting longer helps nobody."""
+"""A process that SIGKILL has not ended by then hangs in the kernel; waiting longer does not help."""
 
 TRACKER_S = 2.0
-"""For a resource tracker to clean up, once it is alone."""
+"""Time for a resource tracker to clean up, once it is alone."""
 
 POLL_S = 0.02
 SCRATCH = "BATON_SCRATCH"
-"""The environment's name for a folder that is to go with the tree."""
+"""Name of the environment variable for a folder that is removed with the tree."""
 
 TRACKER = b"multiprocessing.resource_tracker"
-"""Stands in the words of Python's resource trackers, and of no other process of vLLM's."""
+"""Part of the command line of Python's resource trackers, and of no other process of vLLM."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -65,9 +65,9 @@ def main(argv: list[str]) -> int:
 
 
 def rename() -> None:
-    """Show up as `keeper` in process lists, without the path and the words that somebody might kill by.
+    """Show up as `keeper` in process lists, without the path and words that a broad kill command would match.
 
-    The memory that holds the arguments is ours to write; Python has read it long ago.
+    The memory that holds the arguments may be overwritten; Python has read it long ago.
     """
     prctl(PR_SET_NAME, ctypes.create_string_buffer(NAME))
     fields = stat_of(os.getpid())
@@ -149,7 +149,7 @@ class Keeper:
             os.kill(self.child, number)  # not reaped yet, so the pid is still its own
 
     def reap(self) -> None:
-        """Collect whoever has ended, orphans too."""
+        """Collect all processes that have ended, orphans too."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -172,8 +172,8 @@ class Keeper:
 
 
 def end_all(left: Callable[[], list[int]], grace_s: float = 0.0) -> None:
-    """SIGTERM to all of these, SIGKILL after `grace_s`, until none is left; resource trackers last, by themselves if
-    they do.
+    """SIGTERM to all of these, SIGKILL after `grace_s`, until none is left. Resource trackers come last, and end by
+    themselves if they can.
     """
     begun = time.monotonic()
     asked: set[int] = set()
@@ -192,14 +192,14 @@ def end_all(left: Callable[[], list[int]], grace_s: float = 0.0) -> None:
 
 
 def remove(folder: str) -> None:
-    """All of it, as far as it can be."""
+    """Remove the folder, as far as that is possible."""
     import shutil  # noqa: PLC0415 - it would double the keeper's start-up
 
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether it is Python's resource tracker, which ends by itself when all who report to it have ended."""
+    """Whether the process is Python's resource tracker, which ends by itself after all processes that report to it."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as words:  # noqa: PTH123
             return TRACKER in words.read()

@@ -1,4 +1,4 @@
-"""Which process listens on a port of this machine, as the kernel tells. A shell.
+"""Finds the process that listens on a port of this machine, as the kernel reports. A shell.
 
 An engine takes its port many seconds after its process has begun, and another program may have taken the port by then.
 That program may well answer as an engine does: a health check alone cannot tell.
@@ -15,7 +15,7 @@ LISTENS = "0A"
 
 
 def listens(port: int, pids: Iterable[int]) -> bool:
-    """Whether one of these processes has a socket that listens on the port. True where the kernel does not tell."""
+    """Whether one of these processes has a socket that listens on the port. True if the kernel does not tell."""
     wanted = _inodes(port)
     if wanted is None:
         return True
@@ -24,7 +24,7 @@ def listens(port: int, pids: Iterable[int]) -> bool:
 
 
 def _inodes(port: int) -> set[str] | None:
-    """Of the sockets that listen on it, on any address. None: the kernel does not tell."""
+    """Inodes of the sockets that listen on the port, on any address. None: the kernel does not tell."""
     found: set[str] = set()
     for name in ("tcp", "tcp6"):
         try:

@@ -12,13 +12,13 @@ from pathlib import Path
 logger = logging.getLogger("baton.engine")
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
-"""What a disk says that is full or failing. An engine runs without its log then."""
+"""Errors of a full or failing disk. An engine runs without its log then."""
 
 ROTATE_BYTES = 20 * 1024 * 1024
 """At a start, a log longer than this becomes `NAME.log.1`, and that one is dropped: two files at most."""
 
 HEAD_BYTES = 1024 * 1024
-"""Of a start that writes more than `ROTATE_BYTES`, so much of its beginning stays in its log, with its settings."""
+"""If a start writes more than `ROTATE_BYTES`, this much of its beginning stays in its log, with its settings."""
 
 CUT = b"--- cut: "
 """Begins the line where a log was cut while the engine ran."""
@@ -35,7 +35,7 @@ def default_path(instance: str, environ: Mapping[str, str]) -> Path:
 
 
 class LogFile:
-    """Appended to by the engine itself (its standard output and error), read by us."""
+    """A log file. The engine itself appends to it (its standard output and error); Baton reads it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,9 +72,9 @@ class LogFile:
         return descriptor
 
     def bound(self) -> bool:
-        """Cut the log of an engine that runs, if it is too long: what is beyond this start's first `HEAD_BYTES` goes to
-        `NAME.log.1`, at most `ROTATE_BYTES` of its end. Whether it was cut. The engine goes on writing behind the cut:
-        its descriptor appends. Lines that it writes at this very moment may be lost.
+        """Cut the log of a running engine if it is too long; True if it was cut. Everything beyond this start's first
+        `HEAD_BYTES` goes to `NAME.log.1`, at most `ROTATE_BYTES` of its end. The engine goes on writing behind the cut,
+        because its descriptor appends. Lines that it writes at this very moment may be lost.
         """
         keep = self._start + HEAD_BYTES
         try:
@@ -93,7 +93,7 @@ class LogFile:
         return True
 
     def _put_aside(self, begin: int) -> bytes:
-        """Copy the log from here on to its end; what became of it."""
+        """Copy the log from here to its end; a line that says where it went."""
         aside = self.path.with_name(self.path.name + ".1")
         try:
             with self.path.open("rb") as file, open(aside, "wb", opener=_private) as copy:

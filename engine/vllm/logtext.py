@@ -1,7 +1,7 @@
-"""What vLLM's log says, in words for people: how far a start is, and why it failed. Pure and total.
+"""Reads vLLM's log for people: how far a start is, and why it failed. Pure and total.
 
-The phrases are those of vLLM 0.32. Where a later version words a line differently, a start shows an older stage a
-little longer; nothing depends on it.
+The phrases are those of vLLM 0.32. If a later version words a line differently, a start shows an older stage a little
+longer; nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _MODULES = re.compile(r"^(?:\w+\.)+(?=\w+\b)")
 _PYDANTIC = re.compile(r" \[type=\w+, input_value=.*$")
 _NOISE = re.compile(r"^(?:usage: .*|\s+\[(?:-|[a-z_]+\]).*|[ ^~]+)$")
 _POINTERS = ("See root cause above", "See stack trace (above)", "Engine core initialization failed")
-"""Errors that only say that another one came before."""
+"""Errors that only point to an earlier one."""
 
 SILENT_DEATH = "the engine core ended without a word (killed, or out of memory?)"
-"""Said where the log holds nothing but such pointers."""
+"""The reason if the log holds only such pointers."""
 
 _MORE_LINES_MAX = 3
 """Lines of an error's text that are kept after its first one."""
@@ -58,10 +58,10 @@ def stage(line: str) -> str | None:
 
 
 def reason(lines: Sequence[str]) -> str | None:
-    """The line that says why vLLM ended: a wrong flag, or the error its first traceback ends with.
+    """The line that says why vLLM ended: a wrong flag, or the error that its first traceback ends with.
 
-    The first and not the last: what follows are the processes that notice the first one's end. An error that only
-    points to another is passed over where there is another.
+    The first error counts, not the last: later ones come from processes that notice the first one's end. An error that
+    only points to another is skipped if there is another.
     """
     bare = [_PREFIX.sub("", line).rstrip() for line in lines]
     pointer = None
@@ -79,7 +79,7 @@ def reason(lines: Sequence[str]) -> str | None:
 
 
 def _ends_traceback(lines: Sequence[str], at: int) -> bool:
-    """Whether an error line closes a traceback: the line before it is indented code, or the file it stands in."""
+    """Whether an error line closes a traceback: the line before it is indented code, or names a file."""
     before = next((line for line in reversed(lines[:at]) if line.strip()), "")
     return before.startswith("  ")
 
@@ -95,11 +95,11 @@ def _whole(first: str, rest: Sequence[str]) -> str:
 
 
 def worth_showing(lines: Sequence[str], count: int) -> list[str]:
-    """The last `count` lines without those that help nobody: empty ones, carets, and argparse's list of all flags."""
+    """The last `count` lines, without lines that do not help: empty ones, carets, and argparse's list of all flags."""
     return [line for line in lines if line.strip() and not _NOISE.match(line)][-count:]
 
 
 def _cannot_start(lines: Sequence[str]) -> str | None:
-    """The keeper's or the interpreter's own word, where not even Python's module was found."""
+    """The message of the keeper or the interpreter, if not even Python's module was found."""
     starts = ("cannot start ", "Error while finding module")
     return next((line for line in lines if line.startswith(starts) or "No module named" in line), None)

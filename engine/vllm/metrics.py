@@ -1,4 +1,4 @@
-"""Reads an engine's load from the text of its `/metrics`. Pure and total: whatever it is given, it answers."""
+"""Reads an engine's load from the text of its `/metrics`. Pure and total: any text gives a load."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _SAMPLE = re.compile(
 _CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>[^\n]*)\}[ \t]", re.MULTILINE)
 _BLOCKS = re.compile(r'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
 REQUESTS_MAX = 1 << 31
-"""No engine has so many requests: from there on it is no count, and reads 0."""
+"""Largest count of requests; a larger number is no count, and reads 0."""
 
 TOKENS_MAX = 1 << 53
-"""The same of tokens, whose counters are floats: from there on they would not count single ones."""
+"""The same for tokens, whose counters are floats: above this they cannot count single tokens."""
 
 _ONLY = {
     "prompt_tokens_by_source_total": {'source="external_kv_transfer"': "pulled", 'source="local_compute"': "computed"},
     "num_requests_waiting_by_reason": {'reason="deferred"': "deferred"},
 }
-"""Of these, the samples that have one of these labels, and what they are here."""
+"""For these metrics, the samples with one of these labels, and their meaning here."""
 
 
 def parse_load(text: str) -> Load:
@@ -58,24 +58,24 @@ def parse_load(text: str) -> Load:
 
 
 def _named(name: str, labels: str) -> str:
-    """What a sample is here; empty: nothing that is asked for."""
+    """The meaning of a sample here; empty: it is not needed."""
     if name not in _ONLY:
         return name
     return next((what for label, what in _ONLY[name].items() if label in labels), "")
 
 
 def _recomputed(found: dict[str, list[float]], pulled: int) -> int:
-    """Tokens that vLLM's connector was to bring and that did not come, as far as the engine computed any.
+    """Tokens that vLLM's connector was to bring but that the engine computed itself.
 
-    vLLM 0.32 counts a connector's hit when it begins to load, and does not take it back; where a prompt's tokens came
-    from it counts with the first token of the answer, after a failed load anew.
+    vLLM 0.32 counts a connector's hit when it begins to load, and does not take it back. It counts the source of a
+    prompt's tokens with the first token of the answer, and counts anew after a failed load.
     """
     missing = _total(found.get("external_prefix_cache_hits_total", [])) - pulled
     return max(0, min(missing, _total(found.get("computed", []))))
 
 
 def _kv_tokens(labels: str) -> int:
-    """Of one engine core, from the labels of ``vllm:cache_config_info``; 0 where they do not say.
+    """Tokens of one engine core's KV cache, from the labels of ``vllm:cache_config_info``; 0 if they do not say.
 
     vLLM 0.32 counts blocks as ``num_gpu_blocks`` on CPUs, too, and writes ``None`` until they are known.
     """

@@ -1,13 +1,13 @@
-"""Runs inside vLLM: gives a request's first token away in advance. Loaded by ``--logits-processors``.
+"""Runs inside vLLM: fixes a request's first token in advance. Loaded by ``--logits-processors``.
 
 A decode leg may carry, in its ``kv_transfer_params``, the token that the prefill instance has already chosen
-(`FIRST_TOKEN`). This processor leaves the decode instance no other choice for its first token; everything after it is
-the engine's own. So the client can be given P's token while the blocks are still on their way, and what D then makes is
-one answer: usage, seeds, penalties, grammar and stop strings count that token like any other.
+(`FIRST_TOKEN`). This processor leaves the decode instance no other choice for its first token; every later token is the
+engine's own choice. So the client can have P's token while the blocks are still on their way, and D still makes one
+whole answer: usage, seeds, penalties, grammar and stop strings count that token like any other.
 
-vLLM has two model runners with an interface each (CPUs run the first, GPUs the second since 0.32), and which one an
-engine picks is not known when it is launched: this class is both. It imports nothing of ours but `decode.pins`; what
-clients send in that field never reaches it (`cluster.wire.strip`).
+vLLM has two model runners with an interface each (CPUs run the first, GPUs the second since 0.32). The runner of an
+engine is not known when the engine is launched, so this class has both interfaces. It imports nothing of Baton but
+`decode.pins`. A client's own value of that field never reaches it (`cluster.wire.strip`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def pinned(params: SamplingParams) -> int | None:
-    """The token a request must begin with."""
+    """The token that a request must begin with."""
     return pins.pinned((params.extra_args or {}).get("kv_transfer_params"))
 
 
@@ -53,7 +53,7 @@ class PinFirstToken(RunnerOne, RunnerTwo):  # type: ignore[misc]
         """Nothing to refuse: what is not a token pins nothing."""
 
     def is_argmax_invariant(self) -> bool:
-        """No: it decides what is greatest."""
+        """False: it decides which token is the greatest."""
         return False
 
     # --- first runner: rows move, outputs are lists ---
@@ -93,7 +93,7 @@ class PinFirstToken(RunnerOne, RunnerTwo):  # type: ignore[misc]
         return logits
 
     def _pin_slots(self, logits: torch.Tensor, ctx: Any) -> None:
-        """One row each: custom processors and speculative decoding exclude one another on a leg of ours."""
+        """Pin by slots, one row each: custom processors and speculative decoding exclude one another on such a leg."""
         for row, slot in enumerate(ctx.idx_mapping_np):
             token = self._slots.get(int(slot))
             if token is None:

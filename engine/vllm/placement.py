@@ -1,4 +1,4 @@
-"""Which cores, GPUs and share of a GPU's memory each of several engines on one machine gets. Pure."""
+"""Divides cores, GPUs and GPU memory among several engines on one machine. Pure."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Share:
     """One engine's part of the machine."""
 
     cores: tuple[int, ...] = ()
-    """CPU ids to bind to; empty where the engine runs on a GPU (vLLM and the kernel place those threads well)."""
+    """CPU ids to bind to; empty if the engine runs on a GPU (vLLM and the kernel place those threads well)."""
     threads: int = 0
-    """Instead of `cores`, where there are fewer cores than engines: threads that are bound nowhere."""
+    """Threads that are bound to no core, in place of `cores`: for machines with fewer cores than engines."""
     gpus: tuple[str, ...] = ()
     gpu_memory_share: float | None = None
-    """Part of each GPU's memory, 0 to 1; None = vLLM's own default, where the engine has the GPU for itself."""
+    """Part of each GPU's memory, 0 to 1; None = vLLM's own default, for an engine that has the GPU for itself."""
 
     def flags(self) -> list[str]:
-        """The same as flags of `baton engine`."""
+        """The share as flags of `baton engine`."""
         flags = []
         if self.cores:
             flags += ["--cores", ",".join(map(str, self.cores))]
@@ -91,7 +91,7 @@ def _share_cores(engines: int, cores: Sequence[int]) -> tuple[Share, ...]:
 
 
 def split(cores: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
-    """`cores` in contiguous parts whose sizes differ by one at most; one core each in turn where there are too few."""
+    """`cores` in contiguous parts whose sizes differ by one at most; if there are too few, one core each in turn."""
     if parts >= len(cores):
         return tuple((cores[part % len(cores)],) for part in range(parts))
     edges = [len(cores) * part // parts for part in range(parts + 1)]

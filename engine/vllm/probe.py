@@ -1,4 +1,4 @@
-"""Asks one engine how it is, over HTTP: health, models, a first real token. A shell."""
+"""Checks one engine over HTTP: health, models, a first real token. A shell."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HEALTH_S = 5.0
 """A health check not answered within this has failed. The API server answers while the engine computes."""
 
 FIRST_TOKEN_S = 300.0
-"""The first token may compile kernels."""
+"""Time limit of the first token, which may compile kernels."""
 
 DEAD_STATUS = 503
 """vLLM's answer to a health check when its engine core has died."""
 
 
 class Unwell(Exception):
-    """The engine did not answer as a healthy one. `dead`: it said that it will not, or nobody listens."""
+    """The engine did not answer as a healthy one. `dead`: it said that it is dead, or its port refuses connections."""
 
     def __init__(self, because: str, *, dead: bool = False) -> None:
         super().__init__(because)
@@ -46,11 +46,11 @@ class Probe:
         await self._session.close()
 
     async def health(self) -> None:
-        """Return if its engine core lives; raise `Unwell` otherwise."""
+        """Return if the engine core lives; raise `Unwell` otherwise."""
         await self._ask("GET", "/health", HEALTH_S)
 
     async def model(self) -> str:
-        """The name it serves its model under."""
+        """The name under which the engine serves its model."""
         answer = await self._json("GET", "/v1/models", HEALTH_S)
         match answer:
             case {"data": [{"id": str(name)}, *_]}:
@@ -59,7 +59,7 @@ class Probe:
                 raise Unwell("GET /v1/models: no model in the answer")
 
     async def models(self) -> tuple[dict[str, Any], ...]:
-        """Its ``/v1/models`` entries, as they are."""
+        """The engine's ``/v1/models`` entries, unchanged."""
         match await self._json("GET", "/v1/models", HEALTH_S):
             case {"data": [*_]} as listed:
                 return models_in(listed)
@@ -67,12 +67,12 @@ class Probe:
                 raise Unwell("GET /v1/models: no list in the answer")
 
     async def first_token(self, model: str) -> None:
-        """Make it compute one token: weights, kernels and tokenizer work."""
+        """Make the engine compute one token: weights, kernels and tokenizer then work."""
         body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
         await self._json("POST", "/v1/completions", FIRST_TOKEN_S, body)
 
     async def load(self) -> Load:
-        """How busy it is."""
+        """The engine's present load."""
         return parse_load((await self._ask("GET", "/metrics", HEALTH_S)).decode(errors="replace"))
 
     async def _json(self, method: str, path: str, limit_s: float, body: object = None) -> Any:

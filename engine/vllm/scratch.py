@@ -1,9 +1,9 @@
 """A folder for the sockets between the processes of one start of an engine. A shell.
 
-vLLM makes them where temporary files go, and nobody removes them, even where it ends in order (0.32:
-`utils/network_utils.get_open_zmq_ipc_path`). In a folder of their own the keeper removes them at the end, whoever died
-before; `child` does where the keeper was killed. `TMPDIR` stays as it is: engines of one machine meet there, for locks
-on what they download and for weights that a daemon keeps.
+vLLM puts these sockets where temporary files go, and never removes them, even if it ends in order (0.32:
+`utils/network_utils.get_open_zmq_ipc_path`). In a folder of their own the keeper removes them at the end, whichever
+process died first; `child` does so if the keeper was killed. `TMPDIR` stays unchanged: engines of one machine share it,
+for locks on downloads and for weights that a daemon keeps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from engine.vllm.keeper import SCRATCH
 
 SOCKETS = "VLLM_RPC_BASE_PATH"
-"""vLLM's name for where they are."""
+"""vLLM's variable for their folder."""
 
 PREFIX = "baton-engine-"
 
@@ -27,9 +27,9 @@ BASE_BYTES_MAX = 40
 
 @contextlib.contextmanager
 def scratch(env: dict[str, str]) -> Iterator[dict[str, str]]:
-    """The same environment with a folder of its own for sockets, which is gone afterwards.
+    """The same environment with a folder of its own for sockets, which is removed afterwards.
 
-    Where the usual one has too long a path for sockets below it, or cannot be written to, nothing is changed.
+    If the usual folder has too long a path for sockets below it, or cannot be written to, nothing is changed.
     """
     base = env.get(SOCKETS) or env.get("TMPDIR") or tempfile.gettempdir()
     folder = None

@@ -1,4 +1,4 @@
-"""What one engine is: everything its command line and environment follow from. Pure."""
+"""What one engine is: everything that decides its command line and environment. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.instance import Role
 
 Device = Literal["cpu", "gpu"]
 Connector = Literal["nixl", "baton"]
-"""Who moves KV cache: vLLM's own NixlConnector, or ours (`engine.vllm.connector`)."""
+"""What moves KV cache: vLLM's own NixlConnector, or Baton's (`engine.vllm.connector`)."""
 
 OURS = {
     "--host": "--host before `--`",
@@ -23,12 +23,12 @@ OURS = {
     "--ssl-certfile": "plain HTTP inside the cluster, or a proxy with TLS in front of the engine",
     "--headless": "one `baton engine` per API server",
 }
-"""vLLM flags that would move the engine away from where we and the router look for it, and what to use instead."""
+"""vLLM flags that would move the engine away from where Baton and the router look for it, and what to use instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """One stock vLLM server. What is None or empty is left to vLLM's own default."""
+    """One stock vLLM server. A value of None or empty leaves the choice to vLLM."""
 
     instance: InstanceId
     role: Role
@@ -41,43 +41,45 @@ class EngineSpec:
     host: str = "127.0.0.1"
     port: int
     side_channel_host: str = "127.0.0.1"
-    """Address other engines reach this one's NIXL handshake at."""
+    """Address at which other engines reach this engine's NIXL handshake."""
     side_channel_port: int
     cores: tuple[int, ...] = ()
     """CPU engines: the cores of its threads. Without them vLLM chooses, and two engines choose the same ones."""
     unbound_threads: int = 0
-    """CPU engines that share their cores with others: so many OpenMP threads, bound to no core. 0: see `cores`."""
+    """OpenMP threads, bound to no core, of a CPU engine that shares its cores with others. 0: see `cores`."""
     gpus: tuple[str, ...] = ()
-    """GPU engines: what becomes CUDA_VISIBLE_DEVICES."""
+    """GPU engines: the value of CUDA_VISIBLE_DEVICES."""
     gpu_memory_share: float | None = None
     """Part of each GPU's memory, 0 to 1."""
     dtype: str | None = None
     max_model_len: int | None = None
     """Tokens."""
     kv_lease_s: int | None = None
-    """How long a prefill engine keeps blocks nobody pulls, in whole seconds; vLLM's default is 30."""
+    """How long a prefill engine keeps blocks that no engine pulls, in whole seconds; vLLM's default is 30."""
     shutdown_timeout_s: int = 30
-    """How long a stopping engine may finish what it has; vLLM's default of 0 aborts every request."""
+    """How long a stopping engine may finish its requests; vLLM's default of 0 aborts every request."""
     seqs_max: int = 256
-    """Requests that it runs at once (``max_num_seqs``, all data-parallel ranks together): what its agent gives credits
-    for."""
+    """Requests that the engine runs at once (``max_num_seqs``, all data-parallel ranks together): its agent gives
+    credits for these."""
     flips: bool = False
-    """Started for both kinds of leg whatever its role, so that its agent may take another one."""
+    """Whether it is started for both kinds of leg whatever its role, so that its agent may take another role."""
     pinning: bool = True
-    """Load `engine.vllm.pin`, so that a client can have the first token before the handoff."""
+    """Whether to load `engine.vllm.pin`, so that a client can have the first token before the hand-over."""
     ticket_keys_file: str | None = None
-    """Key file of the guard in its API server, absolute; None: no guard, and whoever reaches it may start transfers."""
+    """Key file of the guard in its API server, absolute; None: no guard, and any client that reaches the engine may
+    start transfers."""
     connector: Connector = "nixl"
     door: str = ""
-    """Path of the socket by which its agent speaks to our connector; empty: none, and nobody is introduced to it."""
+    """Path of the socket between its agent and Baton's connector; empty: none, and the engine is introduced to no
+    peer."""
     kv_events: str = ""
-    """Path of the socket by which vLLM says what it throws out of its KV cache; empty: nobody hears it."""
+    """Path of the socket on which vLLM reports evictions from its KV cache; empty: they are not read."""
     digests: bool = False
-    """Whether our connector vouches for blocks, and compares what it has pulled (`kvtransfer.vouchers`)."""
+    """Whether Baton's connector vouches for blocks, and compares pulled ones (`kvtransfer.vouchers`)."""
     extra_args: tuple[str, ...] = ()
     """The user's vLLM flags, verbatim and last."""
     extra_env: Mapping[str, str] = field(default_factory=dict)
-    """The user's environment for this engine, verbatim; wins over ours."""
+    """The user's environment for this engine, verbatim; wins over Baton's."""
 
     def __post_init__(self) -> None:
         for flag, instead in OURS.items():
@@ -88,26 +90,26 @@ class EngineSpec:
 
     @property
     def url(self) -> str:
-        """Base URL to reach it at from this machine. An engine that listens everywhere is reached on loopback."""
+        """Base URL of the engine from this machine. An engine that listens everywhere is reached on loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property
     def pins(self) -> bool:
-        """Whether the engine loads our logits processor. vLLM allows none beside speculative decoding."""
+        """Whether the engine loads Baton's logits processor. vLLM allows none beside speculative decoding."""
         return self.pinning and not any(given(self.extra_args, flag, *short) for flag, short in _NO_PINNING)
 
     @property
     def evictions(self) -> str:
-        """Where it says what it throws out; empty where it does not: vLLM's ranks would need a socket each, and what
-        the user says of KV events is his own.
+        """Path of the socket for reported evictions. Empty if vLLM's ranks would need a socket each, or if the user's
+        own flags configure KV events.
         """
         ranks = value_of(self.extra_args, "--data-parallel-size", "-dp") or "1"
         return "" if ranks != "1" or given(self.extra_args, "--kv-events-config") else self.kv_events
 
     @property
     def stop_s(self) -> int:
-        """What the engine was told to take at most for its last requests: the user's `--shutdown-timeout` or ours."""
+        """Longest time for the engine's last requests at a stop: the user's `--shutdown-timeout`, or Baton's."""
         said = value_of(self.extra_args, "--shutdown-timeout")
         return int(said) if said is not None and said.isdecimal() else self.shutdown_timeout_s
 
@@ -120,7 +122,7 @@ class EngineSpec:
 
 _NO_PINNING = (("--speculative-config", ("-sc",)), ("--spec-method", ()), ("--logits-processors", ()),
                ("--runner", ()), ("--convert", ()))  # fmt: skip
-"""Flags of the user's that leave no room for it: drafts, processors of his own, models that only embed."""
+"""User flags that rule the pinning out: drafts, own logits processors, models that only embed."""
 
 
 def given(args: tuple[str, ...], flag: str, *short: str) -> bool:
@@ -156,5 +158,5 @@ def value_of(args: tuple[str, ...], flag: str, *short: str) -> str | None:
 
 
 def _name(arg: str) -> str:
-    """``--Flag_name=value`` -> ``--Flag-name``; what is no long flag comes back as it is."""
+    """``--Flag_name=value`` -> ``--Flag-name``; other words come back unchanged."""
     return arg.partition("=")[0].replace("_", "-") if arg.startswith("--") else arg

@@ -8,9 +8,9 @@ It does not know what an engine is. `child` turns processes and probes into its 
                      v                  v                     v
                   Stopping --------ChildExited----------> Stopped          (Failed: given up)
 
-An engine that never was ready is not restarted: a wrong flag or a missing file stays wrong. One that was is, with
-growing pauses, a bounded number of times in a window. Every start has its own `epoch`; what is reported of an older
-one changes nothing.
+An engine that never was ready is not restarted: a wrong flag or a missing file stays wrong. An engine that was ready is
+restarted, with growing pauses, a bounded number of times in a window. Every start has its own `epoch`; reports about an
+older one change nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """What the outside is told; the words of `baton engine --json`."""
+    """The states as reported outside; the words of `baton engine --json`."""
 
     IDLE = "idle"
     STARTING = "starting"
@@ -33,16 +33,17 @@ class State(StrEnum):
 
 
 START_MAX_S = 600.0
-"""From start to first token. Loading a large model from a slow disk takes minutes; a download may take more."""
+"""Longest time from start to first token. Loading a large model from a slow disk takes minutes; a download may take
+more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """When to be patient. All times in seconds."""
+    """The machine's time limits. All times in seconds."""
 
     start_max_s: float = START_MAX_S
     restarts_max: int = 5
-    """Restarts allowed within `window_s`; one more and the engine is given up."""
+    """Restarts allowed within `window_s`; after one more the engine is given up."""
     window_s: float = 600.0
     pause_first_s: float = 1.0
     """Pause before the first restart; doubles with each that follows without a stable time in between."""
@@ -52,10 +53,10 @@ class Rules:
     silent_max_s: float = 30.0
     """A ready engine that fails its health checks this long is hanging: a long prefill on CPU blocks for seconds."""
     dead_max_s: float = 1.0
-    """The same where the engine itself says it is dead (503, or nobody listens): more than one answer. vLLM's server
-    lives on after its engine core's death while a client's connection is open (a minute was seen)."""
+    """The same if the engine itself says that it is dead (503, or its port refuses connections): more than one answer.
+    vLLM's server lives on after its engine core's death while a client's connection is open (a minute was seen)."""
     stop_s: float = 40.0
-    """From the request to stop until it is killed: its own drain time and a little."""
+    """Time from the stop request to the kill: the engine's own drain time and a little."""
     stop_starting_s: float = 5.0
     """The same while it starts: there is nothing to drain."""
 
@@ -65,19 +66,19 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Start it for the first time."""
+    """Start the engine for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Healthy:
-    """It answers; the first one of an epoch also means that it has made a token."""
+    """The engine answers; the first answer of an epoch also means that it has made a token."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed:
-    """It did not answer as a healthy engine does. `dead`: it said so itself, or nobody listens any more."""
+    """The engine did not answer as a healthy one. `dead`: it said so itself, or its port refuses connections."""
 
     epoch: int
     because: str
@@ -86,7 +87,7 @@ class ProbeFailed:
 
 @dataclass(frozen=True, slots=True)
 class ChildExited:
-    """The process is gone and so is everything below it. `code` as a shell shows it: 128 + n for signal n."""
+    """The process is gone, and so is everything below it. `code` as a shell shows it: 128 + n for signal n."""
 
     epoch: int
     code: int
@@ -94,7 +95,7 @@ class ChildExited:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Stop for good: drain, or (`at_once`, or asked a second time) do not."""
+    """Stop for good: drain, or do not (`at_once`, or on a second request)."""
 
     at_once: bool = False
 
@@ -130,7 +131,7 @@ class KillChild:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell the outside."""
+    """Report a new state outside."""
 
     state: State
     because: str = ""
@@ -140,7 +141,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It will not be started again."""
+    """The engine will not be started again."""
 
     because: str
 
@@ -168,7 +169,7 @@ class Supervisor:
         return self._wakeup
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """Fold one event in; what is to be done, in order."""
+        """Fold one event in; the effects to carry out, in order."""
         match event:
             case Begin() if self.state is State.IDLE:
                 return self._start(now)

@@ -1,4 +1,4 @@
-"""Who moves an engine's KV cache where nobody has said: `transfer: {connector: auto}`. Pure."""
+"""Chooses the connector for `transfer: {connector: auto}`. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.vllm.connector.written_for import is_written_for
 from engine.vllm.spec import Connector, given, value_of
 
 ASKED: Final = ("auto", "nixl", "baton")
-"""What a user may say."""
+"""The values that a user may give."""
 
 _SIZES: Final = (
     ("--data-parallel-size", "-dp", RANKS),
@@ -17,11 +17,11 @@ _SIZES: Final = (
     ("--prefill-context-parallel-size", "-pcp", CONTEXT),
     ("--decode-context-parallel-size", "-dcp", CONTEXT),
 )
-"""vLLM's flags that leave the KV cache to vLLM's own connector where they are above 1, and what they are."""
+"""vLLM flags that, above 1, leave the KV cache to vLLM's own connector, and their meaning."""
 
 
 def left_by_flags(vllm_args: tuple[str, ...]) -> str | None:
-    """Why vLLM's own connector has to hand over the KV cache of an engine with these flags; None: they say nothing.
+    """Why an engine with these flags needs vLLM's own connector; None: the flags do not require it.
 
     What follows from the model is decided inside the engine (`engine.vllm.connector.served`).
     """
@@ -37,16 +37,16 @@ def left_by_flags(vllm_args: tuple[str, ...]) -> str | None:
 def connector_for(
     asked: str, *, device: str, vllm: str | None, meets: bool, vllm_args: tuple[str, ...] = ()
 ) -> Connector:
-    """Baton's connector where it was measured beside vLLM's and is the better one, which is on CPU; else vLLM's.
+    """Baton's connector where it was measured against vLLM's and is the better one, which is on CPU; else vLLM's.
 
     Args:
-        asked: what the user has said, of `ASKED`.
+        asked: the user's choice, one of `ASKED`.
         device: ``cpu`` or ``gpu``: what the engine computes on.
-        vllm: its version.
-        meets: whether there is somebody who introduces it to others: an agent with a registry. Nothing is pulled from
-            a stranger.
-        vllm_args: the user's own words to vLLM: a transfer configuration among them is what counts, and so are flags
-            with which ours would leave the cache to vLLM's.
+        vllm: vLLM's version.
+        meets: whether an agent with a registry introduces the engine to its peers. Baton's connector pulls nothing from
+            unknown engines.
+        vllm_args: the user's own words to vLLM. A transfer configuration among them decides; flags that Baton's
+            connector cannot serve lead to vLLM's.
     """
     if asked != "auto":
         return "baton" if asked == "baton" else "nixl"

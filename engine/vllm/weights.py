@@ -1,13 +1,12 @@
-"""Which weights an engine will serve: a name for them that is the same wherever the same files are.
+"""Identifies the weights that an engine will serve: equal files get equal names on every machine.
 
-Two instances that serve one name with other weights (a model that is being replaced, a folder that one machine has not
-been given yet) must hand nothing over: one's KV means nothing to the other, and no layout tells them apart.
+Two instances that serve one name with different weights (a model that is being replaced, a folder that one machine
+lacks yet) must hand nothing over: the KV of one is useless to the other, and no layout tells them apart.
 
-Of a folder it is a digest of its configuration, tokenizer and templates, of what its generation is by default, and of
-samples of its weight files, whatever the folder is called: to
-read all of a model takes as long as to load it. Another training run changes nearly every tensor, so that samples
-differ; a change of a few tensors in files of the same size can be missed, and wants a name of its own (`baton engine
---weights`). Of a model on the hub it is the commit.
+The name of a folder is a digest of its configuration, tokenizer, templates and generation defaults, and of samples of
+its weight files, whatever the folder is called: reading a whole model takes as long as loading it. Another training run
+changes nearly every tensor, so samples differ. A change of a few tensors in files of the same size can be missed, and
+needs a name of its own (`baton engine --weights`). The name of a model on the hub is the commit.
 """
 
 from __future__ import annotations
@@ -21,19 +20,20 @@ TOLD: Final = frozenset({
     "chat_template.json", "config.json", "generation_config.json", "merges.txt", "special_tokens_map.json",
     "tekken.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
 })  # fmt: skip
-"""Read whole: by these an instance reads a prompt as other tokens, or draws other ones where a request leaves it open.
-(And ``*.jinja``, templates of chats.)"""
+"""Files that are read whole: they decide how an instance tokenizes a prompt, and how it draws tokens if a request
+leaves that open. (So are ``*.jinja``, templates of chats.)"""
 
 SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 SAMPLES: Final = 16
-"""Of each file, evenly spread, its two ends among them."""
+"""Samples of each file, evenly spread, with both ends among them."""
 SAMPLE_BYTES: Final = 65536
-"""In all about a megabyte a file: a model of 30 files is named within a second, from a disk of the network, too."""
+"""Bytes of a sample. In all about a megabyte a file: a model of 30 files is named within a second, also from a network
+disk."""
 
 
 def weights_of(model: str, revision: str | None, environ: Mapping[str, str]) -> str:
-    """Of a folder, a file, or a name on the hub (`revision`: as given to vLLM). Empty: it cannot be told, as of a model
-    that is still to be downloaded.
+    """The name of a folder, a file, or a model on the hub (`revision`: as given to vLLM). Empty: unknown, as for a
+    model that is still to be downloaded.
     """
     path = Path(model)
     try:
@@ -48,7 +48,7 @@ def weights_of(model: str, revision: str | None, environ: Mapping[str, str]) -> 
 
 
 def adapter_of(root: str) -> str:
-    """Of a LoRA adapter's folder on this machine: a digest of all of it (adapters are small). Empty: there is none."""
+    """A digest of a LoRA adapter's whole folder on this machine (adapters are small). Empty: there is none."""
     digest = hashlib.blake2b(digest_size=12)
     files = _files_of(root)
     try:
@@ -63,7 +63,7 @@ def adapter_of(root: str) -> str:
 
 
 def adapter_marks(root: str) -> tuple[object, ...]:
-    """By which one sees, without reading them, that an adapter's files were touched; none where there are none."""
+    """Marks that change when an adapter's files are touched, without reading them; empty if there are no files."""
     try:
         told = [(file.name, file.stat()) for file in _files_of(root)]
     except OSError:
@@ -72,7 +72,7 @@ def adapter_marks(root: str) -> tuple[object, ...]:
 
 
 def _files_of(root: str) -> list[Path]:
-    """What of an adapter's folder says which adapter it is."""
+    """The files in an adapter's folder that identify the adapter."""
     path = Path(root)
     try:
         if not root or not path.is_dir():
@@ -86,7 +86,7 @@ _ADAPTER_FILES: Final = frozenset({"adapter_config.json"})
 
 
 def _of_files(files: list[Path], whole: list[Path]) -> str:
-    """Of samples of these files, and of all of those."""
+    """A digest of samples of these files, and of the `whole` files."""
     if not files:
         return ""
     digest = hashlib.blake2b(digest_size=12)
@@ -104,7 +104,7 @@ def _of_files(files: list[Path], whole: list[Path]) -> str:
 
 
 def _of_hub(name: str, revision: str, environ: Mapping[str, str]) -> str:
-    """The commit that the hub's cache on this machine has under this name."""
+    """The commit that this machine's hub cache has under this name."""
     home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/huggingface"
     cache = Path(environ.get("HF_HUB_CACHE") or f"{home}/hub") / f"models--{name.replace('/', '--')}"
     reference = cache / "refs" / revision

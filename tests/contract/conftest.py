@@ -30,16 +30,6 @@ def real_server_left_clean(pytestconfig: pytest.Config) -> Iterator[None]:
         asyncio.run(swept(kubeconfig))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def real_server_left_clean(pytestconfig: pytest.Config) -> Iterator[None]:
-    """With --kubeconfig, what the operator's scenarios made on that API server is gone after the last of them."""
-    yield
-    if kubeconfig := pytestconfig.getoption("kubeconfig", ""):
-        from support.k8s_stage import swept  # the client is an optional extra
-
-        asyncio.run(swept(kubeconfig))
-
-
 @pytest.fixture
 async def start() -> AsyncIterator[Starter]:
     """`await start(prefill=1, decode=1, **router settings)` gives a fleet whose router has seen every engine.

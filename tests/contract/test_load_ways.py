@@ -256,7 +256,7 @@ def test_a_page_of_no_request_of_one_and_of_some(records: list[Record]) -> None:
     assert page.fetched and all(each.startswith("data:image/svg+xml;base64,") for each in page.fetched)
     assert not {"script", "i", "b", "u", "link"} & set(page.tags)
     assert "http://x/<i>" in page.shown and "line 3: <u>" in page.shown
-    assert f"{len(records)} requests sent" in page.shown
+    assert f"{len(records)} request{'s' * (len(records) != 1)} sent" in page.shown
     assert ("<script>alert(1)</script>" in page.shown) == any(record.error for record in records)
     assert "default-src 'none'" in text
 

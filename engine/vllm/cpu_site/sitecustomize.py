@@ -19,13 +19,13 @@ from types import ModuleType
 from typing import Any
 
 SPIN_PAUSE_S = 0.0002
-"""Sleep in place of `os.sched_yield()`. vLLM's shared-memory reader spins on that call; where cores are scarcer than
-spinning threads the yield comes back at once and starves the others: 40 hand-overs between two engines on two cores
-took 23 to 143 s with it and 4 to 8 s with this sleep."""
+"""Sleep in place of `os.sched_yield()`. vLLM's shared-memory reader spins on that call. If cores are scarcer than
+spinning threads, the yield returns at once and starves the others: 40 hand-overs between two engines on two cores took
+23 to 143 s with it and 4 to 8 s with this sleep."""
 
 PROGRESS_PAUSE_US = 1000
 """Delay between two rounds of NIXL's progress thread, in microseconds. NIXL's Python API sets 0, which burns a whole
-core in an idle engine; 1,000 costs about 2 % of one. The thread must stay on: without it an idle prefill engine hears
+core in an idle engine; 1,000 costs about 2 % of one. The thread must stay on: without it an idle prefill engine learns
 that its blocks were pulled only when it next has work (up to 21 s later)."""
 
 _NIXL_WORKERS = frozenset({"vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"})
@@ -43,7 +43,7 @@ def pause_instead_of_spinning() -> None:
 
 
 def pace_progress_thread(api: ModuleType) -> None:
-    """Make agents built by NIXL's `_api` module ask for a paced progress thread where it asks for a spinning one.
+    """Make agents built by NIXL's `_api` module ask for a paced progress thread instead of a spinning one.
 
     The module writes ``pthrDelay = 0`` into a config object of its bindings just before it builds the agent, and
     offers no option for it; so the config class is replaced by one that turns that 0 into our delay.
@@ -52,7 +52,7 @@ def pace_progress_thread(api: ModuleType) -> None:
     plain: Any = getattr(bindings, "nixlAgentConfig", None)
     delay: Any = getattr(plain, "pthrDelay", None)
     if delay is None or not hasattr(delay, "__set__"):
-        return  # another NIXL than the one this was written for: leave it as it is
+        return  # another NIXL than the one that this was written for: change nothing
 
     class PacedAgentConfig(plain):  # type: ignore[misc]
         """NIXL's agent config, with a pause in the progress thread."""
