@@ -9,7 +9,7 @@ from cluster.instance import Role
 from costs import shipped
 from loadgen.lengths import parse
 from loadgen.report import Targets
-from router.scheduler.scoring import workload
+from router.scheduler.scoring.workload import workload
 from sim.experiments.breakeven import MODES, PATIENCE_S, Forced, in_mode, outcome, regret
 from sim.experiments.loads import Load, made_up
 from sim.experiments.systems import Pool, Shelf, System, simulate

@@ -9,7 +9,7 @@ from support.simulated import HANDS_OVER, MODEL, every, members, one, simulate
 
 import engine.twin.machine
 import router.core.journey
-import router.fleet.snapshot
+import router.fleet.view
 import router.scheduler.scheduler
 import router.scheduler.scoring.policies
 import sim.front
@@ -57,8 +57,8 @@ def bytes_of(seed: int, **more: object) -> bytes:
 
 def test_the_parts_are_the_products_own() -> None:
     world = World(members(P, D))
-    assert type(world.view) is router.fleet.snapshot.View
-    assert type(world.front.desk) is router.scheduler.scheduler.Desk
+    assert type(world.view) is router.fleet.view.FleetView
+    assert type(world.front.desk) is router.scheduler.scheduler.Scheduler
     assert world.front.desk.policy is router.scheduler.scoring.policies.POLICIES["workload"]
     assert type(world.instances[0].twin) is engine.twin.machine.Twin
     assert sim.passage.j is router.core.journey
@@ -215,7 +215,7 @@ def test_clients_that_leave_leave_nothing_behind() -> None:
 
 @pytest.mark.interpreted
 def test_a_place_that_is_never_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.scheduler.scheduler.Desk, "finish", lambda *_args, **_more: ())
+    monkeypatch.setattr(router.scheduler.scheduler.Scheduler, "finish", lambda *_args, **_more: ())
     with pytest.raises(LawBroken, match="places taken"):
         simulate(members(P, D), every(0.1, 5))
 
