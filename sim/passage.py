@@ -93,7 +93,7 @@ class Passage(SchedulingContext):
     def __init__(self, front: Front, number: int, arrival: Arrival, model: str) -> None:
         one = arrival.output_tokens < 2
         self.verdict = VERDICTS[one, front.settings.greedy]
-        hand_over = self.verdict.way is not Way.WHOLE
+        hand_over = self.verdict.way is not Way.AGGREGATED
         promise = front.promises.get(arrival.slo_class or "", NO_PROMISE)
         wanted = Wanted(
             model=model,

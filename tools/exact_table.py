@@ -17,7 +17,7 @@ END = "<!-- made by tools/exact_table.py: end -->"
 def made() -> str:
     """All that stands between the marks."""
     lines = ["| parameter | when | served | resumed | because |", "| --- | --- | --- | --- | --- |"]
-    for way in (Way.WHOLE, Way.PLAIN, Way.SEEDED):
+    for way in (Way.AGGREGATED, Way.PLAIN, Way.SEEDED):
         for rule in (rule for rule in RULES if rule.way is way):
             resumed = "yes" if rule.resumable else "no"
             lines.append(f"| {rule.parameter} | {rule.form} | **{rule.way}** | {resumed} | {rule.why} |")

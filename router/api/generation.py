@@ -150,7 +150,7 @@ class Generation:
             arrived=arrived,
         )
         verdict = eligibility.verdict(path, body)
-        hand_over = verdict.way is not Way.WHOLE
+        hand_over = verdict.way is not Way.AGGREGATED
         wanted = Wanted(
             model=model if model is not None else usual_model(parts.view.all(), tenant),
             hand_over=hand_over,

@@ -25,7 +25,7 @@ class How(StrEnum):
 
     SPLIT = "two instances"
     """Prefill on one, decode on another, where that is exact (docs/exactness.md)."""
-    WHOLE = "one instance"
+    PASSTHROUGH = "one instance"
     """Relayed to one that has the path and the model."""
     OWNER = "the instance that has the id"
     HERE = "the router"
@@ -59,31 +59,32 @@ _SPEECH: Final = "a speech model"
 PATHS: Final[tuple[Path, ...]] = (
     Path(COMPLETIONS, _POST, How.SPLIT, "generate"),
     Path(CHAT, _POST, How.SPLIT, "generate"),
-    Path(RESPONSES, _POST, How.WHOLE, "generate", "with `previous_response_id`: the instance that has that response"),
+    Path(RESPONSES, _POST, How.PASSTHROUGH, "generate",
+         "with `previous_response_id`: the instance that has that response"),
     Path("/v1/responses/{response_id}", _GET, How.OWNER, "generate",
          "engines keep responses only with `VLLM_ENABLE_RESPONSES_API_STORE=1`"),
     Path("/v1/responses/{response_id}/cancel", _POST, How.OWNER, "generate", "background responses"),
-    Path("/v1/messages", _POST, How.WHOLE, "generate", "Anthropic's API"),
-    Path("/v1/messages/count_tokens", _POST, How.WHOLE, "generate", "Anthropic's API"),
-    Path("/v1/chat/completions/batch", _POST, How.WHOLE, "generate", "several chats in one request"),
-    Path("/v1/embeddings", _POST, How.WHOLE, "embed", needs=_EMBED),
-    Path("/v2/embed", _POST, How.WHOLE, "embed", "Cohere's API", _EMBED),
-    Path("/pooling", _POST, How.WHOLE, "embed", needs=_POOL),
-    Path("/classify", _POST, How.WHOLE, "embed", needs="a model that classifies"),
-    Path("/score", _POST, How.WHOLE, "rank", needs=_SCORE),
-    Path("/v1/score", _POST, How.WHOLE, "rank", needs=_SCORE),
-    Path("/rerank", _POST, How.WHOLE, "rank", needs=_SCORE),
-    Path("/v1/rerank", _POST, How.WHOLE, "rank", "Jina's API", _SCORE),
-    Path("/v2/rerank", _POST, How.WHOLE, "rank", "Cohere's API", _SCORE),
-    Path("/v1/audio/transcriptions", _POST, How.WHOLE, "audio", "a form, up to --body-bytes-max", _SPEECH),
-    Path("/v1/audio/translations", _POST, How.WHOLE, "audio", "a form, up to --body-bytes-max", _SPEECH),
+    Path("/v1/messages", _POST, How.PASSTHROUGH, "generate", "Anthropic's API"),
+    Path("/v1/messages/count_tokens", _POST, How.PASSTHROUGH, "generate", "Anthropic's API"),
+    Path("/v1/chat/completions/batch", _POST, How.PASSTHROUGH, "generate", "several chats in one request"),
+    Path("/v1/embeddings", _POST, How.PASSTHROUGH, "embed", needs=_EMBED),
+    Path("/v2/embed", _POST, How.PASSTHROUGH, "embed", "Cohere's API", _EMBED),
+    Path("/pooling", _POST, How.PASSTHROUGH, "embed", needs=_POOL),
+    Path("/classify", _POST, How.PASSTHROUGH, "embed", needs="a model that classifies"),
+    Path("/score", _POST, How.PASSTHROUGH, "rank", needs=_SCORE),
+    Path("/v1/score", _POST, How.PASSTHROUGH, "rank", needs=_SCORE),
+    Path("/rerank", _POST, How.PASSTHROUGH, "rank", needs=_SCORE),
+    Path("/v1/rerank", _POST, How.PASSTHROUGH, "rank", "Jina's API", _SCORE),
+    Path("/v2/rerank", _POST, How.PASSTHROUGH, "rank", "Cohere's API", _SCORE),
+    Path("/v1/audio/transcriptions", _POST, How.PASSTHROUGH, "audio", "a form, up to --body-bytes-max", _SPEECH),
+    Path("/v1/audio/translations", _POST, How.PASSTHROUGH, "audio", "a form, up to --body-bytes-max", _SPEECH),
     Path("/v1/realtime", _GET, How.REFUSED, "audio", "a WebSocket, which the router does not relay"),
-    Path("/tokenize", _POST, How.WHOLE, "tokens"),
-    Path("/detokenize", _POST, How.WHOLE, "tokens"),
+    Path("/tokenize", _POST, How.PASSTHROUGH, "tokens"),
+    Path("/detokenize", _POST, How.PASSTHROUGH, "tokens"),
     Path("/v1/models", _GET, How.HERE, "about", "of all engines together, with LoRA adapters and aliases"),
     Path("/v1/models/{model}", _GET, How.HERE, "about"),
     Path("/openapi.json", _GET, How.HERE, "about", "this table for machines; needs no key"),
-    Path("/version", _GET, How.WHOLE, "about", "an engine's"),
+    Path("/version", _GET, How.PASSTHROUGH, "about", "an engine's"),
     Path("/health", _GET, How.HERE, "about", "200 while this process serves; needs no key"),
     Path("/ready", _GET, How.HERE, "about", "200 when every leg has somebody to run it; needs no key"),
     Path("/metrics", _GET, How.HERE, "about", "with tenants, or several processes, on the admin side alone"),
@@ -92,7 +93,7 @@ PATHS: Final[tuple[Path, ...]] = (
 )  # fmt: skip
 
 OUTSIDE_V1: Final = tuple(
-    path.template for path in PATHS if path.how is How.WHOLE and not path.template.startswith("/v1/")
+    path.template for path in PATHS if path.how is How.PASSTHROUGH and not path.template.startswith("/v1/")
 )
 """Relayed although not below ``/v1/``. What operators call there (sleep, weights) stays closed."""
 

@@ -30,7 +30,7 @@ class Way(StrEnum):
 
     SEEDED = "seeded"
     PLAIN = "plain"
-    WHOLE = "aggregated"
+    AGGREGATED = "aggregated"
 
 
 class Verdict:
@@ -44,8 +44,16 @@ class Verdict:
         self.because: Final = because
         self.resumable: Final = resumable
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Verdict):
+            return False
+        return (self.way, self.because, self.resumable) == (other.way, other.because, other.resumable)
 
-_STRICTNESS = (Way.SEEDED, Way.PLAIN, Way.WHOLE)
+    def __hash__(self) -> int:
+        return hash((self.way, self.because, self.resumable))
+
+
+_STRICTNESS = (Way.SEEDED, Way.PLAIN, Way.AGGREGATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +78,9 @@ def verdict(path: str, body: Body) -> Verdict:
             resumable = resumable and rule.resumable
             if its > strictness:
                 way, because, strictness = rule.way, f"{rule.parameter}: {rule.why}", its
-            if way is Way.WHOLE:
+            if way is Way.AGGREGATED:
                 break
-    return Verdict(way, because, resumable and way is not Way.WHOLE)
+    return Verdict(way, because, resumable and way is not Way.AGGREGATED)
 
 
 @lru_cache(maxsize=1024)
@@ -88,7 +96,7 @@ def _asked_of(names: frozenset[str]) -> tuple[tuple[Rule, int], ...]:
 def whole_because(path: str, body: Body) -> str | None:
     """Why this request must run on one engine; None when it may be handed over."""
     said = verdict(path, body)
-    return said.because if said.way is Way.WHOLE else None
+    return said.because if said.way is Way.AGGREGATED else None
 
 
 def single_token(body: Body) -> bool:
@@ -260,7 +268,7 @@ def _needs(applies: Callable[[str, Body], bool]) -> frozenset[str]:
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-_S, _P, _W = Way.SEEDED, Way.PLAIN, Way.WHOLE
+_S, _P, _W = Way.SEEDED, Way.PLAIN, Way.AGGREGATED
 
 RULES: tuple[Rule, ...] = (
     # whole on one engine

@@ -554,7 +554,7 @@ class FleetSnapshot(Sequence[InstanceView]):
             kinds = _split(kinds, adapters, adapters, [each for each in names if each != _UNKNOWN])
         return kinds
 
-    def because_whole(self, found: ReadyRows) -> str:
+    def because_aggregated(self, found: ReadyRows) -> str:
         """Why nothing is handed over among these; empty: they may, as far as `kinships` goes."""
         if found.alike or any(len(p) and len(d) for p, d in self.kinships(found)):
             return ""

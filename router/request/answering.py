@@ -84,7 +84,7 @@ class Answering:
         elif not self._request.stream:
             self._presume(leg.started)
         target = parts.view.get(instance).instance
-        headers = self._outgoing.lines(Stage.DECODE_LEG if pulls else Stage.WHOLE_LEG, target)
+        headers = self._outgoing.lines(Stage.DECODE_LEG if pulls else Stage.AGGREGATED_LEG, target)
         silence_s = parts.limits.stall_s if self._request.stream else 0.0
         parts.losses.watch(instance, leg, leg.left)
         # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.

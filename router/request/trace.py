@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 HEADER: Final = "x-baton-timing"
 """A client that sends 1 gets the parts: as the last comment of a stream, or under this name in an answer's head."""
 
-_LEG_NAMES: Final[dict[str, str]] = {Stage.PREFILL_LEG: "prefill", Stage.DECODE_LEG: "decode", Stage.WHOLE_LEG: "whole"}
+_LEG_NAMES: Final[dict[str, str]] = {
+    Stage.PREFILL_LEG: "prefill",
+    Stage.DECODE_LEG: "decode",
+    Stage.AGGREGATED_LEG: "whole",
+}
 
 
 class RequestTrace:
@@ -61,7 +65,7 @@ class RequestTrace:
         self._asked = headers.get(HEADER) == "1"
         options = request.body.get("stream_options")
         self._usage_asked = isinstance(options, dict) and options.get("include_usage") is True
-        self._leg: str = Stage.WHOLE_LEG
+        self._leg: str = Stage.AGGREGATED_LEG
         self._told = Told()
         self.times: EngineTimes | None = None
         """What the answering engine says of its part, where it does."""

@@ -48,8 +48,8 @@ class SchedulingContext:
     """One request at the desk."""
 
     __slots__ = (
-        "ahead", "decode", "degraded", "ended", "entered", "expected", "foretold", "lane", "late", "prefill", "promise",
-        "tpot_ms", "ttft_ms", "wanted", "whole",
+        "aggregated", "ahead", "decode", "degraded", "ended", "entered", "expected", "foretold", "lane", "late",
+        "prefill", "promise", "tpot_ms", "ttft_ms", "wanted",
     )  # fmt: skip
 
     def __init__(self, wanted: Wanted, promise: Promise = NO_PROMISE) -> None:
@@ -74,7 +74,7 @@ class SchedulingContext:
         """The same of each token after it."""
         self.degraded = False
         """It has its class's second promise."""
-        self.whole: bool | None = None
+        self.aggregated: bool | None = None
         """The guard has it served whole; None: it has not been asked."""
         self.foretold: Foretold | None = None
         """What was told of it when it was first placed, until its answer begins."""
@@ -178,7 +178,7 @@ class Scheduler:
         calls += self.line.leave(seat, placed=chosen.decode is not None)
         if chosen.decode is not None:
             self._take_place(seat, wanted, chosen)
-            if seat.whole:
+            if seat.aggregated:
                 chosen = replace(chosen, because=f"{chosen.because}; {LOSES}")
         return chosen, calls + self.occupy(seat, chosen.decode)
 
@@ -197,7 +197,7 @@ class Scheduler:
         promise = seat.promise
         return replace(
             seat.wanted,
-            hand_over=effect.hand_over and not self._whole(seat, effect, now),
+            hand_over=effect.hand_over and not self._aggregated(seat, effect, now),
             excluded=effect.excluded,
             routers=self.view.routers,
             ttft_ms=promise.ttft_ms,
@@ -208,11 +208,11 @@ class Scheduler:
             scoring=self.scoring,
         )
 
-    def _whole(self, seat: SchedulingContext, effect: Choose, now: float) -> bool:
+    def _aggregated(self, seat: SchedulingContext, effect: Choose, now: float) -> bool:
         """Whether it is served whole although it could be handed over."""
-        if seat.whole is None and self.guard is not None and effect.hand_over and not seat.wanted.prefill_only:
-            seat.whole = not self.guard.allows(seat.wanted.slo_class, now)
-        return bool(seat.whole)
+        if seat.aggregated is None and self.guard is not None and effect.hand_over and not seat.wanted.prefill_only:
+            seat.aggregated = not self.guard.allows(seat.wanted.slo_class, now)
+        return bool(seat.aggregated)
 
     def _judged(self, seat: SchedulingContext, wanted: Wanted) -> Wanted:
         """Whether it can still have its first token in time, on the best instance and with nobody before it."""

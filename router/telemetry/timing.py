@@ -29,7 +29,7 @@ class Stage:
     """P's answer."""
     DECODE_LEG: Final = "decode_leg"
     """D's first event; its whole answer where that is not streamed."""
-    WHOLE_LEG: Final = "whole_leg"
+    AGGREGATED_LEG: Final = "whole_leg"
     """The same, of the one instance that does it all."""
     RELAY: Final = "relay"
     """Us: an engine has spoken, the client has not heard it yet."""
@@ -44,7 +44,7 @@ class Stage:
 LEGS: Final = {
     Stage.PREFILL_LEG: ("queue_p", "prefill"),
     Stage.DECODE_LEG: ("handoff_queue_d", "step_d"),
-    Stage.WHOLE_LEG: ("queue", "prefill"),
+    Stage.AGGREGATED_LEG: ("queue", "prefill"),
 }
 """Legs, and what their engines' ``queue_time_ms`` and ``time_to_first_token_ms`` are.
 

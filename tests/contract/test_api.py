@@ -88,7 +88,7 @@ async def test_no_spelling_of_a_path_reaches_what_is_closed(start: Starter, path
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in PATHS if path.how in {How.WHOLE, How.SPLIT}], ids=lambda p: p.template
+    "path", [path for path in PATHS if path.how in {How.PASSTHROUGH, How.SPLIT}], ids=lambda p: p.template
 )
 async def test_methods_that_a_path_does_not_have(start: Starter, path: Any) -> None:
     fleet = await start()

@@ -28,7 +28,7 @@ WITHIN_S = 10
 def _everything_else() -> FakeEngine:
     """An engine of another model, with all paths that a mock has not."""
     echo = FakeEngine("both-0", model="echo")
-    echo.paths = [path.template for path in PATHS if path.how in {How.WHOLE, How.OWNER}]
+    echo.paths = [path.template for path in PATHS if path.how in {How.PASSTHROUGH, How.OWNER}]
     return echo
 
 

@@ -31,7 +31,7 @@ def test_vllm_has_what_the_table_says_of_engines() -> None:
     catalogue = Catalogue()
     catalogue.told("engine", paths_in(openapi))  # type: ignore[arg-type]
     for row in PATHS:
-        if row.how in {How.SPLIT, How.WHOLE, How.OWNER} and row.needs in {"", "a speech model"}:
+        if row.how in {How.SPLIT, How.PASSTHROUGH, How.OWNER} and row.needs in {"", "a speech model"}:
             path = row.template.replace("{response_id}", "resp_1")
             assert not catalogue.lacking(path, ["engine"]), f"{path}: vLLM has it no more"  # type: ignore[list-item]
             methods = {method.upper() for method in openapi["paths"][row.template]}

@@ -196,7 +196,7 @@ def _listed_as_all(fleet: FleetSnapshot, wanted: Wanted) -> None:
     assert other.ttft_unit == close(one.ttft_unit)
     for rows in (found.any, found.prefills, found.decodes):
         pairs = [
-            *zip(one.best_wholes(rows, K), other.best_wholes(rows, K), strict=True),
+            *zip(one.best_aggregated(rows, K), other.best_aggregated(rows, K), strict=True),
             (one.best_prefills(rows, K), other.best_prefills(rows, K)),
             (one.best_decodes(rows, K), other.best_decodes(rows, K)),
         ]

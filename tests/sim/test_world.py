@@ -9,7 +9,7 @@ from support.simulated import HANDS_OVER, MODEL, every, members, one, simulate
 
 import engine.twin.machine
 import router.core.journey
-import router.fleet.snapshot
+import router.fleet.view
 import router.scheduler.scheduler
 import router.scheduler.scoring.policies
 import sim.front

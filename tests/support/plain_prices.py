@@ -254,7 +254,7 @@ def choose(fleet: FleetSnapshot, wanted: Wanted) -> Said:
     if not len(found.any):
         return Said(None, None, wait=False)
     able = found.any if wanted.prefill_only or not wanted.hand_over or not len(found.decodes) else found.decodes
-    options = _wholes(plain, [row for row in able.tolist() if plain.rows[row].answers])
+    options = _aggregated(plain, [row for row in able.tolist() if plain.rows[row].answers])
     if wanted.hand_over:
         pairs: list[_Option] = []
         for names in plain.kinds():
@@ -278,7 +278,7 @@ def choose(fleet: FleetSnapshot, wanted: Wanted) -> Said:
 _Option = tuple[float, float, int | None, int, bool]
 
 
-def _wholes(plain: Plain, rows: list[int]) -> list[_Option]:
+def _aggregated(plain: Plain, rows: list[int]) -> list[_Option]:
     found = []
     for begins in (True, False):
         priced = []

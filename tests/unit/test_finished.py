@@ -44,7 +44,7 @@ def through(chance: Random, *, stream: bool = True) -> Timeline:
         line.seeded = True
         line.relabel(Stage.RELAY)
         line.first(now, Stage.ROUTER)
-    enter(Stage.DECODE_LEG if handed_over else Stage.WHOLE_LEG)
+    enter(Stage.DECODE_LEG if handed_over else Stage.AGGREGATED_LEG)
     enter(Stage.STEP if line.seeded else Stage.RELAY)
     if stream and not line.seeded and chance.random() < 0.9:
         line.first(now, Stage.STEP)

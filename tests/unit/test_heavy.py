@@ -260,7 +260,7 @@ def test_a_prompt_is_the_same_read_either_way(prompt: Any) -> None:
     if unread.sort is Sort.IDS:
         assert prompt_bytes(found.body, told) == len(text)
     else:
-        assert kept.way is Way.WHOLE or unread.sort is Sort.TEXT
+        assert kept.way is Way.AGGREGATED or unread.sort is Sort.TEXT
 
 
 def test_large_tools_stand_for_themselves() -> None:

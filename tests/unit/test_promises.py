@@ -73,7 +73,7 @@ def test_an_answer_in_one_piece_is_judged_by_its_last_token(total_ms: float, tok
 
 def test_times_are_the_clients() -> None:
     timeline = Timeline(10.0, stream=True)
-    timeline.enter(Stage.WHOLE_LEG, 10.1)
+    timeline.enter(Stage.AGGREGATED_LEG, 10.1)
     timeline.enter(Stage.RELAY, 10.4)
     timeline.first(10.5, Stage.STEP)
     timeline.second(10.6)

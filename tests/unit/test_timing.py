@@ -103,7 +103,7 @@ def test_a_plain_request_waits_for_the_handoff() -> None:
 STAGES = [value for name, value in vars(Stage).items() if name.isupper()]
 
 
-@pytest.mark.parametrize("leg", [Stage.DECODE_LEG, Stage.WHOLE_LEG])
+@pytest.mark.parametrize("leg", [Stage.DECODE_LEG, Stage.AGGREGATED_LEG])
 def test_an_answer_in_one_piece_has_one_sum(leg: str) -> None:
     line = Timeline(0.0, stream=False)
     line.enter(leg, 0.001)
@@ -123,7 +123,7 @@ def test_whole_streams() -> None:
     line = Timeline(0.0, stream=True)
     line.enter(Stage.CREDIT, 0.001)
     line.enter(Stage.ROUTER, 0.501)
-    line.enter(Stage.WHOLE_LEG, 0.502)
+    line.enter(Stage.AGGREGATED_LEG, 0.502)
     line.enter(Stage.RELAY, 0.602)
     line.first(0.603, Stage.STEP)
     timing = line.read(0.7)
@@ -151,7 +151,7 @@ def test_what_came_to_nothing_is_retries() -> None:
     line.enter(Stage.RELAY, 0.424)
     line.first(0.424, Stage.STEP)
     line.again(0.524)  # the stream broke before its second token
-    line.enter(Stage.WHOLE_LEG, 0.525)
+    line.enter(Stage.AGGREGATED_LEG, 0.525)
     line.enter(Stage.STEP, 0.625)
     line.second(0.626)
     timing = line.read(1.0)

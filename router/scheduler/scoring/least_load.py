@@ -109,5 +109,5 @@ def _say(view: InstanceView) -> str:
 
 def _missing(fleet: FleetSnapshot, found: ReadyRows) -> str:
     if len(found.prefills) and _splits(found.prefills, found.decodes):
-        return fleet.because_whole(found) or "no second instance to hand over to that pulls from another"
+        return fleet.because_aggregated(found) or "no second instance to hand over to that pulls from another"
     return f"no second instance to hand over {'from' if not len(found.prefills) else 'to'}"

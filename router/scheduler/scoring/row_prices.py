@@ -32,7 +32,7 @@ Priced = list[tuple[float, int]]
 
 _PRICE: Final = itemgetter(0)
 
-_WHOLE: Final = 0
+_AGGREGATED: Final = 0
 _PREFILL: Final = 1
 _DECODE: Final = 2
 """Which legs a place is wanted for."""
@@ -273,11 +273,11 @@ class RowPrices(Figures):
 
     # --- of some rows -------------------------------------------------------------------------------------------------
 
-    def best_wholes(self, rows: Ints, count: int) -> tuple[Priced, Priced]:
+    def best_aggregated(self, rows: Ints, count: int) -> tuple[Priced, Priced]:
         """The cheapest for both legs of those that have room for its answer: that can begin now, and that cannot."""
         now: Priced = []
         later: Priced = []
-        among: list[int] = self._worth(rows, _WHOLE)
+        among: list[int] = self._worth(rows, _AGGREGATED)
         answers, (prefill, decode), opened = self._answering(), self._prices(), self._open
         for at, row in zip(self._positions(among), among, strict=True):
             if answers[at]:
@@ -322,7 +322,7 @@ class RowPrices(Figures):
         prefill, decode = shortlist.ranks()
         rows = rows[(shortlist.places if legs == _PREFILL else shortlist.answers())[rows]]
         rank = decode if legs == _DECODE else prefill
-        if legs == _WHOLE and not self.wanted.prefill_only:
+        if legs == _AGGREGATED and not self.wanted.prefill_only:
             rank = prefill + decode
         found = listed(rows, rank)
         if legs != _DECODE:

@@ -55,7 +55,7 @@ def weighed(fleet: FleetSnapshot, wanted: Wanted, hysteresis: float, alike: floa
     if not len(found.any):
         return Chosen(None, None, "no ready instance serves this model")
     prices = prices_of(fleet, wanted)
-    options = _wholes(prices, _able(found, wanted))
+    options = _aggregated(prices, _able(found, wanted))
     if wanted.hand_over:
         begin = [each.ranked for each in options if each.open]
         ways = _Ways(fleet, prices, 1 + hysteresis, 1 + alike)
@@ -71,7 +71,7 @@ def gains(prices: Prices, prefill: int, decode: int) -> float:
     """By how much these two are told to be cheaper than the best single instance, whatever the roles: one that computes
     prompts would answer as well if nobody handed over. Infinite where no single instance has room.
     """
-    wholes = _wholes(prices, ready(prices.fleet, prices.wanted).any)
+    wholes = _aggregated(prices, ready(prices.fleet, prices.wanted).any)
     pair = prices.prefill_at(prefill) + prices.harm(prefill) + prices.decode_at(decode)
     pair += prices.handoff_told(prefill, decode) + prices.hold(prefill, decode)
     return min((each.price for each in wholes), default=math.inf) - pair
@@ -130,7 +130,7 @@ def _cheapest(fleet: FleetSnapshot, prices: Prices, options: list[_Option], foun
     if other is not None:
         against = f"; {'whole' if other.prefill == other.decode else 'a pair'} {other.price:.2f}"
     elif prefill is None and prices.wanted.hand_over:
-        against = f"; {'' if found is None else fleet.because_whole(found)}"
+        against = f"; {'' if found is None else fleet.because_aggregated(found)}"
         against = against if len(against) > 2 else "; no pair costs less"
     return Chosen(prefill, fleet.at(now.decode).id, _say(fleet, prices, now) + against + _known(fleet, prices, now))
 
@@ -220,9 +220,9 @@ def _able(found: ReadyRows, wanted: Wanted) -> Ints:
     return found.decodes if len(found.decodes) else found.any
 
 
-def _wholes(prices: Prices, rows: Ints) -> list[_Option]:
+def _aggregated(prices: Prices, rows: Ints) -> list[_Option]:
     """The best single instance, and the best that can begin now."""
-    now, later = prices.best_wholes(rows, K)
+    now, later = prices.best_aggregated(rows, K)
     return _least(prices, now, now=True) + _least(prices, later, now=False)
 
 
