@@ -26,7 +26,7 @@ from support.first_token import tokens_of
 from baton import __version__
 from tools.wheel import beside_vllm, lock_of, needed_by, router_needs
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "k8s" / "images"
@@ -45,7 +45,7 @@ class Buildah:
         place = ["--root", str(self.store / "root"), "--runroot", str(self.store / "run")]
         return ["buildah", *place, "--storage-driver", "vfs", *words]
 
-    def __call__(self, *words: str, timeout_s: float = 900) -> str:
+    def __call__(self, *words: str, timeout_s: float = 1800) -> str:
         done = subprocess.run(self.words(*words), capture_output=True, text=True, timeout=timeout_s, check=False)
         assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout.strip()
