@@ -26,7 +26,7 @@ from support.first_token import tokens_of
 from baton import __version__
 from tools.wheel import beside_vllm, lock_of, needed_by, router_needs
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "k8s" / "images"
@@ -45,7 +45,7 @@ class Buildah:
         place = ["--root", str(self.store / "root"), "--runroot", str(self.store / "run")]
         return ["buildah", *place, "--storage-driver", "vfs", *words]
 
-    def __call__(self, *words: str, timeout_s: float = 900) -> str:
+    def __call__(self, *words: str, timeout_s: float = 1800) -> str:
         done = subprocess.run(self.words(*words), capture_output=True, text=True, timeout=timeout_s, check=False)
         assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout.strip()
@@ -116,7 +116,7 @@ def build(buildah: Buildah, dockerfile: str, dist: Path, wheels: Path) -> str:
 
 @contextmanager
 def running(buildah: Buildah, container: str, state: Path, *words: str) -> Iterator[list[dict[str, Any]]]:
-    """A program in a container, as the image's own user: the objects of its first lines."""
+    """A program in a container, as the image's own user: what its `ready` lines say."""
     state.mkdir(mode=0o777)
     state.chmod(0o777)
     places = ["-v", f"{state}:/state", "--env", "XDG_STATE_HOME=/state", "--env", "HOME=/state"]
@@ -126,9 +126,13 @@ def running(buildah: Buildah, container: str, state: Path, *words: str) -> Itera
     assert process.stdout is not None
     try:
         count = 2 if words[1] == "mock" else 1  # a line for each instance
-        lines = [process.stdout.readline() for _ in range(count)]
-        assert all(lines), (state / "log").read_text()[-2000:]
-        yield [json.loads(line) for line in lines]
+        ready: list[dict[str, Any]] = []
+        while len(ready) < count:
+            line = process.stdout.readline()
+            assert line, (state / "log").read_text()[-2000:]
+            said = json.loads(line)
+            ready += [said] if said["event"] == "ready" else []
+        yield ready
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -191,7 +195,8 @@ def test_the_engines_image_shadows_nothing_of_vllms(
     ours = buildah(*run, "sh", "-c", "ls /opt/baton/lib/python3.11/site-packages").split()
     assert "redis" in ours
     assert not {"numpy", "aiohttp", "msgspec", "uvloop"} & {*ours}
-    words = ["baton", "engine", "mock", "--engine", "mock", "--name", "a", "--port", "0", "--agent-port", "0", "--json"]
+    model = "meta-llama/Llama-3.1-8B"
+    words = ["baton", "engine", model, "--engine", "mock", "--name", "a", "--port", "0", "--agent-port", "0", "--json"]
     with (
         running(buildah, container, tmp_path / "engine", *words) as (ready,),
         urlopen(f"{ready['endpoint']}/health", timeout=30) as answer,
