@@ -341,9 +341,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         pinning=args.pinning,
         connector=connector,
         door=_door(args, connector, instance, port),
-        kv_events=_events(instance, port)
-        if args.registry and not mocked
-        else "",  # without a registry no router needs them
+        kv_events=_events(instance, port) if args.registry and not mocked else "",  # no registry: no router
         digests=args.digests,
         ticket_keys_file=None if ticket_keys is None else str(ticket_keys),
         extra_args=tuple(args.vllm_args),
