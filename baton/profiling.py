@@ -103,9 +103,7 @@ class Measuring:
         self._told(number, total, point)
         before = await self._metrics()
         load = parse_load(before)
-        if (
-            load.running + load.waiting and point not in found.disturbed
-        ):  # this command has no request open at this moment
+        if load.running + load.waiting and point not in found.disturbed:  # this command has none open at this moment
             found.disturbed.append(point)
         records = await self._send(point, number, max(POINT_S, left_s))
         self._take(point, records)
