@@ -95,7 +95,7 @@ def run(job: dict[str, Any], output: str) -> dict[str, Any]:
     set_seeds(1)
     _with_our_tables(job["tables"], output)
     simulator = Simulator(_configured(job, output))
-    requests = [event._request for _, event in simulator._event_queue]  # noqa: SLF001 - the simulator keeps none of its results
+    requests = [event._request for _, event in simulator._event_queue]  # noqa: SLF001 - it keeps none of its results
     before_mb = _peak_mb()
     gc.collect()
     gc.disable()  # for both simulators
