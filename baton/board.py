@@ -18,7 +18,7 @@ _COLOURS = {"ready": "green", "failed": "red", "restarting": "yellow", "stopping
 
 @dataclass(slots=True)
 class Row:
-    """What is known of one program."""
+    """The state of one program on the board."""
 
     name: str
     where: str

@@ -1,4 +1,4 @@
-"""A cluster file that is edited while programs go by it: read again when it has changed, left alone where it is bad."""
+"""A cluster file that may be edited while programs use it: read again after a change, ignored while it is bad."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.spec import Spec
 
 
 class Changing:
-    """One file. `look` is called now and then, and costs a system call while nothing changes."""
+    """One file. Call `look` now and then; it costs a system call while the file does not change."""
 
     def __init__(self, file: str, read_file: Callable[[str], Spec] | None = None) -> None:
         """`read_file`: raises UsageError for a file that is not to be gone by."""
@@ -23,10 +23,10 @@ class Changing:
         self._digest = self._content()
 
     def look(self) -> Spec | str | None:
-        """The file as it is now; or why it cannot be gone by, once; None: nothing is new."""
+        """The file as it is now; or, once, why it cannot be used; None: no change."""
         stamp = self._stat()
         if stamp is None or stamp == self._stamp:
-            return None  # an editor that puts another file in its place leaves a moment without one
+            return None  # an editor that replaces the file leaves a moment without one
         self._stamp = stamp
         digest = self._content()
         if digest == self._digest:

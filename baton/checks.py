@@ -1,4 +1,4 @@
-"""What `baton doctor` looks at: one function a check, each total: it answers, whatever it finds.
+"""The checks of `baton doctor`: one function each. Each is total: whatever it finds, it gives a finding.
 
 Libraries that may crash the process that imports them (CUDA, UCX) are tried in a child with a time limit.
 """
@@ -38,7 +38,7 @@ class Verdict(StrEnum):
     NOTE = "note"
     """Not needed, worth knowing."""
     MISSING = "missing"
-    """`baton up` will not work without it."""
+    """`baton up` does not work without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ def ok(what: str, found: str) -> Finding:
 
 
 def note(what: str, found: str, fix: str = "") -> Finding:
-    """Works without it."""
+    """A finding that Baton works without."""
     return Finding(what, Verdict.NOTE, found, fix)
 
 
 def missing(what: str, found: str, fix: str) -> Finding:
-    """Does not work without it."""
+    """A finding that Baton does not work without."""
     return Finding(what, Verdict.MISSING, found, fix)
 
 
@@ -88,7 +88,8 @@ def check_cpu(hardware: Hardware) -> Finding:
     best = next((name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in flags), "")
     found = f"{len(hardware.cores)} usable cores{f', {best}' if best else ''}"
     if not hardware.gpus and shutil.which("lscpu") is None:
-        # vLLM's CPU worker asks it for the cores: without it an engine dies half a minute into its start.
+        # vLLM's CPU worker asks this library for the cores: without it an engine dies half a minute into its
+        # start.
         return missing("CPU", f"{found}, but no `lscpu` on PATH", "install it: apt install util-linux")
     if hardware.gpus or best or platform.machine() == "aarch64":
         return ok("CPU", found)
@@ -96,7 +97,7 @@ def check_cpu(hardware: Hardware) -> Finding:
 
 
 def check_gpu(hardware: Hardware) -> Finding:
-    """GPUs, where there are any."""
+    """GPUs, if the machine has any."""
     if hardware.gpus:
         return ok("GPU", "; ".join(f"{gpu.name} ({gpu.memory_mib / 1024:.0f} GiB)" for gpu in hardware.gpus))
     return note("GPU", "none found: engines run on the CPU", "for NVIDIA GPUs, `nvidia-smi` must work")
@@ -205,7 +206,7 @@ def check_model(_: Hardware) -> Finding:
 
 
 def check_compiled(_: Hardware) -> Finding:
-    """Whether what decides runs as machine code (docs/compiled.md)."""
+    """Whether the compiled modules are used (docs/compiled.md)."""
     because = compiled.why_not()
     if because:
         return note("compiled", f"no ({because})", "make compile: routers and simulations cost about half")
@@ -232,7 +233,7 @@ CHECKS: tuple[Callable[[Hardware], Finding], ...] = (
 
 
 def run_checks() -> list[Finding]:
-    """All findings. A check that fails in a way nobody thought of is a finding, too."""
+    """All findings. An unforeseen failure of a check is a finding, too."""
     hardware = find_hardware()
     findings = []
     for check in CHECKS:

@@ -10,14 +10,14 @@ from cluster.spec import Parsed, check_outside, parse
 from cluster.spec.tree import TEXT_CHARS_MAX
 
 DEFAULT = "baton.yaml"
-"""The file that is meant when none is named."""
+"""The file that is read if none is named."""
 
 _BYTES_MAX = 4 * TEXT_CHARS_MAX + 4
-"""No more is read: characters take at most four bytes, and one too many is enough to say that it is too long."""
+"""Longest read: a character takes at most four bytes, and one byte more is enough to see that a file is too long."""
 
 
 def read(name: str) -> Parsed:
-    """A cluster file (`-` for standard input) with all its problems; files it names are looked for beside it.
+    """A cluster file (`-` for standard input) with all its problems; paths in it are relative to its folder.
 
     Raises:
         UsageError: the file cannot be read at all.
@@ -35,7 +35,7 @@ def read(name: str) -> Parsed:
 
 
 def beside(name: str, path: str) -> Path:
-    """A file that the cluster file `name` names: relative paths begin where the cluster file lies."""
+    """The path of a file named in the cluster file `name`: relative paths begin in the cluster file's folder."""
     folder = Path() if name == "-" else Path(name).parent
     return folder / Path(path).expanduser()
 

@@ -22,16 +22,16 @@ from baton import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = ROOT / "build" / "compiled"
-"""Where `make compile` puts them, beside the sources of a checkout."""
+"""Folder of the compiled modules of `make compile`, beside the sources of a checkout."""
 SHIPPED = Path(__file__).resolve().parent / "machine"
-"""Where a wheel of `make wheel` has them."""
+"""Their folder in a wheel of `make wheel`."""
 FOLDER = SHIPPED if SHIPPED.is_dir() else BUILT
 MANIFEST = "manifest.json"
 OFF = "BATON_COMPILED"
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What was compiled, from what."""
+    """The compiled modules and their sources."""
 
     python: str
     """Suffix of extension modules: they fit this Python alone."""
@@ -47,12 +47,14 @@ def digest(source: bytes) -> str:
 
 
 def source_of(module: str, root: Path = ROOT) -> Path:
-    """Where it is written."""
+    """The path of a module's source."""
     return root / f"{module.replace('.', '/')}.py"
 
 
 def use(folder: Path = FOLDER, root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> str:
-    """Take compiled modules from now on; before anything of them is imported. Says why not; empty: they are taken."""
+    """Take compiled modules from now on; call this before any of them is imported. Why not, or empty: they are
+    taken.
+    """
     if in_use():
         return ""
     manifest, because = _read(folder, root, environ)
@@ -66,7 +68,7 @@ def use(folder: Path = FOLDER, root: Path = ROOT, environ: Mapping[str, str] = o
 
 
 def why_not(folder: Path = FOLDER, root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> str:
-    """Why a command takes none; empty: it takes them."""
+    """Why a command takes no compiled modules; empty: it takes them."""
     return _read(folder, root, environ)[1]
 
 
@@ -76,7 +78,7 @@ def in_use() -> bool:
 
 
 def told() -> str:
-    """What this process runs: ``compiled``, or ``interpreted`` and why."""
+    """``compiled``, or ``interpreted`` and why."""
     return "compiled" if in_use() else f"interpreted ({why_not() or 'nobody asked for what is compiled'})"
 
 

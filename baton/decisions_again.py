@@ -16,21 +16,21 @@ from router.scheduler.scoring.policies import Policy
 from sim.replay import Difference, Replayed, replay
 
 SHOWN = 5
-"""Differences that are printed; the first one tells most."""
+"""Differences that are printed; the first one matters most."""
 
 
 def opened_log(path: Path, flag: str, closing: ExitStack, *, buffered: bool = True) -> Callable[[bytes], object]:
-    """Writes to this file until `closing` closes.
+    """Open a log for writing until `closing` closes.
 
     Args:
         path: of the file.
-        flag: that named it.
-        closing: closes it.
-        buffered: a write that fails ends the command, with a UsageError. False: it raises OSError, and at once, for a
-            caller that goes on without it (`router.scheduler.log_writer`).
+        flag: the flag that named it.
+        closing: closes the file.
+        buffered: True: a write that fails ends the command, with a UsageError. False: it raises OSError at once, for a
+            caller that goes on without the log (`router.scheduler.log_writer`).
 
     Raises:
-        UsageError: it cannot be opened.
+        UsageError: the file cannot be opened.
     """
     with _named(path, flag):
         if not buffered:
@@ -58,7 +58,7 @@ def _named(path: Path, flag: str) -> Iterator[None]:
 
 
 def replay_file(path: Path, policies: Mapping[str, Policy], *, as_json: bool) -> int:
-    """Make a log's choices again and print what came otherwise; 1 if anything did, or if the log has a gap.
+    """Make a log's choices again and print the differences; 1 if there are any, or if the log has a gap.
 
     Raises:
         UsageError: the file cannot be read, or is no decision log from its router's start.
@@ -72,7 +72,7 @@ def replay_file(path: Path, policies: Mapping[str, Policy], *, as_json: bool) ->
 
 
 def _entries(path: Path) -> Iterator[Entry]:
-    """Whole lines: the last one is cut where the router was killed."""
+    """Whole lines only: the last one is cut if the router was killed."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):

@@ -1,4 +1,4 @@
-"""One streamed completion through the router, shown to whoever started it: the proof that the whole thing works."""
+"""One streamed completion through the router, shown on the user's terminal: the proof that the whole cluster works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXTERNAL = re.compile(
 
 @dataclass(slots=True)
 class Demo:
-    """What one streamed answer showed."""
+    """The results of one streamed answer."""
 
     text: str = ""
     first_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Can a vLLM server that already runs be used as it is, and which flags is it missing? Asked over HTTP alone."""
+"""Checks over HTTP whether a running vLLM server can be used unchanged, and which flags it lacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.checks import VLLM_PINNED, Finding, missing, note, ok
 from cluster import wire
 
 ANSWER_S = 30.0
-"""One prompt token on an engine that is busy with others."""
+"""Time limit for one prompt token on a busy engine."""
 
 CONNECT_S = 3.0
 
@@ -26,7 +26,7 @@ _CONNECTOR = (
 
 @dataclass(slots=True)
 class _Seen:
-    """What the engine showed so far."""
+    """What the engine has shown so far."""
 
     url: str
     session: aiohttp.ClientSession
@@ -119,7 +119,7 @@ async def _prefill(seen: _Seen) -> Finding:
 
 
 async def _side_channel(seen: _Seen) -> Finding:
-    """Whether others can shake hands with it."""
+    """Whether other engines can shake hands with it."""
     transfer = wire.read_transfer(seen.leg)
     if transfer is None:
         return note("Side channel", "not told: no hold")

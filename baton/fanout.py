@@ -1,13 +1,12 @@
-"""Simulations fanned out: to processes of this machine, or to a Ray cluster. What comes of them is the same.
+"""Runs simulations in parallel: in processes of this machine, or on a Ray cluster. The results are the same.
 
-A `Fanout` runs calls of module-level functions, each with one large *context* that is handed over once, and gives their
-results back. `in_order` drives a search over it: results are learned in the order in which one process alone would have
-learned them, so that neither the number of processes nor which of them is fastest changes an answer; what else runs
-meanwhile is a guess ahead, and thrown away where the search turns out not to want it.
-
+A `Fanout` runs calls of module-level functions, each with one large *context* that is sent once, and returns their
+results. `in_order` drives a search over it. The search learns results in the order in which one process alone would
+have learned them, so that neither the number of processes nor their speed changes an answer. Tasks that run ahead of
+that order are guesses, and are thrown away if the search does not want them.
 Processes are forked: the context costs nothing, a task costs 0.3 to 0.9 ms. Ray costs 0.9 to 1.9 ms a task, and the
-context is sent once to each node and unpacked once in each of its processes. A process that dies has its task run
-again, here and there; after `RETRIES` times the search ends with one line.
+context is sent once to each node and unpacked once in each of its processes. The task of a process that dies is run
+again, on both; after `RETRIES` times the search ends with one line.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ T_co = TypeVar("T_co", covariant=True)
 K = TypeVar("K", bound=Hashable)
 
 RETRIES: Final = 3
-"""Times that a task whose process died is run again: more than a machine that is short of memory would need."""
+"""How often the task of a dead process is run again: more than a machine that is short of memory would need."""
 
 
 class Pending(Protocol[T_co]):
     """A task that was given away."""
 
     def result(self) -> T_co:
-        """Wait for it.
+        """Wait for the result.
 
         Raises:
             UsageError: every process that tried it died, or Ray cannot run it.
@@ -43,7 +42,7 @@ class Pending(Protocol[T_co]):
         ...
 
     def cancel(self) -> bool:
-        """Its result is not wanted any more; whether it had not begun."""
+        """Give the result up; whether the task had not begun."""
         ...
 
 
@@ -69,7 +68,7 @@ class Fanout(Protocol):
 
 
 Search = Generator[Sequence[K], T, None]
-"""Yields what it would have tried, what it wants first in front; is sent what came of the first."""
+"""Yields the keys that it would try, the one it wants first in front; is sent the result of the first."""
 
 
 def in_order(fanout: Fanout, search: Search[K, T], start: Callable[[K], Pending[T]], seen: Callable[[], None]) -> None:
@@ -99,7 +98,7 @@ def in_order(fanout: Fanout, search: Search[K, T], start: Callable[[K], Pending[
 
 @contextlib.contextmanager
 def opened(context: Any, *, on: str | None = None, processes: int | None = None) -> Iterator[Fanout]:
-    """Where to run tasks, for as long as the block lasts; broken off, it ends what runs.
+    """A place to run tasks for as long as the block lasts. If the block is broken off, running tasks are ended.
 
     Args:
         context: first argument of every call.
@@ -143,7 +142,7 @@ def _here(call: Callable[..., T], args: tuple[Any, ...]) -> T:
 
 
 class Processes:
-    """Forked from this one."""
+    """Processes forked from this one."""
 
     def __init__(self, context: Any, count: int | None = None) -> None:
         self.width: Final = count or max(1, len(os.sched_getaffinity(0)))
@@ -159,7 +158,7 @@ class Processes:
         return _LocalTask(self, call, args)
 
     def start(self, call: Callable[..., T], args: tuple[Any, ...]) -> tuple[ProcessPoolExecutor, Future[T]]:
-        """Give a task to the pool; to a new one where processes of the last one died."""
+        """Give a task to the pool; to a new pool if processes of the last one died."""
         try:
             return self._pool, self._pool.submit(_here, call, args)
         except BrokenProcessPool:
@@ -167,7 +166,7 @@ class Processes:
             return self._pool, self._pool.submit(_here, call, args)
 
     def replace(self, broken: ProcessPoolExecutor) -> None:
-        """Once for each pool, however many tasks it took along."""
+        """Replace a broken pool once, however many tasks it had."""
         if broken is self._pool:
             broken.shutdown(wait=False, cancel_futures=True)
             self._pool = self._opened()

@@ -1,11 +1,12 @@
 """Simulations on a Ray cluster (`--on ray`): `baton.fanout.Fanout` by Ray's tasks.
 
-Ray places them, runs one again whose worker or node died, and carries what goes in and out by its own transport; Baton
-adds no wire of its own. The cluster is somebody's already: nothing is started, and nothing but our tasks is ended. It
-is as trusted as this machine: who may talk to a Ray cluster may run code on it (docs/security.md).
+Ray places the tasks, runs a task again if its worker or node died, and carries data by its own transport; Baton adds no
+wire of its own. The cluster belongs to other users, too: Baton starts nothing there, and ends only its own tasks. It is
+as trusted as this machine: a client that may talk to a Ray cluster may run code on it (docs/security.md).
 
-A node must run the very source that this process runs, compiled where this one's is (`baton.fanout_there`). Each task
-carries its digest, and says so where it is another: an older Baton on one node would simulate by other rules, unseen.
+A node must run the very source that this process runs, compiled if this process is (`baton.fanout_there`). Each task
+carries the source's digest and fails if the node's differs: an older Baton on one node would silently simulate by other
+rules.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cluster.errors import UsageError
 T = TypeVar("T")
 
 SILENT_S: Final = 30.0
-"""After so long without a result a line says so: the cluster's CPUs may be taken by others."""
+"""After this long without a result a line says so: other work may have the cluster's CPUs."""
 
 
 class RayCluster:
@@ -38,7 +39,7 @@ class RayCluster:
             UsageError: Ray is not installed, or there is no such cluster.
         """
         self._others_words: Final = contextlib.ExitStack()
-        """Ray's threads print what happens to its workers, on stdout: until `close` it goes to stderr."""
+        """Sends Ray's messages about its workers from stdout to stderr, until `close`."""
         self._others_words.enter_context(contextlib.redirect_stdout(sys.stderr))
         try:
             self._ray: Final = _connected(on)
@@ -63,7 +64,7 @@ class RayCluster:
         """Wait for a result.
 
         Raises:
-            UsageError: Ray cannot run it.
+            UsageError: Ray cannot run the task.
         """
         errors = self._ray.exceptions
         while not self._ray.wait([asked], timeout=SILENT_S)[0]:
@@ -85,8 +86,8 @@ class RayCluster:
             self._open.discard(asked)
 
     def cancel(self, asked: Any, *, force: bool = False) -> bool:
-        """Ray does not say whether it had begun: it is forgotten, and ended where it has not."""
-        with contextlib.suppress(Exception):  # it may be over, or the cluster gone
+        """Forget the task, and end it if it has not begun: Ray does not say which."""
+        with contextlib.suppress(Exception):  # the task may be over, or the cluster gone
             self._ray.cancel(asked, force=force)
         self._open.discard(asked)
         return True
@@ -99,7 +100,7 @@ class RayCluster:
 
 
 class _RayTask(Generic[T]):
-    """One task there."""
+    """One task on the cluster."""
 
     def __init__(self, owner: RayCluster, asked: Any) -> None:
         self._owner: Final = owner

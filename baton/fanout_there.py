@@ -1,7 +1,7 @@
-"""The end of `--on ray` that runs in a worker of the cluster: the same source as the driver's, compiled where that is.
+"""The part of `--on ray` that runs in a worker of the cluster: the driver's own source, compiled if the driver is.
 
 A worker imports this module and nothing else of Baton before it knows which modules to take: objects of compiled
-modules do not fit interpreted ones. What it is to do comes packed, and is unpacked then.
+modules do not fit interpreted ones. Its work comes packed, and is unpacked then.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from baton import compiled
 PACKAGES: Final = (
     "baton", "cluster", "costs", "decode", "engine", "goodput", "kvtransfer", "loadgen", "prefill", "router", "sim",
 )  # fmt: skip
-"""Whose source a simulation may depend on."""
+"""Packages whose source a simulation may depend on."""
 
 
 class OtherSource(Exception):
-    """A node runs another Baton than the driver; which, and how it differs."""
+    """A node runs another Baton than the driver; the message says which, and how it differs."""
 
 
 @cache
 def digest() -> str:
-    """Of what simulations depend on: our source, Python's and numpy's versions."""
+    """A digest of everything that simulations depend on: Baton's source, Python's and numpy's versions."""
     root = Path(baton.__file__).resolve().parent.parent
     found = hashlib.sha256(f"{platform.python_version()} {np.__version__}".encode())
     for package in PACKAGES:
@@ -66,7 +66,7 @@ def _frozen(kind: Any, values: Mapping[str, Any]) -> Any:
 
 
 _contexts: dict[str, Any] = {}
-"""Of this worker: the one that its tasks use, unpacked once."""
+"""The context of this worker's tasks by key, unpacked once."""
 
 
 def there(wanted: str, with_compiled: bool, key: str, held: list[Any], asked: bytes) -> bytes:  # noqa: FBT001 - Ray's

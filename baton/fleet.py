@@ -35,10 +35,10 @@ PORTS_S = 15.0
 PORTS_EVERY_S = 0.1
 
 OVERDUE_S = 15.0
-"""An agent that was told to leave by a deadline and has not ended so long after it is ended."""
+"""An agent that was told to leave by a deadline is ended if it is still there this long after it."""
 
 FINAL_CODES = (0, 1, 2)
-"""Exit codes by which a program of ours says that starting it again would not help."""
+"""Exit codes of Baton's programs that mean that another start would not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +49,17 @@ class Elsewhere:
     """Of `baton controller`, up to the registry's flags."""
     vllm_args: tuple[str, ...]
     count: int
-    """Instances that it begins with."""
+    """Instances at the start."""
     model: str
-    """A name in the API, to say how it is used."""
+    """A model's name in the API, for the example of use."""
 
 
 class Scaling(Protocol):
-    """What resizes a cluster while it serves."""
+    """The part that resizes a cluster while it serves."""
 
     @property
     def running(self) -> bool:
-        """Whether it has begun."""
+        """Whether resizing has begun."""
 
     async def run(self, fleet: Fleet) -> None:
         """Until cancelled."""
@@ -67,7 +67,7 @@ class Scaling(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Front:
-    """What the router is told, and how this command behaves."""
+    """The router's settings, and this command's own."""
 
     title: str
     host: str
@@ -100,9 +100,9 @@ class Front:
 class Fleet:
     """One cluster on this machine, from start to stop.
 
-    Long, as each program of it (registry, router, controller, agents) is started, watched and ended in an order that
-    the others' states decide; which instances there are to be is `Members`' subject, how often a program is started
-    again `Restarts`', and what people see `Board`'s.
+    The class is long because each program (registry, router, controller, agents) is started, watched and ended in an
+    order that the others' states decide. `Members` knows which instances there are to be, `Restarts` how often a
+    program is started again, `Board` what people see.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Fleet:
         registry: RegistryElsewhere,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """`planned`: engines of this machine, or none where they are `elsewhere`."""
+        """`planned`: the engines of this machine; empty if they run `elsewhere`."""
         self.front = front
         self.running = running
         self.board = Board(front.title, quiet=front.as_json)
@@ -137,12 +137,12 @@ class Fleet:
         self.failure: str | None = None
         self.codes: dict[str, int] = {}
         self.scaling: Scaling | None = None
-        """What resizes it once it serves; None: it stays as it is."""
+        """Resizes the fleet once it serves; None: it keeps its size."""
         self._group: asyncio.TaskGroup | None = None
         self._keepers: set[asyncio.Task[None]] = set()
 
     def _add(self, planned: Planned, pool: str = "", *, later: bool = False) -> Member:
-        """One more engine, which nothing has started yet."""
+        """Add one more engine, not started yet."""
         name = planned.wanted.name
         argv = self._engine_argv(planned, self.registry.words())
         program = Program(name, argv, self._on_event, log_folder() / f"{name}.agent.log")
@@ -175,7 +175,7 @@ class Fleet:
                     self._begin(program)
                 serving = group.create_task(self._serve(), name="serve")
                 introducing = group.create_task(self._introduce(), name="introduce")
-                while self._keepers:  # others may begin meanwhile
+                while self._keepers:  # other programs may begin meanwhile
                     await asyncio.wait(self._keepers, return_when=asyncio.FIRST_COMPLETED)
                     self._keepers = {keeper for keeper in self._keepers if not keeper.done()}
                 self._group = None
@@ -183,7 +183,7 @@ class Fleet:
                 introducing.cancel()
                 if self.registry_program:
                     self.stopping.set()
-                    self.registry_program.stop()  # nobody is left who would miss it
+                    self.registry_program.stop()  # no program is left that needs it
         return self._verdict()
 
     def _begin(self, program: Program) -> None:
@@ -191,7 +191,9 @@ class Fleet:
         self._keepers.add(self._group.create_task(self._keep(program), name=program.name))
 
     async def _wait_for_registry(self) -> None:
-        """Nothing else is worth starting before; when it does not come up, its own `_keep` has said why."""
+        """Wait for the registry before anything else is started; if it does not come up, its own `_keep` has said
+        why.
+        """
         try:
             await self.registry.wait_ready()
             self.board.update("registry", "ready")
@@ -208,7 +210,7 @@ class Fleet:
             self.board.add(member.name, f"{member.planned.url} on {member.planned.placed}")
 
     async def _keep(self, program: Program) -> None:
-        """Run one program, again when it is killed; when it fails for good, the cluster ends with it."""
+        """Run one program, and again if it is killed; if it fails for good, the cluster ends with it."""
         restarts = Restarts()
         while True:
             code = await program.run()
@@ -237,12 +239,16 @@ class Fleet:
         return next((each for each in self.members if each.program is program), None)
 
     def _forget(self, member: Member) -> None:
-        """It has left. A fleet that is never resized keeps its name, for what asks about it later."""
+        """Forget an engine that has left. A fleet that is never resized keeps its name, for later questions about
+        it.
+        """
         if self.scaling is not None:
             self.members.remove(member)
 
     def _failed(self, program: Program, member: Member | None, code: int) -> None:
-        """It ended for good: the cluster with it, unless it serves already and another engine can take its place."""
+        """Handle a program that failed for good: end the cluster, unless it serves and another engine can take the
+        place.
+        """
         if member is not None and self.scaling is not None and (member.later or self.scaling.running):
             member.failed = _why(program, code)
             return
@@ -257,7 +263,7 @@ class Fleet:
         save(self.running)
 
     def begin_engine(self, planned: Planned, pool: str) -> None:
-        """Start one more."""
+        """Start one more engine."""
         if self.stopping.is_set() or self._group is None:
             return
         member = self._add(planned, pool, later=True)
@@ -266,7 +272,7 @@ class Fleet:
         self._begin(member.program)
 
     def drain_engine(self, name: str, deadline_s: float) -> None:
-        """Have it finish what it has and end: routers hear of it before it does. Told twice it would end at once."""
+        """Let an engine finish its requests and end: routers learn of it first. A second call would end it at once."""
         member = self.members.get(name)
         if member is None or member.leaving or member.failed:
             return
@@ -276,7 +282,7 @@ class Fleet:
         asyncio.get_running_loop().call_later(deadline_s + OVERDUE_S, self._cut_off, member)
 
     def end_engine(self, name: str) -> None:
-        """End it now, in order; one that has failed is forgotten."""
+        """End an engine now, in order; forget one that has failed."""
         member = self.members.get(name)
         if member is None:
             return
@@ -291,7 +297,7 @@ class Fleet:
             member.program.close()
 
     async def _wait_for_ports(self, program: Program) -> None:
-        """What a killed agent left below it is being ended by its keeper: until then its ports are taken."""
+        """Wait until a killed agent's keeper has ended its processes: until then its ports are taken."""
         ports = [port for each in self.members if each.program is program for port in each.planned.ports]
         for _ in range(int(PORTS_S / PORTS_EVERY_S)):
             if all(is_free(LOOPBACK, port) for port in ports):
@@ -299,7 +305,9 @@ class Fleet:
             await asyncio.sleep(PORTS_EVERY_S)
 
     async def _introduce(self) -> None:
-        """Each time an engine with Baton's connector has started: it may read from the others, and they from it."""
+        """Introduce engines each time one with Baton's connector has started: it may read from the others, and they
+        from it.
+        """
         while True:
             await self.started.wait()
             self.started.clear()
@@ -307,7 +315,7 @@ class Fleet:
             known = [(each.planned.wanted.name, Path(each.planned.wanted.door)) for each in doors]
             try:
                 await asyncio.to_thread(introduce_each_other, *known)
-            except (OSError, ValueError) as error:  # one of them ends just now: its next start comes by here again
+            except (OSError, ValueError) as error:  # one engine ends just now: its next start comes by here again
                 self.board.say(
                     f"Engines with Baton's connector do not know each other yet; tried again at the next start: {error}"
                 )
@@ -338,7 +346,7 @@ class Fleet:
         self.board.say(_how_to_use(self.endpoint, model))
 
     async def _wait_until_routable(self) -> list[dict[str, Any]]:
-        """Until the router knows every instance; what it says of them."""
+        """Wait until the router knows every instance; the router's own list of them."""
         count = 0 if self.elsewhere is None else self.elsewhere.count
         async with aiohttp.ClientSession() as session:
             while True:
@@ -420,8 +428,8 @@ class Fleet:
             self._stop()
 
     def _stop(self) -> None:
-        """The router first: it finishes what is open. Once it has ended nobody asks for anything any more, and the
-        engines go at once, holds and all.
+        """Stop the router first: it finishes open requests. After its end no program sends requests, and the engines
+        end at once, with all holds.
         """
         if self.stopping.is_set():
             return
@@ -436,7 +444,7 @@ class Fleet:
 
     def _stop_engines(self) -> None:
         if self.controller is not None:
-            self.controller.stop()  # it owns them, and ends them
+            self.controller.stop()  # the controller owns the engines, and ends them
         for member in self.members:
             member.program.close()
 

@@ -13,7 +13,7 @@ from costs.shipped import find_model
 
 
 def floor_of(_: Spec, model: Model) -> Floor | None:
-    """What the model's pools could do at best, each target on the pool that is fastest at it.
+    """The best times of the model's pools, each target on the pool that is fastest at it.
 
     A bound for a prompt of one token on an otherwise idle instance, so that a target below it is a mistake whatever the
     load. None where the model's config does not ship; no targets where a pool's GPU is not named or not known.

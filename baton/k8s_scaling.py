@@ -1,7 +1,7 @@
-"""Goodput controllers beside the operator: one for each cluster some pool of which may have more or fewer instances.
+"""Goodput controllers beside the operator: one for each cluster with a pool that may have more or fewer instances.
 
 They run in the operator that leads, meet routers and agents in the cluster's registry, and act through the operator's
-world. Where a BatonPool decides on a pool they look on, and say what they would do.
+world. If a BatonPool decides on a pool, they only report what they would do.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("baton.controller")
 
 LOOK_S: Final = 2.0
-"""Between two looks at which clusters there are."""
+"""Seconds between two looks at the list of clusters."""
 ADVICE_S: Final = 60.0
-"""Between two changes of what a condition says a controller would do: each is a write."""
+"""Seconds between two changes of a condition that reports what a controller would do: each is a write."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class _Running:
     """The controller of one cluster."""
 
     mark: str
-    """What it was made of; another one takes a new controller."""
+    """What the controller was made of; a change takes a new controller."""
     shell: ScalingShell
     task: asyncio.Task[None]
     advised_at: float = -ADVICE_S
@@ -118,10 +118,10 @@ class Controllers:
         return _Running(mark=mark, shell=shell, task=task)
 
     async def _registry(self, key: Place, seen: Seen) -> Callable[[], Registry]:
-        """Opens the registry of a cluster, as often as is asked.
+        """Gives a function that opens the registry of a cluster, any number of times.
 
         Raises:
-            UsageError: its files cannot be used.
+            UsageError: the registry's files cannot be used.
         """
         from cluster.registry.redis import RedisRegistry
 
@@ -148,7 +148,7 @@ class Controllers:
         return opened
 
     def _advise(self, key: Place, known: _Running) -> None:
-        """What it would do, where it may not."""
+        """Report what the controller would do, if it may not act."""
         now, scaler, wanted = self._clock(), known.shell.scaler, self._board.of(*key)
         if scaler is None or not wanted.scales or now - known.advised_at < ADVICE_S:
             return
@@ -164,13 +164,13 @@ class Controllers:
 
 
 def _mark(seen: Seen) -> str:
-    """Everything that a controller is made of but promises, which change without a new one."""
+    """Everything that a controller is made of but targets, which change without a new controller."""
     file = {name: value for name, value in seen.resource.file.items() if name != "slo"}
     return json.dumps([file, seen.resource.kubernetes.engine.value, sorted(seen.observed.external)], sort_keys=True)
 
 
 def _plan(seen: Seen, spec: Spec) -> Plan:
-    """What is to be sized: its pools are named as workloads are, and those it cannot size stay with the operator."""
+    """The pools to size, named as workloads are; the operator keeps those that cannot be sized."""
     from k8s.operator.scaling import pool_name
 
     made = plan_of(spec, seen.resource.kubernetes.engine.value, None, [], dry=bool(seen.observed.external))

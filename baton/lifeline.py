@@ -10,12 +10,12 @@ from collections.abc import Callable
 from cluster.errors import UsageError
 
 END_S = 7.0
-"""What an orderly end may take once nobody is there any more. Then the process ends without one: a killed `baton up`
-leaves nothing behind after 10 s, whatever any library does with a cancelled task."""
+"""Longest time of an orderly end after the parent is gone. Then the process ends at once: a killed `baton up` leaves
+nothing behind after 10 s, whatever any library does with a cancelled task."""
 
 
 def watch_lifeline(on_end: Callable[[], None]) -> None:
-    """Call `on_end` when the parent is gone, and see to it that this process does not outlive it for long.
+    """Call `on_end` when the parent is gone, and end this process soon after, if it is still there.
 
     Raises:
         UsageError: standard input is not a pipe.

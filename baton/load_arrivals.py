@@ -23,7 +23,7 @@ from loadgen.made import made
 from loadgen.shaping import denser, faster, window
 
 REQUESTS = 100
-"""Made-up load ends here unless told otherwise."""
+"""Length of made-up load, unless flags say otherwise."""
 
 BAD_SHOWN = 20
 """Left-out rows that are shown to people; --json lists them all."""
@@ -42,10 +42,10 @@ class Planned:
     notes: tuple[str, ...] = ()
     count: int | None = None
     lasts_s: float | None = None
-    """Of conversations, whose requests are not known beforehand: how many, or how long."""
+    """Of conversations, whose requests are not known beforehand: how long they go on."""
 
     def left_out(self) -> list[str]:
-        """Bad rows, for people: the first ones, and how many there are."""
+        """The bad rows for people: the first ones, and their number."""
         told = [f"left out: {row}" for row in self.bad[:BAD_SHOWN]]
         if len(self.bad) > BAD_SHOWN:
             told.append(f"left out: {len(self.bad) - BAD_SHOWN} more; --json lists them all")
@@ -55,7 +55,7 @@ class Planned:
 
     @property
     def planned(self) -> int | None:
-        """How many requests; None where only time ends them."""
+        """How many requests; None if only time ends the load."""
         return self.count if self.count or self.lasts_s else len(self.arrivals)
 
     @property
@@ -67,7 +67,7 @@ class Planned:
 
 
 def planned(args: argparse.Namespace, *, strict: bool = False) -> Planned:
-    """What the flags ask for. Rows of a trace that cannot be read are left out and listed.
+    """The load that the flags describe. Unreadable rows of a trace are left out and listed.
 
     Raises:
         UsageError: flags contradict each other, no row can be read, or with `strict` one cannot.
@@ -134,7 +134,7 @@ class Loads:
 def loads_of(args: argparse.Namespace) -> Loads:
     """The loads that the flags ask for. UsageError as `planned`."""
     loads = Loads(args)
-    loads.load(0, 2, 1.0)  # what is wrong with a flag is said before anything is sent
+    loads.load(0, 2, 1.0)  # a bad flag is reported before anything is sent
     return loads
 
 
@@ -197,7 +197,7 @@ def _times(args: argparse.Namespace, rng: np.random.Generator) -> Iterator[float
 
 
 def _shaped(found: Iterable[Arrival], args: argparse.Namespace) -> list[Arrival]:
-    """Speed, duration and number, in this order; then all of it in memory, so that sending only sends."""
+    """Apply speed, duration and number, in this order; then hold all arrivals in memory, so that sending only sends."""
     if args.speed != 1:
         found = faster(found, args.speed)
     if args.duration_s is not None:
@@ -252,7 +252,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _good(rows: Iterator[Row], args: argparse.Namespace, bad: list[str], *, strict: bool) -> Iterator[Arrival]:
-    """Arrivals alone: bad rows are noted down, or with `strict` the first one ends it."""
+    """Arrivals only: bad rows are noted, or with `strict` the first one ends the command."""
     for row in rows:
         if isinstance(row, Arrival):
             yield row

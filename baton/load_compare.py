@@ -1,4 +1,4 @@
-"""`baton load --compare A B`: two files of --out, one against the other."""
+"""`baton load --compare A B`: compares two files of --out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BAD_SHOWN = 3
 
 
 def compare_files(args: argparse.Namespace) -> int:
-    """Print what B changes; 0: nothing is surely worse, 1: something is, 2: they cannot be compared."""
+    """Print what B changes; 0: nothing is worse beyond its interval, 1: something is, 2: they cannot be compared."""
     if args.url is not None or args.find_goodput or args.dry_run or args.html is not None or args.plot is not None:
         raise UsageError("--compare sends nothing: give it two --out files, targets and perhaps --json, no more")
     first, second = args.compare
@@ -34,7 +34,7 @@ def compare_files(args: argparse.Namespace) -> int:
 
 
 def _records(path: Path) -> list[Record]:
-    """The records of a file; lines that are none are left out, and said."""
+    """The records of a file; other lines are left out and reported."""
     decoder = msgspec.json.Decoder(Record)
     found: list[Record] = []
     bad: list[str] = []

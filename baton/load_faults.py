@@ -1,7 +1,7 @@
-"""`baton load --fault`: finds the instances that are meant, sees before the load that each can be reached, and acts.
+"""`baton load --fault`: finds the named instances, checks before the load that each can be reached, and acts on them.
 
-Where an instance is, the registry of a `baton up` on this machine says, or `--target NAME=URL`: of a mock its own port,
-else its agent's.
+The registry of a `baton up` on this machine has the address of an instance, or `--target NAME=URL` gives it: a mock's
+own port, else its agent's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ASK_S = 10.0
 
 @dataclass(slots=True)
 class Target:
-    """Where an instance can be reached."""
+    """The addresses of an instance."""
 
     name: str
     engine: str
@@ -43,7 +43,7 @@ class Target:
 
 
 class Faults:
-    """What is to be done while a load runs, and what came of it."""
+    """The actions of a load, and their results."""
 
     def __init__(self, actions: Sequence[Action] = ()) -> None:
         self.actions = in_order(actions)
@@ -91,7 +91,7 @@ class Faults:
                 raise UsageError(f"--fault {action}: {why}")
 
     def tick(self, elapsed_s: float) -> None:
-        """Do what is due by now."""
+        """Start the actions that are due by now."""
         self._elapsed_s = elapsed_s
         for action in self._timeline.handle(elapsed_s):
             task = asyncio.get_running_loop().create_task(self._do(action))
@@ -99,7 +99,7 @@ class Faults:
             task.add_done_callback(self._tasks.discard)
 
     async def ended(self) -> None:
-        """The load is over: wait for what is still being done."""
+        """After the load: wait for actions under way."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
@@ -143,7 +143,7 @@ async def _fleet(cluster: str) -> dict[str, Target]:
 
 
 async def _unreachable(action: Action, target: Target) -> str:
-    """Why an action cannot be done on its target; empty where it can."""
+    """Why an action cannot be done on its target; empty if it can."""
     if action.asks is Asks.KERNEL:
         return "" if target.born else "only an instance of a `baton up` on this machine can be killed (a mock: `die`)"
     if action.asks is Asks.AGENT:
@@ -154,7 +154,7 @@ async def _unreachable(action: Action, target: Target) -> str:
 
 
 async def _done(action: Action, target: Target) -> str | None:
-    """Do it; why it could not be done, or None."""
+    """Do the action; why it failed, or None."""
     if action.asks is Asks.KERNEL:
         if born(target.pid) != target.born:
             return "it is gone already"
@@ -170,7 +170,7 @@ async def _done(action: Action, target: Target) -> str | None:
 
 
 async def _asked(method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
-    """What the other side answers; a text where it does not, or refuses."""
+    """The target's answer; an error's text if it does not answer, or refuses."""
     try:
         async with (
             asyncio.timeout(ASK_S),

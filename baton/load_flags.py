@@ -118,7 +118,7 @@ def add_sessions(group: Any) -> None:
 
 
 def add_faults(group: Any) -> None:
-    """Flags of what goes wrong meanwhile."""
+    """Flags of faults during the load."""
     group.add_argument(
         "--fault",
         action="append",

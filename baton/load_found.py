@@ -1,4 +1,4 @@
-"""What `baton load --find-goodput` found, for all who show it."""
+"""The result of `baton load --find-goodput`, for all parts that show it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadgen.search import Finished, Limit, Try
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What was found, and the trials that it was found by."""
+    """The goodput found, and the trials behind it."""
 
     finished: Finished
     tries: tuple[Try, ...]
@@ -23,7 +23,7 @@ class Goodput:
 
     @property
     def exit_code(self) -> int:
-        """0 where goodput was found, 130 where it was stopped, else 1."""
+        """0 if goodput was found, 130 if the user stopped the search, else 1."""
         if self.finished.limit is Limit.STOPPED:
             return 130
         return 0 if self.finished.limit is Limit.SERVER else 1

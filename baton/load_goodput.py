@@ -1,4 +1,6 @@
-"""`baton load --find-goodput`: makes each trial's load, sends it, judges it; `loadgen.search` decides what is next."""
+"""`baton load --find-goodput`: makes each trial's load, sends it, judges it; `loadgen.search` chooses the next
+trial.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from loadgen.report import CPU_SHARE, LATE_MS, Targets, met, sender_limit, sprea
 from loadgen.search import WINDOW, Aim, Finished, RunTrial, Search, Stop, Tick, TrialDone, Try
 
 SETTLE_S: Final = 0.5
-"""After a trial: engines end what was cut."""
+"""Pause after a trial, in which engines end cut requests."""
 
 CPU_NOTICE_S: Final = 2.0
 """A share of a core means nothing of a shorter trial."""
@@ -34,7 +36,7 @@ BEARABLE: Final = 0.25
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse what does not go together with a search."""
+    """Refuse flags that do not fit a search."""
     if not targets_of(args).any:
         raise UsageError("--find-goodput needs a promise: give --ttft-ms, --tpot-ms, --tt2t-ms or --e2e-ms")
     for flag in ("sessions", "max_concurrency", "requests", "duration_s", "plot", "out"):
@@ -50,7 +52,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def aim_of(args: argparse.Namespace) -> Aim:
-    """What is searched."""
+    """The aim of the search."""
     return Aim(
         attainment=args.attainment,
         first_rate=args.rate or 1.0,
@@ -63,7 +65,7 @@ def aim_of(args: argparse.Namespace) -> Aim:
 
 
 async def find(args: argparse.Namespace, url: str) -> Goodput:
-    """Search. Ctrl-C ends it with what is known."""
+    """Search. Ctrl-C ends the search with the result so far."""
     headers = headers_of(args)
     loads = loads_of(args)
     asking, notes = await asking_of(args, url, headers)
@@ -86,7 +88,7 @@ class _Shell:
         self._trial = 0
 
     def stop(self) -> None:
-        """End the search with what is known; the trial under way says nothing."""
+        """End the search with the result so far; the trial under way does not count."""
         self._stopped = True
         self._sender.cut()
 
@@ -112,7 +114,7 @@ class _Shell:
         return effects[0]
 
     async def _try(self, trial: RunTrial, began: float) -> Try | None:
-        """One trial; None where time ran out in it."""
+        """One trial; None if time ran out in it."""
         arrivals = self._loads.load(trial.repeat, trial.requests, trial.rate)
         judge = _Judge(arrivals, self._targets, self.search.aim.attainment, self._sender)
         ends = self.search.next_wakeup()
@@ -146,7 +148,7 @@ class _Shell:
 
 
 class _Judge:
-    """One trial as it goes: whether its window attains, and the moment when that is certain."""
+    """One running trial: whether its window attains, and the moment when that is certain."""
 
     def __init__(self, arrivals: Sequence[Arrival], targets: Targets, share: float, sender: Sender) -> None:
         first, last = math.floor(WINDOW[0] * len(arrivals)), math.ceil(WINDOW[1] * len(arrivals))
@@ -170,7 +172,7 @@ class _Judge:
             self._missed_sent += not met(record, self._targets, from_sent=True)
 
     def tick(self, load: Load) -> None:
-        """End the trial once nothing in it can change the verdict."""
+        """End the trial when nothing in it can change the verdict any more."""
         if self._cut:
             return
         overdue = sum(load.elapsed_s > deadline_s for deadline_s in self._window.values())
@@ -180,7 +182,7 @@ class _Judge:
             self._sender.cut()
 
     def verdict(self, trial: RunTrial, sent: Sent) -> Try:
-        """What the trial says."""
+        """The trial's result."""
         holds = not self._window and self._missed <= self._may_miss
         return Try(
             repeat=trial.repeat,
@@ -193,10 +195,11 @@ class _Judge:
         )
 
     def _spoilt(self, sent: Sent, *, holds: bool) -> str:
-        """Why this trial tells of the sender; empty where it does not.
+        """Why this trial shows the sender's limit; empty if it does not.
 
-        A load that attains although the sender was late attains all the more. One that does not is the server's fault
-        only where forgiving the sender's lateness changes nothing, and that was too small to bunch requests up.
+        A load that attains although the sender was late would attain all the more without the lateness. A load that
+        does not attain is the server's fault only if forgiving the lateness changes nothing, and the lateness was too
+        small to bunch requests up.
         """
         if sent.notes:
             return sent.notes[0]
@@ -213,7 +216,7 @@ class _Judge:
 
 
 def _deadline_s(arrival: Arrival, targets: Targets) -> float:
-    """From this second of the load on, a request without an end has missed: infinite where targets do not say.
+    """The second of the load from which a request without an end has missed: infinite if the targets do not say.
 
     An answer of n tokens whose first came in time and whose others kept their mean time has ended by then.
     """

@@ -1,4 +1,4 @@
-"""`baton load --html`: one page that holds everything, text, tables and pictures, and loads nothing from anywhere."""
+"""`baton load --html`: one page with all text, tables and pictures inside; it loads nothing from elsewhere."""
 
 from __future__ import annotations
 

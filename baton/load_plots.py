@@ -1,4 +1,4 @@
-"""Pictures of a load, drawn by matplotlib, which is imported here alone and only when a picture is asked for."""
+"""Pictures of a load, drawn by matplotlib, which only this module imports, and only when a picture is asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loadgen.stages import RESIDUAL, Stages
 
 DPI: Final = 120
 LINES_MAX: Final = 4000
-"""Points of one curve: a picture of a million requests is not larger than one of these."""
+"""Most points of one curve, so that a picture of a million requests is not larger than one of these."""
 
 BINS: Final = 60
 """Of the time axis, for rates."""
@@ -30,7 +30,7 @@ TICKS_MAX: Final = 12
 
 
 def need_matplotlib(flag: str) -> None:
-    """Before the load rather than after it."""
+    """Check for matplotlib before the load rather than after it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(f"{flag} needs matplotlib, which is not installed: pip install 'baton-serve[plots]'")
 
@@ -51,7 +51,7 @@ def plot(path: Path, records: Sequence[Record], report: Report) -> None:
 
 
 def pictures(records: Sequence[Record], report: Report) -> list[tuple[str, bytes]]:
-    """(what it shows, SVG) of everything that there is to see of a load."""
+    """(title, SVG) of each picture of a load."""
     found = [
         ("Latency over time", _drawn(lambda axes: _latency_over_time(axes, records, report))),
         ("Requests over time", _drawn(lambda axes: _rates_over_time(axes, records, report))),
@@ -106,7 +106,7 @@ def _latency_over_time(axes: Any, records: Sequence[Record], report: Report) -> 
 
 
 def _rates_over_time(axes: Any, records: Sequence[Record], report: Report) -> None:
-    """What was due, what was answered and what was open."""
+    """Requests due, answered and open over time."""
     end = max((record.end_s for record in records), default=1.0) or 1.0
     width = end / BINS
     due, answered = [0] * (BINS + 1), [0] * (BINS + 1)
@@ -141,7 +141,7 @@ def _open_over_time(records: Sequence[Record]) -> list[tuple[float, float]]:
 
 
 def _shares(axes: Any, records: Sequence[Record], targets: Targets) -> None:
-    """Which share of answers had it within so many milliseconds."""
+    """The share of answers within so many milliseconds."""
     for name, of, promised, colour in (
         ("TTFT", _ttft, targets.ttft_ms, "C0"),
         ("TPOT", _tpot, targets.tpot_ms, "C1"),
@@ -222,7 +222,7 @@ def _say_empty(axes: Any, records: Sequence[Record]) -> None:
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Every n-th of too many, the last one always."""
+    """Every n-th point of too many, always with the last one."""
     step = max(1, math.ceil(len(points) / LINES_MAX))
     return points if step == 1 else [*points[::step], points[-1]]
 

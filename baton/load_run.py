@@ -1,4 +1,4 @@
-"""One load on an endpoint: asked about first, sent, and told as a report; and what every way of sending shares."""
+"""Runs one load: asks the endpoint first, sends the load, reports it; with the parts that all ways of sending share."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Done:
 
 
 def targets_of(args: argparse.Namespace) -> Targets:
-    """What the flags promise."""
+    """The targets in the flags."""
     return Targets(args.ttft_ms, args.tt2t_ms, args.tpot_ms, args.e2e_ms)
 
 
 async def send(args: argparse.Namespace, url: str, load: Planned, faults: Faults, out: Out) -> Done:
-    """Ask the endpoint, send the load with its faults, add it up."""
+    """Ask the endpoint, send the load with its faults, summarise it."""
     headers = headers_of(args)
     asking, notes = await asking_of(args, url, headers)
     sending = sending_of(args, asking, headers)
@@ -93,7 +93,7 @@ async def _sent(
 
 
 def sender_of(args: argparse.Namespace, url: str) -> Sender:
-    """One process, or several."""
+    """One sending process, or several."""
     return OneSender(url) if args.senders == 1 else ManySenders(url, args.senders)
 
 
@@ -111,7 +111,7 @@ def sending_of(args: argparse.Namespace, asking: Asking, headers: dict[str, str]
 
 
 async def asking_of(args: argparse.Namespace, url: str, headers: dict[str, str]) -> tuple[Asking, tuple[str, ...]]:
-    """Model and prompt lengths, asked of the endpoint where flags do not say; with notes on what it did not say."""
+    """Model and prompt lengths, asked of the endpoint if flags do not give them; with notes on what is missing."""
     asking = Asking(
         model=args.model or await model_of(url, headers),
         chat=args.chat,
@@ -134,7 +134,7 @@ async def asking_of(args: argparse.Namespace, url: str, headers: dict[str, str])
 
 
 class Stoppable(Protocol):
-    """What Ctrl-C ends."""
+    """Something that Ctrl-C ends."""
 
     def stop(self) -> None:
         """In order."""
@@ -168,8 +168,8 @@ def interrupted(sender: Stoppable) -> Iterator[None]:
 
 
 class Out:
-    """The file of records: tried before the load, each line written as its request ends. What it held before is there
-    until the first of them: a load that never begins takes nothing away.
+    """The file of records. It is tried before the load; each line is written as its request ends. The old content stays
+    until the first record: a load that never begins loses nothing.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -190,11 +190,11 @@ class Out:
             return
         try:
             self._file.close()
-        except OSError as error:  # what was still to be written
+        except OSError as error:  # the rest that was not written yet
             say(f"--out {self._path}: {error.strerror}; its last records are missing")
 
     def write(self, record: Record) -> None:
-        """One more record. A full disk ends the file, not the load."""
+        """Write one record. A full disk ends the file, not the load."""
         if self._file is None or self._path is None:
             return
         try:
@@ -206,7 +206,7 @@ class Out:
         except OSError as error:
             say(f"--out {self._path}: {error.strerror}; no more records are written")
             file, self._file = self._file, None
-            with contextlib.suppress(OSError):  # it tries to write the rest once more
+            with contextlib.suppress(OSError):  # close tries to write the rest once more
                 file.close()
 
 

@@ -1,7 +1,7 @@
-"""One of the processes of `baton load --senders N`: reads its part of the load on stdin, tells records on stdout.
+"""One of the processes of `baton load --senders N`: reads its part of the load on stdin, writes records to stdout.
 
-The first line is the job; then `start MOMENT`, later perhaps `stop` or `cut`. Where stdin ends, the parent is gone:
-what is open is cut, and this process ends.
+The first line is the job; then `start MOMENT`, later perhaps `stop` or `cut`. If stdin ends, the parent is gone: open
+requests are cut, and this process ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Part:
         self._told = 0
 
     async def run(self, start: float) -> None:
-        """Send it, and tell what came of it."""
+        """Send the load, and report its records."""
         load = await self._replay.run(self._job.arrivals, Shard(self._job.first, self._job.step, start))
         gaps = encoded_gaps(load.gaps_s)
         _tell(Ended(load.sent, load.held_back, load.cpu_s, load.elapsed_s, gaps))
@@ -50,7 +50,7 @@ class Part:
 
 
 def _tell(told: Told) -> None:
-    """One line; a parent that is gone ends this process."""
+    """Write one line; this process ends if its parent is gone."""
     try:
         sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
         sys.stdout.buffer.flush()

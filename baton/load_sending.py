@@ -22,14 +22,14 @@ from loadgen.replay import TICK_S, Load, Replay, Sending
 from loadgen.sessions import Sessions
 
 LINE_BYTES_MAX = 1 << 28
-"""Of what a sender tells: a record with the times of a hundred thousand tokens fits."""
+"""Longest line of a sender: a record with the times of a hundred thousand tokens fits."""
 
 BEGIN_S = 0.5
-"""Between the last sender's word that it is ready and the load's second 0: its first bodies are made meanwhile."""
+"""From the moment when the last sender is ready to the load's second 0; the first bodies are made meanwhile."""
 
 READY_S = 60.0
 LAST_WORDS_S = 5.0
-"""A sender that was told to cut has this long to tell what it measured."""
+"""Time that a sender has for its last records after `cut`."""
 
 OnRecord = Callable[[Record], None]
 OnTick = Callable[[Load], None]
@@ -76,7 +76,7 @@ Told = Ready | Got | Stands | Ended
 
 
 class Sender(Protocol):
-    """What sends loads; one at a time."""
+    """Sends loads, one at a time."""
 
     async def send(self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick) -> Sent:
         """Send them all, and wait for the answers."""
@@ -90,7 +90,7 @@ class Sender(Protocol):
 
 @dataclass(slots=True)
 class Sent:
-    """What came of a load."""
+    """The result of a load."""
 
     load: Load
     cpu_s: float
@@ -137,22 +137,22 @@ class _Child:
     number: int
     process: asyncio.subprocess.Process
     share: int
-    """Requests that it is to send."""
+    """Requests that this sender is to send."""
     sent: int = 0
     told: int = 0
-    """Records that came from it."""
+    """Records that it has reported."""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     ended: Ended | None = None
 
     def tell(self, word: bytes) -> None:
-        """One line on its stdin."""
+        """Write one line to its stdin."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, RuntimeError):
             self.process.stdin.write(word + b"\n")
 
     @property
     def gone(self) -> bool:
-        """Whether it ended without its last word."""
+        """Whether it ended without its final report."""
         return self.ended is None and self.process.returncode is not None
 
 
@@ -192,7 +192,7 @@ class ManySenders:
             child.tell(b"cut")
 
     async def _start(self, number: int, arrivals: Sequence[Arrival], sending: Sending) -> _Child:
-        """A sender in a session of its own: Ctrl-C comes to this process alone, which passes it on."""
+        """Start a sender in a session of its own: Ctrl-C reaches this process only, which passes it on."""
         part = list(arrivals[number :: self._count])
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "baton.load_sender",
@@ -205,7 +205,7 @@ class ManySenders:
         return child
 
     async def _begin(self) -> None:
-        """All of them at one moment, when all are ready (or gone)."""
+        """Start all senders at one moment, when all are ready (or gone)."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
                 for child in self._children:
@@ -231,7 +231,7 @@ class ManySenders:
             reader.cancel()
 
     async def _read(self, child: _Child, on_record: OnRecord) -> None:
-        """What one sender tells, until it ends."""
+        """Read one sender's records until it ends."""
         decoder = msgspec.json.Decoder(Told)
         assert child.process.stdout is not None
         while (line := await child.process.stdout.readline()).endswith(b"\n"):
@@ -247,7 +247,7 @@ class ManySenders:
                 break
         if child.ended is None:
             await child.process.wait()
-            child.ready.set()  # it never will be
+            child.ready.set()  # it will never be ready
 
     def _take(self, child: _Child, record: Record, on_record: OnRecord) -> None:
         load = self._load
@@ -263,7 +263,7 @@ class ManySenders:
         """No sender outlives the load."""
         for child in self._children:
             if child.process.stdin is not None:
-                child.process.stdin.close()  # a sender whose parent is gone ends by itself
+                child.process.stdin.close()  # a sender ends by itself when its stdin closes
             if child.process.returncode is None and child.ended is None:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.send_signal(signal.SIGKILL)
@@ -289,7 +289,7 @@ class ManySenders:
         return Sent(load, max([each.cpu_s for each in ended] or [0.0]), self._count, tuple(notes))
 
     def _death(self, child: _Child) -> str:
-        """What became of a sender that did not end as it should; empty where it did."""
+        """How a sender failed, if it did not end as it should; empty if it did."""
         if child.ended is not None:
             return ""
         code = child.process.returncode

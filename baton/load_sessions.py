@@ -15,7 +15,7 @@ THINK_S = "1"
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse what does not go together with sessions, and their flags without them."""
+    """Refuse flags that do not fit sessions, and session flags without sessions."""
     if args.sessions is None:
         for flag in ("think_s", "turns"):
             if getattr(args, flag) is not None:
@@ -32,7 +32,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def planned(args: argparse.Namespace) -> Planned:
-    """How long it goes on; the turns themselves come as it goes."""
+    """How long the sessions go on; their turns are made during the load."""
     check(args)
     for text, flag in ((args.input_tokens, "--input-tokens"), (args.output_tokens, "--output-tokens")):
         if text:

@@ -1,4 +1,4 @@
-"""What `baton load` shows on a terminal: progress on stderr, the report and what a search found on stdout."""
+"""The terminal output of `baton load`: progress on stderr, the report or a search's result on stdout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAIN_EVERY_S = 5.0
 
 
 class Progress:
-    """One line that lives on a terminal, or plain lines in a log. On stderr, so that stdout holds the result alone."""
+    """A live line on a terminal, or plain lines in a log. On stderr, so that stdout holds the result alone."""
 
     def __init__(self, planned: int | None, span_s: float) -> None:
         self._planned, self._span_s = planned, span_s
@@ -102,7 +102,7 @@ SUMS = {"ttft": "first token, in the router", "tt2t": "then to the second token"
 
 
 def _print_stages(console: Any, stages: Stages) -> None:
-    """One sum of the router's: parts whose means add up."""
+    """Print one sum of the router's: parts whose means add up."""
     from rich.table import Table
 
     title = f"{SUMS[stages.sum]}: {stages.count} {stages.way} requests, ms"
@@ -117,13 +117,13 @@ def _print_stages(console: Any, stages: Stages) -> None:
 
 
 def stage_cells(part: Part, stages: Stages) -> list[str]:
-    """A part's row: name, mean, share of the total, percentiles, requests that have it."""
+    """A part's row: name, mean, share of the total, percentiles, requests that have the part."""
     share = f"{part.mean / stages.total.mean:.0%}" if stages.total.mean > 0 else "–"
     return [part.name, in_ms(part.mean), share, *map(in_ms, (part.p50, part.p90, part.p99)), str(part.count)]
 
 
 def print_goodput(found: Goodput) -> None:
-    """What a search found, for people."""
+    """Print a search's result for people."""
     from rich.markup import escape
 
     console = _console()
@@ -134,7 +134,7 @@ def print_goodput(found: Goodput) -> None:
 
 
 def goodput_lines(found: Goodput) -> list[str]:
-    """The result first, then what it is made of."""
+    """The result first, then its parts."""
     end = found.finished
     promise = f"{found.attainment:.4g} of requests within {told_targets(found.targets)}"
     lines = [f"{_headline(found)} ({promise})"]
@@ -170,7 +170,7 @@ def told_targets(targets: Targets) -> str:
 
 
 def print_summary(summary: Summary) -> None:
-    """What would be sent."""
+    """Print the load that would be sent."""
     with contextlib.suppress(BrokenPipeError):
         print("\n".join(_told(summary)))
 

@@ -1,7 +1,7 @@
 """Baton's own programs as children of this process: started in their own session, read line by line, stopped in order.
 
-A child gets our end of a pipe as its stdin (`--lifeline`): when this process dies, even by SIGKILL, the pipe ends and
-the child stops by itself, with everything below it.
+A child gets one end of a pipe as its stdin (`--lifeline`). If this process dies, even by SIGKILL, the pipe ends and the
+child stops by itself, with everything below it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 Event = dict[str, Any]
 
 STDERR_LINES_KEPT = 40
-"""Last words of a child that are shown when it fails."""
+"""Last lines of a child that are shown when it fails."""
 
 LINE_BYTES_MAX = 1 << 20
 """A longer line of a child's is read as several."""
@@ -34,7 +34,7 @@ LOG_BYTES_MAX = 20 << 20
 
 
 def baton_words(*words: str) -> list[str]:
-    """The command line of one of our own commands, with the same Python, under our lifeline."""
+    """The command line of one of Baton's commands, with the same Python, under this process' lifeline."""
     return [sys.executable, "-m", "baton", *words, "--json", "--lifeline"]
 
 
@@ -60,7 +60,7 @@ class BoundedLog:
         self._file: FileIO | None = None
 
     def write(self, line: bytes) -> None:
-        """Append it."""
+        """Append the line."""
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class BoundedLog:
 
 
 class Program:
-    """One child. `run` may be called again once it has ended."""
+    """One child. `run` may be called again after the child has ended."""
 
     def __init__(self, name: str, argv: Sequence[str], on_event: Callable[[str, Event], None], log: Path) -> None:
         self.name = name
@@ -94,14 +94,14 @@ class Program:
         self.last_words: deque[str] = deque(maxlen=STDERR_LINES_KEPT)
 
     async def run(self) -> int:
-        """Start it and read it to its end; return its exit code (negative: killed by that signal)."""
+        """Start the child and read it to its end; return its exit code (negative: killed by that signal)."""
         self.last_words.clear()
         self._process = process = await asyncio.create_subprocess_exec(
             *self.argv,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches us alone; we decide who stops when
+            start_new_session=True,  # Ctrl-C reaches this process only, which decides the order of stopping
         )
         assert process.stdout is not None
         assert process.stderr is not None
@@ -129,20 +129,20 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the child was started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
     def stop(self) -> None:
-        """Ask it to drain and end."""
+        """Ask the child to drain and end."""
         self._signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Let go of its lifeline: it ends without a drain, but in order."""
+        """Close its lifeline: it ends without a drain, but in order."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """End it now; its own children notice and end too."""
+        """End the child now; its own children notice and end too."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -163,7 +163,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_port(host: str, first: int, taken: set[int], *, step: int = 1) -> int:
-    """The first port from `first` on that nobody listens on and that is not in `taken`, to which it is added."""
+    """The first free port from `first` on that is not in `taken`; it is added to `taken`."""
     for port in range(first, 65536, step):
         if port not in taken and is_free(host, port):
             taken.add(port)

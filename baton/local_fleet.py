@@ -1,4 +1,4 @@
-"""`baton up` as what a controller resizes: its engines' processes, the machine's free part, new engines' settings."""
+"""`baton up` as a fleet that a controller resizes: engine processes, free hardware, settings of new engines."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ class LocalScaling:
         Args:
             cluster: its name.
             plan: what is to be sized.
-            templates: by pool, an engine of it whose name, keys and door are still to be said.
+            templates: by pool, an engine of it, still without name, keys and socket.
             hardware: of this machine.
-            open_registry: the registry, with the fleet's proofs.
-            keys: the fleet's ticket keys, to sign what agents are told.
-            keys_file: makes the key file of an instance; None where tickets are off.
+            open_registry: opens the registry, with the fleet's proofs.
+            keys: the fleet's ticket keys, which sign requests to agents.
+            keys_file: makes the key file of an instance; None if tickets are off.
             changing: the cluster file, whose classes may be edited.
-            door: where the socket of an instance's connector is to be; empty: it has none.
+            door: path of an instance's connector socket; empty: it has none.
         """
         plan = replace(plan, kept={})  # `baton up` brings its engines back itself
         self._shell: Final = ScalingShell(cluster, plan, open_registry, say=self._say, changing=changing)
@@ -101,7 +101,7 @@ class LocalScaling:
 
     @property
     def running(self) -> bool:
-        """Whether it has begun."""
+        """Whether resizing has begun."""
         return self._shell.running
 
     async def run(self, fleet: Fleet) -> None:

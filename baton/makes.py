@@ -1,4 +1,4 @@
-"""What the cost model knows of a fleet's instances beforehand, for the router: by pool of the cluster file."""
+"""The cost model's knowledge of a fleet's instances, for the router: by pool of the cluster file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BUDGET_FLAGS = ("max-num-batched-tokens", "max_num_batched_tokens")
 
 
 def makes_of(spec: Spec) -> Callable[[Instance], Make | None]:
-    """What is known of an instance: by its name where `baton up` gave it, else by its role where one pool has that.
+    """The make of an instance: by its name if `baton up` gave it, else by its role if only one pool has that role.
 
-    Nothing (None) where the pool names no GPU, or the model's sizes do not ship: then its legs teach.
+    None if the pool names no GPU, or the model's sizes do not ship: the router then learns from its legs.
     """
     by_stem = stems(spec)
     memory = {name: found.memory_gib for name, found in spec.hardware.items()}

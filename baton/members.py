@@ -1,4 +1,4 @@
-"""The engines of one `baton up` as processes: which there are, how each came, and how it goes."""
+"""The engine processes of one `baton up`: which there are, how each was added, and its state."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Member:
     planned: Planned
     program: Program
     pool: str
-    """Which pool of the cluster file it is of: what its name begins with."""
+    """Its pool of the cluster file: the stem of its name."""
     asked_s: float = field(default_factory=time.monotonic)
     later: bool = False
-    """It was started while the cluster served: if it fails, the cluster goes on without it."""
+    """Whether it was started while the cluster served: if it fails, the cluster goes on without it."""
     model: str = ""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: bool = False
-    """It was told to drain and end, or to end."""
+    """Whether it was told to drain and end, or to end."""
     failed: str = ""
-    """Why it has ended for good."""
+    """Why it ended for good."""
 
     @property
     def name(self) -> str:
@@ -36,7 +36,7 @@ class Member:
 
 
 class Members:
-    """All there are, by name, in the order of their coming."""
+    """All engines by name, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._found: dict[str, Member] = {}
@@ -48,15 +48,15 @@ class Members:
         return len(self._found)
 
     def get(self, name: str) -> Member | None:
-        """The one of this name."""
+        """The engine of this name."""
         return self._found.get(name)
 
     def add(self, member: Member) -> None:
-        """One more."""
+        """Add an engine."""
         self._found[member.name] = member
 
     def remove(self, member: Member) -> None:
-        """It has ended."""
+        """Remove an engine that has ended."""
         if self._found.get(member.name) is member:
             del self._found[member.name]
 

@@ -12,10 +12,10 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 def map_large_blocks() -> bool:
-    """Give each block from `LARGE_BYTES` on a mapping of its own, always; whether the allocator has been told so.
+    """Give each block from `LARGE_BYTES` on a mapping of its own, always; whether the allocator accepted that.
 
-    glibc does this up to the first such block that is freed: then it raises its threshold to that block's size, up to
-    32 MiB, and the next large bodies come from the heap, where growing copies them and what lies behind them keeps
+    glibc does this only up to the first such block that is freed. Then it raises its threshold to that block's size, up
+    to 32 MiB, and the next large bodies come from the heap. There, growing copies them, and the blocks behind them keep
     their memory from going back (mallopt(3), `M_MMAP_THRESHOLD`: setting it ends that). Other allocators have no such
     call, or ignore it.
     """

@@ -10,7 +10,7 @@ from engine.vllm.spec import EngineSpec
 from sim.engine_args import read_words
 
 MOCK_MODEL = "meta-llama/Llama-3.1-8B"
-"""What a mock pretends to be where nobody said."""
+"""The model of a mock if none is named."""
 
 
 _SAME: Final = {
@@ -24,8 +24,8 @@ _SAME: Final = {
 
 
 def mock_args(instance: PlannedInstance) -> tuple[str, ...]:
-    """What a mock pretends to be in the place of an instance of a cluster file: its GPUs, and those of its vLLM flags
-    that change a mock's timing. Other flags are left out; a GPU that the cost model does not know, too.
+    """The flags of a mock in the place of an instance of a cluster file: its GPUs, and those of its vLLM flags that
+    change a mock's timing. Other flags are left out, and so is a GPU that the cost model does not know.
     """
     words = ["--tp", str(instance.shape.tp)] if instance.shape.tp > 1 else []
     gpu = None if instance.gpu is None else find_gpu(instance.gpu)

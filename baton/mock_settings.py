@@ -1,4 +1,4 @@
-"""From `baton mock`'s flags to what each mock is."""
+"""Turns `baton mock`'s flags into the settings of each mock."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from engine.twin.config import Config, StepCosts, Version
 
 INSTANCES_MAX = 1000
 LENGTH_DEFAULT = 32_768
-"""Tokens of a prompt and its answer where the model has no shorter limit: enough for any trace that ships."""
+"""Tokens of a prompt and its answer if the model has no shorter limit: enough for any trace that ships."""
 
 SEQS = 256
-"""Requests at once where no GPU is named: vLLM's default on smaller ones."""
+"""Requests at once if no GPU is named: vLLM's default on smaller GPUs."""
 
 SIMPLE_TOKENS = 1 << 18
 SIMPLE_BATCHED_TOKENS = 8192
@@ -43,7 +43,7 @@ def read_instances(text: str) -> dict[Role, int]:
     """``prefill=2,decode=2`` -> counts.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the text has another form.
     """
     counts: dict[Role, int] = {}
     for term in text.split(","):
@@ -69,7 +69,7 @@ def read_ends(text: str | None) -> Ends | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Engine:
-    """What an instance pretends to be."""
+    """The engine that an instance imitates."""
 
     model: str
     costs: StepCosts
@@ -138,7 +138,7 @@ def _link(args: argparse.Namespace, otherwise: Link) -> Link:
 
 
 def _simple(args: argparse.Namespace) -> _Engine:
-    """Steps that take what the flags say."""
+    """Steps that take the time in the flags."""
     step_ms = 10.0 if args.step_ms is None else args.step_ms
     per_1k_ms = 0.0 if args.prefill_ms_per_1k is None else args.prefill_ms_per_1k
     link = _link(args, SIMPLE_LINK)
@@ -155,7 +155,7 @@ def _simple(args: argparse.Namespace) -> _Engine:
 
 
 def _modelled(args: argparse.Namespace) -> _Engine:
-    """Steps that take what they would on the hardware."""
+    """Steps that take the time predicted for the hardware."""
     model, gpu, shape = model_named(args.model), gpu_named(args.gpu), Spans(tp=args.tp)
     costs = costs_of(model, gpu, shape, profiles=profiles(), batched_tokens=args.max_num_batched_tokens)
     if args.power_cap_w is not None:

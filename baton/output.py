@@ -1,7 +1,7 @@
-"""What commands print: the contract other programs rely on.
+"""The output of commands: the contract that other programs rely on.
 
-A reader that has gone away (a killed parent) must never keep a program from ending in order, so writing to nobody is no
-error here.
+A reader that has gone away (a killed parent) must never keep a program from ending in order, so writing to a closed
+pipe is no error here.
 """
 
 from __future__ import annotations

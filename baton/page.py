@@ -1,4 +1,4 @@
-"""What reports share: one HTML page that holds text, tables and pictures, and loads nothing from anywhere."""
+"""The HTML page that reports share: text, tables and pictures in one file that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def page(title: str, parts: Iterable[str], command: str, note: str) -> str:
 
 
 def section(title: str, inside: str) -> str:
-    """A heading with HTML below it; nothing where there is nothing below it."""
+    """A heading with HTML below it; empty without that HTML."""
     return f"<h2>{html.escape(title)}</h2>\n{inside}" if inside else ""
 
 
@@ -71,5 +71,5 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: Iterable
 
 
 def picture(alt: str, svg: bytes) -> str:
-    """As an image of its own: its names cannot meet another picture's, and nothing in it can run."""
+    """A picture as an image of its own: its ids cannot meet another picture's, and no script in it can run."""
     return f'<img alt="{html.escape(alt)}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}">'

@@ -1,4 +1,4 @@
-"""From what the user asked for to command lines: which engines, on which part of the machine, on which ports."""
+"""Turns the user's wishes into command lines: which engines, on which part of the machine, on which ports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIDE_CHANNEL_STEP = 32
 """vLLM adds the data-parallel rank to a side channel's port: leave room between two engines."""
 
 PARALLELISM = (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp"))
-"""vLLM's flags whose product is the number of GPUs an engine spans."""
+"""vLLM's flags whose product is the number of GPUs of an engine."""
 
 TINY_NAME = "baton-tiny"
 """In a cluster file: the model that ships."""
@@ -31,7 +31,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """One engine the user asked for."""
+    """One engine that the user asked for."""
 
     name: str
     role: Role
@@ -43,27 +43,27 @@ class Wanted:
     engine: str = "vllm"
     """What runs the model: ``vllm``, or ``mock`` for none at all."""
     ticket_keys_file: str | None = None
-    """Its own keys for tickets; None: no guard."""
+    """The engine's own key file for tickets; None: no guard."""
     kv_lease_s: int | None = None
-    """How long it keeps blocks nobody pulls; None: `baton engine`'s default."""
+    """How long it keeps blocks that no engine pulls; None: `baton engine`'s default."""
     flips: bool = False
     """Whether it may take another role while it runs."""
     connector: str = "nixl"
     """What moves its KV cache: ``nixl``, vLLM's own connector, or ``baton``; from a file perhaps ``auto``."""
     door: str = ""
-    """Path of its connector's socket, where that is Baton's."""
+    """Path of the socket of Baton's connector, if it has that one."""
     digests: bool = False
-    """Whether pulled blocks are compared with what was held, where the connector is Baton's."""
+    """Whether pulled blocks are compared with held ones, if it has Baton's connector."""
     tenants: tuple[str, ...] = ()
-    """Whose requests alone it serves; none: everybody's."""
+    """The only tenants whose requests it serves; none: all tenants."""
     gpu: str | None = None
-    """Type of its GPUs; None: whatever is found."""
+    """Type of its GPUs; None: whatever the machine has."""
     drain_s: float | None = None
     """How long it may take to leave; None: `baton engine`'s default."""
 
     @property
     def gpus(self) -> int:
-        """GPUs it spans: tensor times pipeline times data parallelism, as its vLLM flags say."""
+        """GPUs of the engine: tensor times pipeline times data parallelism, by its vLLM flags."""
         ranks = 1
         for flag, short in PARALLELISM:
             said = value_of(self.vllm_args, flag, short)
@@ -73,7 +73,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One engine with its place."""
+    """One engine with its part of the machine."""
 
     wanted: Wanted
     port: int
@@ -83,7 +83,7 @@ class Planned:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """All it listens on."""
+        """All ports that it listens on."""
         return (self.port, self.agent_port, self.side_channel_port)
 
     @property
@@ -92,7 +92,7 @@ class Planned:
         return f"http://{LOOPBACK}:{self.port}"
 
     def words(self, registry: list[str]) -> list[str]:
-        """The `baton engine` command that starts it, up to vLLM's own flags."""
+        """The `baton engine` command of this engine, up to vLLM's own flags."""
         wanted = self.wanted
         words = [
             "engine",
@@ -147,15 +147,16 @@ def from_counts(counts: dict[Role, int], model: str | None, served: str | None, 
 
 
 def from_file(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> list[Wanted]:
-    """The instances a cluster file starts with; words after ``--`` on the command line come last, so that they win.
+    """The instances that a cluster file starts with; words after ``--`` on the command line come last, so that they
+    win.
 
-    Mocks (`engine`) pretend to be what the file says: its GPUs, with the timing that the cost model gives them.
+    Mocks (`engine`) imitate the file's instances: its GPUs, with the timing of the cost model.
     """
     return [_wanted(each, vllm_args, engine) for each in instances(spec)]
 
 
 def templates(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> dict[str, Wanted]:
-    """By pool of a cluster file, what one more of its instances is."""
+    """By pool of a cluster file, the settings of one more instance."""
     return {each.name: _wanted(each, vllm_args, engine) for each in one_of_each(spec)}
 
 
@@ -186,7 +187,7 @@ def place(wanted: list[Wanted], hardware: Hardware, most: int = 0) -> list[Plann
         most: engines that there may be later; each gets the part of the cores that it has then.
 
     Raises:
-        UsageError: an engine spans more GPUs than there are.
+        UsageError: an engine needs more GPUs than the machine has.
     """
     widest = max(each.gpus for each in wanted)
     if hardware.gpus and widest > len(hardware.gpus):

@@ -18,7 +18,7 @@ def text_of(given: str, task: Task, best: Answer) -> str:
 
     Args:
         given: text of the user's file.
-        task: what was planned for.
+        task: the task of the plan.
         best: the plan.
     """
     import yaml
@@ -40,9 +40,9 @@ def text_of(given: str, task: Task, best: Answer) -> str:
 
 
 def pools_of(answer: Answer, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The `pools` of a cluster file; what the file says of a role beside what was planned is kept.
+    """The `pools` of a cluster file; other settings of a role in the user's file are kept.
 
-    The first kind of a role is its pool, each further one is named under `extra`.
+    The first kind of a role is its pool, each further one has a name under `extra`.
     """
     pools: dict[str, Any] = {}
     extra: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def _slug(name: str) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """To a file that is not there yet.
+    """Write a file that does not exist yet.
 
     Raises:
         UsageError: it cannot be written.

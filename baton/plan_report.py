@@ -1,4 +1,4 @@
-"""`baton plan --html` and `--plot`: one page that loads nothing, and a picture of what was tried."""
+"""`baton plan --html` and `--plot`: a page that loads nothing, and a picture of the fleets that were tried."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TRIED_MAX = 200
 
 
 def picture(outcome: Outcome, task: Task, kind: str = "svg") -> bytes:
-    """Price against attainment and against the first token, every fleet that was tried on the whole load.
+    """Price against attainment and against the first token, for every fleet that was tried on the whole load.
 
     Args:
-        outcome: what was tried.
-        task: what was promised.
+        outcome: the fleets that were tried.
+        task: the targets.
         kind: `svg`, `png` or `pdf`.
     """
     matplotlib = importlib.import_module("matplotlib")
@@ -62,7 +62,7 @@ def _attainments(axes: Any, outcome: Outcome, task: Task) -> None:
 
 
 def _front(points: Sequence[Point]) -> list[tuple[float, float]]:
-    """Price and attainment of the fleets for whose price no other attains more (Pareto's front), cheapest first."""
+    """Price and attainment of the fleets that no other fleet beats at their price (Pareto's front), cheapest first."""
     front: list[tuple[float, float]] = []
     for price, share in sorted((_price(each), each.attained) for each in points if each.whole):
         if not front or share > front[-1][1]:
@@ -89,7 +89,7 @@ def _first_tokens(axes: Any, outcome: Outcome, task: Task) -> None:
 
 
 def _promised(axes: Any, name: str, value: float) -> None:
-    """A line at what a class is promised, its name above it."""
+    """A line at a class's target, its name above it."""
     axes.axhline(value, color="0.4", linewidth=0.8, linestyle="--")
     where: Any = {"xycoords": ("axes fraction", "data"), "xytext": (3, 2), "textcoords": "offset points"}
     axes.annotate(f"promised to {name}", (0.0, value), size=7, **where)
@@ -169,7 +169,7 @@ def _asked(task: Task) -> str:
 
 
 def write(path: Path, content: str | bytes, flag: str) -> None:
-    """To a file that is not there yet.
+    """Write a file that does not exist yet.
 
     Raises:
         UsageError: it cannot be written.

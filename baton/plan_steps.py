@@ -1,7 +1,7 @@
-"""What the next step of a promise would take: a tighter first token, one more nine, more load. For `baton plan`.
+"""Plans the next step of a target: a tighter first token, one more nine, more load. For `baton plan`.
 
-Each step is planned anew on the arrangements that were best for the promise as it is; what failed that one, fails a
-stricter one, so that only dearer fleets are tried.
+Each step is planned anew on the arrangements that were best for the present targets. A fleet that failed those fails
+stricter ones, so only dearer fleets are tried.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ EFFORT_SHARE = 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step, and what it takes."""
+    """One step, and the fleet that it needs."""
 
     name: str
     asks: str
-    """For people: what is promised then."""
+    """The target of the step, for people."""
     answer: Answer | None = None
     because: str = ""
-    """Without an answer: what makes it impossible, or that none was found."""
+    """Without an answer: what makes the step impossible, or that no fleet was found."""
 
 
 def steps(task: Task) -> Iterator[tuple[str, str, Task, bool]]:
-    """Name, what is asked, the task, and whether it is stricter on the same load."""
+    """Name, target, task of each step, and whether it is stricter on the same load."""
     goals = task.goals
     firsts = {name: goal.targets.ttft_ms for name, goal in goals.items() if goal.targets.ttft_ms is not None}
     if firsts:
@@ -105,7 +105,7 @@ def _why(searched: Searched) -> str:
 
 
 def _likely(last: Searched) -> list[Arrangement]:
-    """Arrangements of the fleets that held, cheapest first; the best one's is among them."""
+    """Arrangements of the fleets that held, cheapest first; the best fleet's is among them."""
     best = last.found.best
     held = sorted(last.found.held, key=lambda trial: trial.price)
     names = dict.fromkeys(trial.space.name for trial in ([best] if best is not None else []) + held)

@@ -1,4 +1,4 @@
-"""What `baton plan` shows: progress on stderr, the answer as a table or as JSON."""
+"""The output of `baton plan`: progress on stderr, the answer as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ UNITS = {"cost": "an hour", "gpus": "GPUs", "energy": "J an output token", "powe
 
 
 class Progress:
-    """A bar on a terminal, a line now and then elsewhere. It shows how much of the effort is spent: a search that finds
-    nothing cheaper left ends before.
+    """A bar on a terminal, a line now and then elsewhere. It shows how much of the effort is spent: a search that
+    cannot find a cheaper fleet ends earlier.
     """
 
     def __init__(self, effort: float) -> None:
@@ -64,7 +64,7 @@ class Progress:
 
 
 def per_million(answer: Answer) -> float | None:
-    """Price of a million output tokens; None where there were none."""
+    """Price of a million output tokens; None without output."""
     seen = answer.seen
     if not seen.output_tokens:
         return None
@@ -75,7 +75,7 @@ def per_million(answer: Answer) -> float | None:
 
 
 def as_json(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> dict[str, Any]:
-    """The whole of it, for programs."""
+    """The whole result, for programs."""
     found = outcome.found
     return {
         "event": "planned",
@@ -173,7 +173,7 @@ def _attained(seen: Evaluation, name: str) -> dict[str, Any]:
 
 
 def headline(outcome: Outcome, task: Task) -> str:
-    """What came of it, in one line."""
+    """The result in one line."""
     if outcome.best is None:
         return f"no plan: {outcome.because}"
     found = "" if outcome.found.proven else " found"
@@ -181,7 +181,7 @@ def headline(outcome: Outcome, task: Task) -> str:
 
 
 def load_line(task: Task) -> str:
-    """What is planned for: how many requests, how fast, how long."""
+    """The load of the plan: how many requests, how fast, how long."""
     arrivals = task.arrivals
     count, span_s = len(arrivals), arrivals[-1].at_s - arrivals[0].at_s
     pace = f" in {span_s:,.0f} s ({(count - 1) / span_s:,.3g} a second)" if span_s > 0 else ""
@@ -226,7 +226,7 @@ def _per_million(million: float | None) -> str:
 
 
 def step_rows(outcome: Outcome, steps: Sequence[Step]) -> list[tuple[str, str, str]]:
-    """What is asked, the fleet, its price beside the plan's."""
+    """Each step's target, its fleet, and its price beside the plan's."""
     rows = []
     for each in steps:
         if each.answer is None or outcome.best is None:
@@ -241,7 +241,7 @@ def step_rows(outcome: Outcome, steps: Sequence[Step]) -> list[tuple[str, str, s
 
 
 def doubts(outcome: Outcome) -> list[str]:
-    """What the answer rests on, and what was not looked at."""
+    """What the answer rests on, and what was not tried."""
     found = outcome.found
     told = [f"presumed: {each}" for each in outcome.presumed] if outcome.best is not None else []
     if outcome.best is not None and not found.proven and not outcome.stopped:
@@ -258,7 +258,7 @@ def doubts(outcome: Outcome) -> list[str]:
 
 
 def cost_line(outcome: Outcome, task: Task, took_s: float) -> str:
-    """What the plan took."""
+    """The effort of the plan."""
     ruled = f"{outcome.ruled_out:,} of {outcome.considered:,} arrangements ruled out by bounds"
     sample = f", {outcome.sampled:,} of them in a sample first" if outcome.sampled else ""
     load = f"a load of {len(task.arrivals):,} request{'s' * (len(task.arrivals) != 1)}{sample}"

@@ -1,10 +1,10 @@
-"""`baton plan`: from a cluster file and a load to the cheapest fleet that keeps the promises.
+"""`baton plan`: from a cluster file and a load to the cheapest fleet that keeps the targets.
 
-Joins what is pure elsewhere: candidates and bounds (`goodput`), the search (`goodput.search`), simulations
-(`sim.evaluate`). Trials run elsewhere (`baton.fanout`: processes, or a Ray cluster); the search goes on with what came
-of them, and what it has found so far is there whenever the user has waited long enough.
+Joins pure parts: candidates and bounds (`goodput`), the search (`goodput.search`), simulations (`sim.evaluate`). Trials
+run in parallel (`baton.fanout`: processes, or a Ray cluster), and the search goes on with their results. The best fleet
+so far is there whenever the user has waited long enough.
 
-A long load is searched on stretches of it first; what is best there is then tried on the whole.
+A long load is searched on stretches of it first; the best fleets there are then tried on the whole load.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ OBJECTIVES: Mapping[str, str] = {
     "energy": "joules an output token, idle GPUs included, as simulated",
     "power": "watts that all GPUs may draw at most",
 }
-"""What a plan makes small."""
+"""The quantities that a plan can minimise."""
 
 EFFORT = 45_000
-"""Requests that are simulated for a plan at most, unless told otherwise: with neighbours and next steps some 85,000,
-which take about 190 s of CPU (110,000 took 252 s on a busy machine), and so under two minutes on two cores."""
+"""Most requests that are simulated for a plan, by default: with neighbours and next steps some 85,000, which take about
+190 s of CPU (110,000 took 252 s on a busy machine), and so under two minutes on two cores."""
 
 TRIAL_REQUESTS = 150
-"""What a trial costs beside its requests, in requests: making the fleet, choosing the next one."""
+"""Cost of a trial besides its requests, in requests: making the fleet, choosing the next one."""
 
 SAMPLE_REQUESTS = 3_000
 SAMPLE_PARTS = 8
@@ -59,11 +59,11 @@ SAMPLE_GAP_S = 30.0
 
 WHOLE_SHARE = 1 / 5
 WHOLE_PARTS = 20
-"""A load of more than this share of the effort is planned on so many stretches of it, as large together as that: a run
-of the whole would take longer than all that the user asked for."""
+"""A load of more than this share of the effort is planned on this many stretches of it, which together have that size:
+a run of the whole load would take longer than the user's effort allows."""
 
 INSTANCES_MAX = 64
-"""Of one kind, where the user does not say how many GPUs there are."""
+"""Most instances of one kind, if the user does not say how many GPUs there are."""
 
 SEARCHED = frozenset({"max-num-batched-tokens", "tensor-parallel-size"})
 """Flags that a plan chooses."""
@@ -71,12 +71,12 @@ SEARCHED = frozenset({"max-num-batched-tokens", "tensor-parallel-size"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is to be planned for."""
+    """The task of a plan."""
 
     model: Model
     shape: ModelShape
     gpus: tuple[tuple[Gpu, int | None], ...]
-    """Types, with the file's prices, and how many there are of each."""
+    """Types with the file's prices, and the number of GPUs of each."""
     arrivals: tuple[Arrival, ...]
     goals: Mapping[str, Goal]
     usual: str
@@ -85,12 +85,12 @@ class Task:
     survive: int = 0
     """How many instances may be lost, whichever they are."""
     power_w: float | None = None
-    """What all GPUs together may draw at most, by their caps; None: no bound."""
+    """Largest draw of all GPUs together, by their caps; None: no bound."""
     effort: int = EFFORT
     """Requests that are simulated at most."""
 
     def demand(self) -> Demand:
-        """As bounds read it."""
+        """The load in the form of the bounds."""
         promises = {
             name: Promise(
                 ttft_ms=goal.targets.ttft_ms,
@@ -105,13 +105,13 @@ class Task:
 
     @property
     def caps(self) -> tuple[float, ...]:
-        """Power caps to try: only where watts count, since a capped GPU costs the same and does less."""
+        """Power caps to try: only if watts count, since a capped GPU costs the same and does less."""
         return POWER_CAPS if self.objective in {"energy", "power"} or self.power_w is not None else (1.0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One fleet, and what was seen of it in a whole run."""
+    """One fleet, and the results of its whole run."""
 
     arrangement: Arrangement
     counts: Counts
@@ -147,7 +147,7 @@ class Point:
     counts: Counts
     holds: bool
     attained: float
-    """Attainment of the class that is worst off; of a run that ended early, the most that it could become."""
+    """Attainment of the worst class; for a run that ended early, the most that it could become."""
     whole: bool
     """Whether the run went to its end."""
     ttft_p95_ms: float | None = None
@@ -155,7 +155,7 @@ class Point:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What a search came to."""
+    """The result of a search."""
 
     best: Answer | None
     others: list[Answer] = field(default_factory=list)
@@ -166,33 +166,33 @@ class Outcome:
     ruled_out: int
     """Arrangements that bounds ruled out."""
     because: str = ""
-    """Without an answer: why there is none."""
+    """Without an answer: the reason."""
     stopped: bool = False
     """The user has waited long enough: there may be something cheaper."""
     points: list[Point] = field(default_factory=list)
     """Fleets that were tried on the whole load."""
     sampled: int = 0
-    """Requests of the sample that was searched first; 0: none."""
+    """Requests of the sample that was searched first; 0: no sample."""
     left_out: int = 0
-    """Requests of the load that were never simulated, as the effort is too small for all of it."""
+    """Requests of the load that were never simulated, because the effort is too small for all of them."""
     scarcest: str = ""
     """The bound that the best fleet is nearest to, and how near."""
     spent: int = 0
     trials: int = 0
     presumed: list[str] = field(default_factory=list)
-    """What was presumed, and how it was checked."""
+    """Assumptions, and how each was checked."""
     last: Searched | None = None
     """The search of the whole load, for what the next steps would take."""
 
 
 class Planner:
-    """One task: its arrangements, with what bounds say of them, and trials of fleets."""
+    """One task: its arrangements, their bounds, and trials of fleets."""
 
     def __init__(self, task: Task, only: Sequence[Arrangement] | None = None) -> None:
-        """One task.
+        """Prepare one task.
 
         Args:
-            task: what is to be planned for.
+            task: the task.
             only: arrangements to look at; None: all.
         """
         self.task = task
@@ -222,7 +222,7 @@ class Planner:
         self.__dict__.update(state)
 
     def member(self, kind: Kind) -> Member | None:
-        """One instance of a kind; None where it cannot be: the model does not fit beside its flags."""
+        """One instance of a kind; None if it cannot exist: the model does not fit beside its flags."""
         if kind not in self._members:
             self._members[kind] = self._made(kind)
         return self._members[kind]
@@ -254,7 +254,7 @@ class Planner:
         self.spaces.append(space)
 
     def _note_too_few(self, space: Space, arrangement: Arrangement) -> None:
-        """Why what is needed is more than what there is: GPUs, or the watts that they may draw."""
+        """Note why the fleet needs more than there is: GPUs, or watts."""
         scale = space.scale(space.most)
         if scale < 1:
             told = f"not enough GPUs: {counted(arrangement, space.most)} is the most there is, and "
@@ -308,7 +308,7 @@ class Planner:
         return min(INSTANCES_MAX, self._available(kind) // kind.gpus)
 
     def _limits(self, arrangement: Arrangement) -> tuple[tuple[tuple[float, ...], float], ...]:
-        """Kinds of one type of GPU share what there is of it; all share the watts."""
+        """Kinds of one GPU type share its GPUs; all kinds share the watts."""
         names = [kind.gpu.name for kind in arrangement]
         shared = [
             (
@@ -331,8 +331,8 @@ class Planner:
         return found
 
     def tried(self, arrangement: Arrangement, counts: Counts) -> Tried:
-        """Whether a fleet keeps the promises, also with as many instances lost as it has to survive, and what it cost
-        to find out. What was seen is of the whole fleet.
+        """Whether a fleet keeps the targets, also with as many instances lost as it has to survive, and the cost of the
+        trial. The measurements are of the whole fleet.
         """
         task, spent = self.task, 0
         for lost in losses(counts, task.survive):
@@ -348,7 +348,7 @@ class Planner:
         return replace(seen, spent=spent + seen.spent)
 
     def holds(self, arrangement: Arrangement, counts: Counts) -> bool:
-        """Whether a fleet keeps the promises, also with as many instances lost as it has to survive."""
+        """Whether a fleet keeps the targets, also with as many instances lost as it has to survive."""
         return self.tried(arrangement, counts).holds
 
     def answer(self, arrangement: Arrangement, counts: Counts) -> Answer:
@@ -358,7 +358,7 @@ class Planner:
         return Answer(arrangement=arrangement, counts=counts, seen=seen)
 
     def verdict(self, seen: Tried) -> Verdict:
-        """For the search: with what was measured, where the objective is."""
+        """The verdict for the search: with the measured objective, if there is one."""
         cost = None
         if self.task.objective == "energy" and seen.seen is not None:
             cost = seen.seen.energy_j / max(1, seen.seen.output_tokens)
@@ -378,7 +378,7 @@ class Planner:
         return f"{nearest.because}; the fleet has {share(nearest):.2f} times what that takes at least"
 
     def why_not(self, found: Found) -> str:
-        """Why nothing holds: what is nearest to being possible."""
+        """Why no fleet holds: what comes nearest to being possible."""
         if self.spaces and not found.proven:
             told = f"none of the {found.trials:,} fleets that were tried keeps the promises, and not all were tried"
             return f"{told}: give more GPUs, or look further with --effort"
@@ -453,7 +453,7 @@ Tell = Callable[[Found, Planner], None]
 
 
 class Where(TypedDict):
-    """Where simulations run."""
+    """The place where simulations run."""
 
     on: str | None
     processes: int | None
@@ -468,14 +468,14 @@ class Searched:
     seen: dict[tuple[str, Counts], Tried] = field(default_factory=dict)
     stopped: bool = False
     failed: Sequence[Trial] = ()
-    """Fleets that are known to fail before it begins."""
+    """Fleets that are known to fail before the search begins."""
     known: list[Trial] = field(default_factory=list)
     """Fleets that another search has seen (`take`)."""
     equals: int = EQUALS
     """As `goodput.search.search` takes it."""
 
     def take(self, other: Searched) -> None:
-        """What another search of the same load and promises has seen, whatever it made small."""
+        """Take over the trials of another search of the same load and targets, whatever it minimised."""
         mine = {space.kinds: space for space in self.planner.spaces}
         theirs = {space.name: space.kinds for space in other.planner.spaces}
         for (name, counts), came in other.seen.items():
@@ -485,7 +485,7 @@ class Searched:
                 self.known.append(Trial(space, counts))
 
     def run(self, progress: Tell, *, effort: float, on: str | None, processes: int | None) -> None:
-        """To its end, or until Ctrl-C; where that came before, no further than what is known."""
+        """Run to the end, or until Ctrl-C; after that, only as far as results are known."""
         planner = self.planner
         effort = 0.0 if self.stopped else effort
         going = search(
@@ -509,7 +509,7 @@ class Searched:
             self.stopped = True
 
     def _judged(self, going: fanout.Search[Trial, Verdict]) -> fanout.Search[Trial, Tried]:
-        """The search's verdicts, from what was seen, which is kept."""
+        """The search's verdicts, made of trials that are kept."""
         try:
             todo = next(going)
             while True:
@@ -520,7 +520,7 @@ class Searched:
             return
 
     def answer(self, trial: Trial) -> Answer:
-        """What was seen of a fleet that held."""
+        """The measurements of a fleet that held."""
         arrangement = self.planner.arrangements[trial.space.name]
         seen = self.seen[trial.space.name, trial.counts].seen
         assert seen is not None, "a fleet that holds was seen to the end"
@@ -542,10 +542,10 @@ class Searched:
 
 
 def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | None = None) -> Outcome:
-    """Search, and look at what was found.
+    """Search, and evaluate the result.
 
     Args:
-        task: what is to be planned for.
+        task: the task.
         progress: called after each trial.
         processes: None: one a core.
         on: where simulations run; None: on this machine, else as `baton.fanout.opened` takes it.
@@ -573,8 +573,8 @@ def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | 
 
 OTHERS = ("power", "cost")
 OTHERS_SHARE = 0.2
-"""A plan for energy begins with what plans for these, with so much of the effort each, come to: bounds of energy are
-loose, and where watts are few, joules are mostly few."""
+"""A plan for energy begins with the results of plans for these objectives, with this share of the effort each: bounds
+of energy are loose, and fleets with few watts mostly have few joules."""
 
 
 def _widest(task: Task, progress: Tell, where: Where) -> Searched:
@@ -591,7 +591,7 @@ def _widest(task: Task, progress: Tell, where: Where) -> Searched:
 
 
 def _wider(narrow: Searched, task: Task) -> Searched:
-    """A search of all arrangements, where none of those that a sample made likely holds the whole load."""
+    """A search of all arrangements, for a whole load that no arrangement from the sample holds."""
     wide = Searched(Planner(task), failed=[each for each in narrow.found.failed if each.space.kinds])
     wide.found.scales.update(narrow.found.scales)
     wide.found.trials, wide.found.spent = narrow.found.trials, narrow.found.spent
@@ -614,7 +614,7 @@ tried on the whole load."""
 
 
 def _promising(first: Searched) -> list[Arrangement] | None:
-    """Arrangements to look at on the whole load, cheapest first; None: the sample says nothing, so all."""
+    """Arrangements to look at on the whole load, cheapest first; None: the sample shows nothing, so all."""
     found, planner = first.found, first.planner
     held = sorted(found.held, key=lambda trial: trial.price)
     good = [trial for trial in held if trial.price <= found.cost * PROMISING or trial is found.best]
@@ -648,7 +648,7 @@ def _outcome(task: Task, first: Searched | None, last: Searched) -> Outcome:
 
 
 def _presumed(task: Task, found: Found, *, sampled: bool, stopped: bool) -> list[str]:
-    """What the answer rests on beside what was simulated."""
+    """The assumptions of the answer besides the simulations."""
     told = ["more instances never hold less, and slower ones never more: "]
     if stopped:
         told[0] += "not all neighbours of the answer were simulated"
@@ -684,7 +684,7 @@ def _roles(planner: Planner, trial: Trial) -> tuple[str, ...]:
 
 
 def goals_of(spec: Spec) -> dict[str, Goal]:
-    """What the file's classes are promised."""
+    """The targets of the file's classes."""
     promises = promises_of(spec.slo)
     return {
         name: Goal(targets=_targets(each), attainment=each.attainment, promise=promises.get(name, NO_PROMISE))

@@ -1,7 +1,8 @@
-"""One server as several processes that share its port: forked from one that is ready to serve, watched, started anew.
+"""Runs one server as several processes that share its port: forked from one that is ready, watched, started anew.
 
-The kernel spreads new connections over them (`SO_REUSEPORT`). The first process serves nobody: it holds the port, so
-that it is the same after a restart, and the lifeline of the others. They end when it does, however it ends.
+The kernel spreads new connections over them (`SO_REUSEPORT`). The first process serves no client. It holds the port, so
+that the port stays the same after a restart, and the lifeline of the others: they end when the first one does, however
+it ends.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from cluster.errors import UsageError, cannot_listen
 logger = logging.getLogger("baton.router")
 
 ENDS_S = 5.0
-"""What a process may take to end beyond what it says itself: then it is killed."""
+"""Time that a process may take to end besides its own drain time: then it is killed."""
 
 SIGNALS: Final = (*STOPPING, signal.SIGCHLD)
 
 Serve = Callable[[int, int, Callable[[str, str], None]], None]
-"""Serves until SIGTERM, SIGINT, or its standard input ends. Given its number, the port, and whom to tell endpoint and
-admin URL once it is ready.
+"""Serves until SIGTERM, SIGINT, or the end of its standard input. It gets its number, the port, and a function that
+takes the endpoint and the admin URL once it is ready.
 """
 
 
@@ -43,7 +44,7 @@ class _Process:
     number: int
     pid: int
     word: int
-    """Where it says that it is ready; -1 once it has."""
+    """Descriptor on which the process says that it is ready; -1 after that."""
     said: dict[str, str] | None = None
 
 
@@ -51,8 +52,8 @@ class Processes:
     """So many of a server. `run` returns when all have ended."""
 
     def __init__(self, count: int, serve: Serve, announce: Callable[[str, str], None], drain_s: float) -> None:
-        """`announce`: told the endpoint and the first one's admin URL, once all are ready. `drain_s`: what a process
-        may take to end in order.
+        """`announce` gets the endpoint and the first process' admin URL, once all are ready. `drain_s`: time that a
+        process may take to end in order.
         """
         self._count, self._serve, self._announce, self._drain_s = count, serve, announce, drain_s
         self._port = 0
@@ -66,7 +67,7 @@ class Processes:
         self._announced = False
 
     def run(self, host: str, port: int, *, lifeline: bool) -> int:
-        """Until told to stop: the exit code. `lifeline`: the end of standard input tells it, too.
+        """Run until a stop: the exit code. `lifeline`: the end of standard input is a stop, too.
 
         Raises:
             UsageError: the port is taken.
@@ -85,7 +86,7 @@ class Processes:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Signals wake the loop; once there is nothing to stop any more, they are ignored."""
+        """Let signals wake the loop; ignore them once there is nothing left to stop."""
         self._wakeup = os.pipe()
         for end in self._wakeup:
             os.set_blocking(end, False)
@@ -102,7 +103,7 @@ class Processes:
             self._selector.close()
 
     def _turn(self) -> None:
-        """Wait for something to happen, and answer it."""
+        """Wait for an event, and handle it."""
         left_s = None if self._stopping_at is None else max(0.0, self._stopping_at - time.monotonic())
         ready = self._selector.select(left_s)
         if left_s is not None and not ready:
@@ -129,16 +130,16 @@ class Processes:
     def _parent_says(self) -> None:
         if not os.read(0, 4096):
             self._selector.unregister(0)
-            os.close(self._lifeline[1])  # the processes hear of it as this one did
+            os.close(self._lifeline[1])  # the processes notice as this one did
             self._lifeline = (self._lifeline[0], -1)
             self._stop()
 
     def _ready(self, process: _Process) -> None:
-        if process.word < 0:  # heard of its end in this very turn
+        if process.word < 0:  # its end was noticed in this very turn
             return
         said = os.read(process.word, 65536)
         self._forget_word(process)
-        if said:  # else it ends: SIGCHLD tells how
+        if said:  # else it ends: SIGCHLD says how
             process.said = json.loads(said)
         by_number = {each.number: each.said for each in self._running.values() if each.said is not None}
         if len(by_number) == self._count and not self._announced:
@@ -163,7 +164,7 @@ class Processes:
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until it knows whose they are
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the child knows which handlers are its own
         pid = os.fork()
         if pid == 0:
             os.close(reading)
@@ -197,7 +198,7 @@ class Processes:
         except UsageError as error:
             print(f"baton: {error}", file=sys.stderr)
             code = 2
-        except BaseException:  # noqa: BLE001 - told, and the process ends with 1
+        except BaseException:  # noqa: BLE001 - reported, and the process ends with 1
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -222,7 +223,7 @@ class Processes:
 
 
 def _heard(_number: int, _frame: FrameType | None) -> None:
-    """The wakeup descriptor has it."""
+    """Do nothing: the wakeup descriptor has the signal."""
 
 
 @contextlib.contextmanager
@@ -233,8 +234,8 @@ def held_port(host: str, port: int) -> Iterator[int]:
         The port: a free one for 0.
 
     Raises:
-        UsageError: somebody listens there. Without this look, another server of the same user that shares its port in
-            the same way would be joined, and would get half of our clients.
+        UsageError: another server listens there. Without this check, a server of the same user that shares its port in
+            the same way would be joined, and would get half of the clients.
     """
     held: list[socket.socket] = []
     try:

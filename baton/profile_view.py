@@ -1,4 +1,4 @@
-"""What `baton profile` shows: progress on stderr, then each point beside the fit, and what to think of it."""
+"""The output of `baton profile`: progress on stderr, then each point beside the fit, and warnings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fitted:
 
 
 def fitted(profile: Profile, found: Found) -> list[Fitted]:
-    """Every point beside what the fit says of it."""
+    """Every point beside its fitted value."""
     cost = profile.cost
     return [
         *(
@@ -51,7 +51,7 @@ def misfits(profile: Profile, found: Found) -> list[Point]:
 
 
 def notes_of(found: Found, budget_s: float, *, says_load: bool) -> list[str]:
-    """What a reader must know before believing the fit."""
+    """Warnings to read before the fit."""
     notes = [f"{point}: nothing measured: {why}" for point, why in found.rejected.items()]
     if found.left_out:
         notes.append(f"--budget-s {budget_s:g} left no time for {len(found.left_out)} points")
@@ -66,7 +66,7 @@ def notes_of(found: Found, budget_s: float, *, says_load: bool) -> list[str]:
 
 
 def show_profile(profile: Profile, found: Found, notes: list[str], path: Path, *, as_json: bool) -> None:
-    """The fit, its error, and the points that do not lie on it."""
+    """The fit, its error, and the points that are off it."""
     rows = fitted(profile, found)
     off = [f"{each.point}: the fit is {each.off:+.0%} off" for each in rows if abs(each.off) > OFF]
     if as_json:
@@ -98,7 +98,7 @@ def show_profile(profile: Profile, found: Found, notes: list[str], path: Path, *
 
 
 def _way(found: Found) -> str:
-    """What was taken off the time to the first token."""
+    """The time that was subtracted from the time to the first token."""
     network = f"{found.round_trip_ms:.3f} ms for the network and HTTP"
     if found.server_ms is None:
         return f"{network} beside its step; the engine's metrics do not say what its server takes: it is in the prefill"

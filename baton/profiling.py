@@ -1,4 +1,4 @@
-"""Measures one engine for `baton profile`: sends the points one after the other, within a time that was given."""
+"""Measures one engine for `baton profile`: sends the points one after the other, within a time budget."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ from loadgen.replay import Replay, Sending
 ROUND_TRIPS = 21
 PAGE_S = 5.0
 POINT_S = 10.0
-"""A point may take this long even where the time is nearly up: an answer cut off tells nothing."""
+"""A point may take this long even if the budget is nearly spent: a cut answer measures nothing."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What the points told."""
+    """The results of the points."""
 
     round_trip_ms: float = 0.0
-    """What the shortest answer takes."""
+    """Time of the shortest answer."""
     ways_ms: list[float] = field(default_factory=list)
-    """What first tokens took beside their steps, by the engine's own clock."""
+    """Times of first tokens besides their steps, by the engine's own clock."""
     first_tokens: dict[Point, PrefillRow] = field(default_factory=dict)
     decodes: dict[Point, DecodeRow] = field(default_factory=dict)
     rejected: dict[Point, str] = field(default_factory=dict)
     left_out: list[Point] = field(default_factory=list)
     """For want of time."""
     disturbed: list[Point] = field(default_factory=list)
-    """While somebody else's requests ran on the engine."""
+    """Points during which other clients' requests ran on the engine."""
 
     @property
     def server_ms(self) -> float | None:
-        """What the server does for a first token beside the step; None where the engine does not say."""
+        """The server's time for a first token besides the step; None if the engine does not report it."""
         if not self.ways_ms:
             return None
-        quartile = sorted(self.ways_ms)[len(self.ways_ms) // 4]  # other programs can only add to it
+        quartile = sorted(self.ways_ms)[len(self.ways_ms) // 4]  # other programs can only add to a time
         return max(0.0, quartile - self.round_trip_ms)
 
     @property
@@ -70,7 +70,7 @@ class Found:
 
 
 class Measuring:
-    """One engine under measurement. `told` hears of each point before it is sent: its number, how many there are."""
+    """One engine under measurement. `told` gets each point before it is sent: its number, and how many there are."""
 
     def __init__(
         self,
@@ -96,14 +96,14 @@ class Measuring:
         return found
 
     async def _measure(self, point: Point, number: int, total: int, end: float) -> bool:
-        """One point; False where there is no time for it."""
+        """Measure one point; False if there is no time for it."""
         found, left_s = self.found, end - time.monotonic()
         if left_s <= 0 or expected_s(point, list(found.prefills.values()), list(found.decodes.values())) > left_s:
             return False
         self._told(number, total, point)
         before = await self._metrics()
         load = parse_load(before)
-        if load.running + load.waiting and point not in found.disturbed:  # we have nothing open at this moment
+        if load.running + load.waiting and point not in found.disturbed:  # this command has none open at this moment
             found.disturbed.append(point)
         records = await self._send(point, number, max(POINT_S, left_s))
         self._take(point, records)
@@ -113,11 +113,11 @@ class Measuring:
         return True
 
     async def _metrics(self) -> str:
-        """The engine's; nothing where it has none."""
+        """The engine's metrics; empty if it has none."""
         return await text_of(f"{self._url}/metrics", self._headers)
 
     async def _send(self, point: Point, number: int, limit_s: float) -> list[Record]:
-        """Texts are new with every point, so that no cached prompt of an earlier one answers."""
+        """Send one point, with new texts, so that no cached prompt of an earlier point is used."""
         sending = Sending(
             asking=replace(self._asking, salt=f"{self._asking.salt} {number}"),
             headers=self._headers,
@@ -147,7 +147,7 @@ class Measuring:
 
 
 async def text_of(url: str, headers: Mapping[str, str]) -> str:
-    """A page, or nothing where there is none."""
+    """The text of a page; empty if there is none."""
     try:
         async with (
             asyncio.timeout(PAGE_S),
@@ -160,7 +160,7 @@ async def text_of(url: str, headers: Mapping[str, str]) -> str:
 
 
 async def round_trip_s(url: str) -> float:
-    """What the shortest answer takes: network, HTTP on both sides. It is no part of a step."""
+    """Time of the shortest answer: network, HTTP on both sides. It is no part of a step."""
     pool = Pool(url)
     request = f"GET {pool.base}/health HTTP/1.1\r\nHost: {pool.netloc}\r\n\r\n".encode()
     taken = []

@@ -1,4 +1,4 @@
-"""A fleet on Ray: what its actors start, and the secrets that go with them."""
+"""A fleet on Ray: the processes that its actors start, and their secrets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPUS: Final = 1.0
 
 
 def address_of(on: str) -> str:
-    """``ray`` and ``ray://HOST:PORT`` as Ray wants it."""
+    """``ray`` and ``ray://HOST:PORT`` in the form that Ray takes."""
     return AUTO if on == "ray" else on
 
 
@@ -35,12 +35,12 @@ def launches(
     password_file: Path | None,
     keys: Callable[[], tuple[Key, ...]] | None,
 ) -> Callable[[str, str], Launch]:
-    """What the actor of an instance starts.
+    """The process that the actor of an instance starts.
 
     Args:
         templates: by pool, an engine of it.
         registry: flags that name the registry, without its password.
-        password_file: holds that.
+        password_file: the file with that password.
         keys: the fleet's ticket keys; None: tickets are off.
     """
 

@@ -1,4 +1,4 @@
-"""Flags that say where the registry is, and the registry they name: the same for every command."""
+"""Flags for the registry, and the registry that they name: the same for every command."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvtransfer.keyfile import KeyFile
 from kvtransfer.proving import FleetProofs
 from kvtransfer.ticket import Key
 
-UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
+UNIX_TIME: Final = time.time  # noqa: TID251 - the clock that two machines share
 
 
 def add_registry_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--registry`` and what belongs to it."""
+    """``--registry`` and its further flags."""
     group = parser.add_argument_group("registry")
     group.add_argument(
         "--registry", metavar="URL", help="redis://HOST:PORT, or rediss:// for TLS: where the fleet meets"
@@ -33,12 +33,12 @@ def add_registry_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_registry(args: argparse.Namespace, proofs: Proofs | None = None) -> Registry | None:
-    """The registry the flags name; None without ``--registry``. Connects at its first use.
+    """The registry that the flags name; None without ``--registry``. It connects at its first call.
 
-    `proofs`: what this program proves its heartbeats with and judges others' by; None where it has no ticket keys.
+    `proofs`: proves this program's heartbeats and judges those of others; None without ticket keys.
 
     Raises:
-        UsageError: a URL or file that cannot be used.
+        UsageError: the URL or a file cannot be used.
     """
     if args.registry is None:
         return None
@@ -54,7 +54,7 @@ def open_registry(args: argparse.Namespace, proofs: Proofs | None = None) -> Reg
 
 
 def fleet_proofs(keys: KeyFile[tuple[Key, ...]] | None, *, accepts_unproven: bool = False) -> FleetProofs | None:
-    """Of a program that has the fleet's ticket keys; None without."""
+    """The proofs of a program with the fleet's ticket keys; None without keys."""
     return None if keys is None else FleetProofs(keys.get, UNIX_TIME, accepts_unproven=accepts_unproven)
 
 

@@ -21,7 +21,7 @@ READY_S = 20.0
 
 
 class RegistryElsewhere:
-    """A registry that runs already: where it is. Use as a context, as its sibling."""
+    """A registry that runs already. Use it as a context, like `RegistryChild`."""
 
     argv: list[str] | None = None
 
@@ -39,14 +39,14 @@ class RegistryElsewhere:
         return
 
     def words(self) -> list[str]:
-        """Flags by which our other programs find it."""
+        """Flags by which Baton's other programs find the registry."""
         words = ["--registry", self.url, "--cluster", self.cluster]
         if self.password_file is not None:
             words += ["--registry-password-file", str(self.password_file)]
         return [*words, "--registry-ca-file", str(self.ca_file)] if self.ca_file is not None else words
 
     async def wait_ready(self) -> None:
-        """Until it answers.
+        """Wait until the registry answers.
 
         Raises:
             BatonError: it does not.
@@ -70,7 +70,7 @@ class RegistryElsewhere:
 
 
 class RegistryChild(RegistryElsewhere):
-    """One of our own: where it is and how to start it. Its password's file goes with the context."""
+    """A registry server of this cluster's own: its address and its command. The context removes its password's file."""
 
     def __init__(self, cluster: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-registry-")

@@ -1,4 +1,4 @@
-"""What sizes a fleet, put together: the controller of each model, its pools' costs, its shell, its HTTP side."""
+"""The parts that size a fleet, put together: each model's controller, its pools' costs, its shell, its HTTP side."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ from sim.fleet import Member, member
 logger = logging.getLogger("baton.controller")
 
 MOCK_GPU: Final = "H100-SXM"
-"""What a mock pretends to run on, unless its flags say otherwise."""
+"""The GPU that a mock imitates, unless its flags name another one."""
 
 STARTS_S: Final = {"mock": 5.0, "vllm": 90.0}
-"""How long a start is taken to last until one was seen: a mock's Python takes a few seconds; vLLM loads weights,
-compiles and captures graphs, a minute and a half for an 8B model on one H100."""
+"""Assumed duration of a start until one was seen. A mock's Python takes a few seconds; vLLM loads weights, compiles and
+captures graphs, a minute and a half for an 8B model on one H100."""
 
 RENEW_EVERY_S: Final = 2.0
 """Between two looks at an edited cluster file."""
 
 AGAIN_S: Final = 5.0
-"""After a fault of its own the controller begins anew; the fleet stays as it is meanwhile."""
+"""Pause after a fault of the controller before it begins anew; the fleet keeps its size meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What pools were made of beside the cluster file: with it the same controllers are made again."""
+    """What pools were made of besides the cluster file: enough to make the same controllers again."""
 
     engine: str
     gpu: str | None
-    """What the machine has; None: nothing, or it does not matter."""
+    """The machine's GPU; None: it has none, or it does not matter."""
     vllm_args: tuple[str, ...] = ()
     dry: bool = False
 
@@ -74,7 +74,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be sized, and by which rules."""
+    """The pools to size, and the rules for it."""
 
     made: Made
 
@@ -83,7 +83,7 @@ class Plan:
     promises: dict[str, Promise]
     rules: Rules
     members: Mapping[str, Mapping[str, Member]] = field(default_factory=dict)
-    """By model and pool: what a simulation takes one instance for."""
+    """By model and pool: the simulation's settings of one instance."""
     off: Mapping[str, str] = field(default_factory=dict)
     """By model: why it is not sized."""
     kept: Mapping[str, Mapping[str, tuple[Role, int]]] = field(default_factory=dict)
@@ -91,19 +91,19 @@ class Plan:
 
 
 def wants_scaling(spec: Spec) -> bool:
-    """Whether some pool may have more or fewer instances than it begins with, or an instance may take another role."""
+    """Whether some pool may have more or fewer instances than at the start, or an instance may take another role."""
     return any(pool.min < pool.at_most or pool.flips for _, _, pool in stems(spec).values())
 
 
 def plan_of(spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str], *, dry: bool = False) -> Plan:
-    """What a cluster file says of sizes.
+    """The sizes in a cluster file.
 
     Args:
         spec: the file.
         engine: ``vllm`` or ``mock``.
-        gpu_found: what this machine has; None: nothing, or it does not matter.
+        gpu_found: the machine's GPU; None: it has none, or it does not matter.
         vllm_args: words after ``--`` on the command line.
-        dry: decide, and do nothing.
+        dry: decide only, and do nothing.
     """
     pools: dict[str, tuple[ScalingPool, ...]] = {}
     members: dict[str, dict[str, Member]] = {}
@@ -194,16 +194,16 @@ _BOTH_KNOW: Final = frozenset({"--max-num-seqs", "--max-num-batched-tokens", "--
 
 
 def _vllm_words(words: list[str]) -> list[str]:
-    """Of a mock's flags those that vLLM has, too, each with its value in one word."""
+    """The mock's flags that vLLM has, too, each with its value in one word."""
     joined = [f"{word}={after}" for word, after in pairwise([*words, ""]) if word in _BOTH_KNOW]
     return joined + [word for word in words if word.partition("=")[0] in _BOTH_KNOW and "=" in word]
 
 
 def _gpu(spec: Spec, pool: Pool, engine: str, found: str | None, words: list[str]) -> Gpu:
-    """The type of a pool's GPUs.
+    """The GPU type of a pool.
 
     Raises:
-        UsageError: nothing says it, or no such type is known.
+        UsageError: no setting names it, or the type is unknown.
     """
     only = next(iter(spec.hardware)) if len(spec.hardware) == 1 else None
     mocked = _value(words, "--gpu", MOCK_GPU) if engine == "mock" else None
@@ -226,7 +226,7 @@ def _value(words: list[str], flag: str, otherwise: str) -> str:
 
 
 def fleets_of(plan: Plan) -> tuple[Fleet, ...]:
-    """A controller for each model that can be sized; the others are kept as the file has them, where `kept` says so."""
+    """A controller for each model that can be sized; with `kept`, the others are kept at the file's sizes."""
     fixed = tuple(
         Fleet(
             model=model if len(plan.pools) + len(plan.off) > 1 else "",
@@ -247,7 +247,7 @@ def fleets_of(plan: Plan) -> tuple[Fleet, ...]:
 
 
 def scaling_folder() -> Path:
-    """Where logs of scaling are."""
+    """The folder of the logs of scaling."""
     return state_folder() / "scaling"
 
 
@@ -266,7 +266,9 @@ class ScalingShell:
         at_start: Mapping[str, int] | None = None,
         changing: Changing | None = None,
     ) -> None:
-        """`registry` opens one; `at_start`: as `Scaler` has it; `changing`: the file, whose classes may be edited."""
+        """`registry` opens a registry; `at_start` is as in `Scaler`; `changing` is the file, whose classes may be
+        edited.
+        """
         self._changing: Final = changing
         self._at_start: Final = at_start
         self._cluster: Final = cluster
@@ -279,7 +281,7 @@ class ScalingShell:
         self.running = False
 
     async def run(self, actuator: Actuator, on_url: Callable[[str], None] = lambda _: None) -> None:
-        """Size the fleet for ever. A fault of its own never ends anything else: it begins anew."""
+        """Size the fleet for ever. A fault of the controller ends no other part: it begins anew."""
         for model, because in self.plan.off.items():
             self._say(f"scaling: {model} keeps its size: {because}")
         self.running = True
@@ -316,7 +318,7 @@ class ScalingShell:
             await registry.close()
 
     async def _renew_forever(self, changing: Changing, journal: Journal) -> None:
-        """Other targets without a restart. A bad file leaves them as they are, and so do other pools."""
+        """Take edited targets without a restart. A bad file changes nothing, and neither do edited pools."""
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
             found = await asyncio.to_thread(changing.look)
@@ -331,7 +333,7 @@ class ScalingShell:
             self._say("scaling: goes by the targets of the edited cluster file; its pools take a restart")
 
     def _line(self) -> str:
-        """What it says of itself in the registry, for pages and tables."""
+        """The controller's line about itself in the registry, for pages and tables."""
         scaler = self.scaler
         if scaler is None:
             return ""

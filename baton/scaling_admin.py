@@ -5,7 +5,7 @@
     POST /pause, /resume
     POST /size {"role": "decode", "instances": 4, "model": ""}    null: as the controller decides
 
-Orders are kept in a file, so that a controller that begins anew goes by them.
+Orders are kept in a file, so that a controller that begins anew follows them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SIZE_MAX: Final = 1024
 
 
 class Wishes:
-    """What operators have ordered, in a file."""
+    """The operators' orders, in a file."""
 
     def __init__(self, path: Path, scaler: Scaler) -> None:
         self._path: Final = path
         self._scaler: Final = scaler
 
     async def take_up(self) -> None:
-        """Go by what was ordered before."""
+        """Follow the orders in the file."""
         try:
             said = json.loads(self._path.read_text())
             sizes = [(str(model), Role(role), int(count)) for model, role, count in said["sizes"]]
@@ -75,7 +75,7 @@ def _who() -> str:
 
 
 def told(scaler: Scaler) -> dict[str, Any]:
-    """Everything that `GET /scaling` says."""
+    """The content of `GET /scaling`."""
     return {
         "leads": scaler.lease.held,
         "epoch": scaler.lease.epoch,
@@ -152,7 +152,7 @@ def admin_app(scaler: Scaler, wishes: Wishes) -> web.Application:
 
 
 def _size(scaler: Scaler, said: dict[str, Any]) -> tuple[str, Role, int | None]:
-    """What is ordered. Raises ApiError (400) with what is wrong."""
+    """The ordered size. Raises ApiError (400) with the fault."""
     role, count, model = said.get("role"), said.get("instances"), said.get("model", "")
     models = [fleet.model for fleet in scaler.fleets]
     if model not in models:

@@ -1,8 +1,8 @@
-"""Before an instance leaves: the fleet without it, simulated in a process of its own (`goodput.decision.Check`, live).
+"""Before an instance leaves: simulates the fleet without it, in a process of its own (`goodput.decision.Check`, live).
 
-The controller goes on meanwhile: its answer comes as an event. The process is niced, has `CPU_S` of CPU time for the
-simulation, and no more than `WALL_S` in all; whatever goes wrong, the verdict is that nothing can be told, and the
-controller's formulas decide as if nothing had been asked.
+The controller goes on meanwhile; the answer comes as an event. The process is niced, has `CPU_S` of CPU time for the
+simulation, and `WALL_S` in all. After any failure the verdict is "unknown", and the controller's formulas decide as
+without a check.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from sim.evaluate import Goal
 from sim.fleet import Member
 
 CPU_S: Final = 2
-"""Of the simulation. The process takes about one more to begin."""
+"""CPU seconds of the simulation. The process needs about one more to begin."""
 WALL_S: Final = 20.0
 """On a machine that is busy with other things CPU time comes slowly. Below `goodput.controller.CHECK_S`."""
 
 
 def goals_of(promises: Mapping[str, Promise]) -> dict[str, Goal]:
-    """What a simulation measures classes by."""
+    """The goals by which a simulation measures classes."""
     return {
         name: Goal(
             targets=Targets(each.ttft_ms, each.tt2t_ms, each.tpot_ms, each.e2e_ms),
@@ -85,7 +85,7 @@ class Checker:
 
 
 def main() -> None:
-    """One job from stdin, its verdict to stdout."""
+    """Read one job from stdin, write its verdict to stdout."""
     os.nice(10)
     from sim.checked import checker
 

@@ -18,10 +18,10 @@ from goodput.decisionlog import BadLine, replay
 
 
 def log_of(named: str) -> Path:
-    """The log: a file by its path, or a cluster's by its name.
+    """The path of a log: given as a file's path, or as a cluster's name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such log.
     """
     for path in (Path(named), scaling_folder() / f"{named}.jsonl"):
         if path.is_file():
@@ -55,7 +55,7 @@ def decisions(path: Path, *, held: bool = False) -> Iterator[Shown]:
 
 
 def words(shown: Shown) -> list[str]:
-    """For people: when, what, why, and what was needed."""
+    """A decision for people: time, action, reason, and what was needed."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.at))
     told = shown.decision
     named = [f"{each['kind'].lower()} {each['instance']}" for each in told["actions"]]
@@ -75,7 +75,7 @@ def words(shown: Shown) -> list[str]:
 
 
 class Replayed(NamedTuple):
-    """What came of deciding a log again."""
+    """The result of deciding a log again."""
 
     controllers: int
     """Lives of controllers that the log has from their first event on."""
@@ -107,7 +107,7 @@ def decide_again(file: str, log: Path) -> Replayed:
 
 
 def _lives(log: Path) -> Iterator[tuple[Made, str, list[Line]]]:
-    """By controller and model, its events from the first on. What a log does not have the beginning of is left out."""
+    """By controller and model, its events from the first on. Lives without their beginning in the log are left out."""
     made: Made | None = None
     found: dict[str, list[Line]] = {}
     for line in lines(log):
@@ -122,7 +122,7 @@ def _lives(log: Path) -> Iterator[tuple[Made, str, list[Line]]]:
 
 
 def _made(said: Mapping[str, Any]) -> Made | None:
-    """None: of another version."""
+    """The settings in the log; None if they are of another version."""
     try:
         return Made.read(said)
     except msgspec.ValidationError:

@@ -13,12 +13,12 @@ STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def stopping_signals(ask: Callable[[], None]) -> Iterator[None]:
-    """Within, each of the two calls `ask` in the running loop; after it they are ignored.
+    """In this block, each SIGINT or SIGTERM calls `ask` in the running loop; after it both are ignored.
 
-    After it a process only ends, and how its work has ended is known: `ask` may have been called twice, and a third
-    signal would make the exit code 143 of what lost nothing. (A closing loop of asyncio sets both to their defaults,
-    for as long as the interpreter needs for its end; a closing uvloop leaves them alone.) To be entered on the main
-    thread; nothing may be started after it.
+    After the block a process only ends, and its result is known: `ask` may have been called twice, and a third signal
+    would turn the exit code into 143 although nothing was lost. (A closing loop of asyncio sets both signals to their
+    defaults until the interpreter's end; a closing uvloop leaves them alone.) Enter it on the main thread; nothing may
+    be started after it.
     """
     loop = asyncio.get_running_loop()
     for number in STOPPING:
@@ -27,7 +27,7 @@ def stopping_signals(ask: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         ignore_stopping_signals()
-        if isinstance(loop, asyncio.SelectorEventLoop):  # its close() would undo it
+        if isinstance(loop, asyncio.SelectorEventLoop):  # its close() would undo the handlers
             for number in STOPPING:
                 loop.remove_signal_handler(number)
             ignore_stopping_signals()

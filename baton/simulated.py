@@ -1,4 +1,4 @@
-"""`baton simulate`: from the cluster file or flags to the members of a simulated fleet and what they promise."""
+"""`baton simulate`: turns the cluster file or flags into the members of a simulated fleet and its targets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sim.fleet import Member, member
 from sim.startup import StartUp
 
 MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100-SXM"
-"""What is simulated unless told otherwise: the pair with the most measurements to compare with."""
+"""What is simulated by default: the pair with the most measurements to compare with."""
 
 LEASE_S = 30
 """vLLM's own on GPUs."""
@@ -35,7 +35,7 @@ LEASE_S = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What is to be simulated."""
+    """The simulation that was asked for."""
 
     members: tuple[Member, ...]
     model: str
@@ -45,17 +45,17 @@ class Planned:
     by_class: Mapping[str, Targets] = field(default_factory=dict)
     policy: str = POLICY
     promises: Mapping[str, Promise] = field(default_factory=dict)
-    """What the router keeps to classes, where the file has them."""
+    """The router's targets by class, if the file has classes."""
     first_token_s: float | None = None
     stall_s: float | None = None
     notes: tuple[str, ...] = ()
 
 
 def planned_fleet(args: argparse.Namespace, *, contents: bool) -> Planned:
-    """What the flags ask for.
+    """The fleet that the flags describe.
 
     Raises:
-        UsageError: they contradict each other, or name what is not known.
+        UsageError: the flags contradict each other, or name something unknown.
     """
     return _from_file(args, contents=contents) if args.cluster else _from_flags(args, contents=contents)
 
@@ -182,7 +182,7 @@ def _members(
 
 
 def _startup(args: argparse.Namespace) -> StartUp | None:
-    """How long starts take, where they do not all take the same."""
+    """The distribution of start times; None if all starts take the same time."""
     if args.start_up_p95_s is None and not args.start_fails:
         return None
     try:
@@ -195,7 +195,7 @@ def read_gpus(text: str, flag: str) -> dict[str, int]:
     """`H100-SXM=8,L40S=4`: how many GPUs of each type; types in any of their spellings.
 
     Raises:
-        UsageError: a type that is not known, or no whole number; says which.
+        UsageError: an unknown type, or no whole number; the message says which.
     """
     found: dict[str, int] = {}
     for part in text.split(","):
@@ -212,10 +212,10 @@ def _gpu(name: str, memory_gib: float | None) -> Gpu:
 
 
 def model_of(name: str) -> ModelShape:
-    """A shipped model by its name, or one's folder or config.json.
+    """A shipped model by its name, or a model by its folder or config.json.
 
     Raises:
-        UsageError: neither.
+        UsageError: the name is neither.
     """
     path = Path(name)
     file = path / "config.json" if path.is_dir() else path

@@ -1,4 +1,4 @@
-"""What a running `baton up` leaves on disk for `status`, `logs` and `down`: one small file a cluster.
+"""The files that a running `baton up` keeps for `status`, `logs` and `down`: one small file a cluster.
 
 Under ``$XDG_STATE_HOME/baton/`` (``~/.local/state/baton/`` where it is not set): ``clusters/NAME.json`` and ``logs/``.
 """
@@ -18,14 +18,14 @@ from cluster.errors import UsageError
 
 
 def state_folder() -> Path:
-    """Where Baton keeps state on this machine."""
+    """The folder of Baton's state on this machine."""
     given = os.environ.get("XDG_STATE_HOME", "")
     home = Path(given) if given.startswith("/") else Path.home() / ".local" / "state"
     return home / "baton"
 
 
 def log_folder() -> Path:
-    """Where all logs are."""
+    """The folder of all logs."""
     return state_folder() / "logs"
 
 
@@ -36,16 +36,16 @@ class Running:
     cluster: str
     pid: int
     born: str
-    """When the process was started, as the kernel counts: tells it from a later one with its number."""
+    """The process's start time, as the kernel counts: tells it from a later process with its number."""
     endpoint: str = ""
     admin: str = ""
     registry: str = ""
     registry_password_file: str = ""
     registry_ca_file: str = ""
     ticket_keys_file: str = ""
-    """The fleet's, for another router that is to join; empty where tickets are off."""
+    """The fleet's key file, for another router that is to join; empty if tickets are off."""
     scaling: str = ""
-    """Where its controller answers; empty: nothing resizes it."""
+    """The controller's address; empty: no controller resizes the cluster."""
     logs: dict[str, str] = field(default_factory=dict)
     """Log files by name."""
 
@@ -56,7 +56,7 @@ class Running:
 
 
 def born(pid: int) -> str:
-    """A process's start time in clock ticks since boot; empty when there is none (or only its remains)."""
+    """A process's start time in clock ticks since boot; empty if there is no such process (or only its remains)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -100,7 +100,7 @@ def save(running: Running) -> None:
 
 
 def load(cluster: str) -> Running | None:
-    """The record of a cluster, which may be of one that died; None when there is none that can be read."""
+    """The record of a cluster, which may have died; None if there is no readable one."""
     try:
         fields: dict[str, Any] = json.loads(_file(cluster).read_text())
         return Running(**fields)

@@ -1,4 +1,4 @@
-"""The key files of a cluster file's tenants, each read again when it has changed."""
+"""The key files of a cluster file's tenants; each is read again after a change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def open_tenant_keys(spec: Spec, file: str) -> dict[str, Keys]:
     """Each tenant's keys, from files beside the cluster file `file`.
 
     Raises:
-        UsageError: a file is not there, or is none; naming it and how one is made.
+        UsageError: a file is missing or bad; the message names it and says how to make one.
     """
     return {name: _open(name, beside(file, spec.key_file(name))) for name in spec.tenants}
 
@@ -29,10 +29,10 @@ def _open(tenant: str, file: Path) -> Keys:
 
 
 def open_keys(whose: str, file: Path, how: str = "") -> Keys:
-    """The keys in a file, read again when it has changed. `whose` begins what is said of a bad one, `how` ends it.
+    """The keys in a file, read again after a change. `whose` begins the message about a bad file, `how` ends it.
 
     Raises:
-        UsageError: the file is not there, or is none.
+        UsageError: the file is missing or bad.
     """
     try:
         return KeyFile(file, read_digests, bytes_max=FILE_BYTES_MAX).get

@@ -30,7 +30,7 @@ from kvtransfer.ticket import Key
 T = TypeVar("T")
 
 FLEET_FILE = "tickets"
-"""Name of the fleet's key file in a folder of ours; an engine's is ``tickets.NAME``."""
+"""Name of the fleet's key file in a folder of Baton's; an engine's is ``tickets.NAME``."""
 
 
 def add_ticket_keys_argument(parser: argparse.ArgumentParser, whose: str, otherwise: str = "no tickets") -> None:
@@ -70,7 +70,7 @@ def open_instance_keys(path: Path | None) -> KeyFile[InstanceKeys] | None:
 
 
 def open_identity(ticket_keys: Path | None, instance: InstanceId) -> Identity | None:
-    """What an instance proves itself to others with: beside its ticket keys, where those were made so.
+    """The identity that an instance proves to others; from beside its ticket keys, if those have one.
 
     Raises:
         UsageError: the file cannot be used, or is another instance's.
@@ -115,9 +115,9 @@ def _open(path: Path, read: Callable[[str], T], field: str = "--ticket-keys-file
 
 @contextmanager
 def files_for(names: Iterable[str], fleet: Path | None) -> Iterator[tuple[Path, dict[str, Path]]]:
-    """The router's file and one for each engine, in a private folder that goes with the context.
+    """The router's file and one for each engine, in a private folder that is removed with the context.
 
-    The router's is `fleet` where one is given, else a new one.
+    The router's file is `fleet` if that is given, else a new one.
 
     Raises:
         UsageError: `fleet` cannot be used.
@@ -171,7 +171,7 @@ def _write_instance(path: Path, keys: tuple[Key, ...], instance: str) -> Path:
 
 
 def write_private(path: Path, text: str) -> Path:
-    """A file that its owner alone can read from its first byte on; whoever reads it meanwhile sees all or nothing."""
+    """A file that only its owner can read, from its first byte on; a reader meanwhile sees all of it or nothing."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""What `baton validate` shows on a terminal: a table for each run, then how far off all of them are."""
+"""The terminal output of `baton validate`: a table for each run, then the errors of all runs."""
 
 from __future__ import annotations
 

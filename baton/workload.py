@@ -39,7 +39,7 @@ def workload(path: Path, seed: int) -> list[Arrival]:
     """All requests of a workload file, in the order of time.
 
     Raises:
-        UsageError: the file cannot be read, or says what cannot be made; names the part and the field.
+        UsageError: the file cannot be read, or a setting cannot be used; the message names the part and the field.
     """
     import yaml
 

@@ -1,6 +1,6 @@
 """Benchmarks: each a module that `make bench-…` runs, none of them imported by the product.
 
-With ``BATON_COMPILED=1`` they run what `make compile` has made, or not at all.
+With ``BATON_COMPILED=1`` they run the modules that `make compile` has made, or refuse to run.
 """
 
 import os

@@ -1,14 +1,14 @@
-"""Can one allowed body hold a router up? Each of the worst we know, sent while another connection asks for `/health`.
+"""Checks whether one allowed body can hold a router up: sends each of the worst known, while `/health` is asked beside.
 
     make bench-bodies                           all of them, about three minutes
     make bench-bodies ARGS="--only deep"        those whose name has this in it
 
-Mock engines behind a `baton router` that foresees (so that prompts are measured and named), a fresh router for each
-body: memory that an earlier body left behind would count for the next one. For each body: what it is answered, the
-slowest `/health` between its first byte and its answer (asked every 2 ms by a thread that does nothing else), and by
-how much the router's resident memory at its peak, by the kernel's own mark, is above that of the idle router, over the
-body's size.
-The first row sends nothing: what the machine itself does to `/health`. Ends with 1 where a target is missed.
+Mock engines stand behind a `baton router` that predicts (so that prompts are measured and named), with a fresh router
+for each body: memory that an earlier body left behind would count for the next one. For each body it reports the
+answer, the slowest `/health` between the body's first byte and its answer (asked every 2 ms by a thread that does
+nothing else), and the router's peak of resident memory, by the kernel's own mark, above that of the idle router, over
+the body's size. The first row sends nothing: it shows what the machine itself does to `/health`. Ends with 1 if a
+target is missed.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one body did."""
+    """The results of one body."""
 
     name: str
     bytes: int
     status: int
     said: str
     slowest_ms: float
-    """The best of the rounds: what the body does comes every time, what the machine does comes once."""
+    """The best of the rounds: the body's effect comes every time, the machine's comes once."""
     took_ms: float
     growth: float
     """Memory at its peak less that of an idle router, over the body's size."""
@@ -114,9 +114,9 @@ def send(endpoint: str, body: Worst, raw: bytes) -> tuple[int, str]:
 
 
 def tried(router: Running, endpoint: str, body: Worst) -> Seen:
-    """One body, some times, sent to a router that had none before."""
+    """Send one body, some times, to a router that had no body before."""
     raw = body.make()
-    send(endpoint, WARMING, WARMING.make())  # what the router imports and learns at its first request is no body's
+    send(endpoint, WARMING, WARMING.make())  # the router's imports and first lessons are no body's fault
     idle_bytes = memory(router.process.pid, "VmRSS")
     slowest, took, growth = [], [], 0.0
     status, said = 0, ""
@@ -166,7 +166,7 @@ def served(words: list[str], where: Cores) -> Iterator[tuple[Running, str]]:
 
 
 def main() -> int:
-    """Run it and tell."""
+    """Run the benchmark and report."""
     parser = argparse.ArgumentParser(prog="make bench-bodies", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="bodies whose name has this in it")
     parser.add_argument(
@@ -203,7 +203,7 @@ def main() -> int:
         ),
         "bodies that were not answered as they should": target(sum(not each.right for each in found), 0.0),
     }
-    if judged:  # with --only there may be none that is large enough
+    if judged:  # with --only no body may be large enough
         targets["memory at its peak, times the body's size"] = target(max(judged), GROWTH_MAX)
     told = result("bodies", {"idle_ms": round(idle_ms, 2), "bodies": [asdict(each) for each in found]}, targets)
     if args.publish:

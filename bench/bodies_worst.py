@@ -17,14 +17,14 @@ LARGE = 33_000_000
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """One body, made when it is sent: all of them together would fill a small machine."""
+    """One body, made when it is sent: all bodies together would fill a small machine."""
 
     name: str
     make: Callable[[], bytes]
     path: str = COMPLETIONS
     content_type: str = JSON
     passes: bool = False
-    """People send this: it must be answered 200."""
+    """Whether it is a legitimate body: it must be answered 200."""
 
 
 def filled(unit: bytes, head: bytes, tail: bytes, size: int = LARGE) -> bytes:
@@ -138,7 +138,7 @@ def _forms() -> Iterator[Worst]:
 
 
 def _smaller() -> Iterator[Worst]:
-    """Just below what is read in steps, and in between."""
+    """Bodies just below the size that is read in steps, and in between."""
     for size in (64_000, 1_000_000):
         yield _repeated(f"empty lists, {size // 1000} kB", b"[],", _XARGS, b"1]}", size=size)
         yield _repeated(f"objects, {size // 1000} kB", b'{"a":[]},', _XARGS, b"1]}", size=size)

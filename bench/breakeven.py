@@ -1,4 +1,4 @@
-"""Whether to hand off at all: always, never and Baton's own choice on the same traces, and single choices both ways.
+"""Compares always, never and Baton's own choice of handing over on the same traces, and single choices both ways.
 
     BATON_DATA=/path/to/data make bench-breakeven             a quarter of an hour on two cores
     make bench-breakeven ARGS="--only mixed"                  traces, regret or mixed
@@ -114,7 +114,7 @@ class Ground:
         self.rate = LOAD * found
 
     def named(self) -> dict[str, Any]:
-        """What a row begins with."""
+        """The first columns of a row."""
         system = arrangement(self.system)
         return {"trace": self.name, "fleet": self.fleet, "system": system, "rate": round(self.rate, 3)}
 
@@ -282,7 +282,7 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def gains(windows: Sequence[dict[str, Any]], part: str, rival: str) -> dict[str, Any]:
-    """How much lower ours is than a rival's, window by window."""
+    """How much lower Baton's latency is than a rival's, window by window."""
     each = [1 - row["latency_s"][part][grid.OURS] / row["latency_s"][part][rival] for row in windows]
     mean, half = interval(each)
     seconds = {name: float(np.mean([row["latency_s"][part][name] for row in windows])) for name in (grid.OURS, rival)}
@@ -290,7 +290,7 @@ def gains(windows: Sequence[dict[str, Any]], part: str, rival: str) -> dict[str,
 
 
 def targets_of(found: dict[str, Any]) -> dict[str, Any]:
-    """What must hold."""
+    """The targets."""
     made = {}
     if "traces" in found:
         made["worse_attainment"] = target(found["worst_attainment"], LIMIT)
@@ -302,7 +302,7 @@ def targets_of(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def tables_of(found: dict[str, Any]) -> list[Table]:
-    """Of the parts there are."""
+    """Tables of the parts that ran."""
     makers = {"traces": _traces, "regret": _regret, "mixed": _mixed}
     return [make(found) for name, make in makers.items() if name in found]
 
@@ -383,7 +383,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 
 def main(words: list[str]) -> int:
-    """Run the parts, tell, publish."""
+    """Run the parts, report, publish."""
     arguments = parsed(words)
     root = inputs.required("breakeven")
     facts = published.machine()

@@ -1,9 +1,9 @@
-"""What clients get when things go wrong: Baton and vllm-router before the same mocks, under the chaos suite's faults.
+"""Clients' results under faults: Baton and vllm-router before the same mocks, under the chaos suite's faults.
 
     python -m bench.chaos [--quick] [--publish] [--only TEXT] [--json]
 
 Rows, load and judge are those of `tests/chaos` (tests/support/chaos_*.py). Each router is a process of its own, with
-three seconds for everything that it can limit; mocks and clients run here.
+three seconds for everything that it can limit; mocks and clients run in this process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from bench.rivals import NotInstalled, environment, version_of
 from cluster.instance import Role
 
 LIMIT_S = 3.0
-"""To the first token, between two, and for a whole answer: vllm-router has but one limit, for all of a request."""
+"""Limit to the first token, between two tokens, and for a whole answer: vllm-router has only one limit, for a whole
+request."""
 LIMITS = Limits(first_token_s=LIMIT_S, stall_s=LIMIT_S, whole_s=LIMIT_S)
 SHAPE = Shape(prefill=2, decode=2, both=0)
 """vllm-router knows no engine that does both."""
@@ -44,7 +45,7 @@ SEEDS = (0, 1, 2)
 READY_S = 30.0
 
 Words = Callable[[list[str], list[str]], tuple[list[str], str]]
-"""Prefill and decode URLs → the command, and what tells its endpoint: a line's last word, or the endpoint itself."""
+"""Prefill and decode URLs → the command, and what gives its endpoint: a line's last word, or the endpoint itself."""
 
 
 def baton(prefill: list[str], decode: list[str]) -> tuple[list[str], str]:
@@ -57,7 +58,7 @@ def baton(prefill: list[str], decode: list[str]) -> tuple[list[str], str]:
 
 
 def rival(program: Path) -> Words:
-    """As its documentation says; retries and circuit breakers are on by default."""
+    """The rival as its documentation starts it; retries and circuit breakers are on by default."""
 
     def words(prefill: list[str], decode: list[str]) -> tuple[list[str], str]:
         port = free_port()
@@ -126,7 +127,7 @@ COLUMNS = (Kind.RIGHT, Kind.ERROR, Kind.WRONG, Kind.HUNG)
 
 
 def added_up(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """One cell's figures, with an example of each thing that must not be."""
+    """One cell's figures, with an example of each forbidden outcome."""
     kinds: Counter[Kind] = Counter()
     for each in outcomes:
         kinds += each.kinds
@@ -161,7 +162,7 @@ def _sum(figures: dict[str, dict[str, Any]], name: str, column: str, scenarios: 
 
 
 def targets(figures: dict[str, dict[str, Any]], listed: Sequence[Scenario]) -> dict[str, Any]:
-    """The suite's promise, as far as a process shows it."""
+    """The suite's targets, as far as a process shows them."""
     known = [each.name for each in listed if each.hurts is Hurts.UNSEEN]
     kept = [name for name in figures if name not in known]
     unhurt = [each.name for each in listed if each.hurts is Hurts.NOBODY]

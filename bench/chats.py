@@ -1,8 +1,8 @@
-"""Chat sessions as people hold them, sent in an open loop: what each turn's client waits for its first token.
+"""Chat sessions as people hold them, sent in an open loop; measures each turn's time to its first token.
 
-Sessions arrive by chance, whatever became of those before them. A session begins with one of a few system prompts, or
-with a text of its own; each of its turns brings the whole conversation so far, comes a while after the answer before,
-and is timed from the moment it was due.
+Sessions arrive at random, whatever happened to the earlier ones. A session begins with one of a few system prompts, or
+with a text of its own. Each of its turns brings the whole conversation so far, comes a while after the answer before,
+and is timed from the moment when it was due.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ class Scenario:
 
 @dataclass(slots=True)
 class Seen:
-    """What clients saw of a phase."""
+    """Clients' measurements of a phase."""
 
     ttft_ms: list[float] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
-    """How long after it was due each turn was sent: the sender's own fault."""
+    """How late each turn was sent after it was due: the sender's own fault."""
     prompt_tokens: int = 0
     failed: list[str] = field(default_factory=list)
 
 
 async def hold(url: str, model: str, scenario: Scenario, salt: str, shared: str, seed: int) -> Seen:
-    """All sessions of a phase, to their ends.
+    """Run all sessions of a phase to their ends.
 
     Args:
         url: the router.
         model: its name there.
-        scenario: which sessions.
+        scenario: the sessions.
         salt: makes the users' texts different from those of every other phase.
-        shared: the same of the system prompts: a phase with another one's finds them in the caches.
+        shared: the same for the system prompts: a phase with another phase's value finds them in the caches.
         seed: of arrivals and pauses, so that each contestant has the same.
     """
     seen, pool, chance = Seen(), Pool(url), random.Random(seed)
@@ -81,13 +81,13 @@ async def hold(url: str, model: str, scenario: Scenario, salt: str, shared: str,
 
 
 class _Session:
-    """One client's."""
+    """One client's session."""
 
     def __init__(self, pool: Pool, model: str, scenario: Scenario, seen: Seen, chance: random.Random) -> None:
         self.pool, self.model, self.scenario, self.seen, self.chance = pool, model, scenario, seen, chance
 
     async def run(self, due_s: float, name: str, shared: str) -> None:
-        """Turn after turn; a failed one ends it."""
+        """Send turn after turn; a failed turn ends the session."""
         scenario = self.scenario
         which = f"system {shared} {self.chance.randrange(scenario.systems)}" if scenario.systems else f"own {name}"
         system = text_of(which.encode(), scenario.system_tokens * BYTES_PER_TOKEN)
@@ -135,7 +135,7 @@ class _Session:
 
 
 def text_in(body: bytes) -> str:
-    """What a stream of chat events says."""
+    """The text of a stream of chat events."""
     found = []
     for line in body.split(b"\n"):
         data = line.removeprefix(b"data:").strip()
@@ -146,7 +146,7 @@ def text_in(body: bytes) -> str:
 
 
 class _Answer:
-    """Hears one answer."""
+    """Reads one answer."""
 
     __slots__ = ("over", "pieces", "tally")
 

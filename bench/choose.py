@@ -1,4 +1,4 @@
-"""What one choice costs the router: CPU microseconds, by policy and size of the fleet.
+"""CPU microseconds of one choice in the router, by policy and size of the fleet.
 
     make bench-choose                     two minutes
     make bench-choose ARGS=--publish      writes docs/
@@ -50,7 +50,7 @@ UNDER_WAY: Final = 8
 TAKES_S: Final = 4.0
 """Each of them."""
 PAUSE_S: Final = 0.03
-"""A handoff's."""
+"""The pause of a hand-over."""
 ANSWER: Final = 250
 """Tokens."""
 PROMISE: Final = Promise(ttft_ms=500.0, tpot_ms=30.0)
@@ -87,14 +87,14 @@ class Desks:
             self.serve(self.wanted())
 
     def asks(self, wanted: Wanted) -> Wanted:
-        """As the desk would ask the policy for it now."""
+        """The request in the form in which the scheduler would ask the policy now."""
         promise = self.promise
         if self.desk.foresight is not None:
             wanted, _ = foretold(self.desk.foresight.lengths, wanted, max_tokens=512)
         return replace(wanted, ttft_ms=promise.ttft_ms, tpot_ms=promise.tpot_ms, now=self.now)
 
     def wanted(self) -> Wanted:
-        """The next request, as it comes."""
+        """The next request."""
         names = self.rng.randrange(50) * 100
         return Wanted(
             model="m",
@@ -106,7 +106,7 @@ class Desks:
         )
 
     def serve(self, wanted: Wanted) -> float:
-        """It takes its places; what was due before it happens. Seconds of CPU, of both."""
+        """Let a request take its places, after everything that was due before it. CPU seconds of both."""
         began = time.thread_time()
         while self._due and self._due[0][0] <= self.now:
             at, _, happens = heapq.heappop(self._due)
@@ -130,7 +130,7 @@ class Desks:
 
 
 def measured(here: Desks) -> tuple[float, float]:
-    """The choice alone, and the whole way through the desk, microseconds."""
+    """The choice alone, and the whole way through the scheduler, microseconds."""
     fleet, choosing, passing = here.desk.view.all(), 0.0, []
     for _ in range(REQUESTS):
         wanted, times = here.wanted(), []
@@ -150,7 +150,7 @@ def _quick(rounds: list[float]) -> float:
 
 
 def main(words: list[str]) -> int:
-    """Measure, tell, publish."""
+    """Measure, report, publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--publish", action="store_true", help="write docs/")
     parser.add_argument("--json", action="store_true", help="the line of JSON alone on stdout, no table")
@@ -165,7 +165,7 @@ def main(words: list[str]) -> int:
     names = {cell: f"{cell[0]}{' + admission' if cell[1] else ''}, {cell[2]} {cell[3]}" for cell in cells}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names.values()}
     desks = {cell: Desks(cell[0], cell[2], FLEETS[cell[3]], admission=cell[1]) for cell in cells}
-    gc.freeze()  # as `baton router` has it
+    gc.freeze()  # as `baton router` does
     gc.set_threshold(10_000)
     for number in range(ROUNDS):
         for cell, here in desks.items():

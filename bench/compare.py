@@ -1,4 +1,4 @@
-"""Aggregated against disaggregated, rivals against each other, and two papers on their own profiles: all simulated.
+"""Simulates aggregated against disaggregated serving, rivals against each other, and two papers on their own profiles.
 
     BATON_DATA=/path/to/data make bench-compare
     BATON_DATA=/path/to/data make bench-compare ARGS="--quick --only scenarios"
@@ -107,7 +107,7 @@ def compared(found: scenarios.Compared) -> dict[str, Any]:
 
 
 def of_scenarios(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Ten published ones."""
+    """Ten published scenarios."""
     for scenario in scenarios.TEN:
         load = scenario.load(COUNT)
         found = compared(scenarios.compare(scenario, load, plan.shelf, plan.size, plan.tolerance))
@@ -115,7 +115,7 @@ def of_scenarios(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def of_beside(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Three of them again, where decodes suffer more beside prompts than the profiles of these GPUs say."""
+    """Three of them again, with decodes that suffer more beside prompts than the profiles of these GPUs say."""
     slower = [replace(each, mixed_context=SLOWER_BESIDE) for each in plan.shelf.profiles]
     shelf = Shelf(plan.shelf.models, slower)
     for at in (0, 6, 7):
@@ -132,7 +132,7 @@ def of_traces(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def on_trace(plan: Plan, scenario: scenarios.Scenario) -> scenarios.Compared | None:
-    """One of them; None without data."""
+    """One scenario on its trace; None without data."""
     load = plan.trace(scenario.name.partition(",")[0])
     if load is not None and scenario.name not in plan.found:
         plan.found[scenario.name] = scenarios.compare(scenario, load, plan.shelf, plan.size, plan.tolerance)
@@ -202,7 +202,7 @@ def of_splitwise(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def of_splitwise_gap(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Three of the paper's ratios as its simulator's assumptions are taken over, one after the other."""
+    """Three of the paper's ratios while its simulator's assumptions are taken over, one after the other."""
     load = plan.trace("Azure conversation", splitwise.LENGTH_MAX - 2)
     if load is None or plan.data is None:
         return
@@ -255,7 +255,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 
 def main(words: list[str]) -> int:
-    """Run the parts, tell, publish."""
+    """Run the parts, report, publish."""
     arguments = parsed(words)
     if inputs.missing():
         published.say("compare: no traces; set BATON_DATA to a folder that holds traces/. What needs them is left out")
@@ -294,7 +294,7 @@ def before(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def save(figures: dict[str, Any], facts: dict[str, Any]) -> None:
-    """What there is so far: a run of half an hour may be stopped."""
+    """Save the figures so far: a run of half an hour may be stopped."""
     path = published.DOCS / "benchmarks" / "compare.json"
     path.write_text(json.dumps({"bench": "compare", "figures": figures, "machine": facts}, indent=1) + "\n")
 

@@ -1,4 +1,6 @@
-"""The figures of `bench.compare`: SVG files, made from its JSON alone. Without matplotlib it says what is missing."""
+"""The figures of `bench.compare`: SVG files, made from its JSON alone. Without matplotlib it reports what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def draw(figures: dict[str, Any], folder: Path, date: str) -> str | None:
 
 
 def _where(figures: dict[str, Any], path: Path, note: str) -> None:
-    """Disaggregated over aggregated, ours and the published ones."""
+    """Disaggregated over aggregated: Baton's ratios and the published ones."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     rows = [row for row in [*figures["scenarios"], *figures.get("traces", [])] if row["ratio"] > 0]

@@ -1,4 +1,4 @@
-"""What `bench.compare` found, as tables: made from its JSON alone, so that a page can be made anew without a run."""
+"""The tables of `bench.compare`, made from its JSON alone, so that a page can be made again without a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def how(figures: dict[str, Any]) -> str:
 
 
 def tables(figures: dict[str, Any]) -> list[Table]:
-    """Of the parts there are."""
+    """Tables of the parts that ran."""
     found: list[Table] = []
     for name, make in (
         ("scenarios", _scenarios),

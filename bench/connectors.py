@@ -1,23 +1,24 @@
-"""vLLM's connectors and ours side by side: what comes between P's answer and D's next token, and what it costs idle.
+"""vLLM's connectors and Baton's side by side: the time from P's answer to D's next token, and the cost of idling.
 
     make bench-handoff ARGS="--part connectors"          about 35 minutes
     make bench-handoff ARGS="--gpu"                      two engines on GPUs, a model of 8B's layers
 
-Each connector gets two engines of its own, on this machine's cores one each or on its GPUs: vLLM's pull connector as it
-comes (NIXL's progress thread spins), the same tuned (that thread paced, which Baton's launcher does, and a lower
-lease), vLLM's push connector tuned likewise, and ours. The engines are alike in everything else. On CPU all of them but
-the one that spins run at the same time and are measured by turns, a few seconds each: machines are faster and slower by
-the minute, and of two connectors that were measured one after the other the second may seem better by a third. Two
-models: the one that ships (2 KB of KV a token) and one of random weights with 64 KB a token, at which a hand-over is a
-thing to measure.
+Each connector gets two engines of its own, on one of this machine's cores each or on its GPUs: vLLM's pull connector
+unchanged (NIXL's progress thread spins), the same tuned (that thread paced, as Baton's launcher does, and a shorter
+lease), vLLM's push connector tuned likewise, and Baton's. The engines are alike in everything else. On CPU all of them
+but the spinning one run at the same time and are measured by turns, a few seconds each. Machines get faster and slower
+by the minute: of two connectors measured one after the other the second may seem better by a third. Two models: the one
+that ships (2 KB of KV a token) and one of random weights with 64 KB a token, at which a hand-over takes a measurable
+time.
 
-`hand-over` is the time from P's answer to D's first token, less the median of D's later steps in the same run: alone;
-alone while P computes other prompts without a pause; eight holds asked for at once while P has nothing to do; and a
-loop of eight clients that prefill and decode without a pause. Legs go one after the other, but with push, which is
-made for it, both at once (not in `eight`, which begins with holds): D has then done its part before P answers.
+`hand-over` is the time from P's answer to D's first token, less the median of D's later steps in the same run. It is
+measured alone; alone while P computes other prompts without a pause; with eight holds pulled at once while P is idle;
+and in a loop of eight clients that prefill and decode without a pause. Legs go one after the other, except that push,
+which is made for it, gets both at once (not in `eight`, which begins with holds): D has then done its part before P
+answers.
 
-What is given up is given up as a router does it: by its name with ours, by a rejected decode leg with vLLM's; what P
-never answered has no name there, and is free when the lease ends.
+A hold is given up as a router does it: by its name with Baton's connector, by a rejected decode leg with vLLM's. A hold
+that P never answered has no name there, and is free when the lease ends.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from engine.vllm.hardware import find_hardware
 ON_CPU: Final = "tiny,fat"
 TURNS: Final = 3
 RESTS_S: Final = 1.3
-"""After each step vLLM's workers spin for a second: nobody is measured beside that."""
+"""After each step vLLM's workers spin for a second: no connector is measured beside that."""
 WAYS: Final = ("alone", "busy", "eight", "loop")
 TITLES: Final = ("alone", "alone, P busy", "eight at once", "eight in a loop")
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A connector and how it is run."""
+    """A connector and the settings of its engines."""
 
     name: str
     connector: str
@@ -64,7 +65,7 @@ class Contestant:
         return self.connector == "BatonConnector"
 
     def transfer(self, role: Role, buffer: str = "cpu") -> str:
-        """vLLM's own setting; empty: what Baton's launcher writes."""
+        """vLLM's own setting; empty: the one that Baton's launcher writes."""
         if self.ours:
             return ""
         told = {
@@ -86,7 +87,7 @@ CONTESTANTS: Final = {
 
 
 def groups(only: Sequence[str], *, one_by_one: bool) -> list[dict[str, Contestant]]:
-    """Who is measured at the same time: those that do nothing while they are not asked."""
+    """The connectors that are measured at the same time: those that are idle without requests."""
     alone = [{name: CONTESTANTS[name]} for name in only if one_by_one or not CONTESTANTS[name].paced]
     together = {name: CONTESTANTS[name] for name in only if not one_by_one and CONTESTANTS[name].paced}
     return alone + ([together] if together else [])
@@ -132,7 +133,7 @@ def run(
 
 
 def _besides(fleet: Fleet, longest: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
-    """Bytes a second, cores, and what becomes of what is given up."""
+    """Bytes a second, cores, and the fate of given-up holds."""
     time.sleep(RESTS_S)
     idle, holding = fleet.idle_cores()
     count = 40 if quick else 200
@@ -149,7 +150,7 @@ def _besides(fleet: Fleet, longest: Mapping[str, Any], *, quick: bool) -> dict[s
 
 
 def _measure(fleets: Mapping[str, Fleet], length: int, *, quick: bool) -> dict[str, dict[str, Any]]:
-    """By connector, each way of handing over: some of it by each, then some more by each."""
+    """By connector, each way of handing over: some of it with each, then some more with each."""
     for fleet in fleets.values():
         for _ in range(2):
             fleet.hand_over(length)
@@ -170,7 +171,7 @@ def _measure(fleets: Mapping[str, Fleet], length: int, *, quick: bool) -> dict[s
 
 
 def _usual(measure: Callable[[], float]) -> float:
-    """Of three, but of one where that took a lease's time: that is no accident, and takes long."""
+    """The median of three, or one value if that took a lease's time: that is no accident, and takes long."""
     first = measure()
     return first if first > LEASE_S / 2 else statistics.median([first, measure(), measure()])
 
@@ -205,7 +206,7 @@ def tables(figures: dict[str, dict[str, Any]]) -> list[Table]:
 
 
 def targets(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Ours against vLLM's tuned, where both were run."""
+    """Baton's against vLLM's tuned, if both were run."""
     told: dict[str, Any] = {}
     for model, by_name in figures.items():
         if not {"ours", "tuned"} <= set(by_name):
@@ -225,10 +226,10 @@ def targets(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def gpus_here() -> tuple[str, ...]:
-    """This machine's, one or two of them.
+    """This machine's GPUs, one or two of them.
 
     Raises:
-        SystemExit: 2, with what is missing, where there is none that vLLM can use.
+        SystemExit: 2, with what is missing, if there is none that vLLM can use.
     """
     found = find_hardware()
     if not found.gpus:

@@ -1,4 +1,4 @@
-"""Two engines and what a router would do with them: hand over in several ways, give up, look at what is held."""
+"""Two engines and a router's actions on them: hand over in several ways, give up, count held blocks."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ PATH: Final = "/v1/completions"
 OUTPUT_TOKENS: Final = 8
 EIGHT: Final = 8
 LEASE_S: Final = 20
-"""Of P's holds: what nobody pulls or gives up is free after it."""
+"""Lease of P's holds: a hold that is neither pulled nor given up is free after it."""
 BUSY_TOKENS: Final = 1000
-"""Of the prompts that keep P busy, one after the other."""
+"""Length of the prompts that keep P busy, one after the other."""
 LEFT_TOKENS: Final = 1900
-"""Of the prompts whose clients leave while P computes: long enough that it does."""
+"""Length of the prompts whose clients leave while P computes: long enough for that."""
 STILL_S: Final = 0.3
-"""What is free stays so for this long: an engine's metrics are as old as its last step."""
+"""Blocks count as free after this long: an engine's metrics are as old as its last step."""
 
 STEPS: Final = "vllm:iteration_tokens_total_count"
-"""How many steps of an engine had something to tell."""
+"""Counts the steps of an engine that reported something."""
 
 _BLOCKS = re.compile(r'vllm:cache_config_info\{[^}]*num_gpu_blocks="(\d+)"')
 
 
 @dataclass
 class Seen:
-    """Of one hand-over, in milliseconds: until P's answer, from there to D's first token, and between later ones."""
+    """Times of one hand-over in milliseconds: until P's answer, from there to D's first token, and between later
+    tokens.
+    """
 
     prefill: float
     first: float
@@ -60,7 +62,7 @@ class Fleet:
         self._known: dict[str, Any] = {}
 
     def prompt(self, tokens: int) -> tuple[TransferId, list[int]]:
-        """A new one, and the name of its transfer."""
+        """A new prompt, and the name of its transfer."""
         with self._lock:
             self._made += 1
             name = TransferId(RequestId(f"bench-{self._made}"), 1, 1)
@@ -71,7 +73,7 @@ class Fleet:
         return {"model": "tiny", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
 
     def prefill(self, name: TransferId, prompt: list[int]) -> wire.Transfer:
-        """Leg 1, and the hold it leaves."""
+        """Send leg 1; the hold that it leaves."""
         answer = json.loads(_post(self.p, wire.prefill_body(self.body(prompt), transfer=name), name.request).read())
         transfer = wire.read_transfer(answer)
         if transfer is None:
@@ -86,7 +88,7 @@ class Fleet:
     # --- handing over ------------------------------------------------------------------------------------------------
 
     def hand_over(self, length: int) -> Seen:
-        """One, from prompt to end; legs together where that is the connector's way and P's address is known."""
+        """One hand-over, from prompt to end; both legs at once if the connector works so and P's address is known."""
         name, prompt = self.prompt(length)
         if self.together and self._known:
             return self._both_legs(name, prompt)
@@ -97,9 +99,9 @@ class Fleet:
         return _seen(begun, answered, self.decode(name, prompt, transfer))
 
     def _both_legs(self, name: TransferId, prompt: list[int]) -> Seen:
-        """D is told where P is before P has answered, as vLLM's push connector is meant to be used.
+        """Tell D where P is before P has answered, as vLLM's push connector is meant to be used.
 
-        The two legs find each other by their `X-Request-Id`; blocks and the id of P's request are P's to fill in.
+        The two legs find each other by their `X-Request-Id`; P fills in the blocks and the id of its request.
         """
         transfer = wire.Transfer(
             {**self._known, "remote_block_ids": [], "remote_request_id": name.request, "remote_num_tokens": len(prompt)}
@@ -112,7 +114,7 @@ class Fleet:
             return _seen(begun, answered, decoding.result())
 
     def eight(self, length: int) -> list[Seen]:
-        """Eight holds, then D is asked for all at once."""
+        """Make eight holds, then let D pull all at once."""
         held = [
             (name, prompt, self.prefill(name, prompt)) for name, prompt in (self.prompt(length) for _ in range(EIGHT))
         ]
@@ -131,7 +133,7 @@ class Fleet:
                     for seen in many]  # fmt: skip
 
     def busy(self, length: int, count: int) -> list[Seen]:
-        """One at a time, while P computes other prompts without a pause."""
+        """One hand-over at a time, while P computes other prompts without a pause."""
         with self._other_prompts():
             return [self.hand_over(length) for _ in range(count)]
 
@@ -155,7 +157,9 @@ class Fleet:
     # --- giving up ---------------------------------------------------------------------------------------------------
 
     def release(self, name: TransferId, transfer: wire.Transfer | None) -> None:
-        """As a router does: by its name, or with vLLM's connector by a decode leg that D rejects, once it is known."""
+        """Give a hold up as a router does: by its name, or with vLLM's connector by a rejected decode leg, once it is
+        known.
+        """
         if self.ours:
             knock(self.engines.door("p"), {"ask": "release", "transfer_id": str(name)})
         elif transfer is not None:
@@ -183,8 +187,8 @@ class Fleet:
         return self._freed(begun, steps, max(STILL_S, 2 * prefill_s))
 
     def storm(self, count: int) -> tuple[int, float]:
-        """Prefill legs whose clients leave: blocks held a second after the last, and seconds until there are none (1
-        where there were none then).
+        """Prefill legs whose clients leave: blocks held a second after the last leg, and seconds until none are held (1
+        if none were held then).
         """
         with ThreadPoolExecutor(EIGHT) as pool:
             list(pool.map(self._leave, range(count)))
@@ -203,10 +207,10 @@ class Fleet:
         self.release(name, None)
 
     def _freed(self, begun: float, steps: float | None = None, still_s: float = STILL_S) -> float:
-        """Seconds since `begun` until P runs and holds nothing, and goes on so; at the longest two leases.
+        """Seconds since `begun` until P runs nothing, holds nothing, and stays so; at the longest two leases.
 
-        An engine tells what it holds when a step has ended. Where `steps` had ended before the step that counts, what
-        is told earlier than the next one is not believed.
+        An engine reports its holds when a step has ended. If `steps` had ended before the step that counts, reports
+        before the next one are not believed.
         """
         since = stepped = None
         while time.perf_counter() < begun + LEASE_S * 2:
@@ -226,14 +230,14 @@ class Fleet:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def held_blocks(self) -> int:
-        """Blocks of P that are in use; it counts nothing else where nothing runs."""
+        """Blocks of P in use; while no request runs these are the held ones."""
         page = _page(self.p)
         blocks = _BLOCKS.search(page)
         total = int(blocks[1]) - 1 if blocks else 1  # one block is vLLM's own, and not in the share
         return round(_metric(page, "vllm:kv_cache_usage_perc") * total)
 
     def idle_cores(self) -> tuple[float, float]:
-        """Cores that P takes while it does nothing, and while it holds."""
+        """Cores that P uses while it is idle, and while it holds."""
         time.sleep(1)
         idle = cores_used(self.engines.running["p"], 3.0)
         name, prompt = self.prompt(300)
@@ -244,7 +248,9 @@ class Fleet:
         return idle, holding
 
     def rate(self) -> float:
-        """Bytes a second of transfers, by vLLM's own account (who pulls or pushes keeps it); 0 where it gives none."""
+        """Bytes a second of transfers, by vLLM's own count (the engine that pulls or pushes keeps it); 0 if it gives
+        none.
+        """
         pages = [_page(url) for url in (self.p, self.d)]
         seconds = sum(_metric(page, "vllm:nixl_xfer_time_seconds_sum") for page in pages)
         return sum(_metric(page, "vllm:nixl_bytes_transferred_sum") for page in pages) / seconds if seconds else 0.0
@@ -256,7 +262,7 @@ def _seen(begun: float, answered: float, times: list[float]) -> Seen:
 
 
 def summary(seen: list[Seen]) -> dict[str, float]:
-    """The median hand-over less the median of D's later steps in the same run, its interval, and what it is made of."""
+    """The median hand-over less the median of D's later steps in the same run, its interval, and its parts."""
     step = statistics.median(one for each in seen for one in each.steps)
     over = sorted(each.first - step for each in seen)
     tenth = len(over) // 10

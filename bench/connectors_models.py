@@ -17,11 +17,11 @@ LENGTHS: Final = (250, 1000, 1900)
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model, and how its engines are started."""
+    """One model, and its engines' settings."""
 
     name: str
     shape: Mapping[str, Any] | None = None
-    """What its `config.json` says otherwise than that of the model that ships; None: that model itself."""
+    """Differences of its `config.json` from that of the model that ships; None: that model itself."""
     dtype: str = "float32"
     kv_gib: int = 1
     """KV memory of an engine on CPU."""
@@ -32,7 +32,7 @@ class Model:
         return () if self.shape is None else ("--load-format", "dummy")
 
     def path(self, folder: Path) -> str:
-        """Where it is; a folder of its own is made in `folder` for one that does not ship."""
+        """The model's folder; for a model that does not ship, a new one is made in `folder`."""
         if self.shape is None:
             return str(model_path())
         made = folder / self.name
@@ -52,7 +52,7 @@ _LAYERS_OF_8B = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_he
                  "tie_word_embeddings": False}  # fmt: skip
 
 TINY: Final = Model("tiny")
-"""The one that ships: 2 KB of KV a token."""
+"""The model that ships: 2 KB of KV a token."""
 FAT: Final = Model("fat", _FAT, kv_gib=2)
 """64 KB of KV a token in float32 (2 × 16 layers × 4 heads × 128 × 4 bytes)."""
 EIGHT_B: Final = Model("8B", _LAYERS_OF_8B, dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""Who is measured in the router benchmark, and how each is started: as its users would."""
+"""The contestants of the router benchmark, each started as its users would start it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cluster.keys import digest
 DIRECT, BATON, RIVAL, RELAY = "engine", "baton", "vllm-router", "relay"
 POLICIES, SEEDING = "baton, policies on", "baton, seeding"
 VARIANTS = frozenset({POLICIES, SEEDING})
-"""Of Baton: what they cost more is asked, in closed loops alone."""
+"""Variants of Baton: only their extra cost is measured, in closed loops."""
 
 KEY = "bench-key"
-"""Sent with every request; whoever asks for no key does not look at it, or passes it on."""
+"""Sent with every request; a contestant that asks for no key ignores it, or passes it on."""
 
 CLUSTER = """\
 models:
@@ -37,7 +37,7 @@ Start = Callable[[Sequence[str], Sequence[str], frozenset[int]], tuple[Running, 
 
 @dataclass(frozen=True, slots=True)
 class Contestants:
-    """Who takes part; and in one line, why one does not."""
+    """The contestants; and in one line, why one is missing."""
 
     starts: dict[str, Start]
     versions: dict[str, str]
@@ -45,7 +45,7 @@ class Contestants:
 
 
 def contestants() -> Contestants:
-    """Everybody who can be had on this machine."""
+    """All contestants that this machine can run."""
     from baton import __version__  # noqa: PLC0415 - known when it is installed
 
     starts = dict(OURS)
@@ -76,7 +76,7 @@ def twin_engines(count: int, on: frozenset[int]) -> tuple[Running, list[str]]:
 
 
 def lone_twin(on: frozenset[int]) -> tuple[Running, str]:
-    """One twin that does both."""
+    """One twin that serves whole requests."""
     running, urls = _ready_mock([*BATON_COMMAND, "mock", "--instances", "both=1", "--port", "0"], 1, on)
     return running, urls[0]
 
@@ -100,7 +100,7 @@ def _flags(prefill: Sequence[str], decode: Sequence[str]) -> list[str]:
 def baton(
     prefill: Sequence[str], decode: Sequence[str], on: frozenset[int], more: Sequence[str] = (), env: Sequence[str] = ()
 ) -> tuple[Running, str]:
-    """As it starts, but for `more` flags; with `env`, words of the form NAME=VALUE."""
+    """Baton as it starts, with `more` flags; with `env`, words of the form NAME=VALUE."""
     words = [*BATON_COMMAND, "router", *_flags(prefill, decode), "--port", "0", "--admin-port", "0", *more]
     words.append("--no-prove-pairs")  # engines that compute nothing hand nothing over that could be proven
     running = Running(BATON, [*(("env", *env) if env else ()), *words, "--log-level", "WARNING"], on)
@@ -110,17 +110,17 @@ def baton(
 
 
 HANDS_OVER: Final = ("--policy", "least_load")
-"""All contestants carry two legs: by itself Baton would use `workload`, which rightly hands nothing over to engines
-that compute in no time (`make bench-choose` has what its choosing costs more, `make bench-defaults` what it brings)."""
+"""All contestants carry two legs. Baton's own default, `workload`, rightly hands nothing over to engines that compute
+in no time (`make bench-choose` has the extra cost of its choosing, `make bench-defaults` its effect)."""
 
 
 def _handing_over(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
-    """As it starts, but that it hands over whenever it can."""
+    """Baton as it starts, except that it hands over whenever it can."""
     return baton(prefill, decode, on, HANDS_OVER)
 
 
 def _policies(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
-    """Keys asked for, a class with promises (so lengths, prefixes and admission work); traces of one in 100."""
+    """With keys, and a class with targets (so lengths, prefixes and admission work); traces of one in 100."""
     folder = ROOT / ".bench" / "cluster"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "baton.yaml").write_text(CLUSTER)
@@ -132,7 +132,7 @@ def _policies(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int])
 
 
 def _seeding(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
-    """Engines that can be told their first token: clients have it from P."""
+    """With engines that can be told their first token: clients have it from P."""
     return baton(prefill, decode, on, ("--pins", *HANDS_OVER))
 
 

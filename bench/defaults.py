@@ -1,4 +1,4 @@
-"""What `baton router` is worth as it starts: URLs and nothing else, beside vllm-router with each of its policies.
+"""What `baton router` is worth without settings, with URLs alone, beside vllm-router with each of its policies.
 
     make bench-defaults                       about 25 minutes; installs vllm-router into .bench/ first
     make bench-defaults ARGS=--quick          one round of the small fleet: does it work?
@@ -51,7 +51,7 @@ ALONE = Scenario(
 
 COLD, WARM, NONE = "sessions, cold", "sessions, warm", "no shared prefix"
 SIZES = (4, 16)
-"""Prefill instances, and as many decode ones. Load grows with them."""
+"""Prefill instances, and as many decode ones. The load grows with them."""
 
 WITH, WITHOUT = 0.6, 1.02
 """Mean TTFT over that of the best rival: with something to gain, and without."""
@@ -71,7 +71,7 @@ class Ran:
 
 @dataclass(slots=True)
 class Rounds:
-    """Of one contestant, in one phase."""
+    """All rounds of one contestant in one phase."""
 
     ran: list[Ran] = field(default_factory=list)
 
@@ -120,7 +120,7 @@ def computed(urls: Sequence[str]) -> float:
 
 
 def phases(size: int) -> Iterator[tuple[str, Scenario, str]]:
-    """Each with its scenario, and a name for what its system prompts have in common."""
+    """Each phase with its scenario, and a name for its shared system prompts."""
     more = size // SIZES[0]
     sessions = replace(SESSIONS, sessions=SESSIONS.sessions * more, per_s=SESSIONS.per_s * more)
     yield COLD, sessions, "shared"
@@ -172,7 +172,7 @@ Measured = dict[tuple[int, str], dict[str, Rounds]]
 
 
 def contest(sizes: Sequence[int], contestants: Sequence[str], rounds: int) -> Measured:
-    """All of it."""
+    """Run everything."""
     found: Measured = {(size, phase): {} for size in sizes for phase in (COLD, WARM, NONE)}
     for size, number in itertools.product(sizes, range(rounds)):
         order = list(contestants)

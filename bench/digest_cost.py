@@ -1,4 +1,4 @@
-"""What digests of KV blocks cost: processor time for 128 MiB on one side, by the size of a block's pieces.
+"""Processor time of digests of KV blocks: for 128 MiB on one side, by the size of a block's pieces.
 
     python -m bench.digest_cost [--json]
 
@@ -21,7 +21,7 @@ TOTAL = 128 << 20
 RUNS = 5
 SHAPES = {"32 tensors of 512 KiB": (32, 512 << 10), "32 tensors of 64 KiB": (32, 64 << 10),
           "32 tensors of 8 KiB": (32, 8 << 10)}  # fmt: skip
-"""What a block has: of 128 tokens and of 16 where a token has 4 KiB of KV in a layer (8B, 16 bits), and of less."""
+"""The shape of a block: of 128 tokens and of 16 with 4 KiB of KV a token and layer (8B, 16 bits), and of less."""
 
 
 def cost_ms(tensors: int, length: int) -> float:

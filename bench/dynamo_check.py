@@ -1,10 +1,10 @@
-"""Whether Dynamo's planner reads what `sim.baselines.scaling.dynamo` tells it: what was sent beside what it says.
+"""Checks that Dynamo's planner reads what `sim.baselines.scaling.dynamo` sends: values sent beside values reported.
 
     .venv/bin/python -m bench.dynamo_check        half a minute; installs .bench/scaling first if need be
 
 A steady load on a fixed fleet for twenty minutes: the planner's own diagnostics must name the rate and the lengths that
-were sent, and a rate of one engine that agrees with our costs. `make bench-scaling` publishes no row of a planner that
-was told something else.
+were sent, and a rate of one engine that agrees with Baton's costs. `make bench-scaling` publishes no row of a planner
+that read something else.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from sim.experiments.systems import Shelf
 RATE: Final = 1.2
 SPAN_S: Final = 1200.0
 OFF: Final = 0.2
-"""What may lie between a value sent and the value read: forecasts of a Poisson load, and regressions over points."""
+"""Allowed difference between a value sent and the value read: forecasts of a Poisson load, and regressions over
+points."""
 
 
 def compared(answers: list[Mapping[str, Any]], setting: experiment.Setting) -> list[tuple[str, float, float]]:
-    """What it is, what was sent or is so by our costs, what the planner says."""
+    """Name of a value, its value as sent or by Baton's costs, the planner's value."""
     last: dict[str, float] = {}
     for each in answers:
         last |= each.get("read", {})

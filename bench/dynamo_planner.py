@@ -21,7 +21,7 @@ from typing import Any
 
 
 class Names(str):
-    """Every name of a metric that is asked for: itself a text, as nobody scrapes it here."""
+    """Every metric name that is asked for: itself a text, because no metrics are scraped here."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ def stub(name: str, **names: Any) -> types.ModuleType:
 
 
 def stand_in() -> None:
-    """Put empty modules where the planner imports what it does not need here."""
+    """Put empty modules in place of imports that the planner does not need here."""
     importlib.import_module("dynamo")
     found = importlib.util.find_spec("dynamo")
     assert found is not None and found.submodule_search_locations, "ai-dynamo is not installed"
@@ -59,7 +59,7 @@ def stand_in() -> None:
 
 
 def made(config: dict[str, Any]) -> Any:
-    """The planner as its own replay has it."""
+    """The planner as its own replay makes it."""
     from dynamo.planner.config.planner_config import PlannerConfig  # noqa: PLC0415
     from dynamo.planner.core.types import EngineCapabilities, WorkerCapabilities  # noqa: PLC0415
     from dynamo.planner.offline import replay_adapter as replay  # noqa: PLC0415
@@ -73,7 +73,7 @@ def made(config: dict[str, Any]) -> Any:
 
 
 def listening(adapter: Any) -> dict[str, Any]:
-    """What the planner's last tick says of itself: a dictionary that every tick fills anew."""
+    """The planner's report of its last tick: a dictionary that every tick fills anew."""
     tick, read = adapter._engine.tick, dict[str, Any]()  # noqa: SLF001
 
     async def heard(*words: Any) -> Any:

@@ -1,13 +1,13 @@
-"""A mock engine for measuring routers: speaks vLLM's handoff over HTTP, computes nothing, and is cheap.
+"""A mock engine for measuring routers: speaks vLLM's hand-over over HTTP, computes nothing, and is cheap.
 
     python -m bench.engine --count 2        prints ["http://127.0.0.1:41001", …], one address for each engine
 
 Leg 1 gets an answer with `kv_transfer_params`; leg 2 a stream of `max_tokens` events, each its own chunk and its own
 write, `pace_ms` apart (0: all in one write). One process plays as many engines as asked for, each on a port of its own.
-It reads a body by two searches, not by parsing: it must never be what a measurement waits for.
+It reads a body by two searches, without parsing: no measurement may wait for it.
 
-`POST /bench {"pace_ms": 10}` sets the pace, `GET /bench` counts what came: first legs, second legs that carried a
-transfer, requests served whole, streams whose reader went away.
+`POST /bench {"pace_ms": 10}` sets the pace, `GET /bench` gives counts: first legs, second legs with a transfer,
+requests served whole, streams whose reader went away.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_TOKENS = re.compile(rb'"max_tokens"\s*:\s*(\d{1,6})\b')
 STREAM = re.compile(rb'"stream"\s*:\s*true')
 
 BLOCKS_MAX = 16_384
-"""All of the context that it says it has."""
+"""Most blocks, those of the whole context that it reports."""
 
 BLOCK_BYTES = 64
 """Of a prompt, for each block id in the transfer: 16 tokens of 4 bytes, as on a GPU."""
@@ -75,14 +75,14 @@ def events(tokens: int) -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=64)
 def writes(tokens: int) -> tuple[bytes, ...]:
-    """The same as written: a chunk for each token, and the ending behind the last one."""
+    """The events in the form in which they are written: a chunk for each token, and the ending after the last one."""
     *told, usage, done = map(chunk, events(tokens))
     return (*told[:-1], told[-1] + usage + done + b"0\r\n\r\n")
 
 
 @lru_cache(maxsize=256)
 def prefilled(blocks: int, *, named: bool = False) -> bytes:
-    """The whole answer to leg 1. `named`: it names its token."""
+    """The whole answer to leg 1. `named`: it gives its token's id."""
     choice = {"index": 0, "text": " t1", "logprobs": None, "finish_reason": "length", "stop_reason": None}
     choice |= {"token_ids": [1]} if named else {}
     fields = {
@@ -107,14 +107,14 @@ def answer(body: bytes, kind: bytes = b"application/json", status: bytes = b"200
 
 
 class Engines:
-    """What all engines of this process share."""
+    """The state that all engines of this process share."""
 
     def __init__(self) -> None:
         self.pace_s = 0.0
         self.first_legs = self.second_legs = self.whole = self.cut = 0
 
     def plain(self, url: bytes, body: bytes) -> bytes:
-        """The answer to what is no generation."""
+        """The answer to a request that is no generation."""
         if url == b"/v1/models":
             listed = [{"id": MODEL, "object": "model", "owned_by": "vllm", "root": MODEL, "max_model_len": 262144}]
             return answer(encode({"object": "list", "data": listed}))
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
         wanted = MAX_TOKENS.search(body)
         tokens = int(wanted[1]) if wanted else 16
         if not STREAM.search(body):
-            self._transport.write(prefilled(1))  # a router that probes; nobody measured asks for it
+            self._transport.write(prefilled(1))  # for a router that probes; no measurement uses it
             return
         first, *rest = writes(tokens)
         pace_s = self._engines.pace_s
@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(count: int) -> None:
-    """Open the ports, say where, and serve until stdin ends or SIGTERM."""
+    """Open the ports, print their addresses, and serve until stdin ends or SIGTERM."""
     loop = asyncio.get_running_loop()
     engines = Engines()
     servers = [

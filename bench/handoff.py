@@ -1,4 +1,4 @@
-"""What a hand-over costs: a client, and the two engines.
+"""The cost of a hand-over: for a client, and for the two engines.
 
     make bench-handoff                                   both parts: about 35 minutes
     make bench-handoff ARGS="--part client"              one engine alone, plain, seeded (bench/handoff_client.py)
@@ -23,10 +23,10 @@ PARTS = ("client", "connectors")
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
-    """What was asked for; `parts` are those to run.
+    """The parsed command line; `parts` are the parts to run.
 
     Raises:
-        SystemExit: 2, for what the parts do not know.
+        SystemExit: 2, for words that no part knows.
     """
     parser = argparse.ArgumentParser(prog="make bench-handoff", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--part", choices=PARTS, help="one of the two (default: both, or the one that flags belong to)")
@@ -51,7 +51,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the parts."""
     args = arguments(sys.argv[1:] if words is None else words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the engines with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the engines end with it
     if "client" in args.parts:
         handoff_client.measure(quick=args.quick, publishes=args.publish)
     if "connectors" in args.parts:

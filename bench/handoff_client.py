@@ -1,4 +1,4 @@
-"""What a hand-over costs a client, on two real engines: one engine alone, plain, seeded, in turns.
+"""The cost of a hand-over for a client, on two real engines: one engine alone, plain, seeded, in turns.
 
 `make bench-handoff ARGS="--part client"` starts `baton up` with the model that ships (no GPU needed) and asks for
 streams one at a time. Every prompt is new. Design targets: a seeded first token within 1.05 × one engine's; from
@@ -27,7 +27,7 @@ OUTPUT_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One stream: milliseconds from sending to its first token and to its second, and between later ones."""
+    """One stream: milliseconds from sending to its first token and to its second, and between later tokens."""
 
     first_ms: float
     second_ms: float
@@ -51,7 +51,7 @@ def listen(url: str, body: dict[str, Any]) -> Heard:
         times.append((time.perf_counter() - begun) * 1e3)
         text += json.loads(line[6:])["choices"][0]["text"]
     connection.close()
-    # A late reader finds several tokens in one event: steps are counted by what came, so the median is taken.
+    # A late reader finds several tokens in one event: steps are counted by events, so the median is taken.
     return Heard(times[0], times[1], statistics.median(b - a for a, b in itertools.pairwise(times)), text)
 
 
@@ -64,7 +64,7 @@ WAYS = ("alone", "plain", "seeded")
 
 
 def hear(said: dict[str, Any], length: int, rounds: int, chance: random.Random) -> dict[str, list[Heard]]:
-    """The three ways in turns, each with prompts of its own; text is compared with one engine's."""
+    """The three ways in turns, each with prompts of its own; texts are compared with one engine's."""
     urls = {instance["role"]: instance["url"] for instance in said["instances"]}
     heard: dict[str, list[Heard]] = {way: [] for way in WAYS}
     for number in range(-2, rounds):  # two for warmth: first handshake, first shapes
@@ -72,7 +72,7 @@ def hear(said: dict[str, Any], length: int, rounds: int, chance: random.Random) 
             body = {"model": said["model"], "prompt": prompt(length, chance), "max_tokens": OUTPUT_TOKENS,
                     "temperature": 0, "ignore_eos": True, "stream": True}  # fmt: skip
             if way == "plain":
-                body["logprobs"] = 0  # one of the rows of docs/exactness.md in which D speaks first
+                body["logprobs"] = 0  # one of the rows of docs/exactness.md in which D makes the first token
             url = urls["prefill"] if way == "alone" else said["endpoint"]
             once = listen(url, body)
             if way != "alone" and once.text != listen(urls["prefill"], body).text:
@@ -84,9 +84,10 @@ def hear(said: dict[str, Any], length: int, rounds: int, chance: random.Random) 
 
 
 def compared(heard: dict[str, list[Heard]]) -> dict[str, float]:
-    """Medians over the rounds, each compared with its own: a seeded first token with one engine's; from there to the
-    second token with a step and what a plain hand-over adds (a ratio of medians: what it adds is a small difference of
-    large times, and nothing to divide by round by round); and the second token with plain's.
+    """Medians over the rounds, each ratio within its own round. A seeded first token is compared with one engine's. The
+    time from there to the second token is compared with a step and what a plain hand-over adds (a ratio of medians: the
+    addition is a small difference of large times, too small to divide by in each round). The second token is compared
+    with plain's.
     """
     rounds = list(zip(*(heard[way] for way in WAYS), strict=True))
     middle = statistics.median

@@ -1,9 +1,9 @@
-"""The table that docs/benchmarks.md opens with: one line a figure, made from docs/benchmarks/*.json alone.
+"""The table that opens docs/benchmarks.md: one line a figure, made from docs/benchmarks/*.json alone.
 
     python -m bench.headlines                   write the table anew; `--publish` of every benchmark does it as well
 
-A line stands for one target of a benchmark or for several of a kind: then it shows the worst of them, and how many are
-met. What is missed is shown as missed.
+A line stands for one target of a benchmark, or for several of a kind: then it shows the worst of them, and how many are
+met. A missed target is shown as missed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEGIN, END = "<!-- headlines: begin -->", "<!-- headlines: end -->"
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One line."""
+    """One line of the table."""
 
     says: str
     bench: str
@@ -108,7 +108,7 @@ def _line(each: Headline, found: Sequence[dict[str, Any]]) -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with the table as the files have it; a page without a place for it stays as it is."""
+    """The page with the table as the files have it; a page without a place for it stays unchanged."""
     if BEGIN not in page:
         return page
     before, _, rest = page.partition(BEGIN)

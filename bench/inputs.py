@@ -1,4 +1,4 @@
-"""Where real traces and measured profiles lie: the folder that BATON_DATA names. Nothing of it is in the repository."""
+"""The folder of real traces and measured profiles, which BATON_DATA names. The repository has none of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def missing(needed: Sequence[str] = ("traces",)) -> list[str]:
 
 
 def required(bench: str, needed: Sequence[str] = ("traces",), *, told_in: str = "docs/benchmarks.md") -> Path:
-    """The folder; SystemExit 2, with what to set, where it is not there."""
+    """The folder; SystemExit 2, with what to set, if it is missing."""
     found = folder(needed)
     if found is None:
         lacking = missing(needed)[0]

@@ -1,4 +1,4 @@
-"""How well answers' lengths are predicted, and what it costs.
+"""How well answers' lengths are predicted, and the cost of a prediction.
 
     BATON_DATA=/path/to/data make bench-lengths       about a minute; ARGS=--quick 5,000 requests a trace
     make bench-lengths ARGS=--publish                 writes docs/benchmarks
@@ -51,7 +51,7 @@ TRACES: Final = {
 }
 
 Guess = tuple[Sequence[float], Callable[[int], None]]
-"""Lengths at `LEVELS`, and what to do with the real one."""
+"""Lengths at `LEVELS`, and a function that takes the real length."""
 
 
 def read(data: Path, trace: str) -> list[Arrival]:
@@ -68,7 +68,7 @@ def read(data: Path, trace: str) -> list[Arrival]:
 
 
 class Baton:
-    """Ours. `cues` are made up, one of so many values."""
+    """Baton's predictor. `cues` are made up, one of this many values."""
 
     def __init__(self, *, cues: int = 0, rate: float | None = None) -> None:
         self.predictor = Predictor() if rate is None else Predictor(rate=rate)
@@ -208,7 +208,7 @@ def cost() -> tuple[Table, dict[str, float]]:
 
 
 def targets_of(figures: dict[str, Any], costs: dict[str, float]) -> dict[str, Any]:
-    """What must hold on every trace, and together."""
+    """The targets on every trace, and on all together."""
     found: dict[str, Any] = {}
     ratios = []
     for trace in TRACES:
@@ -224,7 +224,7 @@ def targets_of(figures: dict[str, Any], costs: dict[str, float]) -> dict[str, An
 
 
 def main() -> int:
-    """Measure, show, and with --publish write it down."""
+    """Measure, report, and with --publish write it down."""
     parser = argparse.ArgumentParser(
         prog="bench-lengths", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,13 +1,13 @@
-"""`baton load` beside `vllm bench serve` and `guidellm run`, and what one core of it holds.
+"""`baton load` beside `vllm bench serve` and `guidellm run`, and the capacity of one core of it.
 
     make bench-load                    three rounds of all, then 1,000 streams a second, about 10 minutes
     make bench-load ARGS=--quick       one round; ARGS=--publish writes docs/benchmarks
 
-All send the same load to the same mock engine, in turns: equal lengths, and constant gaps, because two draws of
-Poisson arrivals differ in throughput by chance alone. What all count is compared: time to the first token from
-sending, time per token after it, whole answers per second. guidellm gets an environment of its own, .bench/guidellm;
-where it cannot be installed, that is said, and it is left out. Then `baton load` alone sends streams of 50 tokens at
-1,000 a second to an engine that costs nothing, on one core, and says how late it was.
+All senders send the same load to the same mock engine, in turns: equal lengths, and constant gaps, because two draws of
+Poisson arrivals differ in throughput by chance alone. The benchmark compares what they count: time to the first token
+from sending, time per token after it, whole answers per second. guidellm gets an environment of its own,
+.bench/guidellm; if it cannot be installed, it is reported and left out. Then `baton load` alone sends streams of 50
+tokens at 1,000 a second to an engine that costs nothing, on one core, and reports how late it was.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ ASKED = {"ttft_ms": "time to first token, from sending", "tpot_ms": "time per to
 
 STREAMS_RATE, STREAMS_S = 1000, 8
 PACE_MS = 20
-"""Between tokens: 1,000 streams a second of 50 tokens are 1,000 open ones and 50,000 events a second."""
+"""Milliseconds between tokens: 1,000 streams a second of 50 tokens are 1,000 open ones and 50,000 events a second."""
 
 
 def by_baton(url: str, model: str, seed: int, on: frozenset[int]) -> dict[str, float]:
-    """One round of ours."""
+    """One round of `baton load`."""
     words = [*BATON_COMMAND, "load", url, "--model", model, "--chars-per-token", "1", "--arrivals", "constant"]
     words += ["--rate", str(RATE), "--requests", str(REQUESTS), "--seed", str(seed)]
     words += ["--input-tokens", str(INPUT_TOKENS), "--output-tokens", str(OUTPUT_TOKENS), "--json"]
@@ -61,7 +61,7 @@ def by_baton(url: str, model: str, seed: int, on: frozenset[int]) -> dict[str, f
 
 
 def by_vllm(url: str, model: str, seed: int, on: frozenset[int]) -> dict[str, float]:
-    """One round of theirs."""
+    """One round of `vllm bench serve`."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai"]
         words += ["--base-url", url, "--endpoint", "/v1/completions", "--model", model, "--tokenizer", str(TOKENIZER)]
@@ -81,10 +81,10 @@ def by_vllm(url: str, model: str, seed: int, on: frozenset[int]) -> dict[str, fl
 
 
 def by_guidellm(program: Path, url: str, model: str, seed: int, on: frozenset[int]) -> dict[str, float]:
-    """One round of theirs, of one process as the others: its usual several wait for each other on the sender's one core
-    (first tokens then came after 224 to 1,302 ms, where one process sees 56), and measure themselves.
+    """One round of guidellm, with one process as the others. Its usual several processes wait for each other on the
+    sender's one core (first tokens then came after 224 to 1,302 ms, where one process sees 56), and measure themselves.
 
-    Its time between tokens, not its "time per output token", leaves the first token out.
+    The figure is its time between tokens; its "time per output token" includes the first token.
     """
     with tempfile.TemporaryDirectory() as folder:
         prompts, result_file = Path(folder) / "prompts.jsonl", Path(folder) / "found.json"
@@ -117,15 +117,15 @@ def by_guidellm(program: Path, url: str, model: str, seed: int, on: frozenset[in
 
 
 def _texts(seed: int) -> list[str]:
-    """Prompts of one round: as long as ours, none repeating another."""
+    """Prompts of one round: as long as `baton load`'s, none repeating another."""
     return [text_of(f"bench-load {seed} {number}".encode(), INPUT_TOKENS) for number in range(REQUESTS)]
 
 
 def _prompts(folder: Path, seed: int) -> Path:
-    """Texts like ours, in ShareGPT's form.
+    """Texts like `baton load`'s, in ShareGPT's form.
 
-    The random ones of `vllm bench serve` are often equal once the tokenizer has read them: the engine's prefix cache
-    answers (measured: 91 of 200, and 2 % off the time per token).
+    The random ones of `vllm bench serve` are often equal once the tokenizer has read them, and the engine's prefix
+    cache answers (measured: 91 of 200, and 2 % off the time per token).
     """
     path = folder / "prompts.json"
     talks = [{"conversations": [{"value": each}, {"value": "an answer"}]} for each in _texts(seed)]
@@ -147,11 +147,11 @@ def _output(words: Sequence[str], on: frozenset[int]) -> str:
 
 
 Tool = Callable[[str, str, int, frozenset[int]], dict[str, float]]
-"""URL, model, seed, cores → what it counted."""
+"""URL, model, seed, cores → the sender's counts."""
 
 
 def contestants() -> tuple[dict[str, Tool], str]:
-    """Everybody who can be had here; and in one line, why one cannot."""
+    """All senders that this machine can run; and in one line, why one is missing."""
     tools: dict[str, Tool] = {BATON: by_baton, VLLM: by_vllm}
     try:
         folder = environment("guidellm")
@@ -161,7 +161,7 @@ def contestants() -> tuple[dict[str, Tool], str]:
 
 
 def compare(rounds: int, where: Cores, contest: dict[str, Tool]) -> dict[str, list[dict[str, float]]]:
-    """All in turns on one mock; who begins changes from round to round."""
+    """All senders in turns on one mock; the first one changes from round to round."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in contest}
     running, url = lone_twin(where.measured)
     with stopping([running]):
@@ -193,7 +193,7 @@ def streams(where: Cores) -> dict[str, Any]:
 
 
 def comparison_table(found: dict[str, list[dict[str, float]]]) -> tuple[Table, dict[str, Any], dict[str, Any]]:
-    """What all measured in the round that other programs disturbed least, and ours over each rival's."""
+    """All measurements of the round that other programs disturbed least, and Baton's over each rival's."""
     rivals = [tool for tool in found if tool != BATON]
     rows: list[list[str]] = []
     figures: dict[str, Any] = {}
@@ -220,7 +220,7 @@ def least_late(tries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def streams_table(found: dict[str, Any]) -> tuple[Table, dict[str, Any]]:
-    """One core, and how late it was."""
+    """One core's streams, and their lateness."""
     late, share = found["late_ms"], found["cpu_share"]
     whole = found["completed"] / found["sent"] if found["sent"] else None
     row = [text(found["offered_rate"], 0), f"{found['completed']:,} of {found['sent']:,}"]
@@ -234,7 +234,7 @@ def streams_table(found: dict[str, Any]) -> tuple[Table, dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure, show, and with --publish write it down."""
+    """Measure, report, and with --publish write it down."""
     parser = argparse.ArgumentParser(
         prog="bench-load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

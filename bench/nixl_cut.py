@@ -1,4 +1,4 @@
-"""What ends a NIXL read that is under way: each call that could, and whether our memory is written afterwards.
+"""Which calls end a NIXL read that is under way: tries each, and checks whether the memory is written afterwards.
 
     python -m bench.nixl_cut [--json]
 
@@ -57,7 +57,7 @@ class Site:
 
 
 def hold() -> None:
-    """The other process: says how to reach it, and waits to be killed."""
+    """The other process: prints its address, and waits to be killed."""
     site = Site("holder")
     ctypes.memset(site.address, 7, BYTES)
     sys.stdout.write(json.dumps({"metadata": site.agent.getLocalMD().hex(), "address": site.address}) + "\n")
@@ -66,7 +66,7 @@ def hold() -> None:
 
 
 def read(way: str) -> dict[str, Any]:
-    """One read, given up in one way; what NIXL said and what became of the memory."""
+    """One read, given up in one way; NIXL's answer and the fate of the memory."""
     words = [sys.executable, "-m", "bench.nixl_cut", "--hold"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as holder:
         try:
@@ -123,7 +123,7 @@ def _give_up(step: str, site: Site, peer: str, flights: list[Any]) -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Try each way in a process of its own, and tell."""
+    """Try each way in a process of its own, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="the line of JSON alone on stdout, no table")
     parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
@@ -135,7 +135,7 @@ def main(words: list[str]) -> int:
     if arguments.one:
         sys.stdout.write(json.dumps(read(arguments.one)) + "\n")
         sys.stdout.flush()
-        os._exit(0)  # NIXL waits for the flights it still has
+        os._exit(0)  # NIXL waits for its open reads
     figures: dict[str, Any] = {}
     for way in WAYS:
         again = [sys.executable, "-m", "bench.nixl_cut", "--one", way]

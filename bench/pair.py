@@ -1,4 +1,4 @@
-"""Real vLLM engines without agents, router or registry: what compares connectors, and what tests one, starts these."""
+"""Starts real vLLM engines without agents, router or registry, for comparing and testing connectors."""
 
 from __future__ import annotations
 
@@ -69,11 +69,12 @@ class Engines:
     flags: tuple[str, ...] = ()
     """Other flags of vLLM."""
     paced: bool = True
-    """Whether NIXL's progress thread is paced from outside (`engine/vllm/cpu_site`); ours paces its own."""
+    """Whether NIXL's progress thread is paced from outside (`engine/vllm/cpu_site`); Baton's connector paces its
+    own."""
     gpus: tuple[str, ...] = ()
-    """GPUs that they take in turns, sharing one's memory where there are too few; without any, a core each."""
+    """GPUs for the engines in turn; if there are too few, engines share a GPU's memory. Without GPUs, one core each."""
     introduced: bool = True
-    """Whether those with Baton's connector are introduced to each other; not where it leaves the cache to vLLM's."""
+    """Whether engines with Baton's connector are introduced to each other; False if it leaves the cache to vLLM's."""
     running: dict[str, Running] = field(default_factory=dict)
     temporary: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Their folders for temporary files."""
@@ -82,7 +83,7 @@ class Engines:
         try:
             for number, (name, role) in enumerate(self.roles.items()):
                 self.running[name] = self._start(name, role, number)
-                if self.gpus:  # vLLM measures how much memory is free while it starts: two at once mislead each other
+                if self.gpus:  # vLLM measures free memory while it starts: two starts at once mislead each other
                     _wait(self.running[name])
             for engine in self.running.values():
                 _wait(engine)
@@ -156,7 +157,9 @@ class Engines:
 
 
 def _half_site(folder: Path) -> Path:
-    """A start-up folder with the one half of ours without which two engines stall on two cores (`os.sched_yield`)."""
+    """A start-up folder with the one half of Baton's without which two engines stall on two cores
+    (`os.sched_yield`).
+    """
     site = folder / "site"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text("import os, time\nos.sched_yield = lambda: time.sleep(0.0002)\n")
@@ -207,7 +210,7 @@ def _cpu_s(session: int) -> float:
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended meanwhile
         if int(fields[3]) == session:
             total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total

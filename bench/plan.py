@@ -49,7 +49,7 @@ SEARCH_TRACE, SEARCH_RATE = "Azure conversation", 150.0
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A plan of ours with what it took."""
+    """Baton's plan, with its cost."""
 
     outcome: Outcome
     took_s: float
@@ -65,7 +65,7 @@ def timed(task: Task) -> Timed:
 
 
 def ours(name: str, task: Task) -> Plan | None:
-    """What our planner chooses; None where nothing holds."""
+    """Baton's plan; None if no fleet holds."""
     found = timed(task)
     best = found.outcome.best
     if best is None:
@@ -78,7 +78,7 @@ def ours(name: str, task: Task) -> Plan | None:
 
 
 def of_traces(data: Path, names: Sequence[str], asked: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of each trace, its plans and what they do."""
+    """For each trace, its plans and their results."""
     programs = plan_rivals.installed() if asked else None
     for trace in traces(names):
         task, other = task_of(trace, data), task_of(trace, data, HELD_OUT)
@@ -93,7 +93,7 @@ def of_traces(data: Path, names: Sequence[str], asked: Sequence[str]) -> Iterato
 
 
 def judged(trace: Trace, chosen: Plan, task: Task, other: Task) -> dict[str, Any]:
-    """A plan on the stretch that it was made for, on the next one, and at the rate where it breaks."""
+    """A plan on its own stretch, on the next one, and at the rate at which it breaks."""
     rate = RATES[trace.name]
     on_trace, on_next, on_averages = (_seen(each, chosen) for each in (task, other, averaged(task)))
     fleet = Planner(task).fleet(chosen.arrangement, chosen.counts)
@@ -155,7 +155,7 @@ def _share(seen: dict[str, Any]) -> str:
 
 
 def targets_of_traces(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Ours keeps on what it was made for; averages do not."""
+    """Baton's plan holds on its own stretch; plans from averages do not."""
     kept = [row for name, row in found.items() if name.endswith(BATON)]
     failed = [row for name, row in found.items() if not name.endswith(BATON)]
     told = {f"ours keeps its promise on the trace ({len(kept)} traces)": _share_of(kept, keeps=True)}
@@ -229,7 +229,7 @@ def measured(args: argparse.Namespace, data: Path) -> Iterator[tuple[str, Any]]:
 
 
 def tables(figures: dict[str, Any]) -> list[Table]:
-    """Of the parts that there are."""
+    """Tables of the parts that ran."""
     kinds: dict[str, Callable[[Any], Table]] = {"traces": table_of_traces, "search": table_of_search}
     kinds |= {"averages": plan_averages.table_of_averages, **plan_papers.TABLES}
     return [kinds[name](figures[name]) for name in ALL if name in figures]
@@ -248,7 +248,7 @@ def targets(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Plan, show, and with --publish write it down."""
+    """Plan, report, and with --publish write it down."""
     parser = argparse.ArgumentParser(
         prog="bench-plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -270,7 +270,7 @@ def main() -> int:
 
 
 def merged(figures: dict[str, Any]) -> dict[str, Any]:
-    """With what was published of the parts, and the traces, that did not run."""
+    """The figures, with published ones of the parts and traces that did not run."""
     path = DOCS / "benchmarks" / "plan.json"
     before = json.loads(path.read_text())["figures"] if path.exists() else {}
     rows = figures.get("traces", {})

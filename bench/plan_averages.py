@@ -1,4 +1,4 @@
-"""How much more averages promise than a trace lets a fleet serve, and what of the trace makes the difference.
+"""How much more averages promise than a trace lets a fleet serve, and which property of the trace makes the difference.
 
 A fleet's goodput on a trace is compared with its goodput on what averages leave of it, both by our simulator with the
 same costs: so nothing differs but the load. Of the trace's properties some are kept and the others averaged, to see
@@ -28,13 +28,13 @@ from sim.evaluate import holds
 from sim.experiments.goodput import highest
 
 KIND: Final = Kind(role=Role.BOTH, gpu=gpu_named(GPUS[0][0]), batched_tokens=2048)
-"""What plans from averages are made of: one H100 that does both."""
+"""The instance of plans from averages: one H100 that does both."""
 COUNTS: Final = (1, 2, 3, 4)
 MOST: Final = COUNTS[-1]
 TOLERANCE: Final = 0.03
 TRACE, MEANS = "trace", "means, Poisson"
 LOADS: Final = ("means, even gaps", MEANS, "means, its arrivals", "its lengths, Poisson", TRACE)
-"""What is averaged: lengths, arrivals, or both. Even gaps are what closed forms see: no queue but the batch."""
+"""What is averaged: lengths, arrivals, or both. Even gaps are the load of closed forms: no queue but the batch."""
 
 
 def of_averages(data: Path, names: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def of_averages(data: Path, names: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 
 def loads_of(task: Task) -> dict[str, Sequence[Arrival]]:
-    """The trace, and what is left of it where some of it is averaged."""
+    """The trace, and the trace with some properties averaged."""
     mean = averages(task)
     means = averaged(task).arrivals
     even = [msgspec.structs.replace(each, at_s=at / mean.rate) for at, each in enumerate(means)]

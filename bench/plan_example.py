@@ -1,4 +1,4 @@
-"""A plan that is kept: the example is planned, started on mocks as planned, loaded with its own load, and compared.
+"""A plan put to the test: the example is planned, started on mocks as planned, loaded with its own load, and compared.
 
     make plan-example                        about two minutes; keep the machine quiet meanwhile
     make plan-example ARGS="--effort 5000"   flags for `baton plan`
@@ -7,8 +7,8 @@
 starts it, and `baton load` sends the very requests that were planned for, each in its class. A mock takes for each step
 what the cost model says, as the planner does; router, admission and agents are the real ones, on the wall clock.
 
-Seen is what the sender saw; predicted what the plan said; both with their 95 % interval (`sim.evaluate.interval`). Ends
-with 1 where a class attains less than it was promised.
+"Seen" is the sender's measurement, "predicted" the plan's; both with their 95 % interval (`sim.evaluate.interval`).
+Ends with 1 if a class attains less than its target.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WORKLOAD = ROOT / "examples" / "plan-workload.yaml"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Plan, start, load, compare; 1 where a promise is broken."""
+    """Plan, start, load, compare; 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     _, words = parser.parse_known_args(argv)
     with tempfile.TemporaryDirectory(prefix="plan-example-") as folder:

@@ -1,5 +1,4 @@
-"""What `bench.plan` plans for, fixed before its first result: four traces, their promises, and what is left of them
-where only averages are kept.
+"""The loads of `bench.plan`, fixed before its first result: four traces, their targets, and their averages.
 
 Targets (5 × the unloaded latency on H100, nine in ten arrivals) and windows are `bench.policy_grid`'s, of each window
 the first half: a plan simulates a load dozens of times. The rate of each is a round one that several GPUs are needed
@@ -39,15 +38,15 @@ RATES: Final[Mapping[str, float]] = MappingProxyType(
 """Requests a second."""
 GPUS: Final = (("H100-SXM", 32),)
 EFFORT: Final = planning.EFFORT
-"""Requests that a plan may simulate: what a user gets. (A third of it was given until plans ran compiled.)"""
+"""Requests that a plan may simulate: the user's default. (It was a third of that until plans ran compiled.)"""
 SEED: Final = 25
 MADE_ON, HELD_OUT = 0, 1
-"""Windows of a trace: what plans are made on, and a stretch of the same kind that no plan has seen."""
+"""Windows of a trace: the one that plans are made on, and a stretch of the same kind that no plan has seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Averages:
-    """What a planner that works on averages is told."""
+    """The averages that a planner gets."""
 
     rate: float
     input_tokens: int
@@ -85,7 +84,7 @@ def goal_of(trace: Trace) -> Goal:
 
 
 def goal(ttft_ms: float | None, tpot_ms: float, attainment: float) -> Goal:
-    """As a class of a cluster file promises it."""
+    """A goal in the form of a cluster file's class."""
     return Goal(
         targets=Targets(ttft_ms, None, tpot_ms, None),
         attainment=attainment,
@@ -126,5 +125,5 @@ def averaged(made_on: Task) -> Task:
 
 
 def traces(names: Sequence[str] = ()) -> list[Trace]:
-    """Those of these names; all, where none is given."""
+    """The traces of these names; all without names."""
     return [each for each in TRACES if not names or each.name in names]

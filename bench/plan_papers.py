@@ -149,7 +149,7 @@ SPLITWISE: Final[Mapping[str, tuple[str, str, bool, str, str]]] = MappingProxyTy
 
 
 def of_splitwise(data: Path) -> list[dict[str, Any]]:
-    """What the same load costs split and not."""
+    """The cost of the same load with roles apart and together."""
     (trace,) = traces(["Azure conversation"])
     base = task_of(trace, data)
     kept = base.arrivals[:SPLITWISE_REQUESTS]
@@ -276,7 +276,7 @@ MELANGE_BELOW: Final = 0.51
 
 
 def targets(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Theirs beside ours, of the parts that there are."""
+    """The papers' figures beside Baton's, of the parts that ran."""
     told = {}
     if "melange" in figures:
         below = [row["below_worst_single"] for row in figures["melange"] if row["below_worst_single"] is not None]

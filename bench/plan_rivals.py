@@ -44,26 +44,26 @@ GPU: Final = gpu_named("H100-SXM")
 TRIALS: Final = 12
 """Of AISimulate's search, which begins at random."""
 GPUS_MAX: Final = 16
-"""That AISimulate may look at: twice what any plan here takes, and half of what ours may. In its favour: of 12 fleets
-of up to 32 GPUs that it tried at first, none had fewer than eight."""
+"""Most GPUs that AISimulate may look at: twice as many as any plan here takes, and half of Baton's limit. This is in
+its favour: of 12 fleets of up to 32 GPUs that it tried at first, none had fewer than eight."""
 RUN_S: Final = 10.0
 RUN_ANSWERS: Final = 3
 """A run of AISimulate's arrivals lasts so long, and so many answers."""
 REQUESTS_MIN: Final = 300
 KEPT: Final = rivals.ROOT / ".bench" / "plan-answers"
 LIMIT_S: Final = 3600
-"""They end in minutes; on a machine that others use, much later."""
+"""Time limit. They end in minutes; on a machine that other programs use, much later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a planner chose."""
+    """A planner's choice."""
 
     name: str
     arrangement: Arrangement
     counts: Counts
     predicted: float | None
-    """Requests a second within the targets, as it says."""
+    """Requests a second within the targets, as the planner predicts."""
     took_s: float
     cpu_s: float
 
@@ -83,7 +83,7 @@ def _budget(kind: Kind) -> str:
 
 
 def installed() -> Path | None:
-    """The folder of their programs; None where they cannot be installed."""
+    """The folder of the rivals' programs; None if they cannot be installed."""
     try:
         return rivals.environment("plan")
     except rivals.NotInstalled as error:
@@ -95,7 +95,7 @@ NAMES: Final = ("aiconfigurator", "AISimulate")
 
 
 def ask(programs: Path, mean: Averages, targets: Targets, names: Sequence[str]) -> list[Plan]:
-    """Those of these names; one that finds nothing is left out, and said."""
+    """The answers of these planners; one that finds nothing is left out and reported."""
     found = []
     questions = zip(NAMES, (_aiconfigurator, _aisimulate), strict=True)
     for name, question in ((name, question) for name, question in questions if name in names):
@@ -111,7 +111,7 @@ Question = Callable[[Path, Averages, Targets, Path], Answered]
 
 
 def _answered(name: str, question: Question, programs: Path, mean: Averages, targets: Targets) -> Plan:
-    """Asked now, or as it was answered before."""
+    """The planner's answer, from now or from an earlier run."""
     asked = (name, mean, targets, TRIALS, GPUS_MAX, RUN_S, RUN_ANSWERS, rivals.pinned("plan").read_text())
     kept = KEPT / f"{name}-{hashlib.sha256(repr(asked).encode()).hexdigest()[:16]}.pickle"
     if kept.exists():

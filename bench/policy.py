@@ -32,7 +32,7 @@ PROCESSES: Final = 2
 ROOT: Final = Path(__file__).resolve().parent.parent
 KEPT: Final = ROOT / ".bench" / "policy.jsonl"
 SOURCES: Final = ("router", "sim", "costs", "engine/twin", "cluster", "loadgen", "kvtransfer", "bench/policy_*.py")
-"""What results depend on."""
+"""Sources that results depend on."""
 LONGEST: Final = ("ServeGen R1", "Mooncake conversation", "Azure code", "Azure conversation")
 """Traces by how long their cells take: the longest first, so that both processes end together."""
 
@@ -69,7 +69,7 @@ def kept(sources: str) -> dict[str, dict[str, Any]]:
 
 
 def keep(row: dict[str, Any]) -> None:
-    """One finished cell."""
+    """Keep one finished cell."""
     KEPT.parent.mkdir(exist_ok=True)
     with KEPT.open("a") as out:
         out.write(json.dumps(row) + "\n")
@@ -83,12 +83,12 @@ def one(name: str, data: Path, sources: str) -> dict[str, Any]:
 
 
 def rows_of(names: Sequence[str], data: Path, processes: int, sources: str) -> Iterator[dict[str, Any]]:
-    """These cells, as they are finished."""
+    """These cells, in the order in which they finish."""
     with ProcessPoolExecutor(processes) as pool:
         try:
             for done in as_completed([pool.submit(one, name, data, sources) for name in names]):
                 yield done.result()
-        except BaseException:  # an interrupt too: what has not begun does not begin
+        except BaseException:  # an interrupt too: cells that have not begun do not begin
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
@@ -113,7 +113,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 
 def main(words: list[str]) -> int:
-    """Run what is missing, tell, publish."""
+    """Run missing cells, report, publish."""
     arguments = parsed(words)
     traces, facts, sources = inputs.required("policy"), published.machine(), digest()
     if arguments.fresh:

@@ -19,13 +19,13 @@ from sim.experiments.systems import Pool, Shelf, System, simulate
 from sim.experiments.tuning import Best, Case
 
 CLASSES: Final = ("rival", "rival_admitted", "ours")
-"""Rivals as they are, rivals with our admission in front, and ours."""
+"""Rivals as they are, rivals with Baton's admission in front, and Baton."""
 
 Say = Callable[[str], None]
 
 
 def case_of(cell: grid.Cell, data: Path, window: int) -> Case:
-    """What all systems are given in this window."""
+    """The input of all systems in this window."""
     size = Size(fewest=cell.trace.requests, most=cell.trace.requests, lives=1.0)
     return Case(
         name=cell.name,
@@ -59,14 +59,14 @@ def orders(pools: Sequence[Pool]) -> list[tuple[Pool, ...]]:
 
 
 def families(case: Case, shelf: Shelf, pools: Sequence[Pool], policy: str, *, admission: bool) -> Iterator[Family]:
-    """What a rival is tried as."""
+    """The arrangements that a rival is tried in."""
     yield whole(pools, grid.BUDGETS, policy, admission=admission)
     for order in orders(pools):
         yield splits(case, shelf, order, policy, admission=admission)
 
 
 def contest(case: Case, shelf: Shelf, pools: Sequence[Pool]) -> dict[str, Champion]:
-    """The champions of all classes. Where one class's best was is where the next one's search begins."""
+    """The champions of all classes. The next class's search begins at the best arrangement of the one before."""
     found = {name: Champion() for name in CLASSES}
     start, starts, policies = 0.0, dict[str, int](), list(grid.RIVALS)
     for name in ("rival", "rival_admitted"):
@@ -121,12 +121,12 @@ def of_cell(cell: grid.Cell, data: Path, shelf: Shelf) -> dict[str, Any]:
 
 
 def rate_of(case: Case, shelf: Shelf, best: Best, shift: float) -> float:
-    """Goodput of a tuned system in another window, searched from `shift` times what it was in its own."""
+    """Goodput of a tuned system in another window, searched from `shift` times its goodput in its own."""
     return served(case, shelf, best.system, best.rate * shift)[0] if best.system is not None and best.rate else 0.0
 
 
 def lives(case: Case, shelf: Shelf, best: Best) -> float | None:
-    """How many times as long as its mean answer a run at its best rate is; None where it serves nothing."""
+    """Length of a run at the best rate, in mean answers; None if the system serves nothing."""
     if best.system is None or not best.rate:
         return None
     arrivals = case.load.at_rate(best.rate, case.size.count(best.rate, case.life_s))
@@ -136,7 +136,7 @@ def lives(case: Case, shelf: Shelf, best: Best) -> float | None:
 
 
 def told(best: Best, rates: Sequence[float]) -> dict[str, Any]:
-    """One class."""
+    """The figures of one class."""
     assert best.system is not None
     return {
         "policy": best.system.policy,
@@ -161,5 +161,5 @@ def arrangement(system: System) -> str:
 
 
 def _homes(system: System) -> int | None:
-    """Splitwise's machines can all do both and are at home in one pool: how many of its pools are for prompts."""
+    """Splitwise's machines can all do both, and one pool is their home: how many of its pools are for prompts."""
     return None if system.make_policy is None else int(getattr(system.make_policy, "args", (0,))[0])

@@ -1,4 +1,6 @@
-"""The figure of `bench.policy`: an SVG file, made from its JSON alone. Without matplotlib it says what is missing."""
+"""The figure of `bench.policy`: an SVG file, made from its JSON alone. Without matplotlib it reports what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def draw(figures: dict[str, Any], folder: Path, date: str) -> str | None:
 
 
 def _ratios(cells: list[dict[str, Any]], path: Path, note: str) -> None:
-    """Ours over the best rival and over the best rival with our admission, by cell, with 95 % intervals."""
+    """Baton over the best rival and over the best rival with Baton's admission, by cell, with 95 % intervals."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     shown = [cell for cell in cells if cell["over_rival"] or cell["over_admitted"]]

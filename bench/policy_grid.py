@@ -13,7 +13,7 @@ send 13 requests a second. Most of its answers there are longer than 1,024 token
 
 **Targets.** Unloaded = one idle instance of the fleet's slower GPU: a prompt of the trace's 90th percentile with the
 engine's front end, nothing cached; a decode step of one request with the trace's mean context (prompt, and half of the
-answer). So an idle fleet is within 2 × for nine in ten requests, and a cell that nobody serves is not an impossible
+answer). So an idle fleet is within 2 × for nine in ten requests, and a cell that no system serves is not an impossible
 one. Attainment: nine in ten arrivals within both, shed ones missed.
 
 **Fleets.** Four GPUs, one instance each. A: four H100. B: two H100 and two A100-80G, as fleets that grew are. (Eight at
@@ -52,7 +52,8 @@ BUDGETS: Final = (512, 2048, 8192)
 """``max_num_batched_tokens`` of instances that do both; those of separate pools keep vLLM's default."""
 
 RIVALS: Final = ("dynamo", "cache_aware", "least_requests", "llm_d", "power_of_two", "splitwise", "round_robin")
-"""The likeliest first, so that others are dropped soon: the order costs or saves time and changes nothing else."""
+"""The likeliest winners first, so that others are dropped soon: the order costs or saves time and changes nothing
+else."""
 SAME: Final = {"distserve": "least_requests"}
 OURS: Final = "workload"
 
@@ -60,10 +61,11 @@ TUNING_WINDOW: Final = 0
 WINDOWS: Final = (1, 2, 3, 4, 5)
 
 TOLERANCE: Final = 0.04
-"""A search for goodput ends when the rate is known to so much; a variant replaces another that it beats by so much."""
+"""A search for goodput ends when the rate is known to this share; a variant replaces one that it beats by this
+share."""
 
 COSTS_OFF: Final = (0.8, 1.2)
-"""Sensitivity: what the router believes of engines' costs, times so much. Engines keep the true ones."""
+"""Sensitivity: factors on the costs that the router believes. Engines keep the true ones."""
 SENSITIVITY_CELL: Final = (5, "A")
 """Factor and fleet; one cell a trace."""
 SENSITIVITY_WINDOWS: Final = (1, 2, 3)
@@ -99,7 +101,7 @@ class Trace:
 
     name: str
     file: str
-    """Below traces/ of the data folder; a folder where it is ServeGen's."""
+    """Path below traces/ of the data folder; for ServeGen's it is a folder."""
     requests: int
     """Of a window, and of a run."""
     unloaded_ms: tuple[tuple[str, float, float], ...]
@@ -108,7 +110,7 @@ class Trace:
     block_tokens: int | None = None
     answer_max: int | None = None
     from_s: float = 0.0
-    """ServeGen: where in its clients' day a window begins."""
+    """ServeGen: when in its clients' day a window begins."""
 
     def unloaded(self, gpu: str) -> tuple[float, float]:
         """Milliseconds: TTFT and TPOT."""

@@ -1,4 +1,4 @@
-"""What `bench.policy` makes of its cells: ratios, intervals, tables."""
+"""Ratios, intervals and tables of `bench.policy`'s cells."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any] | None:
-    """Ours over theirs, window by window; None where they serve nothing in one of them."""
+    """Baton's goodput over a rival's, window by window; None if the rival serves nothing in one of them."""
     if not all(theirs):
         return None
     each = [mine / other for mine, other in zip(ours, theirs, strict=True)]
@@ -57,7 +57,9 @@ def _with_ratios(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mean(cell: dict[str, Any], over: str) -> float:
-    """A mean ratio. Where a rival serves nothing in some window there is none: won if we serve anything."""
+    """A mean ratio. If a rival serves nothing in some window there is none: the cell is won if Baton serves
+    anything.
+    """
     if cell[over] is not None:
         return float(cell[over]["mean"])
     return math.inf if sum(cell["classes"]["ours"]["rates"]) else 0.0
@@ -92,7 +94,7 @@ def how(told: dict[str, Any]) -> str:
 
 
 def tables(told: dict[str, Any]) -> list[Table]:
-    """All cells, what they add up to, and how much hangs on the costs."""
+    """Tables of all cells, their sum, and the sensitivity to the costs."""
     made = [_cells(told), _summary(told)]
     off = [cell for cell in told["cells"] if cell["costs_off"]]
     return [*made, _sensitivity(off)] if off else made

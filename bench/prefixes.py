@@ -1,4 +1,4 @@
-"""How well the prefix index knows what engines hold, and what it costs.
+"""How well the prefix-cache index knows what engines hold, and its cost.
 
     BATON_DATA=/path/to/data make bench-prefixes      about a minute; ARGS=--quick a quarter of the trace
     make bench-prefixes ARGS=--publish                writes docs/benchmarks
@@ -68,7 +68,7 @@ class Engine:
 
     pool: Pool
     free_at: float = 0.0
-    """When it has prefilled all it was sent, as the router reckons."""
+    """When it has prefilled all its requests, by the router's estimate."""
     waiting: list[tuple[Any, ...]] = field(default_factory=list)
     busy: bool = False
 
@@ -84,18 +84,18 @@ class Case:
     policy: str
     blocks: int
     told: float = 1.0
-    """Capacity the index is told, as a share of the real one."""
+    """Capacity that the index is given, as a share of the real one."""
     reports: bool = True
     """`cached_tokens` come back."""
     every: int = 1
-    """Of so many requests the index hears of one; another router sends the others, to the least load."""
+    """The index sees one of this many requests; another router sends the others, to the least load."""
     forgets: bool = True
-    """Without, the index keeps all it ever saw, as a routing tree without feedback does."""
+    """Whether the index forgets. Without, it keeps everything, as a routing tree without feedback does."""
 
 
 @dataclass
 class Seen:
-    """What was counted, in blocks of prompts."""
+    """Counts in blocks of prompts."""
 
     prompt: int = 0
     cached: int = 0
@@ -166,11 +166,11 @@ class Fleet:
         hits = engine.hits(names)
         whole = -(-(arrival.input_tokens + arrival.output_tokens) // BLOCK)
         if whole > engine.pool.num_blocks:
-            engine.waiting.pop(0)  # no engine of this size can take it
+            engine.waiting.pop(0)  # no engine of this size can take the request
             self._start(now, row)
             return
         if whole - len(hits) + engine.pool.unused(hits) > engine.pool.free_blocks:
-            return  # until somebody ends
+            return  # until a request ends
         engine.waiting.pop(0)
         engine.busy = True
         engine.pool.touch(hits)
@@ -296,7 +296,9 @@ def cost() -> tuple[Table, dict[str, float]]:
 
 
 def full_us(index: PrefixCacheIndex) -> float:
-    """Prompts that are new to an instance whose KV cache is full push as much out. The mean: some make dicts grow."""
+    """Time of a prompt that is new to an instance whose KV cache is full, so that as much leaves. The mean: some make
+    dicts grow.
+    """
     draw, took = np.random.default_rng(1), 0
     prompts = [draw.integers(1 << 62, size=100).tolist() for _ in range(600)]
     for number, names in enumerate(prompts):
@@ -309,7 +311,7 @@ def full_us(index: PrefixCacheIndex) -> float:
 
 
 def chained(digest: Callable[[bytes], Any], text: bytes) -> list[bytes]:
-    """Names as one would make them with the standard library: each hash is of the one before it and a chunk."""
+    """Names made with the standard library: each hash is of the one before it and a chunk."""
     found, last = [], b""
     for at in range(0, len(text) - CHUNK_BYTES + 1, CHUNK_BYTES):
         last = digest(last + text[at : at + CHUNK_BYTES]).digest()
@@ -318,7 +320,7 @@ def chained(digest: Callable[[bytes], Any], text: bytes) -> list[bytes]:
 
 
 def memory_mb() -> float:
-    """Of a full index whose instances share half of what they hold."""
+    """Memory of a full index whose instances share half of what they hold."""
     gc.collect()
     tracemalloc.start()
     index = PrefixCacheIndex()
@@ -337,7 +339,7 @@ def memory_mb() -> float:
 
 
 def targets_of(figures: dict[str, Any], costs: dict[str, float]) -> dict[str, Any]:
-    """What must hold."""
+    """The targets."""
     small = figures[f"prefix, {SMALL * BLOCK:,} tokens, true size, cached_tokens"]
     oracle = figures[f"oracle, {SMALL * BLOCK:,} tokens, true size, cached_tokens"]
     return {
@@ -349,7 +351,7 @@ def targets_of(figures: dict[str, Any], costs: dict[str, float]) -> dict[str, An
 
 
 def main() -> int:
-    """Measure, show, and with --publish write it down."""
+    """Measure, report, and with --publish write it down."""
     parser = argparse.ArgumentParser(
         prog="bench-prefixes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

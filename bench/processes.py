@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Who runs where: what is measured has a core that nothing of ours shares."""
+    """The cores of a benchmark: the measured process has a core that no other process of it shares."""
 
     measured: frozenset[int]
     engines: frozenset[int]
@@ -43,24 +43,24 @@ class Cores:
 
 
 def cores() -> Cores:
-    """One core each where there are three, engines and sender on one where there are two."""
+    """One core each if there are three; with two, engines and sender share one."""
     usable = sorted(os.sched_getaffinity(0))
     first, second, third = usable[0], usable[min(1, len(usable) - 1)], usable[min(2, len(usable) - 1)]
     return Cores(frozenset({first}), frozenset({second}), frozenset({third}))
 
 
 class Failed(Exception):
-    """A process that was to be measured did not start, with what it said last."""
+    """A process that was to be measured did not start; with its last lines."""
 
 
 class Running:
-    """One process. `stop()` ends it; the kernel does when the benchmark itself is killed."""
+    """One process. `stop()` ends it; the kernel ends it when the benchmark itself is killed."""
 
     def __init__(self, name: str, words: Sequence[str], on: frozenset[int]) -> None:
         self.name = name
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         mine = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, on)  # a child inherits it, and so do threads that it starts at once
+        os.sched_setaffinity(0, on)  # a child inherits it, and so do its first threads
         try:
             self.process = subprocess.Popen(
                 words,
@@ -74,7 +74,7 @@ class Running:
             os.sched_setaffinity(0, mine)
 
     def line(self) -> str:
-        """The next line it prints: what is ready, and where."""
+        """The next line that it prints: what is ready, and where."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -101,11 +101,11 @@ class Running:
         return sum(map(_cpu_s, _family(self.process.pid)))
 
     def memory_mb(self) -> float:
-        """Resident memory, of it and its children."""
+        """Resident memory of the process and its children."""
         return sum(map(_memory_mb, _family(self.process.pid)))
 
     def stop(self) -> None:
-        """End it, in order if it can."""
+        """End the process, in order if it can."""
         self.process.terminate()
         try:
             self.process.wait(STOP_S)
@@ -126,7 +126,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """A process and all that descend from it."""
+    """A process and all its descendants."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that has just ended
@@ -154,13 +154,13 @@ def stopping(running: list[Running]) -> Iterator[None]:
 
 
 def page(url: str) -> str:
-    """A page of a process of ours, as text."""
+    """A page of one of the benchmark's processes, as text."""
     with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - ours
         return str(answer.read().decode())
 
 
 def asked(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What a process of ours answers, as JSON; a body is posted."""
+    """The JSON answer of one of the benchmark's processes; a body is posted."""
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(url, data=data, timeout=10) as answer:  # noqa: S310 - ours
         found: dict[str, Any] = json.load(answer)
@@ -168,7 +168,7 @@ def asked(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A port that nobody has at this moment, for programs that cannot choose one themselves."""
+    """A port that is free at this moment, for programs that cannot choose one themselves."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,8 +1,8 @@
-"""How a benchmark tells its result: a table, a last line of JSON, and for a whole run the pages in docs/.
+"""A benchmark's result: a table, a last line of JSON, and for a whole run the pages in docs/.
 
 Every benchmark ends with one line `{"bench": NAME, "figures": {…}, "targets": {NAME: {"value", "target", "met"}}}`.
-With `--publish` the same, with the machine it ran on, becomes docs/benchmarks/NAME.json, and its tables replace what
-stands in docs/benchmarks.md between `<!-- NAME: begin -->` and `<!-- NAME: end -->`.
+With `--publish` that line, with the machine it ran on, becomes docs/benchmarks/NAME.json, and its tables replace the
+text in docs/benchmarks.md between `<!-- NAME: begin -->` and `<!-- NAME: end -->`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Table:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on. Load is how many processes of anybody wanted a core in the last minute."""
+    """The machine of the figures. Load is how many processes of any program wanted a core in the last minute."""
     model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "cpu": model[1] if model else platform.machine(),
@@ -53,7 +53,7 @@ def machine() -> dict[str, Any]:
 
 
 def target(value: float | None, limit: float, *, at_most: bool = True, digits: int = 3) -> dict[str, Any]:
-    """One target. What could not be measured is not met."""
+    """One target. A target that could not be measured is not met."""
     met = value is not None and (value <= limit if at_most else value >= limit)
     return {"value": None if value is None else round(value, digits), "target": limit, "met": met}
 
@@ -83,7 +83,7 @@ def show(tables: Sequence[Table]) -> None:
 
 
 def result(name: str, figures: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any]:
-    """Print the last line; it is also given back."""
+    """Print the last line; it is also returned."""
     told = {"bench": name, "figures": figures, "targets": targets}
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
@@ -106,7 +106,7 @@ def publish(told: dict[str, Any], tables: Sequence[Table], facts: dict[str, Any]
 
 
 def note_of(facts: dict[str, Any], more: str = "") -> str:
-    """One line on where figures come from."""
+    """One line on the origin of the figures."""
     how = ", compiled" if compiled.in_use() else ""
     return (
         f"*{facts['date']}, {facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, "

@@ -54,7 +54,7 @@ FACTORS: Final = (2, 5, 10)
 LEASE_S: Final = 30
 """vLLM's own default, and not the 120 s of Baton's launcher on CPU: both connectors get the same."""
 WARM: Final = 40
-"""Requests before those that count: twenty timed prompts are what the router wants before it believes in its times."""
+"""Requests before those that count: the router uses its predicted times after twenty timed prompts."""
 SERVED: Final = "bench"
 """The model's name to clients."""
 TIMEOUT_S: Final = 120
@@ -74,7 +74,7 @@ class Contestant:
     pools: Mapping[Role, int]
     connector: str = "nixl"
     budget: int | None = None
-    """Tokens a step; None: vLLM's default."""
+    """Tokens of a step; None: vLLM's default."""
     policy: str = "least_load"
 
 
@@ -93,14 +93,15 @@ CALIBRATES: Final = "both-512"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much of it is run."""
+    """The size of a run."""
 
     contestants: tuple[str, ...]
     requests_min: int
     requests_max: int
     """Of each run."""
     seconds: float
-    """Of sending, for one contestant under one class: where all is slow, fewer requests come before longer runs."""
+    """Seconds of sending, for one contestant under one class: on slow engines a run has fewer requests before it gets
+    longer."""
     parts: tuple[float, ...]
     """Rates, as parts of the rate at which the pair that does both saturates."""
 
@@ -109,7 +110,7 @@ class Scale:
         return [round(part * capacity, 3) for part in self.parts]
 
     def requests(self, rates: Sequence[float]) -> int:
-        """Of each run: every rate sends the same ones."""
+        """Requests of each run: every rate sends the same ones."""
         in_time = int(self.seconds / sum(1 / rate for rate in rates))
         return max(self.requests_min, min(self.requests_max, in_time))
 
@@ -159,7 +160,7 @@ def load(url: str, *words: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One model: what is sent, and where files go."""
+    """One model: its load, and the folder of its files."""
 
     model: Model
     shape: Shape
@@ -172,7 +173,7 @@ class Bench:
         return str(self.folder / "load.jsonl")
 
     def write(self) -> None:
-        """The load, and what warms up: the first time, when it is still at its longest."""
+        """Write the load, and the warm-up load: the first time, when the load is still at its longest."""
         write(self.shape.arrivals, Path(self.trace))
         warm = self.folder / WARM_FILE
         if not warm.exists():
@@ -199,7 +200,7 @@ class Bench:
         return full["completed_rate"], classes, unloaded
 
     def run(self, name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """All rates and classes of one contestant, as `begun` has fixed them."""
+        """All rates and classes of one contestant, as fixed by `begun`."""
         cells = []
         classes = {factor: found["targets"][str(factor)] for factor in found["factors"]}
         with up([self.file(CONTESTANTS[name], classes)], "bench-real") as said:
@@ -235,13 +236,13 @@ def _flag(name: str) -> str:
 
 
 def _handed_over(admin: str) -> int:
-    """Requests whose decode leg pulled, since the router started."""
+    """Requests whose decode leg pulled, since the router's start."""
     found = re.search(r'^baton_handoffs_total\{result="ok"\} (\S+)$', page(f"{admin}/metrics"), re.MULTILINE)
     return int(float(found[1])) if found else 0
 
 
 def begun(bench: Bench) -> dict[str, Any]:
-    """What is fixed before the first run that counts, and no runs yet."""
+    """The facts that are fixed before the first run that counts, without any runs."""
     say(f"{bench.model.name}: unloaded, and saturated")
     capacity, classes, unloaded = bench.calibrate()
     say(f"  {unloaded['ttft_ms']:.0f} ms and {unloaded['tpot_ms']:.1f} ms a token; {capacity:.2f} requests a second")
@@ -278,8 +279,8 @@ def of_model(
     Args:
         bench: the model and the longest load.
         only: contestants.
-        found: a result that was kept, which is gone on with: its load, rates and targets, and whom it has. None: none.
-        keep: is given the result after each contestant.
+        found: a kept result to continue: its load, rates, targets and contestants. None: none.
+        keep: gets the result after each contestant.
     """
     found = found or begun(bench)
     bench.write()
@@ -305,7 +306,7 @@ def main() -> int:
     parser.add_argument("--into", type=Path, metavar="FILE", help="keep figures there, and go on with those it has")
     parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md, its JSON and figure")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the cluster with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster ends with it
     facts, scale = machine(), QUICK if args.quick else FULL
     with (inputs.required("bench-real", (TRACE,)) / TRACE).open() as lines:
         shape = shaped(lines, scale.requests_max)

@@ -1,4 +1,4 @@
-"""`baton up` on this machine for as long as a benchmark needs it, with its state and logs in a folder of their own."""
+"""Runs `baton up` on this machine for as long as a benchmark needs it, with state and logs in a folder of their own."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import IO, Any
 from bench.published import say
 
 LOG_CHARACTERS = 1500
-"""Of the end of each log, said when a benchmark fails."""
+"""Characters from the end of each log, printed when a benchmark fails."""
 STOP_S = 90.0
 """A drain, and engines that end by themselves."""
 
 
 @contextmanager
 def up(words: Sequence[str], bench: str) -> Iterator[dict[str, Any]]:
-    """`baton up` with these words; what it says when it is ready: `endpoint`, `admin`, `model`, `instances`.
+    """`baton up` with these words; its ready line: `endpoint`, `admin`, `model`, `instances`.
 
     Raises:
         SystemExit: it ended before it was ready.
@@ -42,7 +42,7 @@ def up(words: Sequence[str], bench: str) -> Iterator[dict[str, Any]]:
         try:
             assert process.stdout is not None
             yield _ready(process.stdout, f"{bench}: `baton up {' '.join(words)}` ended before it was ready")
-        except BaseException:  # an interrupt too: whatever ended it, the folder with the reason is about to go
+        except BaseException:  # an interrupt too: the folder with the reason is about to be removed
             for path in sorted(Path(state).rglob("*.log")):
                 say(f"--- {path.name}\n{path.read_text(errors='replace')[-LOG_CHARACTERS:]}")
             raise

@@ -23,7 +23,7 @@ from loadgen.traces import azure
 
 TRACE: Final = "traces/azure2023/AzureLLMInferenceTrace_conv.csv"
 FROM_S: Final = 600.0
-"""Where in the trace the requests begin: after its first ten minutes, for no other reason than that one must begin."""
+"""Where the requests begin in the trace: after its first ten minutes, an arbitrary choice."""
 SHORTER: Final = 0.4
 """Tokens here for each of the trace's. Its prompts have 1,155 in the mean and 4,142 at p99; so all but one in two
 hundred fit the 2,048 tokens of the models here, and those are cut."""
@@ -60,7 +60,7 @@ class Shape:
 
     @property
     def long_prompt(self) -> int:
-        """The 90th percentile of prompts: what the first token's target is made from."""
+        """The 90th percentile of prompts: the target of the first token is made from it."""
         return round(float(np.percentile([each.input_tokens for each in self.arrivals], 90)))
 
     @property
@@ -94,7 +94,9 @@ def _good(row: object) -> Arrival:
 
 
 def _shorter(arrival: Arrival, factor: float) -> tuple[Arrival, bool]:
-    """At least two tokens each way: an answer of one is never handed over, and has no time per token."""
+    """A shorter arrival, with at least two tokens each way: an answer of one is never handed over, and has no time per
+    token.
+    """
     answer = max(2, round(arrival.output_tokens * factor))
     prompt = max(2, round(arrival.input_tokens * factor))
     fits = min(prompt, CONTEXT - answer)
@@ -102,5 +104,5 @@ def _shorter(arrival: Arrival, factor: float) -> tuple[Arrival, bool]:
 
 
 def write(arrivals: Sequence[Arrival], path: Path) -> None:
-    """As `baton load --trace` reads it."""
+    """Write the arrivals in the form that `baton load --trace` reads."""
     path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in arrivals))

@@ -1,4 +1,4 @@
-"""What `bench.real` found, as tables and goodput: made from its JSON alone. Pure."""
+"""Tables and goodput of `bench.real`, made from its JSON alone. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bench.published import Table, target
 GOAL: Final = 0.9
 """Share of all arrivals within both targets at which a rate counts as served (DistServe's)."""
 SHOWN_FACTOR: Final = 5
-"""Latencies are shown of the runs under these targets; all others are in the JSON."""
+"""Latencies are shown for the runs under these targets; all others are in the JSON."""
 WHOLE: Final = "both-"
-"""How the names of those begin that hand nothing over."""
+"""Beginning of the names of contestants that hand nothing over."""
 
 
 def goodput(runs: Sequence[tuple[float, float]], goal: float = GOAL) -> tuple[float, str]:
@@ -102,10 +102,10 @@ def _latencies(found: dict[str, Any], model: str) -> Table:
 
 
 def targets(figures: dict[str, Any]) -> dict[str, Any]:
-    """Goodput of each over the best of those that hand nothing over, whichever budget that has.
+    """Goodput of each contestant over the best of those that hand nothing over, whichever budget that has.
 
-    Of `free`, that it is no less is asked by the design: handing over is a choice. Of the others it is what this
-    machine, load and model make it.
+    The design requires that `free` is no worse: handing over is a choice. The others' ratio depends on this machine,
+    load and model.
     """
     told: dict[str, Any] = {}
     for model, found in figures.items():

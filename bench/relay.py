@@ -1,10 +1,11 @@
-"""The floor: a relay with the handoff's two legs and nothing else. Not a product.
+"""The floor: a relay with the hand-over's two legs and nothing else. Not a product.
 
     python -m bench.relay --prefill-url URL … --decode-url URL …      prints `ready relay http://127.0.0.1:PORT`
 
-No policy but taking turns, no checks, no limits, no retries, no metrics. Bodies are not parsed: leg 1 is the client's
-body with fields appended (of equal keys the last counts, in every JSON parser we know), leg 2 the same with the fields
-that P answered. D's bytes go to the client as they come. What any router costs beyond this is what it does more.
+It takes turns, and has no other policy, no checks, no limits, no retries, no metrics. Bodies are not parsed: leg 1 is
+the client's body with fields appended (of equal keys the last counts, in every known JSON parser), leg 2 the same with
+the fields that P answered. D's bytes go to the client unchanged. A router's cost beyond this pays for what it does
+beyond this.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Client(asyncio.Protocol):
         self._send(next(self._prefill), self._open + LEG_1, raw=False)
 
     def prefilled(self, said: bytes) -> None:
-        """Leg 1 is answered: its fields go into leg 2. Without any, P refused, and the client is told so."""
+        """Leg 1 is answered: its fields go into leg 2. Without any, P refused, and the client gets the refusal."""
         if FIELDS not in said:
             self.transport.write(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: %d\r\n\r\n%b" % (len(said), said))
             return

@@ -2,8 +2,8 @@
 
     python -m bench.rivals router      makes .bench/router from requirements/bench-router.txt; at once when it is there
 
-`make bench-router` and its like do this themselves; `make test` never does. Where it cannot be installed, that is said,
-and the benchmark runs without.
+`make bench-router` and its like do this themselves; `make test` never does. If a rival cannot be installed, the
+benchmark says so and runs without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a router costs: Baton, vllm-router and a bare relay, in turns, on the same mock engines in one run.
+"""The cost of a router: Baton, vllm-router and a bare relay, in turns, on the same mock engines in one run.
 
     make bench-router                  every cell, three rounds, about 15 minutes; ARGS=--publish writes docs/benchmarks
     make bench-router ARGS=--quick     the two cells of the targets and one of latency, about two minutes
@@ -55,7 +55,7 @@ def run(taking: Contestants, chosen: Sequence[Cell], rounds: int, where: Cores) 
 
 @contextlib.contextmanager
 def told_if_failed() -> Iterator[None]:
-    """What one size of fleet cannot show must not cost the figures of the others."""
+    """A failure with one size of fleet must not cost the figures of the others."""
     try:
         yield
     except Failed as error:
@@ -76,7 +76,7 @@ def _told(found: Measured) -> str:
 
 
 def main() -> int:
-    """Measure, show, and with --publish write it down."""
+    """Measure, report, and with --publish write it down."""
     parser = argparse.ArgumentParser(
         prog="bench-router", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -91,7 +91,7 @@ def main() -> int:
     if taking.missing:
         say(f"bench-router: {taking.missing}")
     say(f"{where}; load {facts['load_before']}")
-    first, *others = cells(quick=args.quick)  # what chunks cost is counted beyond the first
+    first, *others = cells(quick=args.quick)  # the cost of chunks is counted beyond the first cell's
     chosen = [first, *(each for each in others if args.only in {None, each.kind})]
     results = run(taking, chosen, args.rounds or (1 if args.quick else 3), where)
     names = list(taking.starts)

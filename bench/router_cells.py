@@ -1,4 +1,4 @@
-"""What the router benchmark measures: the cells of `make bench-router`, and what comes of one."""
+"""The cells of `make bench-router`, and the measurement of one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cell:
 
 
 def cells(*, quick: bool) -> list[Cell]:
-    """What is measured, in order."""
+    """The cells in order."""
     few, many = (1000, 300) if quick else (3000, 1000)
     chosen = [
         Cell(kind="requests", requests=few),

@@ -1,4 +1,4 @@
-"""Engines and routers that run beside each other, and one measurement on one of them."""
+"""Running engines and routers side by side, and one measurement on one of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOK_S = 0.25
 
 
 class Field:
-    """Engines and routers that run, for one size of fleet; engines are twins, or the ones that cost nothing."""
+    """Running engines and routers, for one size of fleet; engines are twins, or those that cost nothing."""
 
     def __init__(
         self, taking: Contestants, instances: int, where: Cores, running: list[Running], *, twins: bool = False
@@ -84,7 +84,7 @@ def measure(ground: Field, cell: Cell, name: str) -> Measured:
 
 @contextlib.contextmanager
 def largest(process: Running | None) -> Iterator[Callable[[], float | None]]:
-    """By how many MB a process was larger, at its largest, than at the beginning; asked for when that is over."""
+    """By how many MB a process grew at its peak since the beginning; call the result when the measurement is over."""
     if process is None:
         yield lambda: None
         return
@@ -110,7 +110,7 @@ def _closed(url: str, cell: Cell) -> Measured:
 
 
 def _open_loop(url: str, cell: Cell, model: str) -> Measured:
-    """Constant gaps: what is asked is the router's delay, not how it takes bursts."""
+    """Constant gaps: the measurement is of the router's delay, not of bursts."""
     input_tokens = round(cell.prompt_bytes / CHARS_PER_TOKEN)
     arrivals = [Arrival(number / cell.rate, input_tokens, cell.tokens) for number in range(cell.requests)]
     asking = Asking(model, fit=Fit(CHARS_PER_TOKEN))

@@ -1,4 +1,4 @@
-"""What the router benchmark's measurements add up to: rounds are compared within themselves, then the median taken."""
+"""Sums up the router benchmark: rounds are compared within themselves, then the median is taken."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def per_request(results: Results, cell: Cell, name: str) -> list[float | None]:
 
 
 def per_chunk(results: Results, cell: Cell, name: str) -> list[float | None]:
-    """CPU per token in µs, round by round: what the requests themselves cost is taken off."""
+    """CPU per token in µs, round by round, without the requests' own cost."""
     base = next(each for each, _ in results if each.kind == "requests" and each.prompt_bytes == cell.prompt_bytes)
     found: list[float | None] = []
     for each, request_us in zip(results.get((cell, name), []), per_request(results, base, name), strict=False):
@@ -29,13 +29,13 @@ def per_chunk(results: Results, cell: Cell, name: str) -> list[float | None]:
 
 
 def middle(values: Sequence[float | None]) -> float | None:
-    """The median of those that are there."""
+    """The median of the values that exist."""
     there = [value for value in values if value is not None]
     return statistics.median(there) if there else None
 
 
 def ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
-    """Median of the rounds' ratios: each round compares what ran within the same minute."""
+    """Median of the rounds' ratios: each round compares runs within the same minute."""
     return middle([a / b for a, b in zip(ours, theirs, strict=False) if a is not None and b])
 
 
@@ -61,18 +61,18 @@ def cost_tables(results: Results, names: Sequence[str]) -> tuple[Table, dict[str
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Whose costs are compared with whose: Baton in all its ways with the rival, and as it starts with the floor."""
+    """The pairs to compare: Baton in all its variants with the rival, and plain Baton with the floor."""
     ours = [name for name in names if name == BATON or name in VARIANTS]
     found = [(one, RIVAL) for one in ours if RIVAL in names]
     return [*found, *((BATON, name) for name in names if name not in {*ours, RIVAL})]
 
 
 STREAM_KB = 64
-"""What an open stream may take of the router's memory."""
+"""Largest memory of an open stream in the router."""
 
 
 def memory_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str, Any], dict[str, Any]]:
-    """What open streams take: the most of all rounds, as what a process has had once it may not give back."""
+    """Memory of open streams: the most of all rounds, since a process may not give memory back."""
     rows, figures, targets = [], {}, {}
     for cell in dict.fromkeys(cell for cell, _ in results if cell.kind == "streams"):
         entry = figures[cell.name] = {name: stream_kb(results, cell, name) for name in names}
@@ -110,7 +110,7 @@ def rate_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str,
 
 
 def twin_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str, Any]]:
-    """Twins: what a client sees, beside one engine that does it alone."""
+    """Twins: clients' latencies, beside one engine that serves requests alone."""
     rows, figures = [], {}
     for cell in dict.fromkeys(cell for cell, _ in results if cell.kind == "twins"):
         entry: dict[str, Any] = {}

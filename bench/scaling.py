@@ -40,7 +40,7 @@ OURS: Final = "Baton"
 DYNAMO: Final = "Dynamo"
 SYSTEMS: Final = (OURS, *scaling.RIVALS, DYNAMO)
 SOURCES: Final = ("goodput", "router", "sim", "costs", "engine/twin", "loadgen", "bench/scaling_grid.py")
-"""What results depend on, with three exceptions:"""
+"""Sources that results depend on, with three exceptions:"""
 CONTROLLER: Final = (
     *(
         f"goodput/{name}.py"
@@ -96,7 +96,7 @@ def kept() -> dict[str, dict[str, Any]]:
 
 
 def keep(row: Mapping[str, Any]) -> None:
-    """One finished run."""
+    """Keep one finished run."""
     KEPT.parent.mkdir(exist_ok=True)
     with KEPT.open("a") as out:
         out.write(json.dumps(row) + "\n")
@@ -125,7 +125,7 @@ def one(run: Run) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a process is to run. The cell by its name, since loads are made by functions."""
+    """A run for one process. It has the cell's name, since functions make loads."""
 
     cell: str
     system: str
@@ -141,10 +141,10 @@ class Run:
 
 @contextmanager
 def planner(setting: scaling.Setting) -> Iterator[tuple[Ask, Mapping[str, Any]]]:
-    """Dynamo's own planner in its own environment: how to ask it, and its answer to the opening.
+    """Dynamo's own planner in its own environment: a function that asks it, and its answer to the opening.
 
     Raises:
-        rivals.NotInstalled: its packages cannot be had.
+        rivals.NotInstalled: its packages cannot be installed.
     """
     python = rivals.environment("scaling") / "python"
     words = [str(python), str(ROOT / "bench" / "dynamo_planner.py")]
@@ -180,18 +180,18 @@ _ROWS: Final[Mapping[str, Callable[[scaling.Setting], dict[str, Any]]]] = {OURS:
 
 
 def rows_of(wanted: Sequence[Run], processes: int) -> Iterator[dict[str, Any]]:
-    """These runs, as they are finished."""
+    """These runs, in the order in which they finish."""
     with ProcessPoolExecutor(processes, initializer=compiled.use) as pool:
         try:
             for done in as_completed([pool.submit(one, each) for each in wanted]):
                 yield done.result()
-        except BaseException:  # an interrupt too: what has not begun does not begin
+        except BaseException:  # an interrupt too: runs that have not begun do not begin
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One cell: what all systems did, and what ours is worth."""
+    """One cell: the results of all systems, and Baton's standing among them."""
     by_system = {row["system"]: row for row in rows if "missing" not in row}
     ours, bound = by_system.get(OURS), by_system.get("clairvoyant")
     others = [row for name, row in by_system.items() if name not in (OURS, "clairvoyant") and scaling.attains(row)]
@@ -281,7 +281,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 
 def main(words: list[str]) -> int:
-    """Run what is missing, tell, publish."""
+    """Run missing cells, report, publish."""
     arguments = parsed(words)
     data, facts = inputs.folder(), published.machine()
     if arguments.fresh:

@@ -48,7 +48,7 @@ class Cell:
     startup_s: float
     seed: int = 1
     rivals: bool = True
-    """Whether all rivals run, or ours and the bound alone."""
+    """Whether all rivals run, or only Baton and the bound."""
 
     @property
     def name(self) -> str:
@@ -115,7 +115,7 @@ def _mooncake(data: Path | None, seed: int) -> list[Arrival]:
 
 
 def cells(*, quick: bool, full: bool, data: Path | None) -> list[Cell]:
-    """What is run."""
+    """The cells to run."""
     if quick:
         return [Cell(scenario=made_up(1.0)[1], startup_s=60.0)]
     listed = [each for each in [*made_up(2.0), *traced(24 * HOUR if full else 4 * HOUR)] if data or not each.needs_data]

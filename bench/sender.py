@@ -1,4 +1,4 @@
-"""A closed loop of connections for CPU figures: cheap, and it reads what it is told.
+"""A closed loop of connections for CPU figures: cheap, and it checks the bytes that it reads.
 
 Every answer's bytes are compared with what the engine wrote. A router may write an event anew (vllm-router does so with
 the one that holds `usage`): then its tokens must still be the same, in order, and it counts as rewritten.
@@ -28,7 +28,7 @@ ANSWER_S = 60.0
 
 @dataclass(slots=True)
 class Sent:
-    """What came of a run."""
+    """The result of a run."""
 
     done: int = 0
     rewritten: int = 0
@@ -38,7 +38,7 @@ class Sent:
     elapsed_s: float = 0.0
 
     def take(self, status: int, found: bytes, wanted: bytes, why: str = "") -> None:
-        """Judge one answer. `why`: what broke the connection, where the status is 0."""
+        """Judge one answer. `why`: what broke the connection, if the status is 0."""
         if status != 200:
             self.fail(f"{why or f'HTTP {status}'}: {found[:200]!r}")
         elif found != wanted and tokens_of(found) != tokens_of(wanted):
@@ -104,7 +104,7 @@ async def _exchange(pool: Pool, request: bytes, expected: Sequence[bytes], sent:
 
 
 def tokens_of(body: bytes) -> list[str]:
-    """The texts of a stream's events; an event that is no JSON stands as what it is."""
+    """The texts of a stream's events; an event that is no JSON stands for itself."""
     found: list[str] = []
     for line in body.split(b"\n"):
         data = line.removeprefix(b"data:").strip()
@@ -119,7 +119,7 @@ def tokens_of(body: bytes) -> list[str]:
 
 
 class _Answer:
-    """Hears one answer."""
+    """Reads one answer."""
 
     __slots__ = ("over", "pieces", "why")
 

@@ -1,4 +1,4 @@
-"""How fast the simulator is: 1,000 instances and a million requests on one core.
+"""The speed of the simulator: 1,000 instances and a million requests on one core.
 
     BATON_DATA=/path/to/data make bench-sim [ARGS="--quick | --publish | --requests N --instances N --parts"]
 
@@ -51,7 +51,7 @@ RATE = 8.0
 
 
 def load(instances: int, count: int) -> tuple[str, Iterator[Arrival]]:
-    """Where it is from, and the arrivals."""
+    """The load's origin, and its arrivals."""
     rate, rng = RATE * instances, np.random.default_rng(1)
     data = os.environ.get("BATON_DATA")
     path = None if data is None else next(Path(data).glob(f"{Path(TRACE).parent}/*conv*.csv"), None)
@@ -99,7 +99,7 @@ def told(arrivals: Iterator[Arrival], count: int) -> Iterator[Arrival]:
 
 
 def simulate(instances: int, count: int, *, profile: cProfile.Profile | None) -> tuple[str, Result, dict[str, Any]]:
-    """Where the load is from, what came of it, and what it cost. Python's garbage collector is off meanwhile."""
+    """The load's origin, the result, and its cost. Python's garbage collector is off meanwhile."""
     origin, found = load(instances, count)
     world, arrivals = World(fleet(instances), Settings(checks=False)), told(found, count)
     gc.disable()

@@ -1,5 +1,5 @@
-"""Half an hour at 70 % load, instances coming and going, hostile clients beside the honest ones: is memory flat, is
-nothing held at the end, and do the honest clients notice?
+"""Half an hour at 70 % load, with instances coming and going and hostile clients beside the honest ones. It checks that
+memory stays flat, that nothing is held at the end, and that the honest clients do not notice.
 
     make soak                       30 minutes
     make soak ARGS="--minutes 5"
@@ -46,7 +46,7 @@ PREFILLS, DECODES, ROUTERS = 2, 4, 2
 STEP_MS, SEATS, OUTPUT_TOKENS, INPUT_TOKENS = 12.0, 6, 40, 200
 SHARE = 0.7
 CAPACITY = DECODES * SEATS / (OUTPUT_TOKENS * STEP_MS / 1000)
-"""Requests a second that decode can do when all are there. With one of four away, 70 % of it are 93 %."""
+"""Requests a second that decode can serve with all instances. With one of four away, 70 % of it are 93 %."""
 
 TURN_S = 20.0
 READ_S = 5.0
@@ -58,10 +58,10 @@ JUDGED_MIN = 2 * WARM_UP_S / 60
 """Minutes of a run whose memory is judged."""
 
 GROWTH_MAX = 0.05
-"""Of memory in an hour: what cannot be told from this is not worth a restart in weeks."""
+"""Largest growth of memory in an hour: less is not worth a restart in weeks."""
 
 SETTLE_S = 45.0
-"""At the end: a mock's lease is 30 s, and what nobody could release is free then."""
+"""Pause at the end: a mock's lease is 30 s, so a hold that no router could release is free then."""
 
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 10: 2.23, 15: 2.13, 20: 2.09, 30: 2.04}
 
@@ -77,7 +77,7 @@ class Slope:
 
 
 def slope_of(readings: Sequence[tuple[float, float]], block_s: float = BLOCK_S) -> Slope | None:
-    """Of (seconds, megabytes); None with fewer than four blocks."""
+    """Slope of (seconds, megabytes); None with fewer than four blocks."""
     blocks: dict[int, list[tuple[float, float]]] = {}
     for at, memory in readings:
         blocks.setdefault(int((at - readings[0][0]) // block_s), []).append((at, memory))
@@ -125,13 +125,13 @@ class Fleet:
         self.running.append(engine)
 
     def drain(self, name: str) -> None:
-        """It leaves in order: what it has ends first."""
+        """Let an instance leave in order: its requests end first."""
         self.mine[name].process.send_signal(signal.SIGTERM)
         self.mine[name].process.wait(60)
         self._forget(name)
 
     def kill(self, name: str) -> None:
-        """It is gone at once."""
+        """Kill an instance at once."""
         self.mine[name].process.kill()
         self.mine[name].process.wait(10)
         self._forget(name)
@@ -163,7 +163,7 @@ class Front:
     began: float = 0.0
     """When its load was started."""
     out: Path = Path()
-    """What its load writes of each request."""
+    """The file of its load's records."""
     readings: list[tuple[float, float]] = field(default_factory=list)
 
 
@@ -199,7 +199,7 @@ def start_hostile(fronts: Sequence[Front], running: list[Running], seconds: floa
 
 
 def run(minutes: float, rate: float, seed: int, *, with_hostile: bool) -> dict[str, Any]:
-    """All of it; what was seen."""
+    """Run everything; the observations."""
     chance, running = random.Random(seed), list[Running]()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
         ending.enter_context(stopping(running))
@@ -323,7 +323,7 @@ def as_json(slope: Slope) -> dict[str, float]:
 
 
 def targets_of(seen: dict[str, Any], sent: int, slopes: Sequence[Slope], minutes: float) -> dict[str, dict[str, Any]]:
-    """What is judged of a run, and how it came out."""
+    """The targets of a run, and their results."""
     targets = {
         **_memory_targets(slopes, minutes),
         "shares of KV blocks held at the end": target(seen["held"], 0.0),
@@ -363,7 +363,7 @@ def _note(seen: dict[str, Any], sent: int, minutes: float, targets: dict[str, di
 
 
 def main() -> int:
-    """Run it and tell."""
+    """Run the soak and report."""
     args = arguments()
     facts = machine()
     rate = args.share * CAPACITY

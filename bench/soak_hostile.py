@@ -1,4 +1,4 @@
-"""Hostile clients for `make soak`: what they do to a router, and whether honest clients notice.
+"""Hostile clients for `make soak`: their attacks on a router, and whether honest clients notice.
 
 They come in phases of `PHASE_S`, with and without them in turns, the first without. As a process of its own
 (`python -m bench.soak_hostile`) it sends, bounded in number, rate and time:
@@ -28,13 +28,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 PHASE_S = 40.0
-"""Two of the soak's turns, so that each phase has one instance drained and one killed."""
+"""Length of a phase: two of the soak's turns, so that each phase has one instance drained and one killed."""
 
 EDGE_S = 4.0
-"""Requests so soon after a phase's beginning are not judged: a load's clock is told from its process' start."""
+"""Requests this soon after a phase's beginning are not judged: a load's clock is known only from its process' start."""
 
 RATIO_MAX = 1.5
-"""Honest clients' p99 TTFT with hostile ones, over that without."""
+"""Largest p99 TTFT of honest clients with hostile ones, over that without."""
 
 JUDGED_REQUESTS_MIN = 300
 """In each kind of phase: with fewer the 99th percentile is one or two requests."""
@@ -127,8 +127,8 @@ def phase_at(seconds: float) -> tuple[bool, float]:
 
 
 def judged(records: Sequence[tuple[float, float]]) -> dict[str, float | int | None]:
-    """Of honest requests (seconds since the beginning, TTFT in seconds): p99 without, with, and their ratio; None where
-    there are too few of them.
+    """p99 of honest requests (seconds since the beginning, TTFT in seconds) without and with hostile clients, and their
+    ratio; None if there are too few requests.
     """
     times: dict[bool, list[float]] = {False: [], True: []}
     for at_s, ttft_s in records:
@@ -152,8 +152,8 @@ def _p99(values: list[float]) -> float:
 
 
 def honest(file: Path, later_s: float) -> list[tuple[float, float]]:
-    """Of a load's `--out`, which began so long after the hostile clients' process: when each request was sent, and its
-    TTFT. One without a first token counts as late as it ended.
+    """From a load's `--out` that began this long after the hostile clients' process: when each request was sent, and
+    its TTFT. A request without a first token counts as late as its end.
     """
     found = []
     for line in file.read_text().splitlines():

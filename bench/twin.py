@@ -1,4 +1,4 @@
-"""What the engine twin costs: CPU microseconds of each leg, and the memory of an idle instance.
+"""The cost of the engine twin: CPU microseconds of each leg, and the memory of an idle instance.
 
     python -m bench.twin [--only decode] [--settings simulation] [--legs 3000] [--seed 1] [--json] [--profile]
 
@@ -57,7 +57,9 @@ PEER = InstanceId("peer")
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution by its median, 90th and 99th percentile; `bend` shapes the lower half: the mean is right by it."""
+    """A distribution by its median, 90th and 99th percentile; `bend` shapes the lower half, so that the mean is
+    right.
+    """
 
     p50: int
     p90: int
@@ -88,7 +90,7 @@ class Load:
 
 
 class Driver:
-    """One twin and what answers it: pulls that arrive, holds that are given back."""
+    """One twin and the answers to it: pulls that arrive, holds that are given back."""
 
     def __init__(self, load: Load, costs: Costs, contents: Callable[[ev.Pull], tuple[int, ...]]) -> None:
         self.twin = Twin(load.config, costs)
@@ -215,7 +217,7 @@ LOADS: dict[str, Callable[[Config, int, random.Random], Load]] = {
 
 
 def contents_of(load: Load) -> Callable[[ev.Pull], tuple[int, ...]]:
-    """What the producer's blocks contain; made before the clock runs."""
+    """The content of the producer's blocks; made before the clock runs."""
     if not load.config.contents:
         return lambda _pull: ()
     made: dict[str, tuple[int, ...]] = {}
@@ -229,7 +231,7 @@ def contents_of(load: Load) -> Callable[[ev.Pull], tuple[int, ...]]:
 
 def idle_kb(config: Config, costs: Costs) -> float:
     """Kilobytes of a twin that has started and done nothing."""
-    Twin(config, costs).handle(ev.Start(1), 0)  # what all of them share is made once
+    Twin(config, costs).handle(ev.Start(1), 0)  # the parts that all twins share are made once
     tracemalloc.start()
     twins = [Twin(config, costs) for _ in range(20)]
     for twin in twins:

@@ -1,4 +1,4 @@
-"""Vidur beside our simulator: the same requests through the same fleet, and what each takes for it.
+"""Vidur beside Baton's simulator: the same requests through the same fleet, and the cost of each.
 
     make bench-vidur                    three rounds, about 11 minutes; Vidur is installed into .bench/vidur first
     make bench-vidur ARGS=--quick       one round of one fleet; ARGS=--publish writes docs/benchmarks
@@ -44,7 +44,7 @@ from loadgen.made import made
 BOUNDS = Bounds(batch=256, chunk=2048, tokens=16_384)
 """`tokens`: Azure's longest prompt has 14,050."""
 MODEL = {"model": "meta-llama/Llama-3.1-8B", "their_model": "meta-llama/Llama-3-8B"}
-"""Of one size; Vidur does not know the newer name."""
+"""Models of one size; Vidur does not know the newer name."""
 GPU = {"gpu": "H100-SXM", "their_device": "h100"}
 
 BATON, VIDUR, AS_IT_COMES = "Baton", "Vidur", "Vidur as it comes"
@@ -75,7 +75,7 @@ FULL = (
 )  # fmt: skip
 QUICK = (Cell(8, 8, 1000),)
 WITH_ALL = Cell(8, 8, 4000)
-"""Where Vidur also runs as it comes."""
+"""The cell in which Vidur also runs with its defaults."""
 
 
 def load(cell: Cell, seed: int = 1) -> Iterator[Arrival]:
@@ -100,7 +100,7 @@ def _trace() -> Path | None:
 
 
 class Contest:
-    """Runs both on one cell after the other. What they read lies in one folder."""
+    """Runs both on one cell after the other. Their inputs lie in one folder."""
 
     def __init__(self, folder: Path, theirs: Path | None) -> None:
         self._folder = folder
@@ -124,7 +124,7 @@ class Contest:
                 (folder / "tables" / f"{name}.csv.xz").write_bytes(packed)
 
     def names(self, cell: Cell) -> list[str]:
-        """Who runs in this cell."""
+        """The simulators that run in this cell."""
         if self._theirs is None:
             return [BATON]
         return [BATON, VIDUR, AS_IT_COMES] if cell == WITH_ALL else [BATON, VIDUR]
@@ -146,7 +146,7 @@ class Contest:
         return told | {"cpu_us": told["cpu_s"] / cell.requests * 1e6}
 
     def rounds(self, cells: tuple[Cell, ...], count: int) -> Results:
-        """All cells so many times; who begins changes from round to round."""
+        """All cells this many times; the first simulator changes from round to round."""
         results: Results = {}
         for number in range(count):
             for cell in cells:
@@ -163,11 +163,11 @@ class Contest:
 
 
 Results = dict[tuple[Cell, str], list[dict[str, Any]]]
-"""What every round of a cell and a simulator gave."""
+"""The results of every round of a cell and a simulator."""
 
 
 def ratio(results: Results, cell: Cell, name: str = VIDUR) -> float | None:
-    """The median over the rounds of its CPU time to ours; None where it did not run."""
+    """The median over the rounds of Vidur's CPU time to Baton's; None if it did not run."""
     theirs, ours = results.get((cell, name), []), results.get((cell, BATON), [])
     found = [its["cpu_us"] / our["cpu_us"] for its, our in zip(theirs, ours, strict=False)]
     return statistics.median(found) if found else None
@@ -219,7 +219,7 @@ def _installed() -> Path | None:
 
 
 def main() -> int:
-    """Measure, show, and with --publish write it down."""
+    """Measure, report, and with --publish write it down."""
     parser = argparse.ArgumentParser(
         prog="bench-vidur", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

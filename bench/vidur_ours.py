@@ -49,13 +49,13 @@ def fleet(job: dict[str, Any]) -> list[Member]:
 
 
 def _peak_mb() -> float:
-    """The most memory this process has had. `ru_maxrss` would count what its parent had before the fork."""
+    """The peak memory of this process. `ru_maxrss` would count its parent's before the fork."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """What it took, and what came out of it."""
+    """The cost of the run, and its result."""
     arrivals = list(arrivals_of(Path(job["trace"]).read_text()))
     policy = BASELINES[job["policy"]]() if job["policy"] in BASELINES else POLICIES[job["policy"]]
     world = World(fleet(job), Settings(checks=False, router_us=0.0, hop_us=0.0), policy=policy)

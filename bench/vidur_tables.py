@@ -1,4 +1,4 @@
-"""What Vidur reads, made from our cost model: its tables of operator times, and a trace. Pure.
+"""Vidur's inputs, made from Baton's cost model: its tables of operator times, and a trace. Pure.
 
 Vidur (0.0.26) adds up a step's operators and multiplies by the layers, in milliseconds:
 
@@ -39,7 +39,8 @@ BY_TOKENS = (
 )  # fmt: skip
 """Operators whose time depends on the step's tokens alone."""
 CARRIES = "mlp_up_proj"
-"""The one of them that has it all. It is counted once a layer, as `add` is; `attn_kv_cache_save` is not counted."""
+"""The one operator that has all the time. It is counted once a layer, as `add` is; `attn_kv_cache_save` is not
+counted."""
 
 DATE = "2023-11-16"
 """The day of Azure's trace: Vidur replays one day of a file."""
@@ -100,7 +101,7 @@ def table_csv(rows: Iterable[Row]) -> str:
 
 
 def trace_csv(arrivals: Iterable[Arrival]) -> str:
-    """A trace as Vidur replays it; both simulators read this."""
+    """A trace in the form that Vidur replays; both simulators read this."""
     rows = ((DATE, repr(each.at_s), each.input_tokens, each.output_tokens) for each in arrivals)
     return _csv(("Date", "Time", "PromptTokenCount", "CompletionTokenCount"), rows)
 
@@ -114,14 +115,16 @@ def _csv(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def arrivals_of(text: str) -> Iterator[Arrival]:
-    """What `trace_csv` wrote."""
+    """The arrivals that `trace_csv` wrote."""
     for row in csv.DictReader(io.StringIO(text)):
         counts = int(row["PromptTokenCount"]), int(row["CompletionTokenCount"])
         yield Arrival(at_s=float(row["Time"]), input_tokens=counts[0], output_tokens=counts[1])
 
 
 def within(arrivals: Iterable[Arrival], tokens: int) -> Iterator[Arrival]:
-    """None longer than this, nor without a token of prompt and of answer: prompts are cut, as Vidur would."""
+    """Arrivals of at most this length, with at least a token of prompt and of answer: prompts are cut, as Vidur
+    would.
+    """
     for each in arrivals:
         output = min(max(1, each.output_tokens), tokens - 1)
         yield Arrival(

@@ -67,7 +67,9 @@ def _configured(job: dict[str, Any], output: str) -> Any:
 
 
 def _with_our_tables(folder: str, output: str) -> None:
-    """Where it asks its hub for predictions, it gets this folder; for those of a network, which one GPU lacks, none."""
+    """Make Vidur find this folder where it asks its hub for predictions; for those of a network, which one GPU lacks,
+    none.
+    """
     from vidur.execution_time_predictor import sklearn_execution_time_predictor as predictor  # noqa: PLC0415
 
     empty = Path(output) / "network"
@@ -80,13 +82,13 @@ def _with_our_tables(folder: str, output: str) -> None:
 
 
 def _peak_mb() -> float:
-    """The most memory this process has had. `ru_maxrss` would count what its parent had before the fork."""
+    """The peak memory of this process. `ru_maxrss` would count its parent's before the fork."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def run(job: dict[str, Any], output: str) -> dict[str, Any]:
-    """What it took, and what came out of it."""
+    """The cost of the run, and its result."""
     from vidur.simulator import Simulator  # noqa: PLC0415
     from vidur.utils.random import set_seeds  # noqa: PLC0415
 

@@ -1,7 +1,8 @@
 """Ask pip-audit for known vulnerabilities of the locked packages. `make audit`.
 
 pip-audit comes into an environment of its own (.bench/audit): it is no dependency of Baton. Ends with pip-audit's own
-code (1: there are some), and with 2 where it or the advisory database cannot be had, which says nothing about packages.
+code (1: there are vulnerabilities), and with 2 if it or the advisory database is not available, which says nothing
+about packages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ UNREACHABLE = re.compile(r"ConnectionError|Max retries|Failed to (?:resolve|conn
 
 
 def installed() -> Path | None:
-    """The program, installed on first use; None where it cannot be had."""
+    """The program, installed on first use; None if it cannot be installed."""
     program = HOME / "bin" / "pip-audit"
     if not program.exists():
         subprocess.run([sys.executable, "-m", "venv", str(HOME)], check=True)
@@ -54,7 +55,7 @@ def main() -> int:
 
 
 def not_audited(said: str, lock: str) -> int:
-    """2 where the database knew nothing of some packages (it says so of each), which is no clean bill; else 0."""
+    """2 if the database does not know some packages (it names each), which is no clean result; else 0."""
     skipped, all_of = said.count("could not be audited"), len(re.findall(r"^\S+==", lock, flags=re.MULTILINE))
     if skipped:
         said_of = f"{skipped} of {all_of} packages were not checked"

@@ -17,11 +17,11 @@ from typing import NamedTuple, cast
 ROOT = Path(__file__).resolve().parent.parent
 COPYLEFT = re.compile(r"\b[AL]?GPL|Affero|Lesser General|GNU General|\bMPL|Mozilla|\bEPL|\bCDDL|\bEUPL", re.IGNORECASE)
 LINE_CHARS = 60
-"""Some metadata hold the whole text of a licence: its first line says which."""
+"""Characters of a licence's name: some metadata hold the whole text, whose first line names it."""
 
 
 class Licence(NamedTuple):
-    """What one package says."""
+    """One package's licence, by its own metadata."""
 
     name: str
     version: str
@@ -36,7 +36,7 @@ class Licence(NamedTuple):
 
 
 def licence_in(metadata: Message) -> str:
-    """The SPDX expression where there is one, else classifiers, else the old field."""
+    """The SPDX expression if there is one, else classifiers, else the old field."""
     if expression := metadata.get("License-Expression"):
         return str(expression)
     classifiers = [str(each) for each in metadata.get_all("Classifier") or () if str(each).startswith("License ::")]
@@ -54,7 +54,7 @@ def names_in(lock: str) -> list[str]:
 
 
 def licences(names: Iterable[str]) -> Iterator[Licence | str]:
-    """Of each of these; the name alone where it is not installed."""
+    """The licence of each of these; the name alone if the package is not installed."""
     for name in names:
         try:
             found = importlib.metadata.distribution(name)

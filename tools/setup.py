@@ -28,10 +28,10 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "baton-setup.stamp"
 UNPACKING = VENV / "baton-setup.unpacking"
-"""Exists while pip writes packages: found at the start, it tells that some may be half written."""
+"""Exists while pip writes packages: found at the start, it means that some may be half written."""
 LOG = VENV / "baton-setup.log"
 PIPS = min(4, os.cpu_count() or 1)
-"""That work at a time: one looks up, fetches and unpacks package after package, on one core."""
+"""How many pips work at a time: one looks up, fetches and unpacks package after package, on one core."""
 
 PYTHONS = ((3, 11), (3, 12))
 MACHINES = ("x86_64", "aarch64")
@@ -84,11 +84,11 @@ def install(device: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What must be there before
+# Requirements of the machine
 
 
 def check_machine() -> None:
-    """Stop with one plain line where Baton cannot run."""
+    """Stop with one plain line if Baton cannot run here."""
     if sys.platform != "linux":
         stop(f"Baton runs on Linux; this is {sys.platform}. On macOS or Windows use a Linux machine, a VM or WSL 2.")
     if sys.version_info[:2] not in PYTHONS:
@@ -106,7 +106,7 @@ def check_machine() -> None:
 
 
 def find_device() -> str:
-    """`gpu` where the NVIDIA driver answers with at least one GPU."""
+    """`gpu` if the NVIDIA driver answers with at least one GPU."""
     found = shutil.which("nvidia-smi")
     if not found:
         return "cpu"
@@ -118,7 +118,7 @@ def find_device() -> str:
 
 
 def installed_device() -> str | None:
-    """What the last complete set-up was made for: asking the GPU driver each time would take a second."""
+    """The device of the last complete set-up: asking the GPU driver each time would take a second."""
     try:
         return STAMP.read_text().split()[0]
     except (FileNotFoundError, IndexError):
@@ -142,7 +142,7 @@ def key(device: str) -> str:
 
 
 def locks(device: str) -> list[Path]:
-    """What is installed: the device's own lock, and those of extras."""
+    """The locks to install: the device's own, and those of extras."""
     folder = ROOT / "requirements"
     return [folder / f"{device}.txt", *(each for name in ADDED if (each := folder / name).exists())]
 
@@ -221,7 +221,7 @@ def compile_packages() -> None:
     """
     folder = site_packages()
     show = Progress("bytecode", sum("/tests/" not in str(each) for each in folder.rglob("*.py")), now="")
-    # Packages' own tests, one file in eleven, nobody imports.
+    # Packages' own tests, one file in eleven, are never imported.
     command = [str(PYTHON), "-m", "compileall", "-j", "0", "-x", "/tests/", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
@@ -254,14 +254,14 @@ def pip(what: str, *arguments: str, count: int) -> None:
 
 
 def pip_failed(what: str) -> NoReturn:
-    """Say it, with the end of the log."""
+    """Report the failure, with the end of the log."""
     check_hashes()
     show_log()
     stop(f"pip failed to install {what}; the whole log is in {LOG}. Nothing is half done: run `make setup` again.")
 
 
 def check_hashes() -> None:
-    """Stop with one line where a package was another one than the lock's."""
+    """Stop with one line if a package was another one than the lock's."""
     log = LOG.read_text() if LOG.exists() else ""
     if found := re.search(r"DO NOT MATCH THE HASHES.*?\n\s*([A-Za-z0-9._-]+==[^\s;]+)", log, flags=re.DOTALL):
         stop(
@@ -323,14 +323,14 @@ def lines(streams: Sequence[IO[bytes]], every_s: float) -> Iterator[tuple[int, s
 
 
 class Progress:
-    """Turns what pip and compileall say into a line that moves (terminal) or one every ten seconds (no terminal)."""
+    """Turns the output of pip and compileall into a moving line (terminal) or one every ten seconds (no terminal)."""
 
     def __init__(self, what: str, count: int, now: str = "asking the package index") -> None:
         self.what, self.count, self.now = what, count, now
         self.began = self.shown = time.monotonic()
         self.seen = 0
         self.unpacking = 0
-        """Packages of which somebody has said that they are being written."""
+        """Packages that pip has said it is writing."""
         self.before = 0
 
     def line(self, line: str) -> None:
@@ -353,14 +353,14 @@ class Progress:
         return sum(1 for _ in site_packages().glob("*.dist-info"))
 
     def text(self) -> str:
-        """Where it stands."""
+        """The state of the work."""
         elapsed = f"{time.monotonic() - self.began:4.0f} s"
         if self.unpacking:
             return f"  {self.what}: unpacking {max(0, self.installed() - self.before)}/{self.unpacking}  {elapsed}"
         return f"  {self.what}: {min(self.seen, self.count)}/{self.count}  {elapsed}  {self.now}".rstrip()
 
     def show(self) -> None:
-        """Draw, where it is time to."""
+        """Draw, if it is time to."""
         quiet_s = 0.2 if sys.stdout.isatty() else 10.0
         if time.monotonic() - self.shown < quiet_s:
             return

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """What one controller is made of."""
+    """The parts of one controller."""
 
     args: argparse.Namespace
     spec: Spec

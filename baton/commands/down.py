@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tell it to stop and wait for its end; 1 when it does not end."""
+    """Ask the cluster to stop and wait for its end; 1 if it does not end."""
     running = must_load(args.cluster)
     os.kill(running.pid, signal.SIGTERM)
     say(f"stopping cluster {args.cluster} (pid {running.pid})")

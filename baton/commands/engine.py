@@ -60,8 +60,8 @@ from kvtransfer.proving import InstanceProofs
 from prefill.rules import PrefillRules
 
 FREE_PORTS = range(20000, 32000)
-"""Where port 0 looks: below Linux's ephemeral range, because an engine opens its port half a minute after it was
-chosen, and until then an outgoing connection of anybody could get it."""
+"""Ports that port 0 chooses from: below Linux's ephemeral range. An engine opens its port half a minute after it was
+chosen, and until then an outgoing connection of any program could get an ephemeral one."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -175,21 +175,20 @@ _CHANGES_ANSWERS = (
     "--hf-overrides", "--override-generation-config", "--quantization", "--tokenizer", "--tokenizer-mode",
     "--tokenizer-revision",
 )  # fmt: skip
-"""Flags of vLLM by which the same files are read as other prompts, or answered otherwise: told apart as other weights
-are."""
+"""Flags of vLLM that change how it reads prompts or answers with the same files: they count as other weights."""
 
 
 def agent_rules(spec: EngineSpec) -> dict[Role, Rules]:
-    """What an agent goes by in each role; in role both as in decode: what it holds longest are streams."""
+    """The rules of an agent in each role. Role both uses decode's: streams are what it holds longest."""
     decode = DecodeRules(streams_max=spec.seqs_max)
     return {Role.PREFILL: PrefillRules(), Role.DECODE: decode, Role.BOTH: decode}
 
 
 def seqs_max(vllm_args: tuple[str, ...], gpus: tuple[Gpu, ...], mine: tuple[str, ...]) -> int:
-    """Requests that an engine with these flags runs at once, on those of the machine's GPUs that are its own.
+    """Requests that an engine with these flags runs at once, on its own part of the machine's GPUs.
 
-    What the user says, else vLLM's default for the smallest of its GPUs; without one 256, its default there times two:
-    what is too many waits in the engine, what is too few leaves it idle.
+    The user's value, else vLLM's default for the smallest of its GPUs. Without a GPU 256, vLLM's default there times
+    two: too many requests wait in the engine, too few leave it idle.
     """
     ranks = value_of(vllm_args, "--data-parallel-size", "-dp")
     said = value_of(vllm_args, "--max-num-seqs")
@@ -201,7 +200,7 @@ def seqs_max(vllm_args: tuple[str, ...], gpus: tuple[Gpu, ...], mine: tuple[str,
 
 
 class _Instance:
-    """One instance, its signals and what is printed of it."""
+    """One instance, its signals and its output."""
 
     def __init__(self, spec: EngineSpec, log_path: Path, args: argparse.Namespace) -> None:
         self.spec = spec
@@ -245,7 +244,7 @@ class _Instance:
                 return 1
 
     def tell(self, change: Change) -> None:
-        """One change of the engine, for programs on stdout or for people on stderr."""
+        """Report one change of the engine, to programs on stdout or to people on stderr."""
         if self.args.json:
             told = {"instance": change.instance, "state": change.state, "detail": change.detail, "epoch": change.epoch}
             emit({"event": "state", **told})
@@ -268,10 +267,10 @@ def _path(name: str | None) -> Path | None:
 
 
 def agent_host(asked: str | None, engine: str, *, guarded: bool) -> str:
-    """Where the agent listens: beside its engine where it checks keys (`guarded`), else on this machine alone.
+    """The address where the agent listens: beside its engine if it checks keys (`guarded`), else on this machine only.
 
     Raises:
-        UsageError: other machines could reach it, and it would ask for no key.
+        UsageError: other machines could reach the agent, and it would ask for no key.
     """
     if guarded or (asked is None and is_loopback(engine)):
         return asked or engine
@@ -290,7 +289,7 @@ def agent_host(asked: str | None, engine: str, *, guarded: bool) -> str:
 
 
 def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
-    """What the flags say, or a UsageError that says what is wrong with them."""
+    """The engine that the flags describe, or a UsageError that says what is wrong with them."""
     role = Role(args.role)
     hardware = find_hardware(environ)
     mocked = args.engine == "mock"
@@ -342,7 +341,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         pinning=args.pinning,
         connector=connector,
         door=_door(args, connector, instance, port),
-        kv_events=_events(instance, port) if args.registry and not mocked else "",  # else there is nobody to tell
+        kv_events=_events(instance, port) if args.registry and not mocked else "",  # no registry: no router
         digests=args.digests,
         ticket_keys_file=None if ticket_keys is None else str(ticket_keys),
         extra_args=tuple(args.vllm_args),
@@ -351,7 +350,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
 
 
 def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, port: int) -> str:
-    """Where Baton's connector has its socket; empty without it."""
+    """Path of the socket of Baton's connector; empty without that connector."""
     if connector != "baton" or args.engine == "mock":
         return ""
     door = Path(args.door) if args.door else state_folder() / "doors" / f"{instance}-{port}" / "door"
@@ -361,7 +360,7 @@ def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, 
 
 
 def _events(instance: InstanceId, port: int) -> str:
-    """Where vLLM's KV events come; empty where a socket can have no such path."""
+    """Path of the socket for vLLM's KV events; empty if a socket can have no such path."""
     path = (state_folder() / "events" / f"{instance}-{port}" / "events").absolute()
     return str(path) if len(os.fsencode(path)) <= PATH_BYTES_MAX else ""
 
@@ -373,7 +372,7 @@ def _tiny(args: argparse.Namespace) -> tuple[str, str]:
 
 
 def _folder_or_name(model: str) -> str:
-    """A folder is checked here, where the message is one line; a name is vLLM's to find."""
+    """Check a folder here, where the message is one line; vLLM looks a name up itself."""
     if not model.startswith(("/", "./", "../", "~")):
         return model
     folder = Path(model).expanduser()
@@ -409,10 +408,10 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def tenants_of(names: list[str]) -> tuple[str, ...]:
-    """Whose requests alone it serves, each once.
+    """The tenants that the instance is reserved for, each once.
 
     Raises:
-        UsageError: no tenant's name, or too many.
+        UsageError: a name that no tenant can have, or too many.
     """
     for name in names:
         if NAME.fullmatch(name) is None:
@@ -430,12 +429,14 @@ def _env_pair(word: str) -> tuple[str, str]:
 
 
 def _reachable(host: str) -> str:
-    """The address others use for an engine that listens on `host`; NIXL's peers cannot connect to a wildcard."""
+    """The address under which others reach an engine that listens on `host`; NIXL's peers cannot connect to a
+    wildcard.
+    """
     return "127.0.0.1" if host in {"", "0.0.0.0", "::"} else host  # noqa: S104
 
 
 def _port_in(environ: Mapping[str, str], name: str) -> int:
-    """A port from the environment, 0 where it is not set."""
+    """A port from the environment; 0 if it is not set."""
     text = environ.get(name, "").strip()
     if text and not text.isdecimal():
         raise UsageError(f"{name}={text}: a port is a number from 0 to 65535")
@@ -459,7 +460,7 @@ def _port(host: str, port: int, flag: str) -> int:
 
 
 def _cannot_open(host: str, port: int) -> str | None:
-    """Why a server cannot listen there; None when it can. The address may be in its last minute (TIME_WAIT)."""
+    """Why a server cannot listen there; None if it can. The address may be in its last minute (TIME_WAIT)."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

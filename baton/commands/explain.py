@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it; 1 when the file has errors, which are printed instead."""
+    """Print the explanation; 1 if the file has errors, which are printed instead."""
     if args.vllm_args:
         raise UsageError("`baton explain` takes no vLLM flags")
     if args.scaling is not None:

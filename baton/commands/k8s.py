@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 where nothing would change, or nothing is missing; else 1."""
+    """0 if nothing would change, or nothing is missing; else 1."""
     if args.vllm_args:
         raise UsageError("`baton k8s` takes no vLLM flags")
     return asyncio.run(_diff(args) if args.action == "diff" else _doctor(args))

@@ -91,7 +91,7 @@ def _tickets(args: argparse.Namespace) -> int:
 def append(file: Path, line: str) -> int:
     """Add a line to a key file, made with its folders for the owner's eyes alone; return how many keys it has then.
 
-    What is there is never overwritten: a file that holds anything but keys is refused, and so is a link, which may
+    An existing file is never overwritten. A file that holds anything but keys is refused, and so is a link, which may
     lead anywhere.
     """
     for folder in reversed(file.absolute().parents):  # mkdir(parents=True) would give those above the last our umask

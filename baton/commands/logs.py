@@ -65,7 +65,7 @@ def _list(found: dict[str, Path], *, as_json: bool) -> int:
 
 
 def _print_tail(path: Path, lines: int) -> int:
-    """Print the last lines; where the file ended then."""
+    """Print the last lines; the position of the file's end."""
     with path.open("rb") as file:
         end = at = file.seek(0, os.SEEK_END)
         tail = b""
@@ -82,19 +82,19 @@ def _print_tail(path: Path, lines: int) -> int:
 def _follow(path: Path, at: int) -> None:
     which = path.stat().st_ino
     while True:
-        with contextlib.suppress(FileNotFoundError):  # it is being put aside at this moment
+        with contextlib.suppress(FileNotFoundError):  # the file is being rotated at this moment
             at, which = _print_new(path, at, which)
         time.sleep(FOLLOW_EVERY_S)
 
 
 def _print_new(path: Path, at: int, which: int) -> tuple[int, int]:
-    """Print what came since; up to where the file `which` is printed now."""
+    """Print new lines; the position in the file `which` up to which lines are printed now."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if status.st_ino != which:
-            at = 0  # another start, or another file of a long one
+            at = 0  # a new start, or a new file of a long run
         elif status.st_size < at:
-            at = max(0, file.read().rfind(CUT))  # it was cut while its engine ran
+            at = max(0, file.read().rfind(CUT))  # the file was cut while its engine ran
         file.seek(at)
         fresh = file.read()
     sys.stdout.write(fresh.decode(errors="replace"))

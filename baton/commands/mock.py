@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Settings that vLLM has, too, under its names where it has one."""
+    """Settings that vLLM has, too, under vLLM's names."""
     add = parser.add_argument
     add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer (default 32768, or what fits)")
     add("--max-num-seqs", type=int, metavar="N", help="requests in a step (default: vLLM's for the GPU)")

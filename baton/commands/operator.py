@@ -69,7 +69,7 @@ def resources_in(name: str) -> list[dict[str, Any]]:
     """The BatonClusters of a file.
 
     Raises:
-        UsageError: it cannot be read, or holds none.
+        UsageError: the file cannot be read, or holds none.
     """
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text()
@@ -102,7 +102,7 @@ def _dry_run(args: argparse.Namespace) -> int:
 
 
 def _bare(manifest: Any) -> dict[str, Any]:
-    """An object without its owners, who have no UIDs before they are made: `kubectl apply --dry-run` takes it."""
+    """An object without its owners, which have no UIDs before they are made: `kubectl apply --dry-run` takes it."""
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "ownerReferences"}
     return {**manifest, "metadata": metadata}
 
@@ -115,7 +115,7 @@ def images(args: argparse.Namespace) -> Any:
 
 
 def show(name: str, actions: Any, *, as_json: bool) -> None:
-    """A plan as a person reads it."""
+    """Print a plan for people."""
     from k8s.operator.hands import shown
 
     for action in actions:
@@ -128,7 +128,7 @@ def show(name: str, actions: Any, *, as_json: bool) -> None:
 
 
 def namespace_of(args: argparse.Namespace) -> str:
-    """Where to act."""
+    """The namespace to act in."""
     if getattr(args, "all_namespaces", False):
         return ""
     if args.namespace:
@@ -176,7 +176,7 @@ async def _follow(args: argparse.Namespace) -> int:
 
 
 async def _until(stop: asyncio.Event, *work: Any) -> None:
-    """Run everything until one fails or a stop is asked for; the Lease is given away."""
+    """Run all work until one part fails or a stop is asked for; then release the Lease."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(each) for each in work]
         await stop.wait()

@@ -44,7 +44,7 @@ from costs.shape import Spans
 from goodput.candidates import shapes
 
 STEPS = 3
-"""What the next step of the promise would take is asked so often."""
+"""How many next steps of each target are planned."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Once(argparse.Action):
-    """A flag that contradicts itself when it is given twice with two values."""
+    """A flag that is refused if it is given twice with two values."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -109,7 +109,7 @@ def _effort(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan and print; 0 with an answer, 1 where nothing keeps the promises."""
+    """Plan and print; 0 with an answer, 1 if no fleet keeps the targets."""
     _check(args)
     if args.replay_decisions is not None:
         return _decide_again(args)
@@ -156,7 +156,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _decide_again(args: argparse.Namespace) -> int:
-    """0 where every decision comes out as it was; 1 otherwise."""
+    """0 if every decision is the same again; 1 otherwise."""
     from baton.scaling_log import decide_again, log_of
 
     found = decide_again(args.file, log_of(args.replay_decisions))
@@ -228,7 +228,7 @@ def _task(args: argparse.Namespace, spec: Spec, load: Planned) -> Task:
 
 
 def _above_the_roofline(file: str, spec: Spec, shape: ModelShape, gpus: tuple[tuple[Gpu, int | None], ...]) -> None:
-    """A promise that no engine could keep on any of these GPUs, with a prompt of one token, is a mistake."""
+    """Refuse a target that no engine could keep on any of these GPUs, even with a prompt of one token."""
     found = [least(shape, gpu, Spans(tp=tp)) for gpu, count in gpus for tp in shapes(shape, gpu, count)]
     if not found:
         return
@@ -298,7 +298,7 @@ def _planned(args: argparse.Namespace, task: Task) -> tuple[Outcome, list[Step]]
 
 
 def _write(args: argparse.Namespace, task: Task, outcome: Outcome, steps: list[Step], took_s: float) -> None:
-    """Files first: what is printed may be lost in a pipe."""
+    """Write the files first: printed output may be lost in a pipe."""
     from baton import plan_report
 
     if args.html is not None:

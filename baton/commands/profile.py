@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What the engine says about itself."""
+    """The engine's own description."""
 
     url: str
     model: str
@@ -84,7 +84,7 @@ class Engine:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, fit, write; 0 when there is a profile."""
+    """Measure, fit, write; 0 if there is a profile."""
     if args.vllm_args:
         raise UsageError("`baton profile` takes no vLLM flags")
     gpu = find_gpu(args.gpu)
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _missing(found: Found) -> str | None:
-    """What a fit lacks; None for nothing."""
+    """The measurements that a fit still needs; None: it needs no more."""
     large = sum(row.new_tokens >= KNEE_TOKENS for row in found.prefills.values())
     if large >= ROWS_LEAST and len(found.decodes) >= ROWS_LEAST:
         return None
@@ -125,7 +125,7 @@ def _missing(found: Found) -> str | None:
 async def _measured(
     args: argparse.Namespace, gpu: Gpu, key: str | None
 ) -> tuple[Engine, Found, Callable[[Found], Profile]]:
-    """Ask the engine, send the points; and how to fit what came."""
+    """Ask the engine, send the points; the results, and how to fit them."""
     url = Pool(args.url).url
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     engine = await _engine(url, key, headers)
@@ -166,7 +166,7 @@ async def _measured(
 
 
 async def _engine(url: str, key: str | None, headers: dict[str, str]) -> Engine:
-    """Ask who it is, before anything is sent."""
+    """Ask the engine for its model and limits, before any load is sent."""
     try:
         async with Probe(url, key) as probe:
             entries = await probe.models()

@@ -53,8 +53,8 @@ from router.scheduler.scoring.policies import POLICIES
 PORT_MAX = 65535
 
 GARBAGE = 10_000
-"""Objects between two looks for reference cycles (CPython's own default is 700): finished requests make none, and
-thousands of open ones would be gone through again and again."""
+"""Objects between two searches for reference cycles (CPython's own default is 700). Finished requests make no cycles,
+and thousands of open requests would be searched again and again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is done with engines."""
+    """Flags about the engines."""
     parser.add_argument(
         "--no-seeding",
         dest="seeding",
@@ -201,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
             log = opened_log(args.decision_log, "--decision-log", closing, buffered=False)
             config = replace(config, decision_log=log)
         map_large_blocks()
-        gc.freeze()  # what was imported stays
+        gc.freeze()  # imported objects stay
         gc.set_threshold(GARBAGE, 10, 10)
         announce = partial(_announce, config, as_json=args.json)
         if processes > 1:
@@ -211,10 +211,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _processes(args: argparse.Namespace, spec: Spec | None, config: RouterConfig) -> int:
-    """How many share the port.
+    """How many processes share the port.
 
     Raises:
-        UsageError: more than one, of what only one can do.
+        UsageError: more than one, for a setting that only one process can have.
     """
     count: int = (1 if spec is None else spec.router.processes) if args.processes is None else args.processes
     if count < 1:
@@ -237,7 +237,9 @@ def _run_processes(
     registry: Callable[[], Registry | None],
     announce: Callable[[str, str], None],
 ) -> int:
-    """Each is a router as any other: it meets its siblings in the registry, and shares credits with them."""
+    """Run several processes. Each is a router like any other: it meets its peers in the registry, and shares credits
+    with them.
+    """
 
     def serve_one(number: int, port: int, tell: Callable[[str, str], None]) -> None:
         uvloop.run(_serve(_one_of(config, number, port), registry(), tell, lifeline=True))
@@ -256,7 +258,7 @@ def _use_registry(args: argparse.Namespace, spec: Spec) -> None:
 
 
 def _settings(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
-    """What may be said twice: by a flag, else by the file, else `RouterConfig` has a default."""
+    """Settings that a flag or the file may give: the flag wins; `RouterConfig` has the defaults."""
     said = {} if spec is None else {**asdict(spec.limits), **asdict(spec.router)}
     names = ("host", "port", "admin_host", "admin_port", "policy", *_LIMITS)
     flags = {name: getattr(args, name) for name in names}
@@ -277,7 +279,7 @@ def _aliases(args: argparse.Namespace, spec: Spec | None) -> dict[str, str]:
 
 
 def _files(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
-    """Certificate and operators' keys: by flags, else as the cluster file names them, relative to it."""
+    """Certificate and operators' keys: by flags, else the cluster file's paths, relative to it."""
     found: dict[str, str | None] = {name: getattr(args, name) for name in _FILES}
     if spec is not None:
         for name in _FILES:
@@ -289,7 +291,7 @@ def _files(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
 
 
 def _promises(spec: Spec, file: str) -> dict[str, Any]:
-    """Who may use it, and what they are promised."""
+    """The tenants that may use the router, and their latency targets."""
     return {
         "classes": spec.slo,
         "tenants": spec.tenants,
@@ -320,7 +322,7 @@ def instances(args: argparse.Namespace) -> list[Instance]:
     """The instances named by ``--prefill-url``, ``--decode-url`` and ``--both-url``, numbered within their role.
 
     Raises:
-        UsageError: a URL that is none, or one that is given twice.
+        UsageError: a text that is no URL, or a URL that is given twice.
     """
     found: list[Instance] = []
     for role in Role:
@@ -344,7 +346,7 @@ def _named(given: str, default: str) -> tuple[str, str]:
 
 
 def _one_of(config: RouterConfig, number: int, port: int) -> RouterConfig:
-    """For one of several processes."""
+    """The configuration of one of several processes."""
     admin_port = config.admin_port + number if config.admin_port else 0
     return replace(config, port=port, admin_port=admin_port, shares_port=True)
 

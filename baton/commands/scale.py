@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tell it, and print what it says: 0."""
+    """Send the order, and print the controller's answer: 0."""
     if args.vllm_args:
         raise UsageError("`baton scale` takes no vLLM flags")
     orders = [_order(word) for word in args.sizes]
@@ -99,7 +99,7 @@ def _refusal(error: urllib.error.HTTPError) -> str:
 
 
 def lines(told: dict[str, Any]) -> list[str]:
-    """What people read of `GET /scaling`."""
+    """`GET /scaling` in lines for people."""
     if not told["leads"]:
         found = [f"looks on: {told['leader'] or 'the registry is not heard'}"]
     else:

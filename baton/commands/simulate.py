@@ -122,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_changes(fleet: argparse._ArgumentGroup) -> None:
-    """Flags of starts, and of a fleet that does not stay as it is."""
+    """Flags of starts, and of a fleet that changes during the run."""
     fleet.add_argument(
         "--start-up-s", type=finite, default=60.0, metavar="S", help="an engine's start (default %(default)g)"
     )
@@ -146,7 +146,7 @@ def _add_changes(fleet: argparse._ArgumentGroup) -> None:
 
 
 def policies() -> dict[str, Callable[[], Policy]]:
-    """Makers of the router's own policies, and of the rivals': what a policy remembers belongs to one run."""
+    """Makers of the router's own policies and of rivals': each run needs a new policy, because a policy has state."""
     return {**BASELINES, **{name: partial(_same, policy) for name, policy in POLICIES.items()}}
 
 
@@ -197,7 +197,7 @@ def _run(args: argparse.Namespace, closing: ExitStack) -> int:
 
 
 def _simulate(world: World, arrivals: Sequence[Arrival], args: argparse.Namespace) -> Result | None:
-    """The run; None where it broke off, with what to do about it on stderr."""
+    """Run the simulation; None if it broke off, with what to do about it on stderr."""
     gc.disable()  # a run makes no cycles to speak of, and a million live objects make each collection slow
     try:
         return world.run(arrivals)
@@ -236,7 +236,7 @@ def _policy(name: str) -> Policy:
 
 
 def _site(args: argparse.Namespace, fleet: Planned) -> tuple[Site, tuple[Timed, ...]]:
-    """What may be started, what GPUs there are, and what changes when."""
+    """The instances that may be started, the GPUs, and the changes with their times."""
     pools = {each.role.value: each for each in fleet.members}
     site = Site(pools=pools, gpus=read_gpus(args.gpus, "--gpus") if args.gpus else {})
     if args.changes is None:
@@ -339,7 +339,7 @@ def _tell(
 
 
 class _Progress:
-    """How far it is, on stderr: a live line on a terminal, a line now and then elsewhere."""
+    """The progress on stderr: a live line on a terminal, a line now and then elsewhere."""
 
     EVERY_S = 5.0
 

@@ -38,7 +38,7 @@ from kvtransfer.signed import NONCE_BYTES, Ask, signed_headers
 from kvtransfer.ticket import Key
 
 ASK_S = 2.0
-"""An agent that does not answer within this is as good as lost: it does nothing but answer and count."""
+"""An agent that does not answer within this counts as lost: it has nothing to do but answer and count."""
 
 _COLOURS = {
     "ready": "green",
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the fleet; 0 when all of it is ready, 1 when something is not."""
+    """Print the fleet; 0 if all of it is ready, else 1."""
     ticket_keys = named_file(args, os.environ)
     if args.registry is None:
         running = must_load(args.cluster)
@@ -79,10 +79,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Asker:
-    """Signs what is asked of agents and routers, where there are keys."""
+    """Signs requests to agents and routers, if there are keys."""
 
     def __init__(self, keys: Callable[[], tuple[Key, ...]] | None) -> None:
-        """`keys` tells the fleet's."""
+        """`keys` gives the fleet's keys."""
         self._keys: Final = keys
 
     def headers(self, beat: Heartbeat, path: str) -> dict[str, str]:
@@ -132,7 +132,7 @@ async def _ask_agent(session: aiohttp.ClientSession, beat: Heartbeat, asker: Ask
 
 
 async def _unasked(session: aiohttp.ClientSession, beat: Heartbeat, why: str) -> dict[str, Any]:
-    """Of an instance whose agent does not tell us: its heartbeat's word, if its engine bears that out."""
+    """The state of an instance whose agent does not answer this machine: its heartbeat, if its engine confirms it."""
     well = beat.state.value != "ready" or await _healthy(session, beat.url)
     return _by_heartbeat(beat, f"{_last_word(beat)}; {why}", beat.state.value if well else "unwell")
 
@@ -168,10 +168,10 @@ def _by_heartbeat(beat: Heartbeat, detail: str, state: str) -> dict[str, Any]:
 
 
 def _state_of(told: Any, beat: Heartbeat) -> dict[str, Any]:
-    """What an agent said.
+    """The state in an agent's answer.
 
     Raises:
-        ValueError: it is no agent's word.
+        ValueError: the answer is not an agent's.
     """
     load = told.get("load") if isinstance(told, dict) else None
     if not isinstance(load, dict) or told.get("instance") != beat.id:

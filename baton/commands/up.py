@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start everything, serve until Ctrl-C or SIGTERM; 0 when it ended as asked, 1 when a part failed for good."""
+    """Start everything, serve until Ctrl-C or SIGTERM; 0 if it ended as asked, 1 if a part failed for good."""
     raise_descriptor_limit()
     spec = _spec(args)
     wanted = _from_flags(args) if spec is None else from_file(spec, args.vllm_args, args.engine)
@@ -140,7 +140,7 @@ def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: Hardwar
 
 
 def _elsewhere(args: argparse.Namespace, spec: Spec | None, front: Front) -> Elsewhere | None:
-    """The controller that starts the engines on Ray; None: they are this command's own."""
+    """The controller that starts the engines on Ray; None: this command starts them itself."""
     if args.on is None:
         return None
     if spec is None:
@@ -173,7 +173,7 @@ def _scaling(
     door: Callable[[str], str],
     closing: ExitStack,
 ) -> LocalScaling:
-    """What resizes the fleet while it serves."""
+    """The part that resizes the fleet while it serves."""
     from baton.local_fleet import LocalScaling
 
     keys = None if front.ticket_keys_file is None else open_fleet_keys(Path(front.ticket_keys_file))
@@ -206,7 +206,7 @@ def _spec(args: argparse.Namespace) -> Spec | None:
     """The cluster file, if one was named.
 
     Raises:
-        UsageError: the file has errors, or flags say what the file says.
+        UsageError: the file has errors, or flags repeat what the file says.
     """
     if args.model is None or not args.model.endswith(FILE_ENDINGS):
         return None
@@ -249,8 +249,8 @@ def _with_ticket_keys(
     registry: RegistryChild | RegistryElsewhere,
     closing: ExitStack,
 ) -> list[Wanted]:
-    """Tickets are on where this command makes the whole fleet, or was told its keys. In a registry that runs already
-    there may be routers that know no key of ours: then they stay off until somebody names a file for all.
+    """Turn tickets on if this command makes the whole fleet, or was given the fleet's keys. A registry that runs
+    already may have routers without these keys: then tickets stay off until the user names a file for all.
     """
     fleet = named_file(args, os.environ)
     if fleet is None and not isinstance(registry, RegistryChild):
@@ -261,8 +261,8 @@ def _with_ticket_keys(
 
 
 def _with_connectors(wanted: list[Wanted], hardware: Hardware) -> list[Wanted]:
-    """The connector that moves each one's KV cache, where the user names none: the same for all of a model, since
-    instances with different connectors hand nothing over to each other.
+    """Choose the connector of each instance for which the user names none. All instances of a model get the same one,
+    since instances with different connectors hand nothing over to each other.
     """
     chosen = [
         connector_for(
@@ -286,8 +286,8 @@ def _with_connectors(wanted: list[Wanted], hardware: Hardware) -> list[Wanted]:
 
 
 def _with_doors(wanted: list[Wanted], closing: ExitStack) -> tuple[list[Wanted], Callable[[str], str]]:
-    """A private folder for the sockets of engines with Baton's connector: short, for a socket's path is. And where the
-    socket of an engine that comes later is to be.
+    """Make a private folder for the sockets of engines with Baton's connector; its path is short, because a socket's
+    path must be. Also gives the socket path of an engine that comes later.
     """
     if all(each.connector != "baton" or each.engine == "mock" for each in wanted):
         return wanted, lambda _: ""
@@ -300,7 +300,7 @@ def _with_doors(wanted: list[Wanted], closing: ExitStack) -> tuple[list[Wanted],
 
 
 def _registry(args: argparse.Namespace, spec: Spec | None, cluster: str) -> RegistryChild | RegistryElsewhere:
-    """The registry the file names, else one of our own."""
+    """The registry that the file names, else a new one."""
     if spec is None or spec.registry.url is None:
         return RegistryChild(cluster)
 

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay and compare; 0 however far off. What is wrong is left out, with a warning; 2 where nothing is left."""
+    """Replay and compare; 0 whatever the errors are. Bad runs are left out with a warning; 2 if none is left."""
     if args.vllm_args:
         raise UsageError("`baton validate` takes no vLLM flags")
     left_out: list[UsageError] = []
@@ -98,7 +98,7 @@ def _warn(left_out: Sequence[UsageError]) -> None:
 
 
 def _progress(replays: Sequence[tuple[str, Replay]], left_out: list[UsageError]) -> Iterator[Comparison]:
-    """A live line on a terminal, plain lines in a log; on stderr. What cannot be replayed is left out."""
+    """A live line on a terminal, plain lines in a log; on stderr. Runs that cannot be replayed are left out."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
@@ -114,11 +114,11 @@ def _progress(replays: Sequence[tuple[str, Replay]], left_out: list[UsageError])
             yield found
 
 
-# -- what is there to replay --
+# -- the runs to replay --
 
 
 def _replays(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> list[tuple[str, Replay]]:
-    """Every run at a path, in order of name, read and ready. In a folder, what is no run is left out."""
+    """Every run at a path, in order of name, read and ready. Entries of a folder that are no runs are left out."""
     if path.is_file():
         return _rows(path, args, left_out)
     if (path / "requests.jsonl").is_file():
@@ -154,7 +154,7 @@ def _rows(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> l
 
 
 def _replay_row(row: Steady, profiles: tuple[Profile, ...], load: Load, *, must_fit: bool) -> Comparison:
-    """Raises BadRow: it names what is not known here."""
+    """Raises BadRow, which names what is unknown."""
     from costs.hardware import gpu_named
     from costs.shipped import model_named
     from sim.validate.measured import BadRow
@@ -222,7 +222,7 @@ def _text(path: Path) -> str:
         raise UsageError(f"{path}: not a text file") from None
 
 
-# -- what came of it --
+# -- the results --
 
 SERIES = (
     "run",
