@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from support.cluster import Cluster, within
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timed, pytest.mark.long, pytest.mark.timeout(900)]
 
 FILE = """\
 models:
