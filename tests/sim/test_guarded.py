@@ -140,7 +140,7 @@ def test_a_choice_says_why_nothing_was_handed_over(shelf: Shelf) -> None:
             world.front.on_choice = lambda passage, chosen: said.append((passage, chosen))
 
     run("auto", Heard(10.0), shelf)
-    placed = [(passage.whole, chosen) for passage, chosen in said if chosen.decode is not None]
+    placed = [(passage.aggregated, chosen) for passage, chosen in said if chosen.decode is not None]
     assert any(whole for whole, _ in placed)
     assert all(("handing over loses" in chosen.because) == bool(whole) for whole, chosen in placed)
     assert all(chosen.prefill is None for whole, chosen in placed if whole)
