@@ -4,6 +4,7 @@ A `Fanout` runs calls of module-level functions, each with one large *context* t
 results. `in_order` drives a search over it. The search learns results in the order in which one process alone would
 have learned them, so that neither the number of processes nor their speed changes an answer. Tasks that run ahead of
 that order are guesses, and are thrown away if the search does not want them.
+
 Processes are forked: the context costs nothing, a task costs 0.3 to 0.9 ms. Ray costs 0.9 to 1.9 ms a task, and the
 context is sent once to each node and unpacked once in each of its processes. The task of a process that dies is run
 again, on both; after `RETRIES` times the search ends with one line.
