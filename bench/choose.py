@@ -5,7 +5,7 @@
 
 A fleet of Llama-3.1-8B on H100 at work, as it is after a minute: each instance computes or answers eight requests, of
 which the next one's takes the first one's place; engines' loads are known; prompts of 100 to 3,000 tokens whose first
-five chunks somebody may have cached. Timed is what is foretold of a request, the choice, the entries in the book and
+five chunks an instance may have cached. Timed are the predictions for a request, the choice, its records of load and
 those when it is computed, begins to be answered, and ends. A machine has slow moments: each choice is timed three times
 (by equal requests, as one is priced only once) and the quickest counts; of twenty rounds of all cells, each the mean of
 its two hundred requests, the fifth quickest. It is the time of a thread, so that others add caches' misses and nothing

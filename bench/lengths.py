@@ -8,7 +8,7 @@ tokens times 30 ms later), as a router would. Compared at p50, p90 and p99:
 
     Baton           `router.predict.answer_lengths`, with what the trace says: prompt tokens, and the client where it
     names one uncalibrated    the same without the online calibration
-    all alike       the same quantile of the last 3,000 answers, whoever asked
+    all alike       the same quantile of the last 3,000 answers, of all clients
     by client       the same quantile of this client's last 3,000 answers
     mean            a client's mean answer so far, for every quantile: what planners that use averages do
     max_tokens      the limit; no trace has one, so the longest answer of the trace stands for it

@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
     add("--weights", metavar="NAME", help="KV goes only where it is the same (default: a digest of the model's files)")
     add("--node", metavar="NAME", help="machines told apart for what a handoff takes (default: the kernel's boot id)")
-    add("--tenant", action="append", default=[], metavar="NAME", help="serve nobody but this one (may be given again)")
+    add("--tenant", action="append", default=[], metavar="NAME", help="serve only this tenant (may be given again)")
     add("--no-pinning", dest="pinning", action="store_false", help="load no logits processor of ours into vLLM")
     add(
         "--transfer",
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="socket of Baton's connector (default: $XDG_STATE_HOME/baton/doors/NAME-PORT/door)",
     )
     add("--digests", action="store_true", help="with --transfer baton on CPU: compare pulled blocks with what was held")
-    add("--kv-lease", type=int, metavar="SECONDS", help="how long blocks nobody pulls are kept (default: 30, CPU 120)")
+    add("--kv-lease", type=int, metavar="SECONDS", help="how long unpulled blocks are kept (default: 30, CPU 120)")
     add(
         "--shutdown-timeout",
         type=int,

@@ -65,7 +65,13 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--block-size", type=int, default=16, metavar="N", help="tokens of a KV block (default %(default)s)")
     add("--kv-blocks", type=int, metavar="N", help="KV blocks (default: what the GPU has room for)")
     add("--digests", action="store_true", help="compare what is pulled with what is held, as Baton's connector can")
-    add("--lease-s", type=float, default=30.0, metavar="S", help="real time nobody's hold lives (default %(default)s)")
+    add(
+        "--lease-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="real time that an unpulled hold lives (default %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

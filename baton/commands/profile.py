@@ -1,8 +1,8 @@
 """Fit what a step costs on a running engine, and write it to a file.
 
 Sends prompts of several lengths, one at a time, and streams at several batch sizes and contexts, for at most
---budget-s seconds; nobody else should use the engine meanwhile. The file holds coefficients, their error and where they
-come from; docs/costs.md explains them. Ask an engine itself, not a router. Ends with exit code 1 where too few points
+--budget-s seconds; no other client should use the engine meanwhile. The file holds coefficients, their error and their
+origin; docs/costs.md explains them. Ask an engine itself, not a router. Ends with exit code 1 where too few points
 could be measured for a fit.
 
 examples:
