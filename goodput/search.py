@@ -319,11 +319,16 @@ class _State:
         Without a target for first tokens a request may wait as long as it likes, so that no bound holds and there is no
         scale to learn: the search would climb through every arrangement from the cheapest fleet on. Of such fleets the
         one of fewest GPUs is taken, and of these the one of fewest instances: what is dear is mostly fast, as is what
-        spans several. Where there are none, it is the largest instances, as many as there may be.
+        spans several. Where there are none, it is the largest instances, as many as there may be. Once one holds,
+        single instances that cost less are tried in between, for the same reason.
         """
         found = self.found
-        if found.best is not None or "" in found.scales or not found.failed or found.trials % LEAP_EVERY:
+        if "" in found.scales or not found.failed or found.trials % LEAP_EVERY:
             return None
+        if found.best is not None:
+            alone = (self._of_price(known.space, 0.0) for known in self._listed if len(known.space.prices) == 1)
+            cheaper = (each for each in alone if each is not None and each.price < found.limit)
+            return min(cheaper, key=lambda each: (each.gpus, -each.price), default=None)
         wanted = LEAP * max(trial.price for trial in found.failed)
         fleets = [
             fleet

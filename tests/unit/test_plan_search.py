@@ -203,3 +203,11 @@ def test_a_leap_that_finds_nothing_dearer_tries_the_largest_instances() -> None:
     ]
     found = run(sizes, lambda trial: Verdict(holds=trial.space.name == "8 4", spent=1), effort=40)
     assert found.best is not None
+
+
+def test_after_a_leap_single_instances_that_cost_less_are_tried_among_the_cheapest() -> None:
+    slow = [replace(drawn((1.0 + at / 100,), 1.0, 4, f"slow {at}"), floors=()) for at in range(60)]
+    fast, dear = (replace(drawn((price,), 1.0, 4, f"{price}"), floors=()) for price in (1.9, 6.0))
+    found = run([*slow, fast, dear], lambda trial: Verdict(holds=trial.space in {fast, dear}, spent=1), effort=30)
+    assert found.best is not None
+    assert (found.best.space.name, found.best.counts) == ("1.9", (1,))
