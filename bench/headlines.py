@@ -71,7 +71,7 @@ HEADLINES: Sequence[Headline] = (
     Headline("plans that keep their promise on the trace they are made for", "plan", r"ours keeps its promise.*",
              "bench-plan", "{:.0%}", at_least=True),
     Headline("a plan for 64 GPUs of three types", "plan", r"64 GPUs of three types, seconds", "bench-plan", "{:.0f} s"),
-    Headline("load generator beside `vllm bench serve` and guidellm", "load", r".*off by", "bench-load", "{:.1%} off"),
+    Headline("load generator beside `vllm bench serve` and guidellm", "load", r".*: off .*by", "bench-load", "{:.1%} off"),
     Headline("Vidur's CPU over the simulator's, same requests", "vidur", r"Vidur's CPU to ours.*", "bench-vidur",
              "{:.1f} ×", at_least=True),
     Headline("a million requests on 1,000 simulated instances", "sim", "wall_s", "bench-sim", "{:.0f} s"),
