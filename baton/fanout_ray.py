@@ -19,8 +19,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from baton import compiled
 from baton.fanout import RETRIES, Pending
-from baton.fanout_there import OtherSource, digest, packed, there
+from baton.fanout_there import OtherSource, digest, there
 from baton.output import say
+from baton.packing import packed, unpacked
 from cluster.errors import UsageError
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ class RayCluster:
         while not self._ray.wait([asked], timeout=SILENT_S)[0]:
             say(f"Ray has given no result for {SILENT_S:g} s: its CPUs may be taken, or its nodes gone (`ray status`)")
         try:
-            return self._ray.cloudpickle.loads(self._ray.get(asked))
+            return unpacked(self._ray.get(asked))
         except errors.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, OtherSource):

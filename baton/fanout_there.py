@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +16,7 @@ import numpy as np
 
 import baton
 from baton import compiled
+from baton.packing import packed, unpacked
 
 PACKAGES: Final = (
     "baton", "cluster", "costs", "decode", "engine", "goodput", "kvtransfer", "loadgen", "prefill", "router", "sim",
@@ -42,29 +40,6 @@ def digest() -> str:
     return found.hexdigest()
 
 
-def packed(value: Any) -> bytes:
-    """As `ray.cloudpickle.dumps`, but also frozen dataclasses of compiled modules: they cannot be unpickled else."""
-    from ray import cloudpickle
-
-    class Packer(cloudpickle.CloudPickler):  # type: ignore[misc] # Ray has no types for it
-        def reducer_override(self, each: Any) -> Any:
-            if is_dataclass(each) and not isinstance(each, type) and type(each).__dataclass_params__.frozen:  # type: ignore[attr-defined]
-                return _frozen, (type(each), {field.name: getattr(each, field.name) for field in fields(each)})
-            return super().reducer_override(each)
-
-    written = BytesIO()
-    Packer(written, protocol=5).dump(value)
-    return written.getvalue()
-
-
-def _frozen(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A frozen dataclass as it was, without asking its `__init__`."""
-    made: Any = kind.__new__(kind)
-    for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
-
-
 _contexts: dict[str, Any] = {}
 """The context of this worker's tasks by key, unpacked once."""
 
@@ -83,7 +58,6 @@ def there(wanted: str, with_compiled: bool, key: str, held: list[Any], asked: by
         OtherSource: this node cannot do it as the driver would.
     """
     import ray
-    from ray import cloudpickle
 
     here = str(ray.util.get_node_ip_address())
     if digest() != wanted:
@@ -93,8 +67,8 @@ def there(wanted: str, with_compiled: bool, key: str, held: list[Any], asked: by
             f"{here} cannot use the compiled modules that this process uses ({because}): "
             f"compile there, too, or set {compiled.OFF}=0 here"
         )
-    call, args = cloudpickle.loads(asked)
+    call, args = unpacked(asked)
     if key not in _contexts:
         _contexts.clear()
-        _contexts[key] = cloudpickle.loads(ray.get(held[0]))
+        _contexts[key] = unpacked(ray.get(held[0]))
     return packed(call(_contexts[key], *args))

@@ -1,24 +1,22 @@
 """Before an instance leaves: simulates the fleet without it, in a process of its own (`goodput.decision.Check`, live).
 
-The controller goes on meanwhile; the answer comes as an event. The process is niced, has `CPU_S` of CPU time for the
-simulation, and `WALL_S` in all. After any failure the verdict is "unknown", and the controller's formulas decide as
-without a check.
+The controller goes on meanwhile; the answer comes as an event. The process (`baton.scaling_simulation`) is niced, has
+`CPU_S` of CPU time for the simulation, and `WALL_S` in all. After any failure the verdict is "unknown" and says why,
+and the controller's formulas decide as without a check.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import os
-import pickle
-import resource
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from typing import Final
 
+from baton import compiled
+from baton.packing import packed, unpacked
+from baton.scaling_simulation import COMPILED, CPU_S
 from goodput.decision import Check, Checked
 from goodput.demand import Promise
 from loadgen.report import Targets
@@ -26,8 +24,6 @@ from router.core.values import Promise as Promised
 from sim.evaluate import Goal
 from sim.fleet import Member
 
-CPU_S: Final = 2
-"""CPU seconds of the simulation. The process needs about one more to begin."""
 WALL_S: Final = 20.0
 """On a machine that is busy with other things CPU time comes slowly. Below `goodput.controller.CHECK_S`."""
 
@@ -57,17 +53,16 @@ class Checker:
         goals = goals_of(self._promises)
         if not goals:
             return Checked(asked.number, None, "nothing is promised to any class")
-        job = pickle.dumps((dict(self._members), goals, asked))
-        words = (sys.executable, "-m", "baton.scaling_check")
+        job = packed((dict(self._members), goals, asked))
+        words = (sys.executable, "-m", "baton.scaling_simulation", *((COMPILED,) if compiled.in_use() else ()))
+        pipe = asyncio.subprocess.PIPE
         try:
-            process = await asyncio.create_subprocess_exec(
-                *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-            )
+            process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe)
         except OSError as error:
             return Checked(asked.number, None, f"no process for a simulation: {error.strerror}")
         try:
             async with asyncio.timeout(WALL_S):
-                told, _ = await process.communicate(job)
+                told, errors = await process.communicate(job)
         except TimeoutError:
             return Checked(asked.number, None, f"the simulation was not done within {WALL_S:g} s")
         finally:
@@ -78,23 +73,8 @@ class Checker:
         if process.returncode == -signal.SIGXCPU:
             return Checked(asked.number, None, f"the simulation took more than {CPU_S} s of CPU")
         if process.returncode:
-            return Checked(asked.number, None, f"the simulation ended with {process.returncode}")
-        answer = pickle.loads(told)  # noqa: S301 - of our own child
+            last = errors.decode(errors="replace").strip().rpartition("\n")[2][:200]
+            return Checked(asked.number, None, f"the simulation ended with {process.returncode}: {last}")
+        answer = unpacked(told)
         assert isinstance(answer, Checked)
         return answer
-
-
-def main() -> None:
-    """Read one job from stdin, write its verdict to stdout."""
-    os.nice(10)
-    from sim.checked import checker
-
-    members, goals, asked = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - of our own parent
-    limit = math.ceil(time.process_time()) + CPU_S
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
-    verdict = checker(members, goals, next(iter(goals)))(asked)
-    sys.stdout.buffer.write(pickle.dumps(verdict))
-
-
-if __name__ == "__main__":
-    main()
