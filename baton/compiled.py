@@ -79,7 +79,11 @@ def in_use() -> bool:
 
 def told() -> str:
     """``compiled``, or ``interpreted`` and why."""
-    return "compiled" if in_use() else f"interpreted ({why_not() or 'nobody asked for what is compiled'})"
+    return (
+        "compiled"
+        if in_use()
+        else f"interpreted ({why_not() or 'compiled modules are there, and this process did not ask for them'})"
+    )
 
 
 def log_it() -> None:

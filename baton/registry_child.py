@@ -76,7 +76,7 @@ class RegistryChild(RegistryElsewhere):
         self._folder = tempfile.TemporaryDirectory(prefix="baton-registry-")
         try:
             self._command = registry_command(Path(self._folder.name))
-        except BaseException:
+        except BaseException:  # an interrupt too: the folder holds a password
             self._folder.cleanup()
             raise
         super().__init__(cluster, self._command.url, self._command.password_file, None)

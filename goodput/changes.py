@@ -35,7 +35,10 @@ class Chosen:
 
 
 class Changes:
-    """Clocks and memories of one controller's changes."""
+    """Clocks and memories of one controller's changes.
+
+    Long, as flips, starts and ends of instances are tried in that order, and each has to know what the others did last.
+    """
 
     def __init__(self, kinds: Kinds, standing: Standing, rules: Rules) -> None:
         self._kinds: Final = kinds

@@ -53,7 +53,10 @@ class _Freed:
 
 
 class Life:
-    """State of an engine that runs. Effects go to the list that its machine gave it."""
+    """State of an engine that runs. Effects go to the list that its machine gave it.
+
+    Long, as each event of a running engine is a method, and all of them change the same schedule, holds and pulls.
+    """
 
     def __init__(self, config: Config, epoch: int, effects: list[Effect]) -> None:
         self.config: Final = config

@@ -98,7 +98,11 @@ class _Look:
 
 
 class RayActuator:
-    """See `protocol.Actuator`."""
+    """See `protocol.Actuator`.
+
+    Long, as every call to Ray is made in one thread of its own, and what one look sees of groups and actors is what the
+    next action goes by.
+    """
 
     def __init__(
         self,
@@ -185,7 +189,7 @@ class RayActuator:
             raise Unobservable(f"Ray does not answer within {within_s:g} s") from None
         except UsageError:
             raise
-        except Exception as error:
+        except Exception as error:  # Ray raises errors of many libraries, and the fleet is held whatever it was
             first = str(error).strip().partition("\n")[0]
             raise Unobservable(f"Ray: {type(error).__name__}: {first[:200]}") from error
 

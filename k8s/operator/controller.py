@@ -84,7 +84,11 @@ class Settings:
 
 
 class Operator:
-    """All clusters of one namespace, or of all."""
+    """All clusters of one namespace, or of all namespaces.
+
+    Long, as it is one loop: what was listed, what is due and what was refused are the state that each step of a look
+    reads. What to do is decided in `k8s.plan`.
+    """
 
     def __init__(self, client: Client, fleet: Fleet, settings: Settings, wall: Callable[[], float]) -> None:
         """`wall`: Unix time."""

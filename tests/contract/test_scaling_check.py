@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.scaling import InMemory, Scripted
+from support.scaling import FILE, MODEL, InMemory, Scripted
 
 from baton.clusterfile import read
 from baton.scaling import Plan, fleets_of, plan_of
@@ -23,17 +23,6 @@ from goodput.decision import Check, Checked
 from goodput.decision import Observed as Look
 from goodput.sizing import Lengths
 from goodput.sketch import sketch_of
-
-FILE = """\
-models:
-  - name: meta-llama/Llama-3.1-8B
-    pools:
-      prefill: {min: 1, max: 3, gpu: L4}
-      decode: {min: 1, max: 3, gpu: L4}
-slo:
-  chat: {ttft_ms: 6000, tpot_ms: 150, attainment: 0.9}
-"""
-MODEL = "meta-llama/Llama-3.1-8B"
 
 
 @pytest.fixture(scope="module")

@@ -7,22 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.scaling import InMemory
+from support.scaling import FILE, InMemory
 
 from baton.changing import Changing
 from baton.clusterfile import read
 from baton.scaling import ScalingShell, plan_of
 from cluster.registry.memory import MemoryRegistry
-
-FILE = """\
-models:
-  - name: meta-llama/Llama-3.1-8B
-    pools:
-      prefill: {min: 1, max: 3, gpu: L4}
-      decode: {min: 1, max: 3, gpu: L4}
-slo:
-  chat: {ttft_ms: 6000, tpot_ms: 150, attainment: 0.9}
-"""
 
 
 async def until(condition: Callable[[], bool]) -> None:

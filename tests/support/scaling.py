@@ -13,6 +13,18 @@ from goodput.decision import Act, Decision, Effect, Event, Told, What
 from goodput.decision import Observed as Look
 from goodput.observation import Observation, Phase, Seen
 
+MODEL = "meta-llama/Llama-3.1-8B"
+FILE = """\
+models:
+  - name: meta-llama/Llama-3.1-8B
+    pools:
+      prefill: {min: 1, max: 3, gpu: L4}
+      decode: {min: 1, max: 3, gpu: L4}
+slo:
+  chat: {ttft_ms: 6000, tpot_ms: 150, attainment: 0.9}
+"""
+"""A cluster file whose pools may be resized."""
+
 
 @dataclass
 class Scripted:

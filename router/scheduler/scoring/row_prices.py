@@ -39,7 +39,10 @@ _DECODE: Final = 2
 
 
 class RowPrices(Figures):
-    """One formula a method, of some rows at a time. Lists are by position: of a small fleet that is the row."""
+    """One formula a method, of some rows at a time. Lists are by position: of a small fleet that is the row.
+
+    Long, as each part of a price is made of the parts before it.
+    """
 
     def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None, few: int = FEW) -> None:
         """`few`: rows up to which all are priced."""

@@ -7,6 +7,7 @@ Metrics are averages over the pods that are ready, as their queries have them; w
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -72,7 +73,7 @@ class Behavior:
         return target
 
 
-class _OnPods:
+class _OnPods(ABC):
     """One law for prefill and one for decode, each blind to the other."""
 
     every_s = 15.0
@@ -103,9 +104,9 @@ class _OnPods:
             if wanted is not None:
                 self.pods.set(sight, role, self.behavior[role].allowed(sight.now_s, len(there), wanted), "law")
 
+    @abstractmethod
     def wanted(self, sight: Sight, role: Role, ready: list[Seen], have: int) -> int | None:
         """Replicas by the law; None: it does not say."""
-        raise NotImplementedError
 
 
 def _ratio(ready: list[Seen], have: int, value: float, target: float) -> int:
