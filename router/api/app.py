@@ -32,7 +32,7 @@ BACKLOG = 1024
 """Connections the kernel may queue while the loop is busy."""
 
 ADMIN_GUESTS_MAX = 256
-"""Connections of the admin side: pages, scrapers and sibling routers keep a few each. Fewer where there are few
+"""Connections of the admin side: pages, scrapers and peer routers keep a few each. Fewer where there are few
 descriptors."""
 
 
