@@ -19,11 +19,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
-from router.predict.sketches import Floats, Sketches, between
+from router.predict.sketches import Sketches, between
 
 LENGTH_MAX = 1 << 17
 """Longest answer told apart, in tokens; longer ones count as this long."""
@@ -78,11 +77,11 @@ def _edges() -> tuple[float, ...]:
     return tuple(found)
 
 
-def _prior(edges: tuple[float, ...]) -> Floats:
+def _prior(edges: tuple[float, ...]) -> list[float]:
     """A lognormal by bin, with a floor so that no bin is impossible."""
     sigma = math.log(PRIOR_P90 / PRIOR_P50) / 1.2816  # standard normal's 0.9 quantile
     below = [0.5 * math.erfc(-math.log(edge / PRIOR_P50) / (sigma * math.sqrt(2))) for edge in edges]
-    return np.maximum(np.diff(np.array(below)), 1e-9)
+    return [max(above - under, 1e-9) for under, above in pairwise(below)]
 
 
 EDGES: Final = _edges()

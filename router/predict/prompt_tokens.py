@@ -10,11 +10,10 @@ Kinds are told apart by counting bytes in at most three samples of the text: a w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from enum import StrEnum
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from router.predict.sketches import Sketches, between
 
@@ -58,7 +57,7 @@ class Ratios:
     """Bytes per token, by whom and of what."""
 
     def __init__(self) -> None:
-        prior = np.exp(-0.5 * (np.log(np.array(_EDGES[:-1]) / 4.0) / 0.35) ** 2) + 1e-6
+        prior = [math.exp(-0.5 * (math.log(edge / 4.0) / 0.35) ** 2) + 1e-6 for edge in _EDGES[:-1]]
         self._sketches: Final = Sketches(_EDGES, prior, keys_max=_KEYS_MAX, memory=_MEMORY)
         for kind, ratio in START_BYTES_PER_TOKEN.items():
             for each in (0.85, 0.95, 1.0, 1.05, 1.15) * 8:

@@ -15,16 +15,8 @@ from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-Table = NDArray[np.float32]
-
 _UNIT_MAX = 2.0**20
-"""Weight of one observation at which a row is scaled down: float32 cells (24 bits) then still see single ones."""
-
-_ROWS_AT_FIRST = 64
+"""Weight of one observation at which a row is scaled down."""
 
 
 def between(at: float, places: Sequence[float], heights: Sequence[float]) -> float:
@@ -41,22 +33,72 @@ def between(at: float, places: Sequence[float], heights: Sequence[float]) -> flo
     return slope * (at - places[below]) + heights[below]
 
 
+class _Row:
+    """Mass by bin of one key. (A few dozen numbers at a time: a call of numpy costs more than compiled code takes for
+    all of them, and most keys have seen a few bins next to each other.)
+    """
+
+    __slots__ = ("begin", "end", "mass", "total", "unit")
+
+    def __init__(self, bins: int) -> None:
+        self.mass: list[float] = [0.0] * (bins + 1)
+        """Bin 0 stays empty: sums along a row are then the distribution function at each edge."""
+        self.begin = bins + 1
+        self.end = 0
+        """All mass is in `mass[begin:end]`."""
+        self.total: float = 0.0
+        self.unit: float = 1.0
+        """Weight of the last observation."""
+
+    def weigh(self, growth: float) -> float:
+        """What one more observation weighs. It counts from now on."""
+        self.unit *= growth
+        self.total += self.unit
+        return self.unit
+
+    def put(self, at: int) -> None:
+        """The last observation is of this bin."""
+        self.mass[at] += self.unit
+        self.begin, self.end = min(self.begin, at), max(self.end, at + 1)
+        self._scale_down()
+
+    def spread(self, at: int) -> None:
+        """The last observation is of this bin or a later one: put it where those before it are; into the bin where
+        none is.
+        """
+        mass, begin, end = self.mass, max(at, self.begin), self.end
+        seen = sum(mass[begin:end]) if begin < end else 0.0
+        if seen <= 0.0:
+            self.put(at)
+            return
+        grown = 1.0 + self.unit / seen
+        for each in range(begin, end):
+            if mass[each]:
+                mass[each] *= grown
+        self._scale_down()
+
+    def _scale_down(self) -> None:
+        unit = self.unit
+        if unit > _UNIT_MAX:
+            self.mass = [each / unit for each in self.mass]
+            self.total /= unit
+            self.unit = 1.0
+
+
 class Sketches:
     """Rows of mass by key. `edges` are the bins' lower ends and the last one's upper end, ascending."""
 
-    def __init__(self, edges: Sequence[float], prior: Floats, *, keys_max: int, memory: float) -> None:
+    def __init__(self, edges: Sequence[float], prior: Sequence[float], *, keys_max: int, memory: float) -> None:
         """`memory`: observations of a key after which one weighs 1/e; `prior`: mass by bin, all above zero."""
         assert len(prior) == len(edges) - 1
-        assert prior.min() > 0
+        assert min(prior) > 0
         self.edges: Final = tuple(edges)
         self.keys_max: Final = keys_max
         self._growth: Final = 1.0 / (1.0 - 1.0 / memory)
-        self._rows: Final[dict[Hashable, int]] = {}
-        # Row 0 is the prior. Column 0 stays empty: sums along a row are then the distribution function at each edge.
-        self._mass: Table = np.zeros((_ROWS_AT_FIRST, len(edges)), dtype=np.float32)
-        self._mass[0, 1:] = prior / prior.sum()
-        self._total: Final[list[float]] = [1.0]
-        self._unit: Final[list[float]] = [1.0]
+        self._rows: Final[dict[Hashable, _Row]] = {}
+        """Learned from longest ago first."""
+        whole = float(sum(prior))
+        self._prior: Final[list[float]] = [0.0, *[float(each) / whole for each in prior]]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -64,12 +106,12 @@ class Sketches:
     @property
     def bytes(self) -> int:
         """What the bins take; keys and bookkeeping come to about 400 bytes a key on top (CPython 3.11)."""
-        return self._mass.nbytes
+        return sum([8 * len(row.mass) + 24 * max(0, row.end - row.begin) for row in self._rows.values()])
 
     def weight(self, key: Hashable) -> float:
         """Observations of this key, older ones counting less; at most `memory`."""
         row = self._rows.get(key)
-        return 0.0 if row is None else self._total[row] / self._unit[row]
+        return 0.0 if row is None else row.total / row.unit
 
     def add(self, keys: Sequence[Hashable], value: float, *, at_least: bool = False) -> None:
         """One observation, of each of these keys. `at_least`: it was cut off there, the real value is this or more.
@@ -78,50 +120,14 @@ class Sketches:
         nothing was, it stays.
         """
         at = min(max(bisect_right(self.edges, value), 1), len(self.edges) - 1)
-        if at_least and self._has_room(keys):
-            self._spread([self._row(key) for key in keys], at)
-            return
+        growth = self._growth
         for key in keys:
             row = self._row(key)
+            row.weigh(growth)
             if at_least:
-                self._spread([row], at)
+                row.spread(at)
             else:
-                self._put(row, at, self._weigh(row))
-
-    def _has_room(self, keys: Sequence[Hashable]) -> bool:
-        """For all of these, so that none of them takes another's row."""
-        known = self._rows
-        return len(known) + sum([key not in known for key in keys]) <= self.keys_max
-
-    def _weigh(self, row: int) -> float:
-        """What one more observation of this row's key weighs. It counts from now on."""
-        unit = self._unit[row] = self._unit[row] * self._growth
-        self._total[row] += unit
-        return unit
-
-    def _put(self, row: int, at: int, unit: float) -> None:
-        """An observation of this bin."""
-        self._mass[row, at] += unit
-        self._scale_down(row, unit)
-
-    def _scale_down(self, row: int, unit: float) -> None:
-        if unit > _UNIT_MAX:
-            self._mass[row] /= unit
-            self._total[row] /= unit
-            self._unit[row] = 1.0
-
-    def _spread(self, rows: list[int], at: int) -> None:
-        """Put an observation of this bin or a later one where those before it are; into the bin where none is."""
-        units = [self._weigh(row) for row in rows]
-        beyond = self._mass.take(rows, 0)[:, at:]
-        seen: list[float] = beyond.sum(axis=1).tolist()
-        grown = [1.0 + unit / there if there > 0 else 1.0 for unit, there in zip(units, seen, strict=True)]
-        self._mass[rows, at:] = beyond * np.array(grown, dtype=np.float32)[:, None]
-        for row, unit, there in zip(rows, units, seen, strict=True):
-            if there > 0:
-                self._scale_down(row, unit)
-            else:
-                self._put(row, at, unit)
+                row.put(at)
 
     def mixed(self, keys: Sequence[Hashable], credibility: float) -> list[float]:
         """The distribution function at `edges` for the last key, which the keys before it stand in for.
@@ -129,38 +135,39 @@ class Sketches:
         Each key counts as n / (n + credibility) of what is said by it and all before it together (Bühlmann's
         credibility; n = `weight`). Before the first stands the prior.
         """
-        known, totals, units = self._rows, self._total, self._unit
-        rows, shares = [], []
+        known = self._rows
+        rows: list[_Row] = []
+        shares: list[float] = []
         rest = 1.0
         for key in reversed(keys):
             row = known.get(key)
             if row is not None:
-                part = rest / (totals[row] + credibility * units[row])
+                part = rest / (row.total + credibility * row.unit)
                 rows.append(row)
                 shares.append(part)
-                rest = part * credibility * units[row]
-        rows.append(0)
-        shares.append(rest)
-        density = np.array(shares, dtype=np.float32).dot(self._mass.take(rows, 0))
-        whole: Floats = density.cumsum(dtype=np.float64)
-        whole /= whole[-1]
-        found: list[float] = whole.tolist()  # what is looked up in it are single places: cheaper in a list
-        return found
+                rest = part * credibility * row.unit
+        density = [rest * each for each in self._prior]
+        for number, row in enumerate(rows):
+            share, mass = shares[number], row.mass
+            for at in range(row.begin, row.end):
+                density[at] += share * mass[at]
+        return _summed(density)
 
-    def _row(self, key: Hashable) -> int:
+    def _row(self, key: Hashable) -> _Row:
         """The key's row, now the most recently used; a new key may take the place of the least."""
         row = self._rows.pop(key, None)
         if row is None:
             if len(self._rows) >= self.keys_max:
-                row = self._rows.pop(next(iter(self._rows)))
-                self._mass[row] = 0.0
-                self._total[row], self._unit[row] = 0.0, 1.0
-            else:
-                row = len(self._total)
-                self._total.append(0.0)
-                self._unit.append(1.0)
-                if row == len(self._mass):
-                    more = np.zeros((min(row, self.keys_max + 1 - row), len(self.edges)), dtype=np.float32)
-                    self._mass = np.concatenate([self._mass, more])
+                del self._rows[next(iter(self._rows))]
+            row = _Row(len(self.edges) - 1)
         self._rows[key] = row
         return row
+
+
+def _summed(density: list[float]) -> list[float]:
+    """A distribution function: sums from the first on, over the whole."""
+    reached = 0.0
+    for at in range(len(density)):
+        reached += density[at]
+        density[at] = reached
+    return [each / reached for each in density]
