@@ -24,6 +24,10 @@ CLASS_HEADER: Final = "x-slo-class"
 KEYS_EVERY_S: Final = 1.0
 """Key files are looked at for changes no more often than this: a look at each costs a system call."""
 
+RECOGNISED_MAX: Final = 10_000
+"""Keys that are known without being hashed again, until their files are looked at the next time. (A wrong key is
+compared with none of them: it would have to hash alike, with the interpreter's random key.)"""
+
 RETRY_S: Final = 1
 """Told to a client with too many open requests: one of its own may end at any time."""
 
@@ -51,6 +55,8 @@ class Clients:
         self._known: Final[dict[tuple[str, str], Client]] = {}
         """By tenant and class; without classes the latter is empty."""
         self._read_at = -1.0
+        self._recognised: Final[dict[str, str]] = {}
+        """Tenants by key, of keys that came since the digests were read: most clients bring theirs again and again."""
         self._open: Final[Counter[str]] = Counter()
         """Requests under way, by tenant."""
         self.renew(classes, tenants, keys)
@@ -90,9 +96,12 @@ class Clients:
         if self._read_at < 0 or now - self._read_at >= KEYS_EVERY_S:
             self._read_at = now
             self._digests = {name: read() for name, read in self._keys.items()}
-        found = whose(key, self._digests)
+            self._recognised.clear()
+        found = self._recognised.get(key) or whose(key, self._digests)
         if found is None:
             raise _unauthorized("This API key is not known here.")
+        if len(self._recognised) < RECOGNISED_MAX:
+            self._recognised[key] = found
         return found
 
     # --- how many ----------------------------------------------------------------------------------------------------

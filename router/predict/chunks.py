@@ -5,12 +5,12 @@ turn of a conversation, changes no name. Names depend on a key that all routers 
 tenant or `shared`, cache salt): equal text in two scopes has nothing in common, and nobody without the key can
 aim at a name.
 
-The hash is multilinear (Carter and Wegman 1979; Lemire and Kaser 2014): a chunk's 32-bit words times secret random
-64-bit numbers, summed modulo 2^64. Two different chunks collide with probability 2^-33 at most over the choice of the
-key, which is a bound and no hope. A name is the scope, the chunk's number and all chunk hashes so far, mixed and
-summed. numpy does this to 100 KB in a fifth of the time that chained SHA-256 or BLAKE2b take (`make bench-prefixes`).
-It is no cryptographic hash and need not be one: a false match sends a request to an instance that has to compute its
-prompt, and no more.
+The hash is multilinear (Carter and Wegman 1979; Lemire and Kaser 2014): all 32-bit words so far, each times a secret
+random 64-bit number of its place, summed modulo 2^64, with the scope and a random number for each chunk; the upper 63
+bits are the name. Two different texts collide with probability 2^-33 at most over the choice of the key, which is a
+bound and no hope. numpy does this to 100 KB in a fifth of the time that chained SHA-256 or BLAKE2b take
+(`make bench-prefixes`), and to 2 KB in about the same. It is no cryptographic hash and need not be one: a false match
+sends a request to an instance that has to compute its prompt, and no more.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _UNREAD_BUILT: Final = 2 * NAMED_BYTES
 """Bytes of messages that are built for their text: 20 ms at worst."""
 
 _WORDS = CHUNK_BYTES // 4
-_MASK = (1 << 64) - 1
-_NAME_MASK = (1 << 63) - 1
-"""Names are 0 or more and fit a signed column."""
+_WORD: Final = np.dtype("<u4")
+_ONE: Final = np.uint64(1)
+"""Names are 0 or more and fit a signed column: their lowest bit, which is the weakest, is left out."""
 
 Words = NDArray[np.uint64]
 
@@ -60,9 +60,12 @@ class Hasher:
         """`key`: a secret of 16 to 64 bytes, the same for all routers that are to understand each other's names."""
         assert 16 <= len(key) <= 64
         self._key: Final = key
-        drawn = np.frombuffer(shake_256(b"baton chunks" + key).digest(8 * (_WORDS + CHUNKS_MAX)), dtype="<u8")
-        self._weights: Final[Words] = drawn[:_WORDS].astype(np.uint64)
-        self._places: Final[Words] = drawn[_WORDS:].astype(np.uint64)
+        size = 8 * CHUNKS_MAX * (_WORDS + 1)
+        drawn = np.frombuffer(shake_256(b"baton chunks" + key).digest(size), dtype="<u8").astype(np.uint64)
+        self._weights: Final[Words] = drawn[CHUNKS_MAX:].reshape(CHUNKS_MAX, _WORDS)
+        """By chunk and word."""
+        self._places: Final[Words] = drawn[:CHUNKS_MAX].cumsum(dtype=np.uint64)
+        """What a chunk and those before it add by being there, whatever is in them."""
 
     def scope(self, model: str, tenant: str | None, salt: str = "") -> int:
         """Whose text it is. `tenant` None: of all whose `cache_scope` is `shared`. `salt`: vLLM's `cache_salt`."""
@@ -74,23 +77,13 @@ class Hasher:
         count = min(len(text) // CHUNK_BYTES, CHUNKS_MAX)
         if not count:
             return []
-        words = np.frombuffer(text, dtype="<u4", count=count * _WORDS).reshape(count, _WORDS)
-        sums: Words = np.einsum("ij,j->i", words.astype(np.uint64), self._weights)
-        found = _mixed(sums ^ self._places[:count]).cumsum(dtype=np.uint64)
-        found ^= np.uint64(scope & _MASK)
-        found &= np.uint64(_NAME_MASK)
+        words = np.frombuffer(text, _WORD, count * _WORDS).reshape(count, _WORDS).astype(np.uint64)
+        found: Words = np.einsum("ij,ij->i", words, self._weights[:count]).cumsum()
+        found += self._places[:count]
+        found += np.uint64(scope)
+        found >>= _ONE
         names: list[int] = found.tolist()
         return names
-
-
-def _mixed(words: Words) -> Words:
-    """A permutation of 64-bit words that leaves no structure a sum could keep (the finalizer of splitmix64)."""
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D049BB133111EB)
-    words ^= words >> np.uint64(31)
-    return words
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -32,14 +31,16 @@ TOKENS_MAX: Final = 1 << 31
 """Nothing has so many tokens: a count from there on is no count. Sums of them stay within what numpy's columns hold."""
 
 
-@dataclass(frozen=True, slots=True)
 class PredictedRequest:
     """One request as taken in."""
 
-    wanted: Wanted
-    lengths: Lengths
-    kind: Kind
-    text_bytes: int
+    __slots__ = ("kind", "lengths", "text_bytes", "wanted")
+
+    def __init__(self, wanted: Wanted, lengths: Lengths, kind: Kind, text_bytes: int) -> None:
+        self.wanted: Final = wanted
+        self.lengths: Final = lengths
+        self.kind: Final = kind
+        self.text_bytes: Final = text_bytes
 
 
 class RequestPredictor:

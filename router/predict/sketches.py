@@ -34,47 +34,48 @@ def between(at: float, places: Sequence[float], heights: Sequence[float]) -> flo
 
 
 class _Row:
-    """Mass by bin of one key. (A few dozen numbers at a time: a call of numpy costs more than compiled code takes for
-    all of them, and most keys have seen a few bins next to each other.)
+    """Mass by bin of one key, from the first bin that has any to the last. (A few dozen numbers: one call of numpy costs
+    more than compiled code takes for all of them.)
     """
 
-    __slots__ = ("begin", "end", "mass", "total", "unit")
+    __slots__ = ("begin", "mass", "total", "unit")
 
-    def __init__(self, bins: int) -> None:
-        self.mass: list[float] = [0.0] * (bins + 1)
-        """Bin 0 stays empty: sums along a row are then the distribution function at each edge."""
-        self.begin = bins + 1
-        self.end = 0
-        """All mass is in `mass[begin:end]`."""
+    def __init__(self) -> None:
+        self.begin = 0
+        """The bin of `mass[0]`."""
+        self.mass: list[float] = []
         self.total: float = 0.0
         self.unit: float = 1.0
         """Weight of the last observation."""
 
-    def weigh(self, growth: float) -> float:
-        """What one more observation weighs. It counts from now on."""
+    def weigh(self, growth: float) -> None:
+        """One more observation: it weighs more than the one before, and counts from now on."""
         self.unit *= growth
         self.total += self.unit
-        return self.unit
 
     def put(self, at: int) -> None:
         """The last observation is of this bin."""
-        self.mass[at] += self.unit
-        self.begin, self.end = min(self.begin, at), max(self.end, at + 1)
+        if not self.mass:
+            self.begin, self.mass = at, [0.0]
+        elif at < self.begin:
+            self.begin, self.mass = at, [0.0] * (self.begin - at) + self.mass
+        elif at >= self.begin + len(self.mass):
+            self.mass.extend([0.0] * (at - self.begin - len(self.mass) + 1))
+        self.mass[at - self.begin] += self.unit
         self._scale_down()
 
     def spread(self, at: int) -> None:
         """The last observation is of this bin or a later one: put it where those before it are; into the bin where
         none is.
         """
-        mass, begin, end = self.mass, max(at, self.begin), self.end
-        seen = sum(mass[begin:end]) if begin < end else 0.0
+        mass, first = self.mass, max(0, at - self.begin)
+        seen = sum(mass[first:])
         if seen <= 0.0:
             self.put(at)
             return
         grown = 1.0 + self.unit / seen
-        for each in range(begin, end):
-            if mass[each]:
-                mass[each] *= grown
+        for each in range(first, len(mass)):
+            mass[each] *= grown
         self._scale_down()
 
     def _scale_down(self) -> None:
@@ -99,6 +100,7 @@ class Sketches:
         """Learned from longest ago first."""
         whole = float(sum(prior))
         self._prior: Final[list[float]] = [0.0, *[float(each) / whole for each in prior]]
+        """Bin 0 stays empty: sums are then the distribution function at each edge."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -106,7 +108,7 @@ class Sketches:
     @property
     def bytes(self) -> int:
         """What the bins take; keys and bookkeeping come to about 400 bytes a key on top (CPython 3.11)."""
-        return sum([8 * len(row.mass) + 24 * max(0, row.end - row.begin) for row in self._rows.values()])
+        return 32 * sum([len(row.mass) for row in self._rows.values()])
 
     def weight(self, key: Hashable) -> float:
         """Observations of this key, older ones counting less; at most `memory`."""
@@ -148,9 +150,9 @@ class Sketches:
                 rest = part * credibility * row.unit
         density = [rest * each for each in self._prior]
         for number, row in enumerate(rows):
-            share, mass = shares[number], row.mass
-            for at in range(row.begin, row.end):
-                density[at] += share * mass[at]
+            share, mass, begin = shares[number], row.mass, row.begin
+            for at in range(len(mass)):
+                density[begin + at] += share * mass[at]
         return _summed(density)
 
     def _row(self, key: Hashable) -> _Row:
@@ -159,7 +161,7 @@ class Sketches:
         if row is None:
             if len(self._rows) >= self.keys_max:
                 del self._rows[next(iter(self._rows))]
-            row = _Row(len(self.edges) - 1)
+            row = _Row()
         self._rows[key] = row
         return row
 

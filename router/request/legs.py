@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from typing import Final
 
 from cluster.ids import InstanceId
 from router.core import engine_answers
@@ -64,12 +64,14 @@ class LegOwner(ABC):
         """More of the stream."""
 
 
-@dataclass(frozen=True, slots=True)
 class PrefillSaid:
     """What an engine said to a prefill leg, and when."""
 
-    answer: Answer
-    at: float
+    __slots__ = ("answer", "at")
+
+    def __init__(self, answer: Answer, at: float) -> None:
+        self.answer: Final = answer
+        self.at: Final = at
 
 
 class PrefillLeg:

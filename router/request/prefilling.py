@@ -135,6 +135,9 @@ class Prefilling:
         """Of P's answer."""
         if answer.status != 200:
             return self._words.refused(by, answer)
+        fields = engine_answers.prefilled_in(answer.body, reads_blocks=self._parts.engines.tickets.signs)
+        if fields is not None:
+            return fields
         fields, told = engine_answers.object_in(answer.body), engine_answers.completion_in(answer.body)
         if fields is not None and isinstance(told, Told):
             return fields
