@@ -22,7 +22,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from router.predict.sketches import Sketches, between
+from router.predict.sketches import Backlog, Sketches, between
 
 LENGTH_MAX = 1 << 17
 """Longest answer told apart, in tokens; longer ones count as this long."""
@@ -92,6 +92,13 @@ def _logit(share: float) -> float:
 
 
 _LOGITS: Final = tuple(_logit(level) for level in LEVELS)
+_SHARES: Final = tuple(_logit(share) for share in SHARES)
+
+_SIGMAS: Final = 1.2816
+"""Standard deviations from a normal's median to its 0.9 quantile."""
+
+_PREDICTED_MAX: Final = 1000
+"""Predictions that are kept for requests that come alike."""
 
 
 class Features(NamedTuple):
@@ -109,10 +116,22 @@ class Features(NamedTuple):
     """`cues_of`, or 0."""
 
 
+class Outlook:
+    """A distribution of lengths in a few numbers."""
+
+    __slots__ = ("lengths", "mean", "variance")
+
+    def __init__(self, mean: float, lengths: tuple[int, ...], variance: float) -> None:
+        self.mean: Final = mean
+        self.lengths: Final = lengths
+        """By `SHARES`."""
+        self.variance: Final = variance
+
+
 class Lengths:
     """The distribution of one answer's length, in tokens. `served` are the calibrated quantiles at `LEVELS`."""
 
-    __slots__ = ("_below", "_cap", "_floor", "_left", "_shifted", "features", "served")
+    __slots__ = ("_below", "_cap", "_floor", "_left", "_outlook", "_shifted", "features", "served")
 
     def __init__(self, features: Features, below: list[float], shifts: tuple[float, ...]) -> None:
         """`below`: share of answers shorter than each of `EDGES`; `shifts`: logits to add at each of `LEVELS`."""
@@ -131,6 +150,15 @@ class Lengths:
         self.served: Final = tuple([self._whole(between(share, below, EDGES)) for share in shares])
         self._left: Final = [0.0]
         """`_area` at the first of `EDGES`, as far as somebody asked."""
+        self._outlook: Outlook | None = None
+
+    def outlook(self) -> Outlook:
+        """What a choice of an instance goes by."""
+        found = self._outlook
+        if found is None:
+            spread = (self.served[1] - self.served[0]) / _SIGMAS
+            found = self._outlook = Outlook(max(1.0, self.mean), self.quantiles(_SHARES), spread * spread)
+        return found
 
     def quantile(self, q: float) -> int:
         """The length that a share `q` of such answers does not exceed, calibrated."""
@@ -235,35 +263,61 @@ class Predictor:
         self._credibility: Final = credibility
         self._rate: Final = rate
         self._scopes: Final[dict[tuple[str, str], _Calibration]] = {}
+        self._fresh: list[tuple[Lengths, int, bool]] = []
+        """Answers that are not learned from yet: `learn`."""
+        self._backlog: Final = Backlog()
+        self._predicted: Final[dict[Hashable, Lengths]] = {}
+        """By what tells requests apart, until something is learned."""
 
     def __len__(self) -> int:
+        self.settle()
         return len(self._sketches)
 
     @property
     def bytes(self) -> int:
         """What the histograms take."""
+        self.settle()
         return self._sketches.bytes
 
     def predict(self, features: Features) -> Lengths:
-        """The distribution of this request's answer."""
-        calibration = self._scopes.get((features.tenant, features.model))
-        below = self._sketches.mixed(_keys(features), self._credibility)
-        return Lengths(features, below, calibration.shifts if calibration else (0.0,) * len(LEVELS))
+        """The distribution of this request's answer: the same object for requests that nothing tells apart."""
+        key = _place(features)
+        found = self._predicted.get(key)
+        if found is None:
+            calibration = self._scopes.get((features.tenant, features.model))
+            below = self._sketches.mixed(_keys(features), self._credibility)
+            found = Lengths(features, below, calibration.shifts if calibration else (0.0,) * len(LEVELS))
+            if len(self._predicted) >= _PREDICTED_MAX:
+                self._predicted.clear()
+            self._predicted[key] = found
+        return found
 
     def learn(self, predicted: Lengths, tokens: int, *, cut_off: bool = False) -> None:
-        """An answer ended with so many tokens. `cut_off`: by its limit (`finish_reason: length`), or by its client.
+        """An answer ended with so many tokens; it counts before long (`Backlog`). `cut_off`: by its limit
+        (`finish_reason: length`), or by its client.
 
         What ignored the end of sequence teaches nothing, and what was cut off nothing about calibration.
         """
-        features = predicted.features
-        if features.ignore_eos or tokens < 1:
+        if predicted.features.ignore_eos or tokens < 1:
             return
-        self._sketches.add(_keys(features), tokens, at_least=cut_off)
-        if not cut_off:
-            self._calibration(features).learn(predicted, tokens, self._rate)
+        self._fresh.append((predicted, tokens, cut_off))
+        if not self._backlog.takes():
+            self.settle()
+
+    def settle(self) -> None:
+        """Learn from all that waits for it."""
+        fresh, self._fresh = self._fresh, []
+        for predicted, tokens, cut_off in fresh:
+            features = predicted.features
+            self._sketches.add(_keys(features), tokens, at_least=cut_off)
+            if not cut_off:
+                self._calibration(features).learn(predicted, tokens, self._rate)
+        if fresh:
+            self._predicted.clear()
 
     def coverage(self, tenant: str, model: str) -> dict[float, float]:
         """By level: the share of answers that did not exceed what was served, of about the last `MEMORY`."""
+        self.settle()
         calibration = self._scopes.get((tenant, model))
         return dict(zip(LEVELS, calibration.covered, strict=True)) if calibration and calibration.learned else {}
 
@@ -278,11 +332,23 @@ class Predictor:
         return found
 
 
+def _quarter(tokens: int) -> int:
+    """Of an octave: which one a prompt's size is in."""
+    octave = tokens.bit_length()
+    return octave << 2 | tokens >> max(octave - 3, 0) & 3
+
+
+def _place(features: Features) -> Hashable:
+    """What a prediction depends on."""
+    each = features
+    scope = (each.tenant, each.model, each.slo_class, _quarter(each.prompt_tokens))
+    return (*scope, each.max_tokens, each.min_tokens, each.ignore_eos, each.cues)
+
+
 def _keys(features: Features) -> tuple[Hashable, ...]:
     """From everything to the most specific."""
     tenant, model, slo_class = features.tenant, features.model, features.slo_class
-    octave = features.prompt_tokens.bit_length()
-    quarter = octave << 2 | features.prompt_tokens >> max(octave - 3, 0) & 3
+    octave, quarter = features.prompt_tokens.bit_length(), _quarter(features.prompt_tokens)
     scope = (tenant, model, slo_class)
     keys: tuple[Hashable, ...] = (None, model, (tenant, model), scope, (scope, octave), (scope, quarter, 0))
     if features.max_tokens is None and not features.cues:

@@ -45,6 +45,9 @@ _UNREAD_VALUES: Final = 50_000
 _UNREAD_BUILT: Final = 2 * NAMED_BYTES
 """Bytes of messages that are built for their text: 20 ms at worst."""
 
+_SCOPES_MAX: Final = 1000
+"""Scopes that are kept: clients give salts of their own."""
+
 _WORDS = CHUNK_BYTES // 4
 _WORD: Final = np.dtype("<u4")
 _ONE: Final = np.uint64(1)
@@ -60,6 +63,7 @@ class Hasher:
         """`key`: a secret of 16 to 64 bytes, the same for all routers that are to understand each other's names."""
         assert 16 <= len(key) <= 64
         self._key: Final = key
+        self._scopes: Final[dict[tuple[str, str | None, str], int]] = {}
         size = 8 * CHUNKS_MAX * (_WORDS + 1)
         drawn = np.frombuffer(shake_256(b"baton chunks" + key).digest(size), dtype="<u8").astype(np.uint64)
         self._weights: Final[Words] = drawn[CHUNKS_MAX:].reshape(CHUNKS_MAX, _WORDS)
@@ -69,8 +73,14 @@ class Hasher:
 
     def scope(self, model: str, tenant: str | None, salt: str = "") -> int:
         """Whose text it is. `tenant` None: of all whose `cache_scope` is `shared`. `salt`: vLLM's `cache_salt`."""
-        said = msgspec.json.encode([model, tenant, salt])
-        return int.from_bytes(blake2b(said, key=self._key, digest_size=8).digest(), "little")
+        found = self._scopes.get((model, tenant, salt))
+        if found is None:
+            said = msgspec.json.encode([model, tenant, salt])
+            found = int.from_bytes(blake2b(said, key=self._key, digest_size=8).digest(), "little")
+            if len(self._scopes) >= _SCOPES_MAX:
+                self._scopes.clear()
+            self._scopes[model, tenant, salt] = found
+        return found
 
     def names(self, scope: int, text: bytes) -> list[int]:
         """The names of the whole chunks of a text, from its beginning."""

@@ -8,7 +8,6 @@ intake: it costs them some tens of microseconds a request.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 from router.core.eligibility import COMPLETIONS
 from router.core.unread import Sort, Unread
 from router.core.values import Wanted
-from router.predict.answer_lengths import SHARES, Features, Lengths, Predictor, cues_of
+from router.predict.answer_lengths import Features, Lengths, Predictor, cues_of
 from router.predict.chunks import CHUNK_BYTES, Hasher, prompt_bytes, prompt_text
 from router.predict.prompt_tokens import Kind, Ratios, kind_of
 
@@ -68,18 +67,28 @@ class RequestPredictor:
         tokens = self._ratios.estimate(wanted.tenant, model, kind, size).tokens
         salt = body.get("cache_salt")
         names = self._hasher.names(self._hasher.scope(model, scope, salt if isinstance(salt, str) else ""), text)
-        wanted = replace(
-            wanted, prompt_tokens=tokens, prefix=tuple(names), prefix_block_tokens=_chunk_tokens(tokens, size)
+        features = Features(
+            wanted.tenant,
+            model,
+            wanted.slo_class,
+            tokens,
+            _limit(path, body),
+            _count(body.get("min_tokens")) or 0,
+            body.get("ignore_eos") is True,
+            cues_of(body),
         )
-        wanted, lengths = foretold(
-            self._lengths,
+        lengths = self._lengths.predict(features)
+        outlook = lengths.outlook()
+        told = replace(
             wanted,
-            max_tokens=_limit(path, body),
-            min_tokens=_count(body.get("min_tokens")) or 0,
-            ignore_eos=body.get("ignore_eos") is True,
-            cues=cues_of(body),
+            prompt_tokens=tokens,
+            prefix=tuple(names),
+            prefix_block_tokens=_chunk_tokens(tokens, size),
+            output_tokens=outlook.mean,
+            output_lengths=outlook.lengths,
+            output_variance=outlook.variance,
         )
-        return PredictedRequest(wanted, lengths, kind, size)
+        return PredictedRequest(told, lengths, kind, size)
 
     def told(self, wanted: Wanted, taken: PredictedRequest, usage: Mapping[str, Any]) -> Wanted:
         """An engine has counted the prompt's tokens: learned from, and put in place of what had been estimated."""
@@ -87,44 +96,19 @@ class RequestPredictor:
         if tokens is None or not taken.text_bytes:
             return wanted
         self._ratios.learn(wanted.tenant, wanted.model or "", taken.kind, taken.text_bytes, tokens)
+        if tokens == wanted.prompt_tokens:
+            return wanted
         return replace(wanted, prompt_tokens=tokens, prefix_block_tokens=_chunk_tokens(tokens, taken.text_bytes))
 
 
-_LOGITS: Final = tuple(math.log(share / (1.0 - share)) for share in SHARES)
-
-_SIGMAS: Final = 1.2816
-"""Standard deviations from a normal's median to its 0.9 quantile."""
-
-
-def foretold(
-    predictor: Predictor,
-    wanted: Wanted,
-    *,
-    max_tokens: int | None = None,
-    min_tokens: int = 0,
-    ignore_eos: bool = False,
-    cues: int = 0,
-) -> tuple[Wanted, Lengths]:
+def foretold(predictor: Predictor, wanted: Wanted, *, max_tokens: int | None = None) -> tuple[Wanted, Lengths]:
     """The same request with its answer's expected length; and the prediction, for `Expected.lengths`."""
     found = predictor.predict(
-        Features(
-            wanted.tenant,
-            wanted.model or "",
-            wanted.slo_class,
-            wanted.prompt_tokens,
-            max_tokens,
-            min_tokens=min_tokens,
-            ignore_eos=ignore_eos,
-            cues=cues,
-        )
+        Features(wanted.tenant, wanted.model or "", wanted.slo_class, wanted.prompt_tokens, max_tokens)
     )
-    middle, high, _ = found.served
-    spread = (high - middle) / _SIGMAS
+    outlook = found.outlook()
     told = replace(
-        wanted,
-        output_tokens=max(1.0, found.mean),
-        output_lengths=found.quantiles(_LOGITS),
-        output_variance=spread * spread,
+        wanted, output_tokens=outlook.mean, output_lengths=outlook.lengths, output_variance=outlook.variance
     )
     return told, found
 

@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from router.predict.sketches import Sketches, between
+from router.predict.sketches import Backlog, Sketches, between
 
 
 class Kind(StrEnum):
@@ -37,6 +37,7 @@ _CREDIBILITY = 8.0
 
 _MEMORY = 500.0
 _KEYS_MAX = 5000
+_TOLD_MAX: Final = 1000
 
 _STEP = 1.04
 _EDGES: Final = tuple(0.5 * _STEP**at for at in range(84))
@@ -63,7 +64,14 @@ class Ratios:
             for each in (0.85, 0.95, 1.0, 1.05, 1.15) * 8:
                 self._sketches.add([kind], ratio * each)
 
+        self._fresh: list[tuple[str, str, Kind, float]] = []
+        """Ratios that are not learned yet."""
+        self._backlog: Final = Backlog()
+        self._told: Final[dict[tuple[str, str, Kind], tuple[float, float]]] = {}
+        """Low and middle bytes per token, until something is learned."""
+
     def __len__(self) -> int:
+        self.settle()
         return len(self._sketches)
 
     def estimate(self, tenant: str, model: str, kind: Kind, text_bytes: int) -> Estimate:
@@ -71,14 +79,30 @@ class Ratios:
         if kind is Kind.IDS:
             tokens = max(1, text_bytes // 4)
             return Estimate(tokens, tokens)
-        below = self._sketches.mixed(_keys(tenant, model, kind), _CREDIBILITY)
-        dense, middle = between(0.1, below, _EDGES), between(0.5, below, _EDGES)
+        told = self._told.get((tenant, model, kind))
+        if told is None:
+            below = self._sketches.mixed(_keys(tenant, model, kind), _CREDIBILITY)
+            told = between(0.1, below, _EDGES), between(0.5, below, _EDGES)
+            if len(self._told) >= _TOLD_MAX:
+                self._told.clear()
+            self._told[tenant, model, kind] = told
+        dense, middle = told
         return Estimate(max(1, round(text_bytes / middle)), max(1, round(text_bytes / dense)))
 
     def learn(self, tenant: str, model: str, kind: Kind, text_bytes: int, tokens: int) -> None:
-        """`usage.prompt_tokens` has come for such a prompt."""
+        """`usage.prompt_tokens` has come for such a prompt; it counts before long (`Backlog`)."""
         if kind is not Kind.IDS and tokens > 0 and text_bytes > 0:
-            self._sketches.add(_keys(tenant, model, kind), text_bytes / tokens)
+            self._fresh.append((tenant, model, kind, text_bytes / tokens))
+            if not self._backlog.takes():
+                self.settle()
+
+    def settle(self) -> None:
+        """Learn from all that waits for it."""
+        fresh, self._fresh = self._fresh, []
+        for tenant, model, kind, ratio in fresh:
+            self._sketches.add(_keys(tenant, model, kind), ratio)
+        if fresh:
+            self._told.clear()
 
 
 def _keys(tenant: str, model: str, kind: Kind) -> tuple[Hashable, ...]:

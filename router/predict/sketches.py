@@ -33,6 +33,33 @@ def between(at: float, places: Sequence[float], heights: Sequence[float]) -> flo
     return slope * (at - places[below]) + heights[below]
 
 
+TOGETHER_MAX: Final = 32
+"""So many observations wait at most until they are learned."""
+
+TOGETHER_PART: Final = 16
+"""One in so many of all that there were may wait: while little is known, each counts at once."""
+
+
+class Backlog:
+    """Says when observations are to be learned that wait for it. What is told from a distribution holds until then, and
+    is worked out once for all who ask the same.
+    """
+
+    __slots__ = ("_seen", "_waiting")
+
+    def __init__(self) -> None:
+        self._seen = self._waiting = 0
+
+    def takes(self) -> bool:
+        """One more waits. False: all that wait are to be learned now."""
+        self._seen += 1
+        self._waiting += 1
+        if self._waiting <= min(TOGETHER_MAX, self._seen // TOGETHER_PART):
+            return True
+        self._waiting = 0
+        return False
+
+
 class _Row:
     """Mass by bin of one key, from the first bin that has any to the last. (A few dozen numbers: one call of numpy costs
     more than compiled code takes for all of them.)
