@@ -107,9 +107,7 @@ def foretold(predictor: Predictor, wanted: Wanted, *, max_tokens: int | None = N
         Features(wanted.tenant, wanted.model or "", wanted.slo_class, wanted.prompt_tokens, max_tokens)
     )
     outlook = found.outlook()
-    told = replace(
-        wanted, output_tokens=outlook.mean, output_lengths=outlook.lengths, output_variance=outlook.variance
-    )
+    told = replace(wanted, output_tokens=outlook.mean, output_lengths=outlook.lengths, output_variance=outlook.variance)
     return told, found
 
 

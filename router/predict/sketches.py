@@ -61,8 +61,8 @@ class Backlog:
 
 
 class _Row:
-    """Mass by bin of one key, from the first bin that has any to the last. (A few dozen numbers: one call of numpy costs
-    more than compiled code takes for all of them.)
+    """Mass by bin of one key, from the first bin that has any to the last. (A few dozen numbers: a call of numpy takes
+    longer than compiled code does for all of them.)
     """
 
     __slots__ = ("begin", "mass", "total", "unit")

@@ -18,11 +18,11 @@ from cluster.request import Request
 from router.core.clients import Client
 from router.core.eligibility import CHAT, Verdict
 from router.core.journey import Choose, Chosen, Lost, Refused
-from router.core.slo import SHED, Judged, Seen, foretold_json, judge, late_by, seen_in
+from router.core.slo import SHED, Judged, Seen, judge, late_by, seen_in
 from router.core.timing_parts import Told
 from router.predict.predictors import answer_tokens
 from router.scheduler.scheduler import SchedulingContext
-from router.telemetry.explain_store import NOBODY, ExplainStore, Story
+from router.telemetry.explain_store import FORETOLD, NOBODY, ExplainStore, Story
 from router.telemetry.metrics import RouterMetrics
 from router.telemetry.timing import EngineTimes, Stage, engine_times, told_at_end
 
@@ -95,20 +95,16 @@ class RequestTrace:
     def chose(self, effect: Choose, chosen: Chosen, context: SchedulingContext) -> None:
         """The policy has spoken."""
         now = time.monotonic()
-        foretold = (
-            foretold_json(context.ttft_ms, context.tpot_ms) if context.ttft_ms > 0 and chosen.decode is not None else {}
-        )
+        fields: dict[str, Any] = {
+            "prefill": chosen.prefill,
+            "decode": chosen.decode,
+            "wait": chosen.wait,
+            "excluded": sorted(effect.excluded) if effect.excluded else [],
+        }
+        if context.ttft_ms > 0 and chosen.decode is not None:
+            fields[FORETOLD] = context.ttft_ms, context.tpot_ms
         self._timeline.again(now)
-        self._story.add(
-            now,
-            "choice",
-            prefill=chosen.prefill,
-            decode=chosen.decode,
-            wait=chosen.wait,
-            because=chosen.because,
-            excluded=sorted(effect.excluded),
-            **foretold,
-        )
+        self._story.add(now, "choice", chosen.because, **fields)
         if self._span is not None:
             choice = {"baton.prefill": chosen.prefill, "baton.decode": chosen.decode, "baton.because": chosen.because}
             self._span.event("baton.choice", choice)

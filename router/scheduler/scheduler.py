@@ -248,7 +248,8 @@ class Scheduler:
         rows = fleet.ready_for(wanted).prefills
         prices = prices_of(fleet, wanted)
         work_ms = prices.least_prompt_ms(rows) if len(rows) else 0.0
-        lead_ms = AHEAD_MS + float(fleet.inflight.step_model.lead[rows].min()) if len(rows) else 0.0
+        speeds = fleet.inflight.step_model.rows
+        lead_ms = AHEAD_MS + min([speeds[row].lead for row in rows.tolist()]) if len(rows) else 0.0
         self.line.enter(context, wanted, work_ms, lead_ms + (1 - PROMPTLY) * wanted.ttft_ms)
         calls: Calls = ()
         sure = len(rows) and fleet.inflight.step_model.sure(rows)

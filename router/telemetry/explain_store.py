@@ -14,7 +14,7 @@ from typing import Any, Final
 from cluster.request import Request
 from router.core.clients import Client
 from router.core.eligibility import Verdict
-from router.core.slo import Judged
+from router.core.slo import Judged, foretold_json
 from router.core.timing_parts import Timing
 from router.telemetry.timing import Timeline
 
@@ -35,6 +35,9 @@ _NAME_BYTES = 550
 
 
 _CHOICE: Final = frozenset({"prefill", "decode", "wait", "because"})
+
+FORETOLD: Final = "foretold_ms"
+"""A turn's field, where times were foretold: of the first token, and of each after it."""
 
 NOBODY: Final = Client()
 
@@ -119,7 +122,9 @@ class Story:
         """All of it; times in milliseconds since it arrived."""
         arrived = self.timeline.arrived
         timing = self.timing(now).as_json()
-        turns = [{"at_ms": round((at - arrived) * 1000, 3), "turn": turn, **more} for at, turn, more in self._turns]
+        turns = [
+            {"at_ms": round((at - arrived) * 1000, 3), "turn": turn, **_said(more)} for at, turn, more in self._turns
+        ]
         verdict = self.verdict
         return {
             **self._names(),
@@ -145,6 +150,14 @@ class Story:
 
     def _no_seed(self) -> str:
         return self.verdict.because or self.seed or "it was not handed over"
+
+
+def _said(fields: dict[str, Any]) -> dict[str, Any]:
+    """A turn's, with what was foretold in words: nobody asks about most requests."""
+    foretold = fields.get(FORETOLD)
+    if foretold is None:
+        return fields
+    return {name: value for name, value in fields.items() if name != FORETOLD} | foretold_json(*foretold)
 
 
 class ExplainStore:

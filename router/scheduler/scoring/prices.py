@@ -51,13 +51,13 @@ class Prices(RowPrices):
 
     def step_at(self, row: int) -> float:
         """Milliseconds of a step with its answer."""
-        return self.fleet.inflight.step.item(row) + self.longer_at(row)
+        return self.fleet.inflight.rows[row].step + self.longer_at(row)
 
     # --- what one does to others --------------------------------------------------------------------------------------
 
     def harm(self, row: int) -> float:
         """What this prompt does to the targets of answers there."""
-        if not self.promised or self.fleet.inflight.vacant.item(row):
+        if not self.promised or not self.fleet.inflight.rows[row].decoding:
             return 0.0
         return MISS * self.fleet.inflight.harmed(row, self.stall_at(row), self.wanted.now)
 
@@ -103,7 +103,7 @@ class Prices(RowPrices):
         used = self.fleet.columns.kv_usage.item(prefill)
         if used <= HOLDS_FREE:
             return 0.0
-        part = min(1.0, self.tokens / max(1.0, self.fleet.inflight.step_model.capacity.item(prefill)))
+        part = min(1.0, self.tokens / max(1.0, self.fleet.inflight.step_model.rows[prefill].capacity))
         delayed = 1.0 + self.fleet.columns.waiting.item(prefill)
         lost_ms = (used - HOLDS_FREE) / (1.0 - HOLDS_FREE) * part * self.pause_ms(prefill, decode)
         return delayed * lost_ms / self.ttft_unit
@@ -138,7 +138,7 @@ class Prices(RowPrices):
 
     def learns(self, decode: int) -> bool:
         """Whether pauses there are learned from: not where prompts are in the way as well."""
-        return not self.fleet.columns.prefills.item(decode) and not self.fleet.inflight.prompts.item(decode)
+        return not self.fleet.columns.prefills.item(decode) and not self.fleet.inflight.rows[decode].prompts
 
     def told_pause_ms(self, prefill: int, decode: int) -> float:
         """The same by the costs alone, whatever pulls have taken."""
@@ -175,8 +175,9 @@ class Prices(RowPrices):
         prompts beside answers have before them now, on average.
         """
         left_ms = 0.0
-        if self.fleet.inflight.prompts.item(decode):
-            left_ms = max(0.0, self.fleet.inflight.ends.item(decode) - self._comes_ms(prefill) - pause_ms)
+        load = self.fleet.inflight.rows[decode]
+        if load.prompts:
+            left_ms = max(0.0, load.ends - self._comes_ms(prefill) - pause_ms)
         return max(left_ms, self._usual_queue_ms()) if self.fleet.columns.prefills.item(decode) else left_ms
 
     def _usual_queue_ms(self) -> float:
