@@ -88,7 +88,8 @@ class Hasher:
         if not count:
             return []
         words = np.frombuffer(text, _WORD, count * _WORDS).reshape(count, _WORDS).astype(np.uint64)
-        found: Words = np.einsum("ij,ij->i", words, self._weights[:count]).cumsum()
+        words *= self._weights[:count]
+        found: Words = np.add.reduce(words, 1).cumsum()
         found += self._places[:count]
         found += np.uint64(scope)
         found >>= _ONE

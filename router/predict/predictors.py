@@ -64,7 +64,7 @@ class RequestPredictor:
         model = wanted.model or ""
         size = prompt_bytes(body, text)
         kind = Kind.IDS if _is_ids(body) else kind_of(text)
-        tokens = self._ratios.estimate(wanted.tenant, model, kind, size).tokens
+        tokens = self._ratios.tokens(wanted.tenant, model, kind, size)
         salt = body.get("cache_salt")
         names = self._hasher.names(self._hasher.scope(model, scope, salt if isinstance(salt, str) else ""), text)
         features = Features(

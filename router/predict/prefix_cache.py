@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,14 +49,21 @@ _CAPACITY_MIN, _CAPACITY_MAX = 0.1, 2.0
 what was expected may also be another router's work, so that it says little about capacity."""
 
 
-class Match(NamedTuple):
-    """Who holds how much: rows of bits, longest first. `(chunks, bits)`: these hold exactly the first `chunks`."""
+class Match:
+    """Who holds how much."""
 
-    levels: tuple[tuple[int, int], ...] = ()
+    __slots__ = ("levels",)
+
+    def __init__(self, levels: Sequence[tuple[int, int]] = ()) -> None:
+        """`levels`: rows of bits, longest first. `(chunks, bits)`: these hold exactly the first `chunks`."""
+        self.levels: Final = levels
 
     def chunks_of(self, row: int) -> int:
         """Leading chunks that the instance in this row holds."""
-        return next((chunks for chunks, bits in self.levels if bits >> row & 1), 0)
+        for chunks, bits in self.levels:
+            if bits >> row & 1:
+                return chunks
+        return 0
 
     def column(self, rows: int) -> Ints:
         """Leading bytes held, by row: for policies, beside the other columns. `rows`: as many as the columns have."""
@@ -187,7 +194,7 @@ class PrefixCacheIndex:
         if alive > 0:
             levels.append((count, alive))
         levels.reverse()
-        return Match(tuple(levels))
+        return Match(levels)
 
     def sent(self, row: int, chunks: Sequence[int], now: float) -> Sent | None:
         """A prompt goes to this instance, which will hold all of it. None where the instance is not known."""

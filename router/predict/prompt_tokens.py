@@ -79,6 +79,17 @@ class Ratios:
         if kind is Kind.IDS:
             tokens = max(1, text_bytes // 4)
             return Estimate(tokens, tokens)
+        dense, middle = self._bytes_each(tenant, model, kind)
+        return Estimate(max(1, round(text_bytes / middle)), max(1, round(text_bytes / dense)))
+
+    def tokens(self, tenant: str, model: str, kind: Kind, text_bytes: int) -> int:
+        """The same without its safe side."""
+        if kind is Kind.IDS:
+            return max(1, text_bytes // 4)
+        return max(1, round(text_bytes / self._bytes_each(tenant, model, kind)[1]))
+
+    def _bytes_each(self, tenant: str, model: str, kind: Kind) -> tuple[float, float]:
+        """Of a token: low, so that there are many, and in the middle."""
         told = self._told.get((tenant, model, kind))
         if told is None:
             below = self._sketches.mixed(_keys(tenant, model, kind), _CREDIBILITY)
@@ -86,8 +97,7 @@ class Ratios:
             if len(self._told) >= _TOLD_MAX:
                 self._told.clear()
             self._told[tenant, model, kind] = told
-        dense, middle = told
-        return Estimate(max(1, round(text_bytes / middle)), max(1, round(text_bytes / dense)))
+        return told
 
     def learn(self, tenant: str, model: str, kind: Kind, text_bytes: int, tokens: int) -> None:
         """`usage.prompt_tokens` has come for such a prompt; it counts before long (`Backlog`)."""

@@ -36,10 +36,20 @@ _NAME_BYTES = 550
 
 _CHOICE: Final = frozenset({"prefill", "decode", "wait", "because"})
 
-FORETOLD: Final = "foretold_ms"
-"""A turn's field, where times were foretold: of the first token, and of each after it."""
+_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "choice": ("prefill", "decode", "wait", "excluded"),
+    "refused": ("status",),
+    "prefilled": ("finish_reason",),
+    "end": ("outcome",),
+}
+"""By turn, what its values are called. A choice has what was foretold after them, in milliseconds; a leg its name and
+its instance."""
 
 NOBODY: Final = Client()
+
+
+_Turn = tuple[float, str, tuple[Any, ...], str | None]
+"""When it was, its name, its values, and why."""
 
 
 class Story:
@@ -73,19 +83,21 @@ class Story:
         """Why it was not seeded; empty where it was, or where the verdict says it all."""
         self.outcome = ""
         """Empty while it is open."""
-        self._turns: list[tuple[float, str, dict[str, Any]]] = []
+        self._turns: list[_Turn] = []
         self._texts = 0
         self._dropped = 0
 
-    def add(self, now: float, turn: str, because: str | None = None, **fields: Any) -> None:
-        """Something was decided, or happened. Values are short texts, numbers, or lists of them."""
+    def add(self, now: float, turn: str, values: tuple[Any, ...] = (), because: str | None = None) -> None:
+        """Something was decided, or happened. It is put into words (`_said`) when somebody asks, which is of few
+        requests.
+        """
         if because is not None:
-            fields["because"] = because = because[:TEXT_MAX]
+            because = because[:TEXT_MAX]
             self._texts += len(because)
         if len(self._turns) >= TURNS_MAX:
             del self._turns[TURNS_MAX // 2]
             self._dropped += 1
-        self._turns.append((now, turn, fields))
+        self._turns.append((now, turn, values, because))
 
     @property
     def bytes(self) -> int:
@@ -115,15 +127,15 @@ class Story:
 
     def choice(self) -> dict[str, Any]:
         """Where it was sent last, and why; empty where nothing was chosen yet."""
-        chosen = [fields for _, turn, fields in self._turns if turn == "choice"]
-        return {name: value for name, value in chosen[-1].items() if name in _CHOICE} if chosen else {}
+        chosen = [turn for turn in self._turns if turn[1] == "choice"]
+        return {name: value for name, value in _said(chosen[-1]).items() if name in _CHOICE} if chosen else {}
 
     def as_json(self, now: float) -> dict[str, Any]:
         """All of it; times in milliseconds since it arrived."""
         arrived = self.timeline.arrived
         timing = self.timing(now).as_json()
         turns = [
-            {"at_ms": round((at - arrived) * 1000, 3), "turn": turn, **_said(more)} for at, turn, more in self._turns
+            {"at_ms": round((turn[0] - arrived) * 1000, 3), "turn": turn[1], **_said(turn)} for turn in self._turns
         ]
         verdict = self.verdict
         return {
@@ -152,12 +164,16 @@ class Story:
         return self.verdict.because or self.seed or "it was not handed over"
 
 
-def _said(fields: dict[str, Any]) -> dict[str, Any]:
-    """A turn's, with what was foretold in words: nobody asks about most requests."""
-    foretold = fields.get(FORETOLD)
-    if foretold is None:
-        return fields
-    return {name: value for name, value in fields.items() if name != FORETOLD} | foretold_json(*foretold)
+def _said(turn: _Turn) -> dict[str, Any]:
+    """A turn in words."""
+    _, name, values, because = turn
+    if name == "leg":
+        leg, instance = values
+        return {"leg": leg, "instance": instance.id, "url": instance.url, "epoch": instance.epoch}
+    told: dict[str, Any] = dict(zip(_FIELDS.get(name, ()), values, strict=False))
+    if name == "choice" and values[-1] is not None:
+        told |= foretold_json(*values[-1])
+    return told if because is None else {**told, "because": because}
 
 
 class ExplainStore:
