@@ -47,6 +47,8 @@ _UNREAD_BUILT: Final = 2 * NAMED_BYTES
 
 _SCOPES_MAX: Final = 1000
 """Scopes that are kept: clients give salts of their own."""
+_PLACED_MAX: Final = 100
+"""And what these add to chunks, 8 KB each."""
 
 _WORDS = CHUNK_BYTES // 4
 _WORD: Final = np.dtype("<u4")
@@ -69,7 +71,7 @@ class Hasher:
         self._weights: Final[Words] = drawn[CHUNKS_MAX:].reshape(CHUNKS_MAX, _WORDS)
         """By chunk and word."""
         self._places: Final[Words] = drawn[:CHUNKS_MAX].cumsum(dtype=np.uint64)
-        """What a chunk and those before it add by being there, whatever is in them."""
+        self._in_scope: Final[dict[int, Words]] = {}
 
     def scope(self, model: str, tenant: str | None, salt: str = "") -> int:
         """Whose text it is. `tenant` None: of all whose `cache_scope` is `shared`. `salt`: vLLM's `cache_salt`."""
@@ -87,14 +89,21 @@ class Hasher:
         count = min(len(text) // CHUNK_BYTES, CHUNKS_MAX)
         if not count:
             return []
-        words = np.frombuffer(text, _WORD, count * _WORDS).reshape(count, _WORDS).astype(np.uint64)
-        words *= self._weights[:count]
-        found: Words = np.add.reduce(words, 1).cumsum()
-        found += self._places[:count]
-        found += np.uint64(scope)
+        words: Words = np.ndarray((count, _WORDS), _WORD, text)
+        found: Words = np.vecdot(words, self._weights[:count]).cumsum()
+        found += self._placed(scope)[:count]
         found >>= _ONE
         names: list[int] = found.tolist()
         return names
+
+    def _placed(self, scope: int) -> Words:
+        """What this scope, a chunk and those before it add by being there, whatever is in them."""
+        found = self._in_scope.get(scope)
+        if found is None:
+            if len(self._in_scope) >= _PLACED_MAX:
+                self._in_scope.clear()
+            found = self._in_scope[scope] = self._places + np.uint64(scope)
+        return found
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:

@@ -65,9 +65,7 @@ class Prefilling:
         """A leg goes out; `owner` hears of it."""
         instance, attempt, parts = effect.instance, effect.attempt, self._parts
         leg = self.producer = PrefillLeg(owner, instance, attempt, parts.limits.answer_bytes_max)
-        transfer = self._outgoing.transfer_id(instance, attempt)
-        fields = wire.prefill_fields(self._request.body, token_ids=self._seeding.may(), transfer=transfer)
-        body = self._outgoing.body(self._outgoing.stamped(fields, instance, instance, attempt))
+        body = self._outgoing.prefill_body(instance, attempt, token_ids=self._seeding.may())
         leg.started = time.monotonic()
         target = parts.view.get(instance).instance
         headers = self._outgoing.lines(Stage.PREFILL_LEG, target)
