@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -57,7 +56,7 @@ class Clients:
         self._read_at = -1.0
         self._recognised: Final[dict[str, str]] = {}
         """Tenants by key, of keys that came since the digests were read: most clients bring theirs again and again."""
-        self._open: Final[Counter[str]] = Counter()
+        self._open: Final[dict[str, int]] = {}
         """Requests under way, by tenant."""
         self.renew(classes, tenants, keys)
 
@@ -114,14 +113,15 @@ class Clients:
         """
         said = self._tenants.get(tenant)
         limit = None if said is None or said.open_max is None else math.ceil(said.open_max / max(1, routers))
-        if limit is not None and self._open[tenant] >= limit:
+        open_now = self._open.get(tenant, 0)
+        if limit is not None and open_now >= limit:
             raise shed(f"this key has {limit} requests open here, as many as it may", RETRY_S)
-        self._open[tenant] += 1
+        self._open[tenant] = open_now + 1
 
     def leave(self, tenant: str) -> None:
         """One of them has ended."""
-        self._open[tenant] -= 1
-        assert self._open[tenant] >= 0, f"{tenant}: a request ended that never began"
+        left = self._open[tenant] = self._open.get(tenant, 0) - 1
+        assert left >= 0, f"{tenant}: a request ended that never began"
 
     # --- which class --------------------------------------------------------------------------------------------------
 

@@ -216,7 +216,7 @@ class Reply:
         tail = self._tail()
         if _LAST_LINE not in (b"\n" + tail)[-64:] + self._rest:
             return self.lost("the stream ended before its end")
-        self.cut_off = CUT_OFF in tail
+        self.cut_off = tail.rfind(CUT_OFF) >= 0  # it is near the end, if at all
         self.outlet.end(self._rest + self._account.streamed(tail))
         return j.Ended()
 

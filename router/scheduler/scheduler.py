@@ -9,7 +9,6 @@ Whoever is *called* (the methods' results) is to be asked again: its driver feed
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -113,7 +112,7 @@ class Scheduler:
         self.line: Final = FlowControlQueue()
         self.saturation: Final = SaturationDetector(self.line) if admission else None
         self.scoring: Final = Scoring(self.saturation)
-        self.placed: Final[Counter[tuple[InstanceId, str]]] = Counter()
+        self.placed: Final[dict[tuple[InstanceId, str], int]] = {}
         """Places taken, by instance and tenant."""
         self.shares: Mapping[str, float] = {}
         """The tenants' weights; who is not in it has 1."""
@@ -404,8 +403,10 @@ class Scheduler:
 
     def _count(self, instance: InstanceId, context: SchedulingContext, more: int) -> None:
         at = (instance, context.wanted.tenant)
-        self.placed[at] += more
-        if not self.placed[at]:
+        places = self.placed.get(at, 0) + more
+        if places:
+            self.placed[at] = places
+        else:
             del self.placed[at]
 
     def leg_ended(self, instance: InstanceId) -> Calls:
