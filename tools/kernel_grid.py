@@ -9,6 +9,7 @@ aiconfigurator's tables do not cover is left out and said.
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import logging
 import sys
@@ -62,7 +63,7 @@ def main() -> int:
         print("kernel_grid: write `PYTHON tools/kernel_grid.py OUT`", file=sys.stderr)
         return 2
     try:
-        from aiconfigurator_core.sdk.engine import EngineHandle  # noqa: PLC0415 - see above
+        engine = importlib.import_module("aiconfigurator_core.sdk.engine")
     except ImportError:
         print("kernel_grid: no aiconfigurator here: pip install aiconfigurator==0.12.0", file=sys.stderr)
         return 2
@@ -73,7 +74,7 @@ def main() -> int:
         for system, sizes in systems.items():
             with tempfile.TemporaryDirectory() as folder:
                 model = configured(name, Path(folder))
-                rows = [row for tp in sizes for row in measured(EngineHandle, model, folder, system, tp)]
+                rows = [row for tp in sizes for row in measured(engine.EngineHandle, model, folder, system, tp)]
             if rows:
                 write(out / f"{name}_{system}_vllm.csv", rows)
     return 0

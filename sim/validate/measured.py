@@ -105,15 +105,14 @@ class Steady:
     max_num_batched_tokens: int
     offload: bool
     """The table's ``cpu_offload``."""
-    e2e_mean: float | None
-    """As all times: None where the cell is empty."""
-    e2e_p90: float | None
-    e2e_p99: float | None
-    itl_mean: float | None
+    e2e_mean: float
+    e2e_p90: float
+    e2e_p99: float
+    itl_mean: float
     """Published as inter-token latency: whole latency over output tokens, as the client counted these."""
-    ttft_mean: float | None
-    ttft_p90: float | None
-    ttft_p99: float | None
+    ttft_mean: float
+    ttft_p90: float
+    ttft_p99: float
     where: str = ""
     """File and line."""
 
@@ -228,12 +227,10 @@ def read_steady(text: str, file: str) -> tuple[list[Steady], list[BadRow]]:
 
 
 def _steady(row: Mapping[str, str], where: str) -> Steady:
-    times = {name: _cell(row, name, where) if row[name].strip() else None for name in TIMES}
-    wrong = next((name for name, value in times.items() if value is not None and value <= 0), None)
+    times = {name: _cell(row, name, where) for name in TIMES}
+    wrong = next((name for name, value in times.items() if value <= 0), None)
     if wrong:
         raise BadRow(where, wrong, row[wrong], "a time in ms is more than 0")
-    if all(value is None for value in times.values()):
-        raise BadRow(where, "", "", f"no time is measured: {', '.join(TIMES)} are empty")
     return Steady(
         number=f"{_cell(row, 'exp_id', where):g}",
         model=row["model"],
@@ -241,7 +238,7 @@ def _steady(row: Mapping[str, str], where: str) -> Steady:
         tp=_positive(row, "tp", where),
         workload=row["workload"],
         max_num_batched_tokens=_positive(row, "max_num_batched_tokens", where),
-        offload=bool(row["cpu_offload"].strip()) and _cell(row, "cpu_offload", where) != 0,
+        offload=_cell(row, "cpu_offload", where) != 0,
         where=where,
         **times,
     )

@@ -12,6 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from cluster.errors import UsageError
+from costs.bounds import does_not_fit
 from costs.cost import costs_of
 from costs.hardware import gpu_named
 from costs.model import ModelShape
@@ -64,11 +66,14 @@ def replay_steady(
     row: Steady, model: ModelShape, profiles: Sequence[Profile], load: Load = USUAL, *, must_fit: bool = False
 ) -> Comparison:
     """The run's load, made anew from several seeds, beside its published means and percentiles."""
-    workload = workload_named(row.workload)
+    workload, gpu, shape = workload_named(row.workload), gpu_named(row.gpu), Spans(tp=row.tp)
+    refused = does_not_fit(model, gpu, shape, memory_share=MEMORY_SHARE_THEN)
+    if refused:
+        raise UsageError(refused)
     costs = costs_of(
         model,
-        gpu_named(row.gpu),
-        Spans(tp=row.tp),
+        gpu,
+        shape,
         profiles=profiles,
         memory_share=MEMORY_SHARE_THEN,
         batched_tokens=row.max_num_batched_tokens,
@@ -119,20 +124,13 @@ def _steady_figures(row: Steady, output_tokens: int, seen: Sequence[Times]) -> I
     def e2e(times: Times) -> Array:
         return times.e2e
 
-    tpot = None
-    if row.e2e_mean is not None and row.ttft_mean is not None:
-        # All answers are equally long, so that the means of TTFT and E2E say what the mean TPOT was.
-        tpot = (row.e2e_mean - row.ttft_mean) / (output_tokens - 1)
-    told = (
-        ("TTFT mean", row.ttft_mean, mean(ttft)),
-        ("TTFT p90", row.ttft_p90, percentile(ttft, 90)),
-        ("TTFT p99", row.ttft_p99, percentile(ttft, 99)),
-        ("TPOT mean", tpot, mean(lambda times: times.tpot)),
-        ("ITL mean", row.itl_mean, mean(lambda times: times.latency_per_token)),
-        ("E2E mean", row.e2e_mean, mean(e2e)),
-        ("E2E p90", row.e2e_p90, percentile(e2e, 90)),
-        ("E2E p99", row.e2e_p99, percentile(e2e, 99)),
-    )
-    for name, measured, predicted in told:
-        if measured is not None:
-            yield over_seeds(name, "ms", measured, predicted)
+    yield over_seeds("TTFT mean", "ms", row.ttft_mean, mean(ttft))
+    yield over_seeds("TTFT p90", "ms", row.ttft_p90, percentile(ttft, 90))
+    yield over_seeds("TTFT p99", "ms", row.ttft_p99, percentile(ttft, 99))
+    # All answers are equally long, so that the means of TTFT and E2E say what the mean TPOT was.
+    tpot = (row.e2e_mean - row.ttft_mean) / (output_tokens - 1)
+    yield over_seeds("TPOT mean", "ms", tpot, mean(lambda times: times.tpot))
+    yield over_seeds("ITL mean", "ms", row.itl_mean, mean(lambda times: times.latency_per_token))
+    yield over_seeds("E2E mean", "ms", row.e2e_mean, mean(e2e))
+    yield over_seeds("E2E p90", "ms", row.e2e_p90, percentile(e2e, 90))
+    yield over_seeds("E2E p99", "ms", row.e2e_p99, percentile(e2e, 99))
