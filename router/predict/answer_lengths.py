@@ -359,7 +359,7 @@ def _keys(features: Features) -> tuple[Hashable, ...]:
 
 _TOOLS, _FORMAT, _FENCE, _SHORT = 1, 2, 4, 8
 _SHORT_ASKS: Final = ("one word", "briefly", "in short", "one sentence", "yes or no")
-_LAST_READ = 1000
+_LAST_READ = 400
 """Characters of the last message that are looked at."""
 
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from router.core.arrays import Ints
 from router.core.values import Wanted
@@ -68,38 +67,40 @@ class RowPrices(Figures):
         self._few: Final = columns.top <= few
         self._shortlist: Final = None if self._few else Shortlist(self)
         if self._few:
-            self._time(range(columns.top), None)
+            rows = range(columns.top)
+            inflight, limits = columns.inflight.tolist(), columns.limits(wanted.routers).tolist()
+            self._places.extend([inflight[row] < limits[row] for row in rows])
+            self._open.extend(self._opened(rows))
+            self._time(rows)
 
     def _position(self, row: int) -> int:
         """Where a row stands in the lists."""
-        if self._few:
+        if self._shortlist is None:
             return row
         if row not in self._at:
-            self._add([row])
+            self._add([row], self._shortlist)
         return self._at[row]
 
-    def _add(self, rows: list[int]) -> None:
-        """Price these as well, of a large fleet."""
+    def _add(self, rows: list[int], shortlist: Shortlist) -> None:
+        """Price these as well, of a large fleet: where there is room its columns know."""
         new = [row for row in rows if row not in self._at]
         if new:
             for row in new:
                 self._at[row] = len(self._at)
             of = np.array(new, dtype=np.int64)
-            self._time(new, of)
+            self._places.extend(shortlist.places[of].tolist())
+            self._open.extend(shortlist.open[of].tolist())
+            self._answers.extend(shortlist.answers()[of].tolist())
+            self._time(new)
             self._price(new)
-            self._take_answers(new)
 
-    def _time(self, rows: Sequence[int], of: Ints | None) -> None:
-        """Its first token and its steps at these rows. `of`: the same rows, to read columns at; None: all."""
-        columns = self.fleet.columns
-        inflight, limits = _read(columns.inflight, of), _read(columns.limits(self.wanted.routers), of)
-        self._places.extend([inflight[at] < limits[at] for at in range(len(rows))])
-        self._time_prompts(rows, of)
-        self._open.extend(self._opened(rows))
+    def _time(self, rows: Sequence[int]) -> None:
+        """Its first token and its steps at these rows."""
+        self._time_prompts(rows)
         self._time_firsts(rows)
         self._time_steps(rows)
 
-    def _time_prompts(self, rows: Sequence[int], of: Ints | None) -> None:
+    def _time_prompts(self, rows: Sequence[int]) -> None:
         """Its prompt at each row, what is cached there left out."""
         step_model, first = self.fleet.inflight.step_model, len(self._prompt)
         by_kind, speeds = step_model.of_prompt_by_make(self.tokens), step_model.rows
@@ -109,14 +110,14 @@ class RowPrices(Figures):
             self._prompt.append(speed.prefill_factor * ms)
             self._stall.append(speed.prefill_factor * stall_ms)
         if self.match is not None:
-            mask = -1 if of is None else sum([1 << row for row in rows])
+            mask = -1 if self._few else sum([1 << row for row in rows])
             for chunks, bits in self.match.levels:
                 left = bits & mask
                 cached = step_model.of_prompt_by_make(self.tokens, self.held(chunks)) if left else by_kind
                 while left:
                     row = left.bit_length() - 1
                     left ^= 1 << row
-                    place, speed = row if of is None else self._at[row], speeds[row]
+                    place, speed = row if self._few else self._at[row], speeds[row]
                     ms, stall_ms, _ = cached[speed.kind]
                     self._prompt[place] = speed.prefill_factor * ms
                     self._stall[place] = speed.prefill_factor * stall_ms
@@ -127,16 +128,14 @@ class RowPrices(Figures):
                 self._prompt[first + at] += beside * by_kind[speeds[row].kind][2]
 
     def _opened(self, rows: Sequence[int]) -> list[bool]:
-        places = self._places[len(self._open) :]
+        """Of a small fleet, where its prompt would be computed at once."""
         until = math.inf if self.saturation is None else self.saturation.opens_until_ms(self.wanted)
         if self.saturation is None or until == math.inf:
-            return places
+            return self._places
         loads = self.fleet.inflight.rows
-        found = [places[at] and loads[row].opens <= until for at, row in enumerate(rows)]
+        found = [self._places[row] and loads[row].opens <= until for row in rows]
         lanes = self.saturation.lanes(self.wanted, len(self.fleet))
-        if lanes is not None:
-            found = [found[at] and rows[at] in lanes for at in range(len(rows))]
-        return found
+        return found if lanes is None else [found[row] and row in lanes for row in rows]
 
     def _time_firsts(self, rows: Sequence[int]) -> None:
         """Its first token at each row."""
@@ -216,16 +215,15 @@ class RowPrices(Figures):
         return self._answers
 
     def _take_answers(self, rows: Sequence[int]) -> None:
-        loads, own, begin = self.fleet.inflight.rows, self.own_tokens(), len(self._answers)
-        self._answers.extend(
-            [self._places[begin + number] and loads[row].kv_free >= own for number, row in enumerate(rows)]
-        )
+        """Of a small fleet."""
+        loads, own = self.fleet.inflight.rows, self.own_tokens()
+        self._answers.extend([self._places[row] and loads[row].kv_free >= own for row in rows])
         if self.saturation is not None:
             target, margin = self.tpot_ms or math.inf, self.saturation.margin / self.tpot_unit
-            for number, row in enumerate(rows):
-                load, at = loads[row], begin + number
-                if load.decoding and self._used[at] > min(load.strictest, target) * margin:
-                    self._answers[at] = False
+            for row in rows:
+                load = loads[row]
+                if load.decoding and self._used[row] > min(load.strictest, target) * margin:
+                    self._answers[row] = False
 
     # --- at one row ---------------------------------------------------------------------------------------------------
 
@@ -332,7 +330,7 @@ class RowPrices(Figures):
             now = shortlist.open[rows]
             if not now.all():
                 found = sorted({*found, *listed(rows[now], rank)})
-        self._add(found)
+        self._add(found, shortlist)
         return found
 
     def least_prompt_ms(self, rows: Ints) -> float:
@@ -348,12 +346,6 @@ class RowPrices(Figures):
             return float(self._shortlist.alone[rows].min())
         among: list[int] = rows.tolist()
         return min([self._alone[row] for row in among])
-
-
-def _read(column: NDArray[Any], of: Ints | None) -> list[Any]:
-    """A column's values, at these rows or all, as Python's own."""
-    found: list[Any] = column.tolist() if of is None else column[of].tolist()
-    return found
 
 
 def _best(priced: Priced, count: int) -> Priced:

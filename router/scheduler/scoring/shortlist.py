@@ -17,7 +17,7 @@ from router.core.arrays import Bools, Floats, Ints
 from router.predict.prefix_cache import rows_of
 from router.scheduler.scoring.figures import LOOSE, Figures
 
-LISTED: Final = 24
+LISTED: Final = 12
 """Rows that are priced of those that are asked for; four are wanted of each kind (`workload.K`)."""
 
 
