@@ -1,12 +1,12 @@
-"""Slots: sixteen bytes of the producer's memory that say whether a hold still stands. Pure.
+"""Hold marks: sixteen bytes in a slot of the producer's memory say whether a hold still stands. Pure.
 
-The producer writes a hold's mark into a slot before it computes the first token of the prompt, and clears it before the
-blocks can belong to anybody else. The consumer is told slot and mark in the hold's transfer fields, reads the blocks,
-and *then* reads the slot: the mark still there means that the blocks were the hold's until after the last of them was
-read. Nobody on the producer has to be awake for it, and nothing that the consumer misreads looks like a mark.
+The producer writes a hold's mark into a slot before it computes the first token of the prompt, and clears the slot
+before the blocks can belong to another request. The consumer learns slot and mark from the hold's transfer fields,
+reads the blocks, and *then* reads the slot. If the mark is still there, the blocks belonged to the hold until the last
+of them was read. No code of the producer has to run for this check, and no misread bytes look like a mark.
 
-A mark is a keyed digest: who has not seen the producer's answer cannot know it, so it also proves, in the consumer's
-notice of having read, that the hold was given to its sender.
+A mark is a keyed digest: a program that has not seen the producer's answer cannot know it. So the mark also proves, in
+the consumer's notice of having read, that the hold was given to the sender of the notice.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from typing import Any, Final
 
 SLOT_BYTES: Final = 16
 SLOTS: Final = 16_384
-"""Slots of an engine: its prefill legs that wait, run or are held. 256 KiB; with all taken, prompts are computed on D.
-"""
+"""Slots of an engine: one for each prefill leg that waits, runs or is held. 256 KiB. If all are taken, D computes the
+prompts."""
 SLOTS_MAX: Final = 1 << 20
-"""No table is larger (16 MiB): an index from a peer is checked against it before it becomes an address."""
+"""The largest table (16 MiB). A slot index from a peer is checked against this before it becomes an address."""
 CLEAR: Final = bytes(SLOT_BYTES)
-"""What stands in a slot that vouches for nothing. No mark: a digest of sixteen zero bytes is not going to happen."""
+"""The content of a slot without a hold. It is never a mark: no digest of sixteen zero bytes will occur."""
 
 FIELD: Final = "baton_slot"
-"""Our key among the transfer fields of P's answer: ``[index, mark in hexadecimal]``."""
+"""Baton's key among the transfer fields of P's answer: ``[index, mark in hexadecimal]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a hold's mark stands, and which."""
+    """The slot of a hold, and the mark in it."""
 
     index: int
     mark: bytes
 
     @property
     def proof(self) -> str:
-        """The mark as it stands in transfer fields and notices."""
+        """The mark as text, as transfer fields and notices spell it."""
         return self.mark.hex()
 
     def field(self) -> list[Any]:
-        """As it stands in transfer fields: JSON."""
+        """Slot and mark as JSON, for the transfer fields."""
         return [self.index, self.proof]
 
 
 def slot_in(fields: Mapping[str, Any]) -> Slot | None:
-    """The slot that transfer fields name; None where there is none, or none that can be read. Never raises."""
+    """The slot that transfer fields name; None if they name none, or none that is readable. Never raises."""
     value = fields.get(FIELD)
     if not isinstance(value, list | tuple) or len(value) != 2:
         return None
@@ -60,7 +60,7 @@ def slot_in(fields: Mapping[str, Any]) -> Slot | None:
 
 
 def mark_of(proof: object) -> bytes | None:
-    """The mark that a text spells, in the one spelling there is."""
+    """The mark that a text spells; None for any other spelling than the canonical one."""
     if not isinstance(proof, str) or len(proof) != 2 * SLOT_BYTES or not proof.isascii():
         return None
     try:
@@ -71,31 +71,33 @@ def mark_of(proof: object) -> bytes | None:
 
 
 class Slots:
-    """Hands the slots of one table out, the longest unused first, each time with another mark."""
+    """Hands out the slots of one table, the longest unused first, each time with a new mark."""
 
     def __init__(self, count: int, key: bytes) -> None:
-        """`key`: random, of this life of the engine, 16 to 64 bytes.
+        """`key`: random bytes, new for each start of the engine, 16 to 64 of them.
 
         Raises:
-            ValueError: a table that cannot be.
+            ValueError: the table's size or the key's length is out of range.
         """
         if not 0 < count <= SLOTS_MAX or not 16 <= len(key) <= 64:
             raise ValueError(f"a table has 1 to {SLOTS_MAX} slots, and a key 16 to 64 bytes")
         self._count = count
         self._fresh = 0
-        """This one and those after it were never taken: nothing is kept for them."""
+        """This slot and those after it were never taken; nothing is stored for them."""
         self._back: deque[int] = deque()
-        """Those that were given back, in that order."""
+        """Slots that were given back, in that order."""
         self._key = key
         self._made = 0
 
     @property
     def free(self) -> int:
-        """How many are left."""
+        """The number of free slots."""
         return self._count - self._fresh + len(self._back)
 
     def take(self, owner: str) -> Slot | None:
-        """A slot for a hold; None when all are taken: then nothing vouches for it, and nobody may use its blocks."""
+        """A slot for a hold. None if all are taken: then no mark can confirm the hold, and no consumer may use its
+        blocks.
+        """
         if self._fresh < self._count:
             index, self._fresh = self._fresh, self._fresh + 1
         elif self._back:
@@ -107,5 +109,5 @@ class Slots:
         return Slot(index, hashlib.blake2b(said, key=self._key, digest_size=SLOT_BYTES).digest())
 
     def give_back(self, slot: Slot) -> None:
-        """It may be taken again: its next mark overwrites this one before anything else of its next owner happens."""
+        """Make the slot available again: its next mark overwrites this one before its next owner does anything else."""
         self._back.append(slot.index)

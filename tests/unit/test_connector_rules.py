@@ -367,7 +367,7 @@ def test_nothing_is_compared_where_the_hold_is_gone_and_what_raises_is_not_used(
     p.add("r", ["g"], [Source("a", 64, b"note")], MARK, wrong=lambda: {}["memory that is gone"])
     assert p.step() == 0
     told = p.take("r")
-    assert told is not None and told.because == "what has come could not be checked (KeyError)" and not told.broken
+    assert told is not None and told.because == "the blocks could not be checked (KeyError)" and not told.broken
 
 
 def test_a_mark_of_an_earlier_life_is_none_of_this_one() -> None:
