@@ -1,9 +1,9 @@
-"""Bodies in chunks: taken apart as they come, each part of them within bounds. Pure.
+"""Bodies in chunks, decoded as they arrive, each part within bounds. Pure.
 
-httptools reads chunks as well, but keeps trailers of any length and tells nothing of extensions. A client that sends a
-body may send both, so they are counted here: what is not the body is never more than a few kilobytes, and is forgotten.
-Everything is read by the letter of RFC 9112 (7.1): a line ends with CR LF, a size is hexadecimal digits, nothing else.
-The rest is refused, because another reader of the same bytes might find another request in them.
+httptools reads chunks as well, but keeps trailers of any length and does not report extensions. A client that sends a
+body may send both, so they are counted here: bytes that are not the body never take more than a few kilobytes, and are
+dropped. Everything is read by the letter of RFC 9112 (7.1): a line ends with CR LF, a size is hexadecimal digits only.
+Anything else is refused, because another reader of the same bytes might find another request in them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Final
 from cluster.errors import ApiError, bad_request, too_large
 
 LINE_BYTES_MAX: Final = 1024
-"""A chunk's first line: its size and its extensions (signatures of uploads are some 90 bytes)."""
+"""The first line of a chunk: its size and its extensions (signatures of uploads take some 90 bytes)."""
 
 EXTENSION_BYTES_MAX: Final = 1 << 16
-"""Extensions of one body, all together."""
+"""The extensions of one body together."""
 
 TRAILER_BYTES_MAX: Final = 1 << 13
-"""Trailers of one body, all together. Nothing here reads them."""
+"""The trailers of one body together. No part of the router reads them."""
 
 CRUMBS_MAX: Final = 8192
 CRUMB_BYTES: Final = 64
-"""A body may have so many chunks, and one more for each so many bytes: a chunk costs a microsecond, however small."""
+"""A body may have this many chunks, plus one for each so many bytes: a chunk costs a microsecond, however small."""
 
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})([ \t]*;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _TRAILER: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
@@ -43,30 +43,30 @@ class Chunks:
 
         Args:
             bytes_max: its largest size.
-            keeps: put it together in `body`; else its end is looked for, and no more.
+            keeps: collect it in `body`; else only its end is searched.
         """
-        self.body = BytesIO()  # whose value is what was written, and no copy of it
+        self.body = BytesIO()  # its value is the written buffer, without a copy
         self.size = 0
         self._bytes_max: Final = bytes_max
         self._keeps: Final = keeps
         self._state = _LINE
         self._left = 0
         self._rest = b""
-        """The beginning of a line whose end has not come."""
+        """The beginning of a line whose end has not arrived."""
         self._chunks = 0
         self._spare = EXTENSION_BYTES_MAX
-        """Bytes that lines may still have beyond their sizes: of extensions, then of trailers."""
+        """Bytes that lines may still have beyond their sizes: for extensions, then for trailers."""
 
     @property
     def done(self) -> bool:
-        """Its end has come."""
+        """Whether the body's end has arrived."""
         return self._state == _DONE
 
     def feed(self, data: bytes) -> int:
-        """Take what came. Returns how much of it is this body's: all of it until `done`.
+        """Take arrived bytes. Returns how many of them belong to this body: all of them until `done`.
 
         Raises:
-            ApiError: 400 for what is no chunk, 413 for a body that is too large, 431 for its trailers.
+            ApiError: 400 for invalid chunks, 413 for a body that is too large, 431 for its trailers.
         """
         at, before = 0, len(self._rest)
         if before:
@@ -91,7 +91,7 @@ class Chunks:
         return at - before
 
     def _line(self, data: bytes, at: int) -> int:
-        """Read one line. Returns where it ends, or -1: it has not all come."""
+        """Read one line. Returns its end, or -1 if it has not fully arrived."""
         if self._state == _LINE:
             return self._size(data, at)
         if self._state == _TRAILERS:

@@ -1,7 +1,7 @@
-"""Connections to engines for legs: kept alive, one leg at a time on each, answers told piece by piece. A shell.
+"""Connections to engines for legs: kept alive, one leg at a time on each, answers reported piece by piece. A shell.
 
-Who sends a leg hears `Listener`'s calls: never while it is being sent, and none after `Leg.close`. Of a lost leg holds
-what `router.http.upstream` promises: `EngineLost.reached` tells whether there was a connection at all.
+The sender of a leg gets `Listener`'s calls: never while the leg is being sent, and none after `Leg.close`. For a lost
+leg the rule of `router.http.upstream` holds: `EngineLost.reached` says whether there was a connection at all.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from router.http.headers import printable
 from router.http.upstream import CONNECT_S, KEEPALIVE_S, EngineLost, not_connected
 
 SWEEP_S: Final = 0.5
-"""Idle connections are looked at this often, and legs that may be silent for long. (An idle connection older than
-`KEEPALIVE_S` is never used in any case.)"""
+"""The interval at which idle connections are checked, and legs that may be silent for long. (An idle connection older
+than `KEEPALIVE_S` is never used in any case.)"""
 
 LONG_SILENCE_S: Final = 10.0
-"""A leg that may be silent for this long is looked at in the sweep, without a timer of its own: half a second more does
-not matter then, and most legs never need one."""
+"""A leg that may be silent for this long is checked in the sweep, without a timer of its own: half a second more does
+not matter then, and most legs never need a timer."""
 
 HEAD_BYTES_MAX: Final = 1 << 16
-"""An answer's head is shorter, or it is no answer. So is what comes of its framing (trailers, chunks' extensions)
-without a byte of its body between."""
+"""An answer's head must be shorter. The same limit holds for its framing (trailers, chunks' extensions) between two
+bytes of its body."""
 
 _NO_ANSWER: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade)
-"""What the parser raises: the second one, of a status 101, is none of the first."""
+"""What the parser raises: the second one, for a status 101, is not a subclass of the first."""
 
 PIECE_BYTES: Final = 1 << 16
-"""Bodies over this are not copied together with their heads."""
+"""Larger bodies are not copied together with their heads."""
 
 CHUNK_BYTES_MAX: Final = 4096
 """Longer chunks go through the parser; the event of a token has some hundred bytes."""
 
 
 def _framings(longest: int) -> list[bytes]:
-    framings = [b"\n"] * (longest + 1)  # no chunk begins so
+    framings = [b"\n"] * (longest + 1)  # no chunk begins with this
     for size in range(1, longest):
         begin = b"%x\r\n" % size
         if len(begin) + size + 2 <= longest:
@@ -51,44 +51,44 @@ def _framings(longest: int) -> list[bytes]:
 
 
 _EVENT_ENDS: Final = b"\n\n\r\n"
-"""And its chunk with it."""
+"""The end of an event and of its chunk."""
 
 _FRAMINGS: Final = _framings(CHUNK_BYTES_MAX)
-"""How a whole chunk begins, by its length, framing included. To compare is cheaper than to read a number."""
+"""How a whole chunk begins, by its length, framing included. Comparing is cheaper than reading a number."""
 
 
 _READ: Final = frozenset(
     {b"content-type", b"cache-control", b"content-encoding", b"content-length", b"transfer-encoding"}
 )
-"""Headers of an answer that are looked at."""
+"""The headers of an answer that are read."""
 
 
 class Listener(Protocol):
-    """Who hears an answer. `ended` or `lost` comes last."""
+    """The receiver of an answer. `ended` or `lost` comes last."""
 
     def opened(self, status: int, content_type: str, cache_control: str) -> None:
-        """Its head is here."""
+        """The answer's head has arrived."""
 
     def body(self, data: bytes) -> None:
-        """Bytes of it came."""
+        """Bytes of the answer have arrived."""
 
     def chunk(self, framed: bytes, begin: int) -> object:
-        """One whole chunk, as HTTP frames it, that ends as an event does: its bytes are ``framed[begin:-2]``. What it
-        returns comes back through `happened`, if it is not None.
+        """One whole chunk, as HTTP frames it, that ends as an event does: its bytes are ``framed[begin:-2]``. A result
+        other than None comes back through `happened`.
         """
 
     def happened(self, found: object) -> None:
         """`Leg.chunk` has returned this."""
 
     def ended(self) -> None:
-        """It is complete."""
+        """The answer is complete."""
 
     def lost(self, lost: EngineLost) -> None:
-        """It never will be."""
+        """The answer will never be complete."""
 
 
 class Patient(Protocol):
-    """Who waits for something that mostly comes long before it is due."""
+    """An object with a deadline that mostly is met long before."""
 
     def look(self, now: float) -> None:
         """Called every `SWEEP_S`. `now`: monotonic seconds, as the loop counts them."""
@@ -122,11 +122,12 @@ class Leg:
         silence_s: float,
     ) -> None:
         self.listener: Listener | None = listener
-        """None: it is over."""
+        """None: the leg is over."""
         self.complete = False
-        """All of its answer is here: what the listener hears now is followed by its end."""
+        """The whole answer has arrived: the listener's current call is followed by its end."""
         self.chunk: Callable[[bytes, int], object] = listener.chunk
-        """Takes whole chunks: the listener's own, until it names another. A token's way is as short as it can be."""
+        """Takes whole chunks: the listener's own method, until the listener names another. This keeps a token's path as
+        short as possible."""
         self._legs = legs
         self._pool = pool
         self._request = request
@@ -137,7 +138,7 @@ class Leg:
         self._connection: Connection | None = None
 
     def begin(self, *, fresh: bool = False) -> None:
-        """Send it, on a connection that is there or on a new one."""
+        """Send the leg, on an existing connection or on a new one."""
         connection = None if fresh else self._pool.idle(self._legs.loop.time())
         if connection is None:
             self._legs.spawn(self)
@@ -145,14 +146,14 @@ class Leg:
             self.ride(connection)
 
     def ride(self, connection: Connection) -> None:
-        """Send it on this connection."""
+        """Send the leg on this connection."""
         self._connection = connection
         connection.send(self, self._request)
         if self._silence_s and self._timer is None:
             self._watch(self._silence_s)
 
     def look(self, now: float) -> None:
-        """How long it has been silent."""
+        """Check how long the leg has been silent."""
         connection = self._connection
         if connection is None or connection.paused:
             return
@@ -160,7 +161,7 @@ class Leg:
             self._silent(connection)
 
     async def connect(self) -> None:
-        """A new connection for it."""
+        """Open a new connection for the leg."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 connection = await self._pool.connect()
@@ -175,8 +176,8 @@ class Leg:
                 self.ride(connection)
 
     def broke(self, because: str, *, heard: bool) -> None:
-        """Its connection is gone. Without a byte of an answer it is taken for an idle one that the engine closed at
-        this very moment, and the leg sent again on a new one; with `once` it is not.
+        """The leg's connection is gone. Without a byte of an answer, it counts as an idle one that the engine closed at
+        this very moment, and the leg is sent again on a new one; with `once` it is not.
         """
         self._connection = None
         if heard or self._once or self._tried:
@@ -186,7 +187,7 @@ class Leg:
             self.begin(fresh=True)
 
     def over(self, lost: EngineLost | None = None) -> None:
-        """It has ended."""
+        """The leg has ended."""
         listener = self._forget()
         if listener is not None and lost is None:
             listener.ended()
@@ -194,14 +195,14 @@ class Leg:
             listener.lost(lost)
 
     def refuse(self, lost: EngineLost) -> None:
-        """Break off: what has come of its answer is not what its listener can take; the listener hears of the loss."""
+        """Break off: the listener cannot use the answer's bytes so far. The listener is told of the loss."""
         connection = self._connection
         if connection is not None:
             connection.cut()
         self.over(lost)
 
     def close(self) -> None:
-        """Break off: its engine aborts what it is doing for us. Nobody is told."""
+        """Break off without telling the listener: the engine aborts the leg's work."""
         connection = self._connection
         if self._forget() is not None and connection is not None:
             connection.cut()
@@ -218,7 +219,7 @@ class Leg:
     # -- silence and slow readers --
 
     def limit_silence(self, silence_s: float) -> None:
-        """It may be silent for no longer than this from now on."""
+        """The leg may be silent for no longer than this from now on."""
         self._silence_s = silence_s
         if self._timer is not None:
             self._timer.cancel()
@@ -237,7 +238,7 @@ class Leg:
     def _look(self) -> None:
         connection = self._connection
         if connection is None:
-            self._timer = None  # being sent again
+            self._timer = None  # sent again at the moment
             return
         now = self._legs.loop.time()
         since = now if connection.paused else connection.heard_at
@@ -254,7 +255,7 @@ class Leg:
             listener.lost(EngineLost(f"silent for {self._silence_s:g} s", reached=True))
 
     def pause(self) -> None:
-        """Read no more of it: its client does not keep up."""
+        """Stop reading: the client reads too slowly."""
         if self._connection is not None:
             self._connection.pause()
 
@@ -267,7 +268,7 @@ class Leg:
 class Connection(asyncio.Protocol):
     """One connection, one leg at a time."""
 
-    __deletable__ = ("_parser",)  # compiled (mypyc) no other attribute can be
+    __deletable__ = ("_parser",)  # compiled (mypyc) no other attribute can be deleted
     __slots__ = (
         "_bodies",
         "_cache_control",
@@ -314,10 +315,10 @@ class Connection(asyncio.Protocol):
         self._head = self._length_known = self._whole_chunks = self._complete = self._keep = False
         self._head_bytes = self._status = self._framing_bytes = 0
         self._fault: EngineLost | None = None
-        """Why its answer is not read on."""
+        """Why its answer is not read further."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by descent
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass
         self._pool.opened.add(self)
         sock = self._transport.get_extra_info("socket")
         if sock is not None:
@@ -325,13 +326,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """It can take a leg."""
+        """Whether the connection can take a leg."""
         return self._leg is None and self._transport is not None and not self._transport.is_closing()
 
     @property
     def silent(self) -> bool:
-        """Nothing has come that was not read yet. What comes before a leg is sent is no answer to it: bytes behind the
-        end of another client's answer, or the connection's end.
+        """Whether no unread bytes have arrived. Bytes that arrive before a leg is sent do not answer it: they follow
+        another answer's end, or mean the connection's end.
         """
         return not self._poll.poll(0)
 
@@ -348,13 +349,13 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(request)
 
     def cut(self) -> None:
-        """Break off at once; nobody is told."""
+        """Break off at once, without telling a listener."""
         self._leg = None
         if self._transport is not None:
             self._transport.abort()
 
     def pause(self) -> None:
-        """Read nothing."""
+        """Stop reading."""
         if self._transport is not None and not self.paused:
             self.paused = True
             self._transport.pause_reading()
@@ -369,7 +370,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._time()
         leg, size = self._leg, len(data)
-        # Most of what comes is one token: one chunk, whole. It is looked at no further than to be sure of that.
+        # Most pieces are one token: one whole chunk. They are checked no further than to be sure of that.
         if self._whole_chunks and size <= CHUNK_BYTES_MAX and leg is not None:
             begin = _FRAMINGS[size]
             if data.startswith(begin) and data.endswith(_EVENT_ENDS):
@@ -378,7 +379,7 @@ class Connection(asyncio.Protocol):
                     leg.listener.happened(found)
                 return
         if leg is None:
-            self.cut()  # nobody has asked anything
+            self.cut()  # no leg was sent
             return
         if not self._head:
             self._head_bytes += len(data)
@@ -388,7 +389,7 @@ class Connection(asyncio.Protocol):
             if not self._complete:
                 self._give_up(self._fault or _malformed(str(error)))
                 return
-            self._keep = False  # the answer is whole; what stands behind its end goes with the connection
+            self._keep = False  # the answer is complete; bytes after its end go with the connection
         if not self._head and self._head_bytes > HEAD_BYTES_MAX:
             self._give_up(_malformed("its head has no end"))
             return
@@ -399,7 +400,7 @@ class Connection(asyncio.Protocol):
             if self._framing_bytes > HEAD_BYTES_MAX and not self._complete:
                 self._give_up(_malformed("its framing has no end"))
                 return
-        # Where a body's last piece is not the last that came, a line end closes its chunk: there is none in between.
+        # If a body's last piece is not the last arrived one, a line end closes its chunk.
         bodies = self._bodies
         self._whole_chunks = bool(
             bodies and bodies[-1].endswith(b"\n\n") and data.endswith(_EVENT_ENDS) and not self._complete
@@ -407,7 +408,7 @@ class Connection(asyncio.Protocol):
         self._tell(leg)
 
     def _tell(self, leg: Leg) -> None:
-        """What came with the last bytes."""
+        """Report what came with the last bytes."""
         if self._bodies:
             data = self._bodies[0] if len(self._bodies) == 1 else b"".join(self._bodies)
             self._bodies.clear()
@@ -439,12 +440,12 @@ class Connection(asyncio.Protocol):
     # httptools' callbacks
 
     def on_message_begin(self) -> None:
-        if self._complete:  # behind the end of an answer: it would be read as the next leg's
+        if self._complete:  # after an answer's end: they would be read as the next leg's
             self._keep = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name not in _READ or self._head:  # trailers say nothing
+        if name not in _READ or self._head:  # trailers are ignored
             return
         said = value.decode("latin-1")
         if name == b"content-type":
@@ -470,7 +471,7 @@ class Connection(asyncio.Protocol):
             self._fault = _malformed(f"its status is {self._status}")
         if self._fault is not None:
             raise ValueError("an answer that is not read")
-        if self._status < 200:  # what only says that more is to come
+        if self._status < 200:  # only announces the real answer
             self._content_type, self._cache_control = "application/json", ""
             return
         self._head = True
@@ -489,7 +490,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
         self._transport = None
-        del self._parser  # the two know each other, and nothing is to be read any more
+        del self._parser  # the two refer to each other, and nothing is read any more
         leg = self._leg
         if leg is not None and exc is None and self._head and not self._length_known:
             self._leg = None
@@ -519,7 +520,7 @@ class Pool:
         self.base = parts.path.rstrip("/")
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._idle: dict[Connection, None] = {}
-        """In the order in which they were given back."""
+        """Idle connections in the order in which they were given back."""
         self.opened: set[Connection] = set()
 
     def idle(self, now: float) -> Connection | None:
@@ -532,21 +533,21 @@ class Pool:
         return None
 
     async def connect(self) -> Connection:
-        """A new one. Raises OSError."""
+        """A new connection. Raises OSError."""
         _, made = await self.loop.create_connection(lambda: Connection(self), self.host, self.port, ssl=self._ssl)
         return made
 
     def give_back(self, connection: Connection) -> None:
-        """It is free."""
+        """The connection is free."""
         self._idle[connection] = None
 
     def forget(self, connection: Connection) -> None:
-        """It is gone."""
+        """The connection is gone."""
         self.opened.discard(connection)
-        self._idle.pop(connection, None)  # which knows its pool: a cycle, once the pool is swept away
+        self._idle.pop(connection, None)  # it refers to its pool: a cycle, once the pool is swept away
 
     def sweep(self, now: float) -> None:
-        """Close what has been idle for too long."""
+        """Close connections that were idle for too long."""
         while self._idle and now - (oldest := next(iter(self._idle))).idle_since >= KEEPALIVE_S:
             del self._idle[oldest]
             oldest.cut()
@@ -566,7 +567,7 @@ class Legs:
         self._pools: dict[str, Pool] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self.long: set[Patient] = set()
-        """Legs that may be silent for long; and who else wants to be looked at now and then."""
+        """Legs that may be silent for long, and other objects that want to be checked in the sweep."""
         self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
         self._heads: dict[tuple[str, str], bytes] = {}
 
