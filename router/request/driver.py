@@ -316,7 +316,7 @@ class RequestDriver(LegOwner):
             self._try(self._answering.opened, leg, j.Lost("the instance was lost"))
 
     def passed_on(self, event: object) -> None:
-        """A chunk has told of this."""
+        """A chunk has led to this event."""
         assert isinstance(event, j.Lost)
         self.feed(event)
 

@@ -234,7 +234,7 @@ class Reply:
 
     def _broken(self, broken: SpliceBroken) -> j.Lost:
         self.broken_seams += 1
-        return j.Lost(f"the seam does not hold: {broken}")
+        return j.Lost(f"the splice does not hold: {broken}")
 
     def _count(self, events: bytes) -> None:
         """Count the tokens sent, up to the second. End and usage events do not count."""
