@@ -1,8 +1,8 @@
-"""What a run's engines draw: watts of each step, by what it computes and reads (`costs.power`). Pure.
+"""The power that a run's engines draw: watts of each step, by what it computes and reads (`costs.power`). Pure.
 
 Steps that do the same for the same requests are one sum: their contexts grow evenly, and power is linear in what is
-read, so that the middle of a run stands for all of it. Between steps a GPU draws what it draws idle. An engine whose
-costs are not the cost model's has no known power and counts nothing.
+read, so the middle of a run represents all of it. Between steps a GPU draws its idle power. An engine whose costs are
+not the cost model's has no known power and counts as nothing.
 """
 
 from __future__ import annotations
