@@ -30,7 +30,7 @@ class How(StrEnum):
     """Passed through to one instance that has the path and the model."""
     OWNER = "the instance that has the id"
     HERE = "the router"
-    REFUSED = "nobody"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
