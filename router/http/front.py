@@ -5,9 +5,9 @@ answers it through an `Outlet`; the bytes of any other request go to an aiohttp 
 request is under way at a time: bytes that a client sends before its answer is complete wait, within bounds. They also
 wait until the answer is written out: a client that does not read its answers gets no further ones.
 
-All state of a client is bounded: its head (`heads`), the framing of a body (`framing`), bodies that are being read
-(`uploads`), connections (`doors`). A request counts from its head on, and a closed connection leaves nothing behind: no
-object here refers back to itself, over however many steps.
+All state of a client is bounded: its head (`cluster.http.heads`), the framing of a body (`cluster.http.framing`), bodies
+that are being read (`uploads`), connections (`doors`). A request counts from its head on, and a closed connection leaves
+nothing behind: no object here refers back to itself, over however many steps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Final, NamedTuple, Protocol, cast
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.errors import ApiError, body_timeout, no_room, too_large
+from cluster.http.framing import Chunks
+from cluster.http.headers import Headers
+from cluster.http.heads import HEAD_BYTES_MAX, Head, check_expectation, read_head, too_long
 from router.core.eligibility import CHAT, COMPLETIONS
 from router.http.doors import Doors, Place
-from router.http.framing import Chunks
-from router.http.headers import Headers
-from router.http.heads import HEAD_BYTES_MAX, Head, check_expectation, read_head, too_long
 from router.http.outlet import Outlet
 from router.http.uploads import Uploads, client_of, no_room_for_bodies
 

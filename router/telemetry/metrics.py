@@ -73,9 +73,7 @@ class RouterMetrics:
         self.times = Times(self.registry, _SECONDS)
         self.finished = Finished(self.times, self.lately)
         self.attainment = Attainment(self.registry)
-        self.waiting = Gauge(
-            "baton_waiting_requests", "Requests in the flow-control queue, waiting for a place.", registry=self.registry
-        )
+        self.waiting = Gauge("baton_waiting_requests", "Requests in the flow-control queue.", registry=self.registry)
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
         self.clients = _ClientGauges(self.registry)
         self._handoffs = Counts(
