@@ -24,7 +24,7 @@ PEERS_MAX: Final = 4096
 """The number of engines that may be introduced at one time."""
 
 NOT_ITS_OWN: Final = "a block is not what was held"
-"""Why blocks whose digests differ are not used (`kvtransfer.vouchers`)."""
+"""Why blocks whose digests differ are not used (`kvtransfer.block_digests`)."""
 BROKEN: Final = frozenset({BECAUSE[Reading.SPOILT], BECAUSE[Reading.UNSEEN], NOT_ITS_OWN})
 """Endings of a pull that count against the connection between two instances. A hold that has ended does not."""
 

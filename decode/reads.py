@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from decode.table import BECAUSE, READINGS, Act, Cause, Reading
-from kvtransfer.slots import CLEAR, SLOT_BYTES
+from kvtransfer.hold_marks import CLEAR, SLOT_BYTES
 
 _BROKEN: Final = frozenset({BECAUSE[Reading.SPOILT], BECAUSE[Reading.UNSEEN]})
 NOT_TOLD = "nixlNotAllowedError"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.wire import TRANSFER
-from kvtransfer.slots import Slot, slot_in
+from kvtransfer.hold_marks import Slot, slot_in
 
 NAME_CHARS_MAX: Final = 256
 """A TransferId is a request's id (128 characters), an attempt and an epoch."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvtransfer.slots import mark_of
+from kvtransfer.hold_marks import mark_of
 
 NOTE_BYTES_MAX: Final = 1 << 20
 """A heartbeat for 10,000 requests has 500,000 bytes."""

@@ -18,10 +18,10 @@ from enum import StrEnum
 from typing import Any, Final, Generic, TypeVar
 
 from cluster.ids import InstanceId, TransferId
-from kvtransfer.alarms import Alarms
 from kvtransfer.packing import Blocks
 from kvtransfer.rows import Table
 from kvtransfer.ticket import Peer
+from kvtransfer.timers import Alarms
 
 LATE: Final = "late or unknown"
 REPEATED: Final = "repeated or out of turn"

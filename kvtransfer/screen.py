@@ -33,9 +33,9 @@ from cluster.wire import (
     fields_digest,
     form_parts,
 )
-from kvtransfer.alarms import Memory
 from kvtransfer.keys import InstanceKeys
 from kvtransfer.ticket import SKEW_S, Accepted, Expected, Refused, check
+from kvtransfer.timers import Memory
 
 LIFE_S: Final = 60.0
 """The lifetime of a router's tickets for guards: the router sends a leg at once, and its body has 30 s to arrive."""

@@ -17,9 +17,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvtransfer.alarms import Memory
 from kvtransfer.packing import Packer
 from kvtransfer.ticket import SKEW_S, Key
+from kvtransfer.timers import Memory
 
 BY: Final = "x-baton-by"
 """Header: the name of the program that sends the request."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from kvtransfer.alarms import Memory
-from kvtransfer.slots import Slot, Slots
+from kvtransfer.hold_marks import Slot, Slots
+from kvtransfer.timers import Memory
 from prefill.orders import Orders
 from prefill.table import LEGS, Act, Cause, Leg
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvtransfer.alarms import Alarms
+from kvtransfer.hold_marks import CLEAR, Slot
 from kvtransfer.notes import Beat, Read
-from kvtransfer.slots import CLEAR, Slot
+from kvtransfer.timers import Alarms
 from prefill.orders import Orders
 from prefill.table import LEASES, Act, Cause, Lease
 

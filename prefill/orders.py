@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvtransfer.slots import Slot
+from kvtransfer.hold_marks import Slot
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import Any, Final
 
 from cluster.ids import InstanceId, TransferId
-from kvtransfer.alarms import Memory
 from kvtransfer.packing import Blocks
 from kvtransfer.push import (
     LATE,
@@ -41,6 +40,7 @@ from kvtransfer.push import (
 )
 from kvtransfer.rows import Row, Table
 from kvtransfer.ticket import Peer
+from kvtransfer.timers import Memory
 
 
 class State(StrEnum):

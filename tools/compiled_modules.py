@@ -37,7 +37,7 @@ MODULES = (
     "engine.twin.runs",
     "engine.twin.schedule",
     "engine.twin.tokens",
-    "kvtransfer.alarms",
+    "kvtransfer.timers",
     "loadgen.lengths",
     "loadgen.made",
     "prefill.holds",

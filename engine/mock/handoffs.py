@@ -37,9 +37,9 @@ from engine.twin.events import (
 )
 from engine.twin.holds import TIME_UP
 from engine.twin.request import Source
+from kvtransfer.hold_marks import mark_of
 from kvtransfer.notes import Beat
 from kvtransfer.notes import Read as HasRead
-from kvtransfer.slots import mark_of
 
 PRODUCERS_MAX = 4096
 """The number of addresses that are remembered."""

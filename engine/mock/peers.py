@@ -13,7 +13,7 @@ import aiohttp
 from engine.mock.handoffs import Handoffs, Read
 from engine.mock.transfer import Producer
 from engine.twin.request import Source
-from kvtransfer.slots import CLEAR, FIELD, mark_of
+from kvtransfer.hold_marks import CLEAR, FIELD, mark_of
 
 ANSWER_S = 5.0
 """A producer that has not answered by then counts as gone."""

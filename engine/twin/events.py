@@ -11,8 +11,8 @@ from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.instance import Load
 from engine.twin.batch import PullOrder
 from engine.twin.request import Request, Source
+from kvtransfer.hold_marks import Slot
 from kvtransfer.notes import Beat, Read
-from kvtransfer.slots import Slot
 
 # --- events ----------------------------------------------------------------------------------------------------------
 

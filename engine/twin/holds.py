@@ -10,8 +10,8 @@ from typing import Final
 
 from cluster.ids import RequestId, TransferId
 from engine.twin.events import Hold, HoldEnded
+from kvtransfer.hold_marks import CLEAR, SLOTS, Slots
 from kvtransfer.notes import Beat, Read
-from kvtransfer.slots import CLEAR, SLOTS, Slots
 from prefill.holds import REMEMBER_S
 from prefill.holds import Holds as Legs
 from prefill.leases import Leases, terms

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from cluster.ids import InstanceId, RequestId, TransferId
 from engine.twin.tokens import Prompt, Text, length, mix
-from kvtransfer.slots import Slot
+from kvtransfer.hold_marks import Slot
 
 
 @dataclass(frozen=True, slots=True)

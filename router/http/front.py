@@ -6,8 +6,8 @@ request is under way at a time: bytes that a client sends before its answer is c
 wait until the answer is written out: a client that does not read its answers gets no further ones.
 
 All state of a client is bounded: its head (`cluster.http.heads`), the framing of a body (`cluster.http.framing`),
-bodies that are being read (`uploads`), connections (`doors`). A request counts from its head on, and a closed connection
-leaves nothing behind: no object here refers back to itself, over however many steps.
+bodies that are being read (`uploads`), connections (`doors`). A request counts from its head on, and a closed
+connection leaves nothing behind: no object here refers back to itself, over however many steps.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from decode.reads import Landings, Outcome, Reads, Source, try_to_read
 from kvtransfer.asks import Forget, Introduce, Metadata, Payload, Release, State
 from kvtransfer.asks import parse as parse_ask
 from kvtransfer.fields import Pull, held_in, name_in, pull_in, sane
+from kvtransfer.hold_marks import CLEAR, FIELD, SLOT_BYTES, SLOTS_MAX, Slot, Slots, mark_of, slot_in
 from kvtransfer.notes import Beat, Read, with_proof
 from kvtransfer.notes import parse as parse_note
-from kvtransfer.slots import CLEAR, FIELD, SLOT_BYTES, SLOTS_MAX, Slot, Slots, mark_of, slot_in
 from prefill.rests import LONG_S, QUIET_S, STEP_S, Rest
 
 KEY = b"k" * 32

@@ -1,6 +1,6 @@
 """Block digests in one worker: its own tables in registered memory, those of its peers, and the comparison.
 
-`kvtransfer.vouchers` defines a digest; this module provides its memory and its reads. Runs inside vLLM's workers.
+`kvtransfer.block_digests` defines a digest; this module provides its memory and its reads. Runs inside vLLM's workers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from decode.peers import NOT_ITS_OWN
 from engine.vllm.connector.pages import Memory
-from kvtransfer.vouchers import DIGEST_BYTES, Hash, Region, Vouchers, runs
+from kvtransfer.block_digests import DIGEST_BYTES, Hash, Region, Vouchers, runs
 
 BLOCKS_MAX: Final = 1 << 28
 """No engine has more blocks: a peer's number is checked against this before it becomes an address."""

@@ -9,14 +9,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerM
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 
 from kvtransfer.asks import Introduce
-from kvtransfer.slots import Slot
+from kvtransfer.hold_marks import Slot
 from prefill.orders import Orders
 
 TABLE: str = "baton_slot_table"
 """Baton's key in vLLM's agent metadata, a msgpack map whose unknown keys vLLM skips: ``[address, slots]``."""
 
 DIGESTS: str = "baton_digests"
-"""As `TABLE`: ``[address, blocks]`` of the block digests, if the engine has them (`kvtransfer.vouchers`)."""
+"""As `TABLE`: ``[address, blocks]`` of the block digests, if the engine has them (`kvtransfer.block_digests`)."""
 
 
 class Expected(NamedTuple):

@@ -26,11 +26,11 @@ from decode.peers import PEERS_MAX, Peer, Peers
 from decode.pulls import Pulls, worth_pulling
 from engine.vllm.connector.metadata import BatonMetadata, Expected, Told
 from kvtransfer.asks import Ask, Forget, Introduce, Metadata, Payload, Release, State
+from kvtransfer.block_digests import Computing, names
 from kvtransfer.door import Door
 from kvtransfer.fields import held_in, name_in, pull_in, sane
-from kvtransfer.slots import FIELD, SLOTS, Slots, slot_in
+from kvtransfer.hold_marks import FIELD, SLOTS, Slots, slot_in
 from kvtransfer.span import pull_span
-from kvtransfer.vouchers import Computing, names
 from prefill.holds import Holds
 from prefill.rests import Rest
 

@@ -26,9 +26,9 @@ from engine.vllm.connector.metadata import DIGESTS, TABLE, BatonMetadata, Expect
 from engine.vllm.connector.paced import NoticesKept, paced
 from engine.vllm.connector.pages import Memory, view
 from kvtransfer.asks import Introduce
+from kvtransfer.block_digests import Region
+from kvtransfer.hold_marks import SLOT_BYTES, SLOTS, SLOTS_MAX
 from kvtransfer.notes import parse, with_proof
-from kvtransfer.slots import SLOT_BYTES, SLOTS, SLOTS_MAX
-from kvtransfer.vouchers import Region
 from prefill.leases import Leases, terms
 
 logger = logging.getLogger("vllm.baton.worker")
