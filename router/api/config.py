@@ -62,7 +62,7 @@ class RouterConfig:
     """Checks whether classes or tenants have changed, and reads the files: returns them, or why they cannot be read, or
     None if there is no change. None: they never change."""
     admin_keys: Keys | None = None
-    """Returns the operators' keys, for the admin side from other machines. None: no one gets in from other machines."""
+    """Returns the operators' keys, for the admin side from other machines. None: other machines are refused."""
     seeding: bool = True
     """Send clients P's first token before the hand-over, where that is exact and D's engine can be told the token."""
     decision_log: Callable[[bytes], object] | None = None
@@ -105,4 +105,4 @@ class RouterConfig:
         if set(self.tenants) != set(self.tenant_keys):
             raise UsageError("tenants without keys, or keys without tenants: each tenant needs a key file")
         if self.tls_key_file is not None and self.tls_cert_file is None:
-            raise UsageError("--tls-key-file without --tls-cert-file: a key alone shows nobody who this is")
+            raise UsageError("--tls-key-file without --tls-cert-file: a key alone does not prove an identity")

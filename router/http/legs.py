@@ -466,7 +466,7 @@ class Connection(asyncio.Protocol):
         self._status = self._parser.get_status_code()
         leg = self._leg
         if self._head:
-            raise ValueError("an answer that nobody asked for")
+            raise ValueError("an answer without a request")
         if not 100 <= self._status < 600 or self._status == 101:
             self._fault = _malformed(f"its status is {self._status}")
         if self._fault is not None:
@@ -590,7 +590,7 @@ class Legs:
             headers: further lines of the head (`headers.lines`).
             body: JSON, in pieces.
             listener: hears of it.
-            once: never sent a second time, as no one can tell what was done with the first.
+            once: never sent a second time, as the effect of the first is unknown.
             silence_s: longest silence of the engine; 0: any.
         """
         pool = self._pools.get(url)

@@ -39,7 +39,7 @@ class Attainment:
         self._results = Counts(
             "baton_slo_requests",
             "Requests of a class that ended: met, missed, shed; and those that do not count: left (the client went "
-            "away in time), refused (by the engine), unknown (one piece, nobody saw its first token).",
+            "away in time), refused (by the engine), unknown (one piece, its first token was not seen).",
             ["slo_class", "tenant", "result"],
             registry=registry,
         )
