@@ -31,6 +31,12 @@ BAD_SHOWN = 20
 ARRIVALS_MAX = 5_000_000
 """About 1 GB of arrivals in memory."""
 
+RATE_SCALE_MAX = 10_000.0
+"""Copies of one arrival are held in memory until they are due."""
+
+SPAN_MAX_S = 1e9
+"""The longest load: 31 years. Simulated clocks count nanoseconds in 64 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -206,6 +212,8 @@ def _shaped(found: Iterable[Arrival], args: argparse.Namespace) -> list[Arrival]
     listed = list(islice(found, limit))
     if len(listed) > ARRIVALS_MAX:
         raise UsageError(f"more than {ARRIVALS_MAX:,} requests; take part of it with --requests or --duration-s")
+    if listed and not listed[-1].at_s <= SPAN_MAX_S:
+        raise UsageError(f"the last request is due after {listed[-1].at_s:.3g} s; a load lasts up to {SPAN_MAX_S:g} s")
     return listed
 
 
@@ -260,6 +268,14 @@ def _good(rows: Iterator[Row], args: argparse.Namespace, bad: list[str], *, stri
             raise UsageError(f"{args.trace}: {row} (without --strict such rows are left out and listed)")
         else:
             bad.append(str(row))
+
+
+def scale(text: str) -> float:
+    """A flag's number of copies of each arrival."""
+    value = finite(text)
+    if value > RATE_SCALE_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is more than {RATE_SCALE_MAX:,.0f}")
+    return value
 
 
 def finite(text: str) -> float:
