@@ -81,8 +81,8 @@ def _part(path: Path, name: str, part: Any, duration_s: float, rng: np.random.Ge
     if kind not in PROCESSES:
         raise UsageError(f"{where}.arrivals {kind}: there is {', '.join(PROCESSES)}")
     cv = _number(path, f"parts.{name}.cv", part.get("cv", 2.0))
-    if kind == "weibull" and cv > processes.CV_MAX:
-        raise UsageError(f"{where}.cv {cv:g}: weibull takes up to {processes.CV_MAX:g}; `arrivals: gamma` takes more")
+    if fault := processes.cv_fault(kind, cv):
+        raise UsageError(f"{where}.cv {cv:g}: {fault}")
     prefix = part.get("prefix_tokens", 0), part.get("prefix_groups", 1)
     if not all(isinstance(each, int) and each >= least for each, least in zip(prefix, (0, 1), strict=True)):
         raise UsageError(f"{where}: prefix_tokens and prefix_groups are whole numbers, of 0 and 1 at least")
