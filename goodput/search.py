@@ -234,7 +234,7 @@ PATIENCE: Final = 1.5
 
 
 def _among_equals(state: _State, trials: int, effort: float) -> Search:
-    """Try fleets that cost the same as the best and may attain more, and the best one's machines with other settings."""
+    """Try fleets that cost the same as the best and may attain more, and its machines with other settings."""
     for _ in range(trials):
         todo = state.equals()
         if not todo or state.found.spent >= effort:
@@ -279,7 +279,7 @@ def _tried(found: Found, trial: Trial) -> bool:
 
 
 def neighbours(best: Trial) -> list[Trial]:
-    """Fleets that bounds allow with one instance less, one more, or one exchanged for another kind: cheaper ones first."""
+    """Fleets that bounds allow with one instance less, one more, or one of another kind: cheaper ones first."""
     steps = [step for step in product((-1, 0, 1), repeat=len(best.counts)) if sum(map(abs, step)) in {1, 2}]
     near = [tuple(count + more for count, more in zip(best.counts, step, strict=True)) for step in steps]
     fits = [
@@ -320,7 +320,7 @@ class _State:
         return tuple(trial for _, _, trial in last[:AHEAD])
 
     def _leap(self) -> Trial | None:
-        """Every `LEAP_EVERY` trials, where bounds rule out nothing: a fleet of twice the price of every failed one; else None.
+        """Every `LEAP_EVERY` trials, where bounds rule out nothing: a fleet at twice the price of any failed one.
 
         Without a target for first tokens a request may wait as long as it likes, so that no bound holds and there is no
         scale to learn: the search would climb through every arrangement from the cheapest fleet on. Of such fleets the
@@ -480,7 +480,7 @@ class _State:
 
 
 def _covered(space: Space, trial: Trial, weaker: Mapping[str, Collection[str]]) -> Iterator[Counts]:
-    """The largest fleets of a space that are no better than the trial's: each kind is the trial's own or a weaker one."""
+    """The largest fleets of a space that are no better than the trial's: each kind is the same or a weaker one."""
     of, here = trial.space.kinds, space.kinds
     if len(here) > len(of):
         return
@@ -507,8 +507,8 @@ CELLS_MAX: Final = 1 << 16
 """The most fleets of one space in a grid; the smallest ones are kept."""
 
 AMPLE: Final = 3.0
-"""Before any fleet holds, a grid reaches to this many times what a kind would need alone; each larger grid, to this many
-times the one before."""
+"""Before any fleet holds, a grid reaches to this many times what a kind would need alone. Each larger grid reaches to this
+many times the one before."""
 
 Numbers = NDArray[np.float64]
 

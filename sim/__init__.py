@@ -1,10 +1,10 @@
 """A whole cluster on virtual time, made of the product's own parts (law 3). Pure: no clock, no chance, no files.
 
-What runs here is imported, never written anew: `router.core.journey.Journey`, `router.fleet.snapshot.View`,
-`router.policy.POLICIES`, `router.scheduler.scheduler.Desk` (places and the waiting line),
+The rules are imported, never written a second time: `router.core.journey.Journey`, the fleet's snapshot,
+`router.scheduler.scoring.policies.POLICIES`, `router.scheduler.scheduler.Scheduler` with its queue,
 `engine.agent.machine.AgentMachine` with the rules of `prefill` and `decode`, `engine.twin.Twin` with their rules of
-holds and pulls inside it, `costs` for steps and transfers, `loadgen` for arrivals and reports. This package carries out
-what they want done: it is to them what sockets, clocks and processes are live.
+holds and pulls, `costs` for steps and transfers, `loadgen` for arrivals and reports. This package carries out their
+effects, in the place of sockets, clocks and processes.
 
     from sim.fleet import member                # one instance: name, role, twin's Config, costs
     from sim.settings import Settings

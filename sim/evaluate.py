@@ -1,4 +1,4 @@
-"""One fleet on one load: does it keep its promises, how surely, what binds, what does it draw. For plans. Pure.
+"""Simulates one fleet on one load: attainment with its interval, the target that binds, power. For plans. Pure.
 
 Router, policy and admission are the product's own, set up as a cluster file with these classes sets them up. Every
 arrival counts: a request that was refused or failed has missed. Fleets that are compared get the same arrivals (common
@@ -43,17 +43,17 @@ LOOK_EVERY: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What one class is promised."""
+    """The promise to one class."""
 
     targets: Targets
     attainment: float
     promise: Promise
-    """As the router admits by it."""
+    """The promise in the form that the router admits by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attained:
-    """What became of one class."""
+    """The result of one class."""
 
     share: float
     """Of all its arrivals, those that met every target."""
@@ -67,7 +67,7 @@ class Attained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What came of one run."""
+    """The result of one run."""
 
     classes: Mapping[str, Attained]
     seconds: float
@@ -97,7 +97,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What a run showed that ends as soon as a promise is certainly broken."""
+    """The result of a run that ends as soon as a promise is certainly broken."""
 
     holds: bool
     spent: int
@@ -109,12 +109,12 @@ class Tried:
 
 
 class Certain(Exception):
-    """A promise is broken, whatever is still to come."""
+    """A promise is broken, whatever the rest of the run brings."""
 
     def __init__(self, share: float) -> None:
         super().__init__(f"{share:.1%} at most")
         self.share: Final = share
-        """What the class can attain at most."""
+        """The most that the class can attain."""
 
 
 def evaluate(
