@@ -119,12 +119,12 @@ class Answer:
 
     @property
     def gpus(self) -> int:
-        """The price of all instances."""
+        """The GPUs of all instances."""
         return sum(kind.gpus * count for kind, count in zip(self.arrangement, self.counts, strict=True))
 
     @property
     def price_per_hour(self) -> float:
-        """Of all GPUs."""
+        """The price of all GPUs."""
         return price_per_hour(self.arrangement, self.counts)
 
     @property
@@ -395,7 +395,7 @@ def _cap(kind: Kind) -> str:
 
 
 def price_per_hour(arrangement: Arrangement, counts: Counts) -> float:
-    """Of all GPUs of a fleet."""
+    """The price of all GPUs of a fleet."""
     return sum(kind.gpu.usd_per_hour * kind.gpus * count for kind, count in zip(arrangement, counts, strict=True))
 
 

@@ -91,7 +91,7 @@ def prompt_ms(engine: Engine, demand: Demand) -> tuple[Floats, Floats]:
 
 
 def _token_ms(cost: StepCost, batched_tokens: int) -> float:
-    """The time of a prompt token in its cheapest step: matrix products get cheaper up to the knee, and may rise again."""
+    """The time of a prompt token in its cheapest step: matrix products cost least at the knee, or at the budget."""
     return min(cost.matrices_ms(size) / size for size in (1, min(KNEE_TOKENS, batched_tokens), batched_tokens))
 
 

@@ -507,8 +507,8 @@ CELLS_MAX: Final = 1 << 16
 """The most fleets of one space in a grid; the smallest ones are kept."""
 
 AMPLE: Final = 3.0
-"""Before any fleet holds, a grid reaches to this many times what a kind would need alone. Each larger grid reaches to this
-many times the one before."""
+"""Before any fleet holds, a grid reaches to this many times what a kind would need alone. Each larger grid reaches this
+many times as far as the one before."""
 
 Numbers = NDArray[np.float64]
 
