@@ -150,13 +150,13 @@ class Pool:
     """Connections to one endpoint, opened as needed."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise UsageError(f"{url}: not a URL; write http://HOST:PORT")
         try:
+            parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
             raise UsageError(f"{url}: {error}") from None
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise UsageError(f"{url!r} is not a URL; write http://HOST:PORT")
         self.host = parts.hostname
         self.port = port or (443 if parts.scheme == "https" else 80)
         self.netloc = parts.netloc.rpartition("@")[2]
