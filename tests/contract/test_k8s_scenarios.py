@@ -92,7 +92,7 @@ async def test_another_model_of_the_same_name_rolls_out_in_pairs() -> None:
 
 
 async def test_a_model_of_another_name_is_another_model_and_the_old_one_drains_at_once() -> None:
-    """Nobody asks for the old name any more: nothing waits for the new model to come up."""
+    """No client asks for the old name any more: nothing waits for the new model to come up."""
     async with staged() as stage:
         stage.operate()
         await stage.make(spec(1, 2))
@@ -215,7 +215,7 @@ async def delete_rights(stage: Stage) -> None:
 
 
 async def give_rights_back(stage: Stage) -> None:
-    """The one who uninstalls has them."""
+    """The person that uninstalls has them."""
     stage.double.refuse = None
 
 

@@ -227,7 +227,7 @@ async def stranger(
                 await asyncio.sleep(0.1)
         heard = [{str(each["id"]) for each in word["instances"]} for word in await heard_by_routers(server, processes)]
         assert heard
-        assert all(heard), "routers tell whom they know"
+        assert all(heard), "routers tell which instances they know"
         return all(name in each for each in heard)
     finally:
         process.terminate()

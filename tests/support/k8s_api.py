@@ -78,7 +78,7 @@ class ApiServer:
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Every request: method and path."""
     verbs: set[tuple[str, str, str]] = field(default_factory=set)
-    """What role-based access control would ask of whoever sent them: group, resource, verb."""
+    """What role-based access control would ask of the sender: group, resource, verb."""
     away: bool = False
     refuse: Callable[[str, str], None] | None = None
     """Called before every write with method and path; may raise."""
