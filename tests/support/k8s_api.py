@@ -337,13 +337,15 @@ class Wire:
         if self.server.refuse is not None:
             self.server.refuse(request.method, request.path)
         body = json.loads(await request.read() or b"{}")
+        before = self.server.get(kind.plural, name, namespace)
         after = self._write(request, kind, namespace, name, sub, body)
+        self._note_owners(kind, before, after)
         async with self.server.changed:
             self.server.changed.notify_all()
         return web.json_response(after, status=201 if request.method == "POST" else 200)
 
     def _note(self, request: web.Request, kind: Kind, name: str, sub: str) -> None:
-        group = kind.api_version.partition("/")[0] if "/" in kind.api_version else ""
+        group = _group(kind.api_version)
         if request.method == "GET":
             verb = "get" if name else "watch" if request.query.get("watch") == "true" else "list"
         else:
@@ -353,6 +355,17 @@ class Wire:
         applies = request.headers.get("Content-Type", "").startswith("application/apply-patch")
         if applies and self.server.get(kind.plural, name) is None:
             self.server.verbs.add((group, resource, "create"))
+
+    def _note_owners(self, kind: Kind, before: Json | None, after: Json) -> None:
+        """What the admission plugin OwnerReferencesPermissionEnforcement asks beside: to change owners of an object that
+        is there, the right to delete it; to block an owner's deletion, the right to its finalizers."""
+        old, new = (each["metadata"].get("ownerReferences", []) if each else [] for each in (before, after))
+        if before is not None and old != new:
+            self.server.verbs.add((_group(kind.api_version), kind.plural, "delete"))
+        for owner in new:
+            if owner.get("blockOwnerDeletion") and owner not in old:
+                plural = next(each.plural for each in self.server.kinds.values() if each.kind == owner["kind"])
+                self.server.verbs.add((_group(owner["apiVersion"]), f"{plural}/finalizers", "update"))
 
     def _discovery(self, api_version: str) -> web.Response:
         known = [kind for kind in self.server.kinds.values() if kind.api_version == api_version]
@@ -471,6 +484,10 @@ class Wire:
         """Every watch ends, as on a restart of the server."""
         for task in list(self.server.watchers):
             task.cancel()
+
+
+def _group(api_version: str) -> str:
+    return api_version.partition("/")[0] if "/" in api_version else ""
 
 
 async def _say(response: web.StreamResponse, kind: str, thing: Json) -> None:
