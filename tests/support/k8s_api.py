@@ -242,6 +242,40 @@ class ApiServer:
             return self._put(kind.plural, marked, "MODIFIED", thing)
         return self.remove(kind.plural, thing)
 
+    def evict(self, pod: Json) -> Json:
+        """What `kubectl drain` asks for: refused while a disruption budget has none to spare, else a deletion with a
+        condition that says so."""
+        labels = pod["metadata"].get("labels", {})
+        for budget in self.all("poddisruptionbudgets"):
+            chosen = budget["spec"]["selector"]["matchLabels"]
+            if chosen.items() <= labels.items() and self._spare(budget["spec"], chosen) < 1:
+                raise Refused(
+                    429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget."
+                )
+        said = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+        said["lastTransitionTime"] = self.stamp()
+        status = {**pod["status"], "conditions": [*pod["status"].get("conditions", ()), said]}
+        marked = self.change(self.kinds["pods"], pod, {**pod, "status": status}, "status", "eviction")
+        self.delete(self.kinds["pods"], marked, {})
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
+    def _spare(self, budget: Json, chosen: Json) -> int:
+        """Pods that may go: those that are Ready, less the scales of their controllers, plus what may be lacking."""
+        scales = [
+            each["spec"].get("replicas", 1)
+            for each in self.all("deployments")
+            if chosen.items() <= each["spec"]["template"]["metadata"].get("labels", {}).items()
+        ]
+        ready = [
+            each
+            for each in self.all("pods")
+            if chosen.items() <= each["metadata"].get("labels", {}).items()
+            and not each["metadata"].get("deletionTimestamp")
+            and ("Ready", "True") in {(one["type"], one["status"]) for one in each["status"].get("conditions", ())}
+        ]
+        spare: int = len(ready) - sum(scales) + budget["maxUnavailable"]
+        return spare
+
     def remove(self, plural: str, thing: Json) -> Json:
         """Gone; the garbage collector follows."""
         self._put(plural, copied(thing), "DELETED", copied(thing))
@@ -357,8 +391,8 @@ class Wire:
             self.server.verbs.add((group, resource, "create"))
 
     def _note_owners(self, kind: Kind, before: Json | None, after: Json) -> None:
-        """What the admission plugin OwnerReferencesPermissionEnforcement asks beside: to change owners of an object that
-        is there, the right to delete it; to block an owner's deletion, the right to its finalizers."""
+        """What the admission plugin OwnerReferencesPermissionEnforcement asks for: to change the owners of an object,
+        the right to delete it; to block an owner's deletion, the right to its finalizers."""
         old, new = (each["metadata"].get("ownerReferences", []) if each else [] for each in (before, after))
         if before is not None and old != new:
             self.server.verbs.add((_group(kind.api_version), kind.plural, "delete"))
@@ -411,6 +445,8 @@ class Wire:
             pod = self._read(kind, namespace, name, "")
             placed = {**pod, "spec": {**pod["spec"], "nodeName": body["target"]["name"]}}
             return server.change(kind, pod, placed, "", "scheduler")
+        if sub == "eviction":
+            return server.evict(self._read(kind, namespace, name, ""))
         if request.method == "POST":
             return server.create(kind, namespace, body, manager)
         if request.method == "PATCH" and content.startswith("application/apply-patch"):
