@@ -31,9 +31,9 @@ RIGHTS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("networking.k8s.io", "networkpolicies"): _CHILD,
     ("policy", "poddisruptionbudgets"): _CHILD,
 }
-"""By API group and resource. Two are asked for by the admission plugin OwnerReferencesPermissionEnforcement alone, where
-it is on (OpenShift has it): ``batonclusters/finalizers`` for `blockOwnerDeletion` of children, and the deletion of
-ConfigMaps for one whose owners change, the one that keeps the order of a deletion."""
+"""By API group and resource. Two are asked for only where the admission plugin OwnerReferencesPermissionEnforcement is
+on, as in OpenShift: ``batonclusters/finalizers`` for `blockOwnerDeletion` of children, and the deletion of ConfigMaps
+for the one whose owners change, which keeps the order of a deletion."""
 
 
 def rules() -> list[dict[str, Any]]:
