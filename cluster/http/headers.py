@@ -55,6 +55,13 @@ def printable(value: str) -> str:
     return value if len(value) <= VALUE_CHARS_MAX and value.isascii() and value.isprintable() else ""
 
 
+def encoding(value: str) -> str:
+    """The encodings that a Content-Encoding header names besides ``identity``; empty: the answer is plain."""
+    return ", ".join(
+        word for word in (each.strip() for each in value.split(",")) if word.lower() not in {"", "identity"}
+    )
+
+
 def lines(headers: Mapping[str, str]) -> bytes:
     """These headers as lines of a head.
 

@@ -1,4 +1,4 @@
-"""Heads of clients' requests: read once, within bounds, by httptools. Pure.
+"""Heads of requests: read once, within bounds, by httptools. Pure.
 
 A head is read in one call, from its first byte to its last. The parser lives no longer than that call: parser and
 callbacks know each other, and such a cycle, left over, would keep whatever hangs on it until the garbage collector
@@ -30,16 +30,20 @@ _VERSIONS: Final = ("1.1", "1.0")
 class Head:
     """One request's, as it was read."""
 
-    __slots__ = ("chunks", "headers", "keep")
+    __slots__ = ("chunks", "headers", "keep", "method", "target")
 
-    def __init__(self, headers: Headers, *, keep: bool, chunks: bool) -> None:
+    def __init__(self, method: bytes, target: bytes, headers: Headers, *, keep: bool, chunks: bool) -> None:
         """What was read.
 
         Args:
+            method: in capital letters.
+            target: path and query, as the client wrote them.
             headers: all of them.
             keep: the connection may go on after this request.
             chunks: the client knows chunks (HTTP/1.1).
         """
+        self.method: Final = method
+        self.target: Final = target
         self.headers: Final = headers
         self.keep: Final = keep
         self.chunks: Final = chunks
@@ -66,17 +70,19 @@ class Head:
 class _Reading:
     """What a parser says while it reads."""
 
-    __slots__ = ("headers", "keep", "longest", "parser", "version")
+    __slots__ = ("headers", "keep", "longest", "method", "parser", "target", "version")
 
     def __init__(self) -> None:
         self.headers = Headers()
         self.keep = False
+        self.method = self.target = b""
         self.version = ""
         self.longest = 0
         self.parser: httptools.HttpRequestParser | None = None
 
     def on_url(self, url: bytes) -> None:
-        self.longest = max(self.longest, len(url))
+        self.target += url
+        self.longest = max(self.longest, len(self.target))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.longest = max(self.longest, len(name) + len(value))
@@ -85,6 +91,7 @@ class _Reading:
     def on_headers_complete(self) -> None:
         if self.parser is not None:  # only here it is known: the parser forgets it with the message's end
             self.keep = self.parser.should_keep_alive()
+            self.method = self.parser.get_method()
             self.version = self.parser.get_http_version()
 
 
@@ -111,7 +118,8 @@ def read_head(data: bytes, end: int) -> Head:
         raise too_long()
     if reading.version not in _VERSIONS:
         raise bad_request(f"HTTP/{reading.version or '?'} is not understood here; use HTTP/1.1.")
-    return Head(reading.headers, keep=reading.keep, chunks=reading.version == "1.1")
+    chunks = reading.version == "1.1"
+    return Head(reading.method, reading.target, reading.headers, keep=reading.keep, chunks=chunks)
 
 
 def too_long() -> ApiError:

@@ -8,31 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import select
-import ssl
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
-from urllib.parse import urlsplit
 
-import httptools
-
-from cluster.bounded import encoding
-from cluster.http.headers import printable
-from router.http.upstream import CONNECT_S, KEEPALIVE_S, EngineLost, not_connected
+from cluster.http.answers import AnswerReader
+from cluster.http.pool import Pool
+from router.http.upstream import CONNECT_S, EngineLost, not_connected
 
 SWEEP_S: Final = 0.5
 """Idle connections are looked at this often, and legs that may be silent for long. (An idle connection older than
-`KEEPALIVE_S` is never used in any case.)"""
+`cluster.http.pool.KEEPALIVE_S` is never used in any case.)"""
 
 LONG_SILENCE_S: Final = 10.0
 """A leg that may be silent for this long is looked at in the sweep, without a timer of its own: half a second more does
 not matter then, and most legs never need one."""
-
-HEAD_BYTES_MAX: Final = 1 << 16
-"""An answer's head is shorter, or it is no answer. So is what comes of its framing (trailers, chunks' extensions)
-without a byte of its body between."""
-
-_NO_ANSWER: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade)
-"""What the parser raises: the second one, of a status 101, is none of the first."""
 
 PIECE_BYTES: Final = 1 << 16
 """Bodies over this are not copied together with their heads."""
@@ -55,12 +44,6 @@ _EVENT_ENDS: Final = b"\n\n\r\n"
 
 _FRAMINGS: Final = _framings(CHUNK_BYTES_MAX)
 """How a whole chunk begins, by its length, framing included. To compare is cheaper than to read a number."""
-
-
-_READ: Final = frozenset(
-    {b"content-type", b"cache-control", b"content-encoding", b"content-length", b"transfer-encoding"}
-)
-"""Headers of an answer that are looked at."""
 
 
 class Listener(Protocol):
@@ -114,7 +97,7 @@ class Leg:
     def __init__(
         self,
         legs: Legs,
-        pool: Pool,
+        pool: Pool[Connection],
         request: tuple[bytes | memoryview, ...],
         listener: Listener,
         *,
@@ -267,54 +250,32 @@ class Leg:
 class Connection(asyncio.Protocol):
     """One connection, one leg at a time."""
 
-    __deletable__ = ("_parser",)  # compiled (mypyc) no other attribute can be
     __slots__ = (
-        "_bodies",
-        "_cache_control",
-        "_complete",
-        "_content_type",
-        "_fault",
-        "_framing_bytes",
-        "_head",
-        "_head_bytes",
-        "_keep",
         "_leg",
-        "_length_known",
         "_loop",
-        "_parser",
         "_poll",
         "_pool",
-        "_status",
+        "_reader",
         "_time",
         "_transport",
         "_whole_chunks",
         "heard_at",
         "idle_since",
-        "on_body",
         "paused",
     )
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool[Connection], loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
-        self._loop = pool.loop
-        self._time = pool.loop.time
+        self._loop = loop
+        self._time = loop.time
         self._leg: Leg | None = None
         self._transport: asyncio.Transport | None = None
-        self._bodies: list[bytes] = []
-        self.on_body = self._bodies.append
-        """The parser's callback."""
+        self._reader = AnswerReader()
+        self._whole_chunks = False
+        """The bytes that came last ended with a whole event and its chunk."""
         self.paused = False
         self.heard_at = self.idle_since = 0.0
-        self._parser = httptools.HttpResponseParser(self)
         self._poll = select.poll()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._content_type, self._cache_control = "application/json", ""
-        self._head = self._length_known = self._whole_chunks = self._complete = self._keep = False
-        self._head_bytes = self._status = self._framing_bytes = 0
-        self._fault: EngineLost | None = None
-        """Why its answer is not read on."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by descent
@@ -325,20 +286,21 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """It can take a leg."""
-        return self._leg is None and self._transport is not None and not self._transport.is_closing()
-
-    @property
-    def silent(self) -> bool:
-        """Nothing has come that was not read yet. What comes before a leg is sent is no answer to it: bytes behind the
-        end of another client's answer, or the connection's end.
+        """It can take a leg. What came before that is no answer to it: bytes behind the end of another client's answer,
+        or the connection's end.
         """
-        return not self._poll.poll(0)
+        return (
+            self._leg is None
+            and self._transport is not None
+            and not self._transport.is_closing()
+            and not self._poll.poll(0)
+        )
 
     def send(self, leg: Leg, request: tuple[bytes | memoryview, ...]) -> None:
         """Write a leg's request."""
         self._leg = leg
-        self._reset()
+        self._reader.reset()
+        self._whole_chunks = False
         self.heard_at = self._time()
         if self._transport is None:
             self._loop.call_soon(self._tell_broke, "the engine closed the connection at once")
@@ -380,47 +342,36 @@ class Connection(asyncio.Protocol):
         if leg is None:
             self.cut()  # nobody has asked anything
             return
-        if not self._head:
-            self._head_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except _NO_ANSWER as error:
-            if not self._complete:
-                self._give_up(self._fault or _malformed(str(error)))
+        reader = self._reader
+        in_head = not reader.head
+        fault = reader.feed(data)
+        if in_head and reader.head:
+            if reader.encoding:
+                self._give_up(_encoded(reader.encoding))
                 return
-            self._keep = False  # the answer is whole; what stands behind its end goes with the connection
-        if not self._head and self._head_bytes > HEAD_BYTES_MAX:
-            self._give_up(_malformed("its head has no end"))
+            if leg.listener is not None:
+                leg.listener.opened(reader.status, reader.content_type, reader.cache_control)
+        if fault:
+            self._give_up(_malformed(fault))
             return
-        if self._bodies:
-            self._framing_bytes = 0
-        elif self._head:
-            self._framing_bytes += size
-            if self._framing_bytes > HEAD_BYTES_MAX and not self._complete:
-                self._give_up(_malformed("its framing has no end"))
-                return
         # Where a body's last piece is not the last that came, a line end closes its chunk: there is none in between.
-        bodies = self._bodies
+        bodies = reader.bodies
         self._whole_chunks = bool(
-            bodies and bodies[-1].endswith(b"\n\n") and data.endswith(_EVENT_ENDS) and not self._complete
+            bodies and bodies[-1].endswith(b"\n\n") and data.endswith(_EVENT_ENDS) and not reader.complete
         )
-        self._tell(leg)
-
-    def _tell(self, leg: Leg) -> None:
-        """What came with the last bytes."""
-        if self._bodies:
-            data = self._bodies[0] if len(self._bodies) == 1 else b"".join(self._bodies)
-            self._bodies.clear()
-            leg.complete = self._complete
+        if bodies:
+            data = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+            bodies.clear()
+            leg.complete = reader.complete
             if leg.listener is not None:
                 leg.listener.body(data)
-        if self._complete and self._leg is leg:
+        if reader.complete and self._leg is leg:
             self._end(leg)
 
     def _end(self, leg: Leg) -> None:
         self._leg = None
         assert self._transport is not None
-        if self._keep and not self._transport.is_closing():
+        if self._reader.keep and not self._transport.is_closing():
             if self.paused:
                 self.resume()
             self.idle_since = self.heard_at
@@ -431,131 +382,37 @@ class Connection(asyncio.Protocol):
 
     def _give_up(self, lost: EngineLost) -> None:
         leg = self._leg
-        self._bodies.clear()
+        self._reader.bodies.clear()
         self.cut()
         if leg is not None:
             leg.over(lost)
-
-    # httptools' callbacks
-
-    def on_message_begin(self) -> None:
-        if self._complete:  # behind the end of an answer: it would be read as the next leg's
-            self._keep = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name not in _READ or self._head:  # trailers say nothing
-            return
-        said = value.decode("latin-1")
-        if name == b"content-type":
-            self._content_type = printable(said) or self._content_type
-        elif name == b"cache-control":
-            self._cache_control = printable(said)
-        elif name == b"content-encoding":
-            found = encoding(said)
-            if found:
-                because = f"its answer is encoded ({found[:40]!r}) although plain bytes were asked for"
-                self._fault = EngineLost(because, reached=True, unfit="encoded")
-        elif name == b"transfer-encoding" and said.strip().lower() != "chunked":
-            self._fault = _malformed(f"its transfer encoding is {said[:40]!r}")
-        else:
-            self._length_known = True
-
-    def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
-        leg = self._leg
-        if self._head:
-            raise ValueError("an answer that nobody asked for")
-        if not 100 <= self._status < 600 or self._status == 101:
-            self._fault = _malformed(f"its status is {self._status}")
-        if self._fault is not None:
-            raise ValueError("an answer that is not read")
-        if self._status < 200:  # what only says that more is to come
-            self._content_type, self._cache_control = "application/json", ""
-            return
-        self._head = True
-        if leg is not None and leg.listener is not None:
-            leg.listener.opened(self._status, self._content_type, self._cache_control)
-
-    def on_message_complete(self) -> None:
-        if self._head:
-            self._complete = True
-            self._keep = self._length_known and self._parser.should_keep_alive()  # known only here
-        else:
-            self._length_known = False
 
     # the end
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
         self._transport = None
-        del self._parser  # the two know each other, and nothing is to be read any more
+        self._reader.close()
         leg = self._leg
-        if leg is not None and exc is None and self._head and not self._length_known:
+        if leg is not None and exc is None and self._reader.ends_with_connection:
             self._leg = None
-            leg.over()  # an answer without a length ends with its connection
+            leg.over()
             return
         self._tell_broke(str(exc) if exc else "the engine closed the connection")
 
     def _tell_broke(self, because: str) -> None:
         leg, self._leg = self._leg, None
         if leg is not None:
-            leg.broke(because, heard=self._head_bytes > 0)
+            leg.broke(because, heard=self._reader.heard)
 
 
 def _malformed(because: str) -> EngineLost:
     return EngineLost(f"no HTTP answer: {because}", reached=True, unfit="malformed")
 
 
-class Pool:
-    """Connections to one engine."""
-
-    def __init__(self, url: str, loop: asyncio.AbstractEventLoop) -> None:
-        parts = urlsplit(url)
-        self.loop = loop
-        self.host = parts.hostname or ""
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.netloc = parts.netloc.rpartition("@")[2]
-        self.base = parts.path.rstrip("/")
-        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
-        self._idle: dict[Connection, None] = {}
-        """In the order in which they were given back."""
-        self.opened: set[Connection] = set()
-
-    def idle(self, now: float) -> Connection | None:
-        """The connection used last, if one is free: the older ones may then end."""
-        while self._idle:
-            connection, _ = self._idle.popitem()
-            if connection.usable and now - connection.idle_since < KEEPALIVE_S and connection.silent:
-                return connection
-            connection.cut()
-        return None
-
-    async def connect(self) -> Connection:
-        """A new one. Raises OSError."""
-        _, made = await self.loop.create_connection(lambda: Connection(self), self.host, self.port, ssl=self._ssl)
-        return made
-
-    def give_back(self, connection: Connection) -> None:
-        """It is free."""
-        self._idle[connection] = None
-
-    def forget(self, connection: Connection) -> None:
-        """It is gone."""
-        self.opened.discard(connection)
-        self._idle.pop(connection, None)  # which knows its pool: a cycle, once the pool is swept away
-
-    def sweep(self, now: float) -> None:
-        """Close what has been idle for too long."""
-        while self._idle and now - (oldest := next(iter(self._idle))).idle_since >= KEEPALIVE_S:
-            del self._idle[oldest]
-            oldest.cut()
-
-    def close(self) -> None:
-        """Cut every connection."""
-        for connection in list(self.opened):
-            connection.cut()
-        self._idle.clear()
+def _encoded(found: str) -> EngineLost:
+    because = f"its answer is encoded ({found[:40]!r}) although plain bytes were asked for"
+    return EngineLost(because, reached=True, unfit="encoded")
 
 
 class Legs:
@@ -563,7 +420,7 @@ class Legs:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._pools: dict[str, Pool] = {}
+        self._pools: dict[str, Pool[Connection]] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self.long: set[Patient] = set()
         """Legs that may be silent for long; and who else wants to be looked at now and then."""
@@ -594,7 +451,7 @@ class Legs:
         """
         pool = self._pools.get(url)
         if pool is None:
-            pool = self._pools[url] = Pool(url, self.loop)
+            pool = self._pools[url] = Pool(url, self.connection)
         start = self._heads.get((url, path))
         if start is None:
             asks = f"Host: {pool.netloc}\r\nAccept: */*\r\nAccept-Encoding: identity\r\n"
@@ -605,6 +462,10 @@ class Legs:
         leg = Leg(self, pool, request, listener, once=once, silence_s=silence_s)
         leg.begin()
         return leg
+
+    def connection(self, pool: Pool[Connection]) -> Connection:
+        """A connection of this pool's, not connected yet."""
+        return Connection(pool, self.loop)
 
     def spawn(self, leg: Leg) -> None:
         """Connect for a leg."""
