@@ -1,7 +1,7 @@
 """Connections to engines for legs: kept alive, one leg at a time on each, answers told piece by piece. A shell.
 
-Who sends a leg hears `Listener`'s calls: never while it is being sent, and none after `Leg.close`. Of a lost leg holds
-what `router.http.upstream` promises: `EngineLost.reached` tells whether there was a connection at all.
+A leg calls its `Listener`: never during `Legs.send`, and not after `Leg.close`. For a lost leg `EngineLost.reached`
+tells whether a connection was made (`router.http.upstream`).
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ def _framings(longest: int) -> list[bytes]:
 
 
 _EVENT_ENDS: Final = b"\n\n\r\n"
-"""And its chunk with it."""
+"""The end of an event, and of its chunk with it."""
 
 _FRAMINGS: Final = _framings(CHUNK_BYTES_MAX)
-"""How a whole chunk begins, by its length, framing included. To compare is cheaper than to read a number."""
+"""How a whole chunk begins, by its length with framing. Comparing bytes is cheaper than reading a number."""
 
 
 class Listener(Protocol):
-    """Who hears an answer. `ended` or `lost` comes last."""
+    """Receives an answer. The last call is `ended` or `lost`."""
 
     def opened(self, status: int, content_type: str, cache_control: str) -> None:
-        """Its head is here."""
+        """The head of the answer has come."""
 
     def body(self, data: bytes) -> None:
-        """Bytes of it came."""
+        """Bytes of its body have come."""
 
     def chunk(self, framed: bytes, begin: int) -> object:
-        """One whole chunk, as HTTP frames it, that ends as an event does: its bytes are ``framed[begin:-2]``. What it
-        returns comes back through `happened`, if it is not None.
+        """One whole chunk with its framing, and an event ends with it: its bytes are ``framed[begin:-2]``. A value
+        other than None comes back through `happened`.
         """
 
     def happened(self, found: object) -> None:
         """`Leg.chunk` has returned this."""
 
     def ended(self) -> None:
-        """It is complete."""
+        """The answer is complete."""
 
     def lost(self, lost: EngineLost) -> None:
-        """It never will be."""
+        """The answer will never be complete."""
 
 
 class Patient(Protocol):
-    """Who waits for something that mostly comes long before it is due."""
+    """Waits for an event that mostly comes long before its deadline."""
 
     def look(self, now: float) -> None:
         """Called every `SWEEP_S`. `now`: monotonic seconds, as the loop counts them."""
@@ -105,11 +105,11 @@ class Leg:
         silence_s: float,
     ) -> None:
         self.listener: Listener | None = listener
-        """None: it is over."""
+        """None: the leg is over."""
         self.complete = False
-        """All of its answer is here: what the listener hears now is followed by its end."""
+        """The whole answer has come: `ended` follows the call of `body` that is under way."""
         self.chunk: Callable[[bytes, int], object] = listener.chunk
-        """Takes whole chunks: the listener's own, until it names another. A token's way is as short as it can be."""
+        """Takes whole chunks: the listener's own method, until the listener sets another. Each token comes this way."""
         self._legs = legs
         self._pool = pool
         self._request = request
@@ -120,7 +120,7 @@ class Leg:
         self._connection: Connection | None = None
 
     def begin(self, *, fresh: bool = False) -> None:
-        """Send it, on a connection that is there or on a new one."""
+        """Send the leg on an idle connection, or on a new one."""
         connection = None if fresh else self._pool.idle(self._legs.loop.time())
         if connection is None:
             self._legs.spawn(self)
@@ -128,14 +128,14 @@ class Leg:
             self.ride(connection)
 
     def ride(self, connection: Connection) -> None:
-        """Send it on this connection."""
+        """Send the leg on this connection."""
         self._connection = connection
         connection.send(self, self._request)
         if self._silence_s and self._timer is None:
             self._watch(self._silence_s)
 
     def look(self, now: float) -> None:
-        """How long it has been silent."""
+        """Give the leg up if its engine has been silent for too long."""
         connection = self._connection
         if connection is None or connection.paused:
             return
@@ -143,7 +143,7 @@ class Leg:
             self._silent(connection)
 
     async def connect(self) -> None:
-        """A new connection for it."""
+        """Open a new connection for the leg."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 connection = await self._pool.connect()
@@ -158,8 +158,8 @@ class Leg:
                 self.ride(connection)
 
     def broke(self, because: str, *, heard: bool) -> None:
-        """Its connection is gone. Without a byte of an answer it is taken for an idle one that the engine closed at
-        this very moment, and the leg sent again on a new one; with `once` it is not.
+        """The connection is lost. If no byte of an answer has come, the engine probably closed an idle connection at
+        this moment: the leg is sent again on a new one, unless it has `once`.
         """
         self._connection = None
         if heard or self._once or self._tried:
@@ -169,7 +169,7 @@ class Leg:
             self.begin(fresh=True)
 
     def over(self, lost: EngineLost | None = None) -> None:
-        """It has ended."""
+        """The leg has ended."""
         listener = self._forget()
         if listener is not None and lost is None:
             listener.ended()
@@ -177,14 +177,14 @@ class Leg:
             listener.lost(lost)
 
     def refuse(self, lost: EngineLost) -> None:
-        """Break off: what has come of its answer is not what its listener can take; the listener hears of the loss."""
+        """Break off, because the listener cannot use this answer; the listener is told of the loss."""
         connection = self._connection
         if connection is not None:
             connection.cut()
         self.over(lost)
 
     def close(self) -> None:
-        """Break off: its engine aborts what it is doing for us. Nobody is told."""
+        """Break off, and do not tell the listener. The engine aborts the request."""
         connection = self._connection
         if self._forget() is not None and connection is not None:
             connection.cut()
@@ -201,7 +201,7 @@ class Leg:
     # -- silence and slow readers --
 
     def limit_silence(self, silence_s: float) -> None:
-        """It may be silent for no longer than this from now on."""
+        """Set the longest silence of the engine, counted from now on."""
         self._silence_s = silence_s
         if self._timer is not None:
             self._timer.cancel()
@@ -237,18 +237,18 @@ class Leg:
             listener.lost(EngineLost(f"silent for {self._silence_s:g} s", reached=True))
 
     def pause(self) -> None:
-        """Read no more of it: its client does not keep up."""
+        """Stop reading: the client does not keep up."""
         if self._connection is not None:
             self._connection.pause()
 
     def resume(self) -> None:
-        """Read on."""
+        """Read again."""
         if self._connection is not None:
             self._connection.resume()
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one leg at a time."""
+    """One connection to an engine; one leg at a time."""
 
     __slots__ = (
         "_leg",
@@ -286,8 +286,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """It can take a leg. What came before that is no answer to it: bytes behind the end of another client's answer,
-        or the connection's end.
+        """It can take a leg. Unread bytes are the end of the connection, or stand behind the end of another client's
+        answer: they do not answer the next leg.
         """
         return (
             self._leg is None
@@ -310,13 +310,13 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(request)
 
     def cut(self) -> None:
-        """Break off at once; nobody is told."""
+        """Close the connection at once, and do not tell the leg."""
         self._leg = None
         if self._transport is not None:
             self._transport.abort()
 
     def pause(self) -> None:
-        """Read nothing."""
+        """Stop reading."""
         if self._transport is not None and not self.paused:
             self.paused = True
             self._transport.pause_reading()
@@ -331,7 +331,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._time()
         leg, size = self._leg, len(data)
-        # Most of what comes is one token: one chunk, whole. It is looked at no further than to be sure of that.
+        # Mostly one token comes: one whole chunk. The check is no longer than it takes to be sure of that.
         if self._whole_chunks and size <= CHUNK_BYTES_MAX and leg is not None:
             begin = _FRAMINGS[size]
             if data.startswith(begin) and data.endswith(_EVENT_ENDS):
@@ -340,7 +340,7 @@ class Connection(asyncio.Protocol):
                     leg.listener.happened(found)
                 return
         if leg is None:
-            self.cut()  # nobody has asked anything
+            self.cut()  # an answer to no request
             return
         reader = self._reader
         in_head = not reader.head
@@ -354,7 +354,7 @@ class Connection(asyncio.Protocol):
         if fault:
             self._give_up(_malformed(fault))
             return
-        # Where a body's last piece is not the last that came, a line end closes its chunk: there is none in between.
+        # A line end behind the last piece of a body closes its chunk: the next bytes begin a chunk.
         bodies = reader.bodies
         self._whole_chunks = bool(
             bodies and bodies[-1].endswith(b"\n\n") and data.endswith(_EVENT_ENDS) and not reader.complete
@@ -416,14 +416,14 @@ def _encoded(found: str) -> EngineLost:
 
 
 class Legs:
-    """The pools of one process."""
+    """The connection pools of one process."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._pools: dict[str, Pool[Connection]] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self.long: set[Patient] = set()
-        """Legs that may be silent for long; and who else wants to be looked at now and then."""
+        """Legs that may be silent for long, and other objects that are looked at in every sweep."""
         self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
         self._heads: dict[tuple[str, str], bytes] = {}
 
@@ -441,12 +441,12 @@ class Legs:
         """POST a leg to the engine at `url`.
 
         Args:
-            url: its root.
+            url: the engine's root.
             path: the endpoint.
             headers: further lines of the head (`headers.lines`).
             body: JSON, in pieces.
-            listener: hears of it.
-            once: never sent a second time, as no one can tell what was done with the first.
+            listener: receives the answer.
+            once: never send it a second time, because the engine may have acted on the first.
             silence_s: longest silence of the engine; 0: any.
         """
         pool = self._pools.get(url)
@@ -464,11 +464,11 @@ class Legs:
         return leg
 
     def connection(self, pool: Pool[Connection]) -> Connection:
-        """A connection of this pool's, not connected yet."""
+        """A connection for this pool, not connected yet."""
         return Connection(pool, self.loop)
 
     def spawn(self, leg: Leg) -> None:
-        """Connect for a leg."""
+        """Open a connection for a leg."""
         task = self.loop.create_task(leg.connect(), name="connect-leg")
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -485,7 +485,7 @@ class Legs:
         self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
 
     def close(self) -> None:
-        """Cut every connection: engines abort what still runs for us."""
+        """Cut every connection: engines abort the requests that still run."""
         self._sweeping.cancel()
         for task in self._connecting:
             task.cancel()
