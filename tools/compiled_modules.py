@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 MODULES = (
+    "cluster.http.answers",
     "cluster.http.framing",
     "cluster.http.headers",
     "cluster.http.heads",
+    "cluster.http.pool",
     "cluster.ids",
     "cluster.keys",
     "cluster.wire",

@@ -1,6 +1,4 @@
-"""HTTP to engines, except the legs of generation (`router.http.legs`): probes, short messages, passthrough of whole
-requests.
-"""
+"""HTTP to engines, but for the legs of generation (`router.http.legs`): probes, short words, whole other requests."""
 
 from __future__ import annotations
 
@@ -16,31 +14,28 @@ import aiohttp
 import msgspec
 
 from cluster.bounded import PLAIN, Unfit, whole_body
+from cluster.http.pool import KEEPALIVE_S
 from cluster.instance import Instance
 
-KEEPALIVE_S = 4.0
-"""Idle connections are dropped before uvicorn drops them (5 s in vLLM), so that a reused one is never already
-closed."""
-
 CONNECT_S = 5.0
-"""An engine that does not accept a connection within this time counts as lost."""
+"""An engine that does not accept within this is as good as gone."""
 
 
 WORD_S = 1.0
-"""A short message to an engine (a release, an abort) must be answered within this time: an engine that takes
-connections and never answers would keep the request, and its places, for ever. A release that is only late is then sent
-twice, the second time by another engine: that does no harm, and the hold is gone sooner."""
+"""A short word to an engine (a release, an abort) is answered within this, or not at all: an engine that takes
+connections and says nothing would keep the request it belongs to, and its places, for ever. A release that is only late
+is then said twice, by another engine: no harm, and the hold is gone sooner."""
 
 PIECE_BYTES = 1 << 20
-"""Larger bodies are sent in pieces."""
+"""Bodies over this are sent in pieces."""
 
 
 class EngineLost(Exception):
-    """An engine could not be reached, broke off, or sent an invalid answer.
+    """An engine could not be reached, broke off, or answered what is none.
 
-    `reached` says whether a connection was made at all; `ours` that this process lacked a resource, so the engine may
-    be healthy. `unfit`: what was wrong with the answer, in one word, for the counter of unfit answers (``too_long``,
-    ``encoded``, ``malformed``, ``no_completion``); empty: there was no answer.
+    `reached` tells whether a connection was made at all, `ours` that it was for want of something that this process is
+    to have: the engine may be as well as ever. `unfit`: what was wrong with its answer, in one word, for the counter of
+    unfit answers (``too_long``, ``encoded``, ``malformed``, ``no_completion``); empty: there was none.
     """
 
     def __init__(self, because: str, *, reached: bool, unfit: str = "", ours: bool = False) -> None:
@@ -51,7 +46,7 @@ class EngineLost(Exception):
 
 
 def too_long(bytes_max: int) -> EngineLost:
-    """An answer that is not read further."""
+    """An answer that is not kept any further."""
     because = f"its answer is longer than {bytes_max} bytes (--answer-bytes-max)"
     return EngineLost(because, reached=True, unfit="too_long")
 
@@ -64,9 +59,7 @@ def not_connected(error: OSError, because: str) -> EngineLost:
 
 
 def _no_descriptors(error: OSError) -> bool:
-    """Whether the process is out of descriptors. Names are looked up in files, so without descriptors every host is
-    unknown.
-    """
+    """Names are looked up in files: without descriptors every host is unknown."""
     if isinstance(error, socket.gaierror):
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
@@ -123,14 +116,14 @@ class Upstream:
         """
         assert self._session is not None, "start() comes first"
         for last in (False, True):
-            # A large body goes out in pieces: one piece would delay every other request of this process.
+            # A large body goes out in pieces: in one piece it would hold up every other request of this process.
             data = io.BytesIO(body) if body is not None and len(body) > PIECE_BYTES else body
             try:
                 return await self._session.request(
                     method, instance.url + path, data=data, headers=headers, allow_redirects=False
                 )
             except aiohttp.ServerDisconnectedError as error:
-                # The engine closed an idle connection at this very moment: once more, on a new one.
+                # An idle connection that the engine closed at this very moment: once more, on a new one.
                 if last:
                     raise EngineLost(last_words(error), reached=True) from None
             except aiohttp.ClientConnectorError as error:
@@ -154,7 +147,7 @@ class Upstream:
         return await read(response)
 
     async def status(self, instance: Instance, path: str, headers: Mapping[str, str]) -> int:
-        """The status of an engine's answer to a GET; its body is not read.
+        """What an engine answers to a GET, its body not read.
 
         Raises:
             EngineLost: no connection, or it broke before the headers.
@@ -164,7 +157,7 @@ class Upstream:
         return response.status
 
     async def say(self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Send a short message.
+        """Send a short word.
 
         Raises:
             EngineLost: no answer within `WORD_S`.
@@ -176,9 +169,7 @@ class Upstream:
             raise EngineLost(f"no answer within {WORD_S:g} s", reached=True) from None
 
     async def abort(self, instance: Instance, engine_ids: tuple[str, ...], headers: Mapping[str, str]) -> bool:
-        """Ask an engine to abort requests by id (vLLM with ``--enable-scale-out``). False: the engine does not support
-        it.
-        """
+        """Ask an engine to abort requests by id (vLLM with ``--enable-scale-out``). False: it does not know how."""
         body = msgspec.json.encode({"request_ids": engine_ids})
         try:
             answer = await self.say(instance, "/inference/v1/abort_requests", body, headers)
@@ -190,7 +181,7 @@ class Upstream:
 def limit_silence(response: aiohttp.ClientResponse, silence_s: float) -> None:
     """Let an open stream be silent for no longer than this from now on."""
     connection = response.connection
-    if connection is not None and connection.protocol is not None:  # None: the whole answer has arrived
+    if connection is not None and connection.protocol is not None:  # None: all of it is here already
         connection.protocol.read_timeout = silence_s
         connection.protocol.start_timeout()
 
@@ -213,10 +204,10 @@ async def read(response: aiohttp.ClientResponse) -> Answer:
 
 
 def last_words(error: BaseException) -> str:
-    """The error's text, without the error: aiohttp's errors and their frames refer to each other.
+    """What it says, and nothing left of it: aiohttp's errors and the frames that they come from know each other.
 
-    An engine that cannot be reached is probed twice a second, and such a cycle of some 60 objects stays until the
-    garbage collector runs (`make soak` saw 10 MB an hour).
+    An engine that is away is probed twice a second, and such a cycle of some 60 objects stays until the collector comes
+    (`make soak` saw 10 MB an hour).
     """
     told = say(error)
     each: BaseException | None = error
