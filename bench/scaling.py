@@ -316,7 +316,8 @@ def main(words: list[str]) -> int:
     wanted = [
         Run(cell.name, system, data, arguments.quick, arguments.full)
         for cell in cells
-        for system in arguments.system or (SYSTEMS if cell.rivals else (OURS, "clairvoyant"))
+        for system in (SYSTEMS if cell.rivals else (OURS, "clairvoyant"))
+        if system in (arguments.system or SYSTEMS)
     ]
     rows = kept()
     missing = [each for each in wanted if each.key not in rows]

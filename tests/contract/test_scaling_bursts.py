@@ -29,6 +29,9 @@ slo:
   chat: {ttft_ms: 4000, tpot_ms: 150, attainment: 0.9}
 """
 """No instance can be started and none may leave: only roles can change."""
+CYCLES = 4
+"""Of 45 s each: much shorter than an hour, in which eight instances may flip six times together."""
+FLIPS_HOUR = 6
 
 
 @asynccontextmanager
@@ -67,6 +70,24 @@ async def test_a_burst_of_long_prompts_gets_a_first_token_of_a_flipped_instance_
             await asyncio.sleep(0.5)
         assert at.flips() == []
         burst_s = time.monotonic()
-        names = [f"burst-{number}" for number in range(120)]
-        await asyncio.wait([group.create_task(at.ask(each, long(number), 20)) for number, each in enumerate(names)])
+        names, asked = [f"burst-{number}" for number in range(120)], list[asyncio.Task[None]]()
+        for number, name in enumerate(names):
+            asked.append(group.create_task(at.ask(name, long(number), 20)))
+            await asyncio.sleep(0.2 if number >= 60 else 0)
+        await asyncio.wait(asked)
         at.check_burst(names, burst_s)
+
+
+async def test_a_load_that_goes_on_and_off_flips_six_times_an_hour_at_most(tmp_path: Path) -> None:
+    async with clients(tmp_path) as at:
+        async with asyncio.TaskGroup() as group:
+            for cycle in range(CYCLES):
+                for number in range(40):
+                    group.create_task(at.ask(f"on-{cycle}-{number}", long(number), 20))
+                for number in range(60):
+                    group.create_task(at.ask(f"off-{cycle}-{number}", short(number), 40))
+                    await asyncio.sleep(0.75)
+        assert at.faults == []
+        flips = at.flips()
+        print(f"flips in {CYCLES} cycles: {flips}")
+        assert 1 <= len(flips) <= FLIPS_HOUR
