@@ -310,9 +310,10 @@ class PairProofs:
         if first or second:
             seen = self._look(now)
             first, second = (list(filter(seen.may_try, each)) for each in (first, second))
-            by_proofs = lambda each: seen.counts[each.id]  # noqa: E731 - said once for two lists
-            givers = sorted((each for each in prefills if self._in(each, producer=True)), key=by_proofs)
-            takers = sorted((each for each in decodes if self._in(each, producer=False)), key=by_proofs)
+            load = fleet.columns.inflight
+            free = lambda each: (seen.counts[each.id], int(load[each.row]))  # noqa: E731 - said once for two lists
+            givers = sorted((each for each in prefills if self._in(each, producer=True)), key=free)
+            takers = sorted((each for each in decodes if self._in(each, producer=False)), key=free)
             # What is proven lets the other join its circle; where nothing is, two that are not begin one.
             for decode in second:
                 for prefill in (*givers, *first):

@@ -94,6 +94,8 @@ class Prover:
         self.news: Final = asyncio.Event()
         """The fleet has changed: there may be a pair to prove."""
         self._complete_at: float | None = None
+        self._under_proof = frozenset[InstanceId]()
+        """Instances of the pair that is proven though neither waits for it."""
         self._prove(NOTHING_PROVEN)  # from here on, nothing else is handed over
 
     def settled(self, now: float) -> bool:
@@ -111,8 +113,13 @@ class Prover:
 
     async def run(self) -> None:
         """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._prove_all_joining())
+            group.create_task(self._prove_all_due())
+
+    async def _prove_all_joining(self) -> None:
         while True:
-            if not await self._prove_joining() and not await self._prove_due():
+            if not await self._prove_joining():
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(EVERY_S):
                         await self.news.wait()
@@ -120,7 +127,7 @@ class Prover:
 
     async def _prove_joining(self) -> bool:
         """Whether there was a pair to prove."""
-        fleet, busy, now = self._view.all(), frozenset[InstanceId](), time.monotonic()
+        fleet, busy, now = self._view.all(), self._under_proof, time.monotonic()
         found: list[tuple[Pair, str]] = []
         for model in pair_proofs.models_of(fleet):
             while len(found) < AT_ONCE and (pair := self.proofs.joining(fleet, model, now, busy)) is not None:
@@ -133,15 +140,28 @@ class Prover:
             self._tell()
         return bool(found)
 
-    async def _prove_due(self) -> bool:
-        fleet = self._view.all()
-        for model in pair_proofs.models_of(fleet):
-            pair = self.proofs.due(fleet, model, time.monotonic())
+    async def _prove_all_due(self) -> None:
+        """One after another. An instance that joins meanwhile does not wait for it: on a full fleet a proof takes
+        seconds.
+        """
+        while True:
+            pair = self._next_due()
             if pair is not None:
-                await self.prove(pair, model)
-                await asyncio.sleep(EVERY_S)
-                return True
-        return False
+                self._under_proof = frozenset(pair[0].names)
+                try:
+                    await self.prove(*pair)
+                finally:
+                    self._under_proof = frozenset()
+            await asyncio.sleep(EVERY_S)
+
+    def _next_due(self) -> tuple[Pair, str] | None:
+        fleet, now = self._view.all(), time.monotonic()
+        for model in pair_proofs.models_of(fleet):
+            if self.proofs.joining(fleet, model, now) is None:
+                pair = self.proofs.due(fleet, model, now)
+                if pair is not None:
+                    return pair, model
+        return None
 
     async def prove(self, pair: Pair, model: str, *, joining: bool = False) -> None:
         """Once; the router's view is told what came of it."""
@@ -238,13 +258,15 @@ class _Proof:
         do neither.
         """
         prompt, seed = secrets.token_hex(8), secrets.randbelow(1 << 31)
-        heard = []
-        for name in self._pair.names:
+
+        async def read(name: InstanceId) -> pair_proofs.Chat:
             try:
                 body = pair_proofs.chat(self._model, prompt, secrets.token_hex(16), seed)
-                heard.append(pair_proofs.chat_read(await self._leg(name, body, CHAT)))
+                return pair_proofs.chat_read(await self._leg(name, body, CHAT))
             except _Refused:
-                heard.append(pair_proofs.NO_CHATS)
+                return pair_proofs.NO_CHATS
+
+        heard = await asyncio.gather(*map(read, self._pair.names))
         return pair_proofs.other_chat(*heard), pair_proofs.other_draw(*heard)
 
     async def _handed_over(self, asked: dict[str, Any]) -> tuple[ProofAnswer, ProofAnswer] | str:
