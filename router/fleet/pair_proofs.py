@@ -311,7 +311,7 @@ class PairProofs:
             seen = self._look(now)
             first, second = (list(filter(seen.may_try, each)) for each in (first, second))
             load = fleet.columns.inflight
-            free = lambda each: (seen.counts[each.id], int(load[each.row]))  # noqa: E731 - said once for two lists
+            free = lambda each: (int(load[each.row]), seen.counts[each.id])  # noqa: E731 - said once for two lists
             givers = sorted((each for each in prefills if self._in(each, producer=True)), key=free)
             takers = sorted((each for each in decodes if self._in(each, producer=False)), key=free)
             # What is proven lets the other join its circle; where nothing is, two that are not begin one.
@@ -408,6 +408,13 @@ class PairProofs:
             del self._records[pair]
         for node in [node for node in self._circles if node[1:] not in alive]:
             del self._circles[node]
+
+    def reads_alike(self, pair: Pair) -> bool:
+        """Whether the two have decoded in one circle: one of them has flipped since, and that both read chats alike is
+        known. On a full fleet that spares the proof a second or two.
+        """
+        circle = self._circles.get((False, *pair[:2]))
+        return circle is not None and circle == self._circles.get((False, *pair[2:]))
 
     # --- what came of it ----------------------------------------------------------------------------------------------
 

@@ -169,8 +169,9 @@ class Prover:
         inexact = doubt = ""
         try:
             because, inexact = await _Proof(
-                self._view, self._engines, self._fold, self._leg_ended, pair, model, joining=joining
-            ).made()
+                self._view, self._engines, self._fold, self._leg_ended, pair, model,
+                joining=joining, chats=not self.proofs.reads_alike(pair),
+            ).made()  # fmt: skip
         except (_NoWord, EngineLost, TimeoutError) as none:
             because, doubt = None, str(none) or "it took too long"
             logger.log(logging.INFO if joining else logging.DEBUG, "%s to %s: not proven: %s", *pair.names, doubt)
@@ -215,6 +216,7 @@ class _Proof:
         model: str,
         *,
         joining: bool,
+        chats: bool,
     ) -> None:
         self._view = view
         self._engines = engines
@@ -223,6 +225,7 @@ class _Proof:
         self._pair = pair
         self._model = model
         self._joining = joining
+        self._chats_too = chats
         self._request = RequestId(f"proof-{secrets.token_hex(8)}")
         self._held = ""
         """Why P's token cannot be the first, by its own word."""
@@ -235,7 +238,7 @@ class _Proof:
                 found, inexact = await self._compared(logprobs=True)
         if found is None:
             found = "with the other's blocks the decode instance answers otherwise than alone"
-        if found:
+        if found or not self._chats_too:
             return found, inexact
         found, drawn = await self._chats()
         if not found and drawn and not inexact:  # by sums in another order: not twice
@@ -258,15 +261,13 @@ class _Proof:
         do neither.
         """
         prompt, seed = secrets.token_hex(8), secrets.randbelow(1 << 31)
-
-        async def read(name: InstanceId) -> pair_proofs.Chat:
+        heard = []
+        for name in self._pair.names:
             try:
                 body = pair_proofs.chat(self._model, prompt, secrets.token_hex(16), seed)
-                return pair_proofs.chat_read(await self._leg(name, body, CHAT))
+                heard.append(pair_proofs.chat_read(await self._leg(name, body, CHAT)))
             except _Refused:
-                return pair_proofs.NO_CHATS
-
-        heard = await asyncio.gather(*map(read, self._pair.names))
+                heard.append(pair_proofs.NO_CHATS)
         return pair_proofs.other_chat(*heard), pair_proofs.other_draw(*heard)
 
     async def _handed_over(self, asked: dict[str, Any]) -> tuple[ProofAnswer, ProofAnswer] | str:
