@@ -57,7 +57,11 @@ CONTROLLER: Final = (
     "sim/experiments/scaling_ours.py",
 )  # fmt: skip
 """Rivals import none of these (`tests/unit/test_bench_scaling.py`): their rows outlive a change of the controller …"""
-LIVE: Final = ("goodput/actuate/",)
+LIVE: Final = (
+    "goodput/actuate/", "router/admin/", "router/api/", "router/fleet/discovery.py", "router/fleet/pair_proofs.py",
+    "router/fleet/probes.py", "router/fleet/prover.py", "router/http/", "router/request/", "router/telemetry/",
+    "sim/validate/",
+)  # fmt: skip
 """No simulation imports these."""
 PLANNER: Final = ("sim/baselines/scaling/dynamo.py", "bench/dynamo_planner.py", "requirements/bench-scaling.txt")
 """… and on these Dynamo's rows alone depend."""

@@ -261,8 +261,8 @@ class Changes:
         return None
 
     def _leaves(self, role: Role, need: Need, outlook: Outlook) -> Seen | None:
-        """Who goes: an instance that does not serve yet before one that does, a dear one before a cheap one, the one
-        that has least to finish. None of a pool that is down to its fewest, and never the last of a role.
+        """The instance to end: one that does not serve yet before one that does, an expensive one before a cheap one,
+        the one with the least work left. No instance of a pool that is at its `min`, and never the last of a role.
         """
         able = [
             each

@@ -98,10 +98,12 @@ class Forecasting:
         self._period_s: float | None = None
         self._used = self._base
         self._chosen: tuple[str, str] | None = None
-        """Who is used until the next look, and why."""
+        """The forecaster that is used until the next look, and why."""
 
     def look(self, traffic: Traffic, now: float, horizon_s: float) -> History:
-        """The series as it is now; scores what has come due, and has everybody say what is next."""
+        """The series as it is now; scores the forecasts that have come due, and asks every forecaster for the
+        next.
+        """
         fine = traffic.fine.counts()
         coarse = traffic.coarse.counts()
         if now - self._period_at_s >= PERIOD_EVERY_S:
@@ -177,7 +179,7 @@ class Forecasting:
         return mean + math.sqrt(self._wider(name, mean) ** 2 + chance)
 
     def _best(self) -> tuple[str, str]:
-        """Who is used, and why."""
+        """The forecaster to use, and why."""
         if all(len(each[self._base].losses) < SCORES_MIN for each in (self._kept, self._early)):
             return self._base, "too few forecasts are scored"
         counted = SCORES

@@ -22,8 +22,8 @@ PROMPTS: Final = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 24_000)
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 CONTEXTS: Final = (1000, 4000, 8000, 12_000)
 NEVER_S: Final = 1e6
-"""The planner gives a tick 30 s of the machine's clock, which virtual time knows nothing of. Its first forecast imports and
-fits for longer than that where the machine is busy; the tick is then dropped, and every later forecast is another one."""
+"""The planner gives each tick 30 s of the machine's clock, and time here is virtual. On a busy machine its first
+forecast takes longer (it imports and fits ARIMA): the tick was dropped, and all later forecasts were different ones."""
 PAIR: Final = (Role.PREFILL, Role.DECODE)
 
 
