@@ -23,9 +23,9 @@ from goodput.traffic import Traffic
 
 SCORED_EVERY_S: Final = 15.0
 SCORES: Final = 40
-"""Scored forecasts that count: ten minutes."""
+"""Newest scored forecasts that count: those of ten minutes."""
 RECORD_S: Final = SCORES * SCORED_EVERY_S
-"""How far back scores go."""
+"""Seconds back to the oldest score that counts."""
 PERIOD_SCORES: Final = 600
 """Of what comes back after a period, those of one period count, and so many at most: it shows its worth when the load
 changes, which may be once a period."""
@@ -37,7 +37,7 @@ SURE: Final = 1.0
 `TOGETHER` of them are one."""
 TOGETHER: Final = 4.0
 STAYS: Final = 0.9
-"""Another one than the present must be better by this factor."""
+"""A forecaster replaces the one in use only if its loss is smaller by this factor."""
 EARLY_S: Final = 60.0
 """Forecasts of so short a time are scored beside those of the whole horizon: they are the first to show that the load
 has begun to rise or to fall, where a start takes minutes."""
@@ -82,7 +82,7 @@ class _Said:
 
 
 class Forecasting:
-    """The competition."""
+    """All forecasters, their scores, and the choice between them."""
 
     def __init__(self, quantile: float = 0.9, forecasters: Mapping[str, Forecaster] = FORECASTERS) -> None:
         self.quantile: Final = quantile
@@ -145,7 +145,7 @@ class Forecasting:
                 self._early[name].losses.append(abs(actual - mean))
 
     def _hindcast(self, name: str, history: History, horizon_s: float) -> None:
-        """What a forecaster that could not tell before would have said of what has come meanwhile."""
+        """Score a forecaster that could not tell before by what it would have said of the recent past."""
         kept, each = self._kept.get(name), self._forecasters.get(name)
         if kept is None or each is None:
             return
@@ -158,7 +158,7 @@ class Forecasting:
                 )
 
     def _learn(self, name: str, mean: float, upper: float, actual: float, history: History) -> None:
-        """One score."""
+        """Score one forecast."""
         kept, base = self._kept[name], max(mean, actual / 2, LEAST)
         kept.errors.append(((actual - mean) / math.sqrt(base), history.dispersion / WINDOW_S))
         over = actual - upper

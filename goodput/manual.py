@@ -1,4 +1,4 @@
-"""What operators have done by hand, and for how long the controller respects it. Pure.
+"""What operators have changed by hand, and for how long the controller keeps it. Pure.
 
 An order (`Resize`) holds until it is taken back. An instance that came or went without the controller, and without
 having failed, is an operator's doing as well: the role keeps its new size for `manual_s`. After a restart it is
