@@ -94,6 +94,8 @@ class Prover:
         self.news: Final = asyncio.Event()
         """The fleet has changed: there may be a pair to prove."""
         self._complete_at: float | None = None
+        self._under_proof = frozenset[InstanceId]()
+        """Instances of the pair that is proven though neither waits for it."""
         self._prove(NOTHING_PROVEN)  # from now on only proven pairs hand over
 
     def settled(self, now: float) -> bool:
@@ -111,16 +113,21 @@ class Prover:
 
     async def run(self) -> None:
         """Prove pairs until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._prove_all_joining())
+            group.create_task(self._prove_all_due())
+
+    async def _prove_all_joining(self) -> None:
         while True:
-            if not await self._prove_joining() and not await self._prove_due():
+            if not await self._prove_joining():
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(EVERY_S):
                         await self.news.wait()
             self.news.clear()
 
     async def _prove_joining(self) -> bool:
-        """Prove the unproven pairs; returns whether there was one."""
-        fleet, busy, now = self._view.all(), frozenset[InstanceId](), time.monotonic()
+        """Whether there was a pair to prove."""
+        fleet, busy, now = self._view.all(), self._under_proof, time.monotonic()
         found: list[tuple[Pair, str]] = []
         for model in pair_proofs.models_of(fleet):
             while len(found) < AT_ONCE and (pair := self.proofs.joining(fleet, model, now, busy)) is not None:
@@ -133,15 +140,28 @@ class Prover:
             self._tell()
         return bool(found)
 
-    async def _prove_due(self) -> bool:
-        fleet = self._view.all()
-        for model in pair_proofs.models_of(fleet):
-            pair = self.proofs.due(fleet, model, time.monotonic())
+    async def _prove_all_due(self) -> None:
+        """One after another. An instance that joins meanwhile does not wait for it: on a full fleet a proof takes
+        seconds.
+        """
+        while True:
+            pair = self._next_due()
             if pair is not None:
-                await self.prove(pair, model)
-                await asyncio.sleep(EVERY_S)
-                return True
-        return False
+                self._under_proof = frozenset(pair[0].names)
+                try:
+                    await self.prove(*pair)
+                finally:
+                    self._under_proof = frozenset()
+            await asyncio.sleep(EVERY_S)
+
+    def _next_due(self) -> tuple[Pair, str] | None:
+        fleet, now = self._view.all(), time.monotonic()
+        for model in pair_proofs.models_of(fleet):
+            if self.proofs.joining(fleet, model, now) is None:
+                pair = self.proofs.due(fleet, model, now)
+                if pair is not None:
+                    return pair, model
+        return None
 
     async def prove(self, pair: Pair, model: str, *, joining: bool = False) -> None:
         """Prove a pair once, and tell the router's view the result."""
@@ -149,8 +169,9 @@ class Prover:
         inexact = doubt = ""
         try:
             because, inexact = await _Proof(
-                self._view, self._engines, self._fold, self._leg_ended, pair, model, joining=joining
-            ).made()
+                self._view, self._engines, self._fold, self._leg_ended, pair, model,
+                joining=joining, chats=not self.proofs.reads_alike(pair),
+            ).made()  # fmt: skip
         except (_NoWord, EngineLost, TimeoutError) as none:
             because, doubt = None, str(none) or "it took too long"
             logger.log(logging.INFO if joining else logging.DEBUG, "%s to %s: not proven: %s", *pair.names, doubt)
@@ -195,6 +216,7 @@ class _Proof:
         model: str,
         *,
         joining: bool,
+        chats: bool,
     ) -> None:
         self._view = view
         self._engines = engines
@@ -203,6 +225,7 @@ class _Proof:
         self._pair = pair
         self._model = model
         self._joining = joining
+        self._chats_too = chats
         self._request = RequestId(f"proof-{secrets.token_hex(8)}")
         self._held = ""
         """Why P's token cannot be the first, by P's own answer."""
@@ -215,7 +238,7 @@ class _Proof:
                 found, inexact = await self._compared(logprobs=True)
         if found is None:
             found = "with the other's blocks the decode instance answers otherwise than alone"
-        if found:
+        if found or not self._chats_too:
             return found, inexact
         found, drawn = await self._chats()
         if not found and drawn and not inexact:  # a difference by rounding does not happen twice
