@@ -58,7 +58,7 @@ ASK: Final = Choose(frozenset(), hand_over=True)
 FLEETS: Final = {"prefill and decode": (Role.PREFILL, Role.DECODE), "both": (Role.BOTH,)}
 
 
-class Desks:
+class Schedulers:
     """One fleet at work, and requests for it."""
 
     def __init__(self, policy: str, size: int, roles: tuple[Role, ...], *, admission: bool) -> None:
@@ -66,8 +66,8 @@ class Desks:
         make = make_of(costs)
         view = FleetView(lambda _: make)
         self.policy: Final = POLICIES[policy]
-        self.desk: Final = Scheduler(view, self.policy, admission=admission, foresees=self.policy in FORESEEING)
-        if self.desk.foresight is not None:
+        self.scheduler: Final = Scheduler(view, self.policy, admission=admission, foresees=self.policy in FORESEEING)
+        if self.scheduler.placements is not None:
             view.all().prefixes = PrefixCacheIndex()
         self.promise: Final = PROMISE if admission else Promise()
         self.rng: Final = Random(1)
@@ -89,8 +89,8 @@ class Desks:
     def asks(self, wanted: Wanted) -> Wanted:
         """The request in the form in which the scheduler would ask the policy now."""
         promise = self.promise
-        if self.desk.foresight is not None:
-            wanted, _ = foretold(self.desk.foresight.lengths, wanted, max_tokens=512)
+        if self.scheduler.placements is not None:
+            wanted, _ = foretold(self.scheduler.placements.lengths, wanted, max_tokens=512)
         return replace(wanted, ttft_ms=promise.ttft_ms, tpot_ms=promise.tpot_ms, now=self.now)
 
     def wanted(self) -> Wanted:
@@ -111,16 +111,16 @@ class Desks:
         while self._due and self._due[0][0] <= self.now:
             at, _, happens = heapq.heappop(self._due)
             happens(at)
-        desk, seat = self.desk, SchedulingContext(wanted, self.promise)
-        if desk.foresight is not None:
-            seat.wanted, seat.expected.lengths = foretold(desk.foresight.lengths, wanted, max_tokens=512)
-        chosen, _ = desk.choose(seat, ASK, self.now)
+        scheduler, context = self.scheduler, SchedulingContext(wanted, self.promise)
+        if scheduler.placements is not None:
+            context.wanted, context.expected.lengths = foretold(scheduler.placements.lengths, wanted, max_tokens=512)
+        chosen, _ = scheduler.choose(context, ASK, self.now)
         took = time.thread_time() - began
         self.waiting += chosen.decode is None
-        computed = self.now + seat.ttft_ms / 1000
-        self._happens(computed, lambda at: desk.prompt_over(seat, at, done=True))
-        self._happens(computed + PAUSE_S, lambda at: desk.opened(seat, at))
-        self._happens(self.now + TAKES_S, lambda at: desk.finish(seat, at, ANSWER))
+        computed = self.now + context.ttft_ms / 1000
+        self._happens(computed, lambda at: scheduler.prompt_over(context, at, done=True))
+        self._happens(computed + PAUSE_S, lambda at: scheduler.opened(context, at))
+        self._happens(self.now + TAKES_S, lambda at: scheduler.finish(context, at, ANSWER))
         self.now += self.gap_s
         return took
 
@@ -129,9 +129,9 @@ class Desks:
         heapq.heappush(self._due, (at, self._number, what))
 
 
-def measured(here: Desks) -> tuple[float, float]:
+def measured(here: Schedulers) -> tuple[float, float]:
     """The choice alone, and the whole way through the scheduler, microseconds."""
-    fleet, choosing, passing = here.desk.view.all(), 0.0, []
+    fleet, choosing, passing = here.scheduler.view.all(), 0.0, []
     for _ in range(REQUESTS):
         wanted, times = here.wanted(), []
         for _ in range(TIMES):
@@ -164,18 +164,18 @@ def main(words: list[str]) -> int:
     ]
     names = {cell: f"{cell[0]}{' + admission' if cell[1] else ''}, {cell[2]} {cell[3]}" for cell in cells}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names.values()}
-    desks = {cell: Desks(cell[0], cell[2], FLEETS[cell[3]], admission=cell[1]) for cell in cells}
+    schedulers = {cell: Schedulers(cell[0], cell[2], FLEETS[cell[3]], admission=cell[1]) for cell in cells}
     gc.freeze()  # as `baton router` does
     gc.set_threshold(10_000)
     for number in range(ROUNDS):
-        for cell, here in desks.items():
+        for cell, here in schedulers.items():
             found[names[cell]].append(measured(here))
         published.say(f"choose: round {number + 1} of {ROUNDS}")
     figures: dict[str, Any] = {
         name: {"choice_us": _quick([one for one, _ in each]), "desk_us": _quick([two for _, two in each])}
         for name, each in found.items()
     }
-    for cell, here in desks.items():
+    for cell, here in schedulers.items():
         if here.waiting:
             published.say(f"choose: {here.waiting} found no place: {names[cell]}")
     rows = [
@@ -194,7 +194,7 @@ def main(words: list[str]) -> int:
         )
         for size, limit in TARGETS_US.items()
     }
-    columns = ["policy", "admission", "instances", "roles", "choice, µs", "through the desk, µs"]
+    columns = ["policy", "admission", "instances", "roles", "choice, µs", "through the scheduler, µs"]
     tables = [published.Table("CPU of one request", columns, rows)]
     if not arguments.json:
         published.show(tables)

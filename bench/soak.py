@@ -118,8 +118,8 @@ class Fleet:
 
     def _begin(self, name: str) -> None:
         role = name.partition("-")[0]
-        seats = SEATS if role == "decode" else 64
-        mock = ["--step-ms", f"{STEP_MS:g}", "--prefill-ms-per-1k", "20", "--max-num-seqs", str(seats)]
+        contexts = SEATS if role == "decode" else 64
+        mock = ["--step-ms", f"{STEP_MS:g}", "--prefill-ms-per-1k", "20", "--max-num-seqs", str(contexts)]
         words = [*BATON_COMMAND, "engine", "--role", role, "--name", name, "--engine", "mock", *self.words, "--", *mock]
         self.mine[name] = engine = Running(name, words, frozenset(os.sched_getaffinity(0)))
         self.running.append(engine)

@@ -1,4 +1,4 @@
-"""The simulated router: its desk, its open requests, their deadlines and what becomes of them (`sim.passage`)."""
+"""The simulated router: its scheduler, its open requests, their deadlines and what becomes of them (`sim.passage`)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 class Front:
     """One simulated router."""
 
-    def __init__(self, world: World, desk: Scheduler, scheduling: Scheduling, model: str) -> None:
+    def __init__(self, world: World, scheduler: Scheduler, scheduling: Scheduling, model: str) -> None:
         self.world: Final = world
         self.kernel: Final = world.kernel
         self.settings: Final = world.settings
-        self.desk: Final = desk
+        self.scheduler: Final = scheduler
         self.scheduling: Final = scheduling
         """The same as a machine."""
         self.model: Final = model
@@ -52,7 +52,7 @@ class Front:
         self._deadlines: Final[list[tuple[int, int]]] = []
         self._armed_ns = -1
         self._looks_s = -1.0
-        """When the desk is to be asked for room next."""
+        """When the scheduler is to be asked for room next."""
         self.ended_ns = 0
 
     def class_number(self, name: str | None) -> int:
@@ -77,7 +77,7 @@ class Front:
         """These ask again, after what is under way now."""
         for passage in whom:
             self.kernel.at(self.kernel.now_ns, passage.called)
-        wakeup_s = self.desk.wakeup_s
+        wakeup_s = self.scheduler.wakeup_s
         if wakeup_s is not None and wakeup_s != self._looks_s:
             self._looks_s = wakeup_s
             self.kernel.at(max(self.kernel.now_ns, _ns_at(wakeup_s)), self._look, wakeup_s)
@@ -104,13 +104,13 @@ class Front:
     def release_elsewhere(self, leg: Leg, transfer: Transfer | None) -> None:
         """Have what an outlasted leg holds freed."""
         if transfer is not None:
-            self.release(leg.passage, self.desk.speaks_for(leg.at.name), transfer, waits=False)
+            self.release(leg.passage, self.scheduler.speaks_for(leg.at.name), transfer, waits=False)
 
     def met(self, leg: Leg) -> None:
         """A pull has worked: the two engines know each other."""
         source = leg.request.pull
         if source is not None:
-            self.desk.view.pair_met(f"{source.producer}@{source.transfer.producer_epoch}", leg.at.name)
+            self.scheduler.view.pair_met(f"{source.producer}@{source.transfer.producer_epoch}", leg.at.name)
 
     def release(self, passage: Passage, via: InstanceId | None, transfer: Transfer, *, waits: bool) -> None:
         """Give a hold up by its name at its producer; where that is out of reach, have `via` reject a leg for it."""
@@ -128,7 +128,7 @@ class Front:
         """Whether it hears the leg; to a producer it has never met the first word is only a handshake."""
         if not at.ready or at.cut_off:
             return False
-        warm = self.desk.view.pair_warm(transfer.producer, at.name)
+        warm = self.scheduler.view.pair_warm(transfer.producer, at.name)
         wait_ns = self.world.hop_ns * 2 + (0 if warm else round(HANDSHAKE_S * NS))
         self.kernel.at(self.kernel.now_ns + wait_ns, self.world.give_back, (transfer.fields["source"], at))
         return True
@@ -144,7 +144,7 @@ class Front:
 
     def unreachable(self, instance: InstanceId) -> bool:
         """A leg could not connect. Whether the instance went down by it."""
-        if not self.desk.view.knows(instance):
+        if not self.scheduler.view.knows(instance):
             return False
         return bool(self.world.fleet.handle(d.Unreachable(instance), self.kernel.now_s))
 

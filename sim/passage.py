@@ -1,7 +1,7 @@
 """One request on its way through the simulated fleet: carries out its journey's effects (live:
 `router.request.driver`).
 
-Nothing is decided here. What a leg is answered with comes from the world, choices come from the router's desk.
+Nothing is decided here. What a leg is answered with comes from the world, choices come from the router's scheduler.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ class Passage(SchedulingContext):
             arrived=front.kernel.now_s,
             unseeded=not (self.verdict.way is Way.SEEDED and front.settings.seeding),
         )
-        foresight = front.desk.foresight
-        if foresight is None:
+        placements = front.scheduler.placements
+        if placements is None:
             super().__init__(wanted, promise)
         else:
-            wanted, lengths = foretold(foresight.lengths, wanted)
+            wanted, lengths = foretold(placements.lengths, wanted)
             super().__init__(wanted, promise)
             self.expected.lengths = lengths
         limit_s = front.settings.first_token_s
@@ -243,7 +243,7 @@ class Passage(SchedulingContext):
 
     def _send_decode(self, instance: InstanceId, transfer: Transfer | None) -> j.Event | None:
         front = self.front
-        away = front.desk.turned_away(instance)
+        away = front.scheduler.turned_away(instance)
         if away is not None:
             return away
         front.tell(d.Occupied(self, instance))
@@ -301,19 +301,19 @@ class Passage(SchedulingContext):
             self.front.release_elsewhere(leg, _transfer(leg, finished))
             return
         self.cached_tokens, self.prefilled_on = finished.local_tokens, leg.at.index
-        if self.front.desk.remembers:
+        if self.front.scheduler.remembers:
             self.front.tell(d.PromptOver(self, self.front.kernel.now_s, True, finished.local_tokens))
         seeds = self.front.settings.seeding and self.verdict.way is Way.SEEDED and self.first_ns < 0
-        first = _FIRST_TOKEN if seeds and self.front.desk.pins(self) else None
+        first = _FIRST_TOKEN if seeds and self.front.scheduler.pins(self) else None
         self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first, by=leg.at.name))
 
     def opened(self, leg: Leg) -> None:
         """The first token of the answer is here."""
         if not leg.detached and leg is self.answer:
             self.front.met(leg)
-            if self.front.desk.remembers:
+            if self.front.scheduler.remembers:
                 self.front.tell(d.AnswerOpened(self, self.front.kernel.now_s))
-            if self.front.desk.gate is not None:
+            if self.front.scheduler.saturation is not None:
                 self.front.tell(d.Roomy())
             self.feed(j.Opened())
 

@@ -1,4 +1,4 @@
-"""A router's decision log, decided again by desk, view and policies of our own: they are the same objects. Pure."""
+"""Replays a router's decision log with the router's own scheduler, view and policies. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Replayed:
 
 
 def replay(entries: Iterable[d.Entry], policies: Mapping[str, Policy] | None = None) -> Replayed:
-    """Feed the log to a desk of our own, make each choice again, and compare, its `because` included.
+    """Feed the log to a scheduler of our own, make each choice again, and compare, its `because` included.
 
     Where a choice comes out otherwise, the logged one is taken: each is made where the router stood, and one difference
     does not make all that follow differ. A policy that keeps something between choices starts anew here, as the
@@ -54,7 +54,7 @@ def replay(entries: Iterable[d.Entry], policies: Mapping[str, Policy] | None = N
         policies: by name; None: the router's own.
 
     Raises:
-        ValueError: the log does not begin with a desk, names a policy that is not there, or a request nobody has seen.
+        ValueError: the log does not begin with a scheduler, names a policy that is unknown, or a request not yet seen.
     """
     again = _Again(iter(entries), POLICIES if policies is None else policies)
     again.run()
@@ -71,7 +71,7 @@ class _Again:
         self._makes: dict[InstanceId, Make | None] = {}
         self._view = FleetView(lambda instance: self._makes.get(instance.id))
         self._scheduler: Scheduler | None = None
-        self._seats: dict[int, SchedulingContext] = {}
+        self._contexts: dict[int, SchedulingContext] = {}
         self.count = self.choices = self.missing = 0
         self.differences: list[Difference] = []
 
@@ -103,7 +103,7 @@ class _Again:
     # --- what was said ------------------------------------------------------------------------------------------------
 
     def _compare(self, here: d.Came | None) -> None:
-        """With the entry that comes now, if it is one of what the desk said."""
+        """With the entry that comes now, if it is one of what the scheduler said."""
         logged = self._take() if isinstance(self._next, d.Came) else None
         if logged != here and not (logged is None and self._at_gap):
             assert logged is None or isinstance(logged, d.Came)
@@ -132,11 +132,11 @@ class _Again:
             case d.Began(name, admission, foresees):
                 self._begin(name, admission=admission, foresees=foresees)
             case d.Seated(number, wanted, promise):
-                seat = self._seats.setdefault(number, SchedulingContext(wanted, promise))
-                seat.wanted, seat.entered = wanted, (number, wanted)
+                context = self._contexts.setdefault(number, SchedulingContext(wanted, promise))
+                context.wanted, context.entered = wanted, (number, wanted)
             case d.Counted(number, tokens, each):
-                seat = self._seat(number)
-                seat.wanted = replace(seat.wanted, prompt_tokens=tokens, prefix_block_tokens=each)
+                context = self._context(number)
+                context.wanted = replace(context.wanted, prompt_tokens=tokens, prefix_block_tokens=each)
             case _ if isinstance(entry, d.FleetEvent):
                 self._view.handle(entry, 0.0)
             case _:
@@ -154,19 +154,21 @@ class _Again:
     def _schedule(self, event: d.SchedulerEvent) -> d.Came | None:
         """An event of the scheduler, with the request itself instead of its number."""
         if self._scheduler is None:
-            raise ValueError(f"entry {self.count - 1}: no desk has begun; a log is replayed from its router's start")
-        number: int | None = getattr(event, "seat", None)
+            raise ValueError(
+                f"entry {self.count - 1}: no scheduler has begun; a log is replayed from its router's start"
+            )
+        number: int | None = getattr(event, "context", None)
         if number is not None:
-            event = replace(event, seat=self._seat(number))
+            event = replace(event, context=self._context(number))
         effects = self._scheduler.handle(event, 0.0)
         if number is not None and isinstance(event, d.Finished):
-            del self._seats[number]
+            del self._contexts[number]
         if not effects or isinstance(event, d.Picked):
             return None
         return d.Came(effects[0] if isinstance(effects[0], Chosen) else None, numbers(effects))
 
-    def _seat(self, number: int) -> SchedulingContext:
-        found = self._seats.get(number)
+    def _context(self, number: int) -> SchedulingContext:
+        found = self._contexts.get(number)
         if found is None:
-            raise ValueError(f"entry {self.count - 1}: request {number} has not come to the desk yet, or is over")
+            raise ValueError(f"entry {self.count - 1}: request {number} has not come to the scheduler yet, or is over")
         return found

@@ -84,8 +84,10 @@ class World:
         if any(map(_caches, everybody)) and (promises or policy in FORESEEING):
             self.fleet.handle(events.Indexed(), 0.0)
         self.view.routers = self.settings.routers
-        desk, scheduling = scheduler_of(log, self.view, policy, admission=bool(promises), foresees=policy in FORESEEING)
-        self.front: Final = Front(self, desk, scheduling, model or members[0].model)
+        scheduler, scheduling = scheduler_of(
+            log, self.view, policy, admission=bool(promises), foresees=policy in FORESEEING
+        )
+        self.front: Final = Front(self, scheduler, scheduling, model or members[0].model)
         self.front.promises = promises or {}
         self.pulls: Final = Pulls(self)
         self.lives: Final = Lives(self)

@@ -1,7 +1,7 @@
 """What operators see and do at one router, which speaks for all: `/ui`, `/metrics`, `/explain`, drain and quarantine.
 
-A shell: HTTP. What is asked of one router is asked of its siblings, too (`router.admin.peers`), and told as one; who
-did not answer is named. Changes (drain, quarantine) are an operator's: from this machine, from a sibling that vouches
+A shell: HTTP. What is asked of one router is asked of its peers, too (`router.admin.peers`), and told as one; who
+did not answer is named. Changes (drain, quarantine) are an operator's: from this machine, from a peer that vouches
 for one, or with an operator's key. A browser's requests from other sites are refused.
 """
 
@@ -72,7 +72,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Operators:
     """What operators see and do at one router.
 
-    Long, as each path of the admin side is a method, and all of them share the checks of callers and the siblings.
+    Long, as each path of the admin side is a method, and all of them share the checks of callers and the peers.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Operators:
         self._admin_keys: Final = admin_keys
         self._body_timeout_s: Final = body_timeout_s
         self.quarantine: Final = Quarantine("router") if watch is None else watch.quarantine
-        self.siblings: Final = Peers(
-            "router" if watch is None else watch.name, (lambda: ()) if watch is None else watch.siblings, ticket_keys
+        self.peers: Final = Peers(
+            "router" if watch is None else watch.name, (lambda: ()) if watch is None else watch.peers, ticket_keys
         )
         meters = parts.meters
         self._overview: Final = Overview(
-            parts.desk, parts.telling.memory, meters.lately, meters.pairs, meters.recomputed, classes
+            parts.scheduler, parts.telling.memory, meters.lately, meters.pairs, meters.recomputed, classes
         )
         self._agents: aiohttp.ClientSession | None = None
         self._off: set[str] = set()
@@ -120,7 +120,7 @@ class Operators:
             await asyncio.sleep(LOOK_S)
 
     def _say_what_is_off(self) -> None:
-        guard = self._parts.desk.guard
+        guard = self._parts.scheduler.guard
         found = set() if guard is None else set(guard.served_whole())
         for name in found - self._off:
             logger.warning("requests of class %r are served whole from now on: handing them over loses", name)
@@ -130,7 +130,7 @@ class Operators:
 
     async def close(self) -> None:
         """Close connections."""
-        await self.siblings.close()
+        await self.peers.close()
         if self._agents is not None:
             await self._agents.close()
 
@@ -153,10 +153,10 @@ class Operators:
 
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
         """Every answer says whose it is, refusals too. After a body in chunks the bytes of what follows are not
-        counted: the connection ends. A sibling's says on whose behalf it was asked.
+        counted: the connection ends. A peer's says on whose behalf it was asked.
         """
-        response.headers[FROM] = str(self.siblings.name)
-        if self.siblings.asks(http.headers) and READER in http.headers:
+        response.headers[FROM] = str(self.peers.name)
+        if self.peers.asks(http.headers) and READER in http.headers:
             response.headers[READER] = http.headers[READER]
         if "Transfer-Encoding" in http.headers or "Upgrade" in http.headers:
             response.force_close()
@@ -170,15 +170,15 @@ class Operators:
             ApiError: 401 for an unknown key, and for none from elsewhere; 403 for another site's page or name; 421
                 where another router is meant.
         """
-        meant = http.headers.get(TO, self.siblings.name)
-        if meant != self.siblings.name:
-            raise ApiError(421, "MisdirectedError", f"This is {self.siblings.name}, not {meant[:200]}.")
+        meant = http.headers.get(TO, self.peers.name)
+        if meant != self.peers.name:
+            raise ApiError(421, "MisdirectedError", f"This is {self.peers.name}, not {meant[:200]}.")
         if from_another_site(http.headers, http.host, changes=http.method != "GET"):
             raise ApiError(403, "PermissionDeniedError", "A page of another site asks for this: refused.")
-        vouched = self.siblings.vouched(http.method, http.path_qs, http.headers, body)
+        vouched = self.peers.vouched(http.method, http.path_qs, http.headers, body)
         found = None if vouched else self._by_key(http)
-        # What a sibling signed counts whatever became of the headers that it did not sign.
-        behalf = http.headers.get(READER) if vouched or self.siblings.asks(http.headers) else None
+        # What a peer signed counts whatever became of the headers that it did not sign.
+        behalf = http.headers.get(READER) if vouched or self.peers.asks(http.headers) else None
         return behalf if found is None else found
 
     def _by_key(self, http: web.Request) -> str | None:
@@ -198,7 +198,7 @@ class Operators:
         raise ApiError(401, "AuthenticationError", message)
 
     async def _operators_body(self, http: web.Request) -> bytes:
-        """The body of a change, which is an operator's: no other is read. Only what a sibling vouches for is
+        """The body of a change, which is an operator's: no other is read. Only what a peer vouches for is
         judged with its body, which its MAC is over.
 
         Raises:
@@ -232,10 +232,10 @@ class Operators:
     async def data(self, http: web.Request) -> web.Response:
         """``/ui/data``: everything the page shows, of all routers."""
         reader = self.reader(http)
-        own = self._overview.own(str(self.siblings.name), time.monotonic(), reader)
-        if self.siblings.asks(http.headers):
+        own = self._overview.own(str(self.peers.name), time.monotonic(), reader)
+        if self.peers.asks(http.headers):
             return _json(own)
-        answers = await self.siblings.ask("/ui/data", reader)
+        answers = await self.peers.ask("/ui/data", reader)
         words = {name: _word(answer, own_word) for name, answer in answers.items()}
         found = whole(own, words, self._scrape.unproven() if reader is None else {})
         return _json({**found, "scaling": self._scaling() if reader is None else None})
@@ -252,7 +252,7 @@ class Operators:
         own = self._scrape.text()
         if http.query.get("all") != "1":
             return web.Response(body=own, headers={"Content-Type": CONTENT_TYPE_LATEST})
-        answers = await self.siblings.ask("/metrics", None)
+        answers = await self.peers.ask("/metrics", None)
         texts = [each.body for each in answers.values() if isinstance(each, PeerAnswer) and each.status == 200]
         missing = len(answers) - len(texts)
         silent = (
@@ -268,12 +268,12 @@ class Operators:
             raise bad_request(f"`n` is {given[:50]!r}: give a count, as in /explain?n=20", "n")
         now, memory, reader = time.monotonic(), self._parts.telling.memory, self.reader(http)
         found = [
-            {**story.line(now), "ago_s": round(now - story.timeline.arrived, 3), "router": str(self.siblings.name)}
+            {**story.line(now), "ago_s": round(now - story.timeline.arrived, 3), "router": str(self.peers.name)}
             for story in memory.latest(int(given), reader)
         ]
         silent: dict[str, str] = {}
-        if not self.siblings.asks(http.headers):
-            for name, answer in (await self.siblings.ask(f"/explain?n={given}", reader)).items():
+        if not self.peers.asks(http.headers):
+            for name, answer in (await self.peers.ask(f"/explain?n={given}", reader)).items():
                 said = _word(answer, listed)
                 if isinstance(said, str):
                     silent[name] = said
@@ -296,8 +296,8 @@ class Operators:
         alike = self._parts.telling.memory.named(name, reader)
         found = [{**self._told(alike[0]), "named_alike": len(alike)}] if alike else []
         missing = ""
-        if not self.siblings.asks(http.headers):
-            answers = await self.siblings.ask(f"/explain/{quote(name, safe='')}", reader)
+        if not self.peers.asks(http.headers):
+            answers = await self.peers.ask(f"/explain/{quote(name, safe='')}", reader)
             found += [said for answer in answers.values() if isinstance(said := _word(answer), dict)]
             silent = [f"{each} ({why})" for each, why in answers.items() if isinstance(why, str)]
             missing = f" Not asked: {'; '.join(silent)}." if silent else ""
@@ -310,7 +310,7 @@ class Operators:
     def _told(self, story: Story) -> dict[str, Any]:
         now = time.monotonic()
         ago_s = round(now - story.timeline.arrived, 3)
-        return {**story.as_json(now), "ago_s": ago_s, "router": str(self.siblings.name)}
+        return {**story.as_json(now), "ago_s": ago_s, "router": str(self.peers.name)}
 
     # --- setting aside ------------------------------------------------------------------------------------------------
 
@@ -336,7 +336,7 @@ class Operators:
     async def _change(self, http: web.Request, *, aside: bool) -> web.Response:
         raw = await self._operators_body(http)
         instance = InstanceId(http.match_info["id"])
-        if self.siblings.asks(http.headers):
+        if self.peers.asks(http.headers):
             self._hear(object_in(raw, ("words",)))
             return _json({"heard": True})
         because = text_in(object_in(raw, ("because",)), "because")
@@ -346,9 +346,9 @@ class Operators:
         words = {name: list(word) for name, word in self.quarantine.words.items()}
         body = msgspec.json.encode({"words": words})
         path = f"/quarantine/{quote(str(instance), safe='')}"
-        answers = await self.siblings.ask(path, None, method=http.method, body=body)
+        answers = await self.peers.ask(path, None, method=http.method, body=body)
         told = {name: "told" if not isinstance(_word(each), str) else _word(each) for name, each in answers.items()}
-        return _json({"instance": instance, "quarantined": aside, "routers": {str(self.siblings.name): "told", **told}})
+        return _json({"instance": instance, "quarantined": aside, "routers": {str(self.peers.name): "told", **told}})
 
     def _must_know(self, instance: InstanceId, *, aside: bool) -> None:
         known = self._parts.view.knows(instance) or (not aside and instance in self.quarantine.aside)
@@ -405,7 +405,7 @@ class Operators:
         """The headers of what is asked of an instance's agent."""
         keys = self._ticket_keys
         key = None if keys is None else instance_key(keys()[0], InstanceId(instance))
-        ask = Ask(method="POST", path=path, body=body, by=str(self.siblings.name), to=instance)
+        ask = Ask(method="POST", path=path, body=body, by=str(self.peers.name), to=instance)
         return signed_headers(ask, key, now=_UNIX_TIME(), nonce=secrets.token_bytes(NONCE_BYTES))
 
     def _agent_of(self, instance: str) -> Heartbeat:
@@ -443,7 +443,7 @@ def _alike(said: dict[str, Any]) -> int:
 
 
 def _word(answer: PeerAnswer | str, read: Callable[[bytes], dict[str, Any] | str] = an_object) -> dict[str, Any] | str:
-    """What a sibling said, or why nothing of use."""
+    """What a peer said, or why nothing of use."""
     if isinstance(answer, str):
         return answer
     return read(answer.body) if answer.status == 200 else f"it answers with HTTP {answer.status}"

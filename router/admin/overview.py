@@ -36,14 +36,14 @@ class Overview:
 
     def __init__(
         self,
-        desk: Scheduler,
+        scheduler: Scheduler,
         memory: ExplainStore,
         lately: RollingStatistics,
         pairs: Pairs,
         recomputed: Recomputed,
         classes: Mapping[str, SloClass],
     ) -> None:
-        self._desk: Final = desk
+        self._scheduler: Final = scheduler
         self._memory: Final = memory
         self._lately: Final = lately
         self._pairs: Final = pairs
@@ -54,19 +54,19 @@ class Overview:
 
     def look(self, now: float, parts: Mapping[str, float]) -> None:
         """Once a second. `parts`: seconds by part of first tokens' times since the process began."""
-        self._looks.look(self._desk, now)
-        self._lately.look(now, len(self._desk.line), parts)
+        self._looks.look(self._scheduler, now)
+        self._lately.look(now, len(self._scheduler.line), parts)
 
     def own(self, router: str, now: float, reader: str | None = None) -> Json:
         """All of it. `reader`: a tenant, who is shown its own requests only, and instances that serve it."""
         return {
             "router": router,
-            "pools": self._looks.told(self._desk.view.all()),
+            "pools": self._looks.told(self._scheduler.view.all()),
             "waiting": self._looks.history(now),
             "instances": self._instances(now, reader),
             "pairs": self._told_pairs(reader),
-            "served_whole": [] if self._desk.guard is None else self._desk.guard.served_whole(),
-            "line": len(self._desk.line),
+            "served_whole": [] if self._scheduler.guard is None else self._scheduler.guard.served_whole(),
+            "line": len(self._scheduler.line),
             "late_s": round(self._looks.late_s, 4),
             "classes": {
                 name: dict(slo.targets()) | {"attainment": slo.attainment} for name, slo in self.classes.items()
@@ -85,7 +85,7 @@ class Overview:
 
     def _instances(self, now: float, reader: str | None) -> list[Json]:
         told = []
-        for seen in self._desk.view.all():
+        for seen in self._scheduler.view.all():
             if not seen.instance.serves(reader):
                 continue
             prompts, generated = self._looks.rates(seen.id, now)
@@ -117,7 +117,7 @@ class Overview:
 
     def _told_pairs(self, reader: str | None) -> list[Json]:
         known = {(pair.prefill, pair.decode): pair for pair in self._pairs}
-        fleet = self._desk.view.all()
+        fleet = self._scheduler.view.all()
         apart = {(producer, fleet.at(row).id) for row, shunned in fleet.shunning.items() for producer in shunned}
         unproven = fleet.unproven_pairs(PAIRS)
         for pair in (apart | unproven | fleet.inexact.keys()) - known.keys():

@@ -1,6 +1,6 @@
 """What other routers answer, read as strictly as a stranger's words: numbers in range, lists and texts bounded. Pure.
 
-A sibling may be of another version, and the program that answers at an announced address may be no router at all. What
+A peer may be of another version, and the program that answers at an announced address may be no router at all. What
 is not as it should be is no answer: the page shows that router as silent, with the reason, and the others' words add
 up.
 """

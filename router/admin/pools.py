@@ -75,12 +75,12 @@ class Looks:
         """Requests that an engine has been seen to run at once."""
         self._slots: Final[deque[tuple[int, dict[str, float]]]] = deque(maxlen=SLOTS)
 
-    def look(self, desk: Scheduler, now: float) -> None:
+    def look(self, scheduler: Scheduler, now: float) -> None:
         """Once a second; how much later than that it is, is how late this process gets to its work."""
         if self._looked_at is not None:
             self._late.append(max(0.0, now - self._looked_at - LOOK_S))
         self._looked_at = now
-        fleet = desk.view.all()
+        fleet = scheduler.view.all()
         pools = {role: _Sums() for role in Role}
         for seen in fleet:
             self._count_tokens(seen, now)
@@ -93,7 +93,7 @@ class Looks:
                 at.waiting += load.waiting - pulling
                 at.pulling += pulling
                 at.kv_usage += load.kv_usage
-        for role, lacking in lacks(desk, now).items():
+        for role, lacking in lacks(scheduler, now).items():
             pools[Role(role)].in_line = lacking
         self._looks.append(pools)
         self._count_waiting(pools, now)
@@ -180,58 +180,60 @@ def _own_prompts(load: Load) -> int:
     return load.prompt_tokens - load.external_kv_tokens
 
 
-def lacks(desk: Scheduler, now: float) -> dict[str, float]:
+def lacks(scheduler: Scheduler, now: float) -> dict[str, float]:
     """How many in line lack a place in which pool. Who lacks both counts as half a request for each.
 
     Keys are roles; where there are instances of role both alone, all lack these.
     """
-    waiting = len(desk.line)
+    waiting = len(scheduler.line)
     if not waiting:
         return {}
     found: dict[str, float] = {}
-    asked = [seat for seat in islice(desk.line.everybody(), ASKED_MAX) if isinstance(seat, SchedulingContext)]
-    for seat in asked:
-        for role, part in _lacks(desk, seat, now).items():
+    asked = [
+        context for context in islice(scheduler.line.everybody(), ASKED_MAX) if isinstance(context, SchedulingContext)
+    ]
+    for context in asked:
+        for role, part in _lacks(scheduler, context, now).items():
             found[role] = found.get(role, 0.0) + part
     return {role: part * waiting / len(asked) for role, part in found.items()}
 
 
-def _lacks(desk: Scheduler, seat: SchedulingContext, now: float) -> Mapping[str, float]:
-    fleet, wanted = desk.view.all(), seat.wanted
+def _lacks(scheduler: Scheduler, context: SchedulingContext, now: float) -> Mapping[str, float]:
+    fleet, wanted = scheduler.view.all(), context.wanted
     ready = fleet.ready_for(wanted)
     if not len(ready.prefills) or not len(ready.decodes):
         return {"decode" if len(ready.prefills) else "prefill": 1.0}
     if len(ready.of.get(Role.BOTH, ())) == len(ready.any):
         return {"both": 1.0}
-    prompt, answer = _room(desk, fleet, seat, now)
+    prompt, answer = _room(scheduler, fleet, context, now)
     if prompt == answer:  # it lacks both; or found both when nobody asked: the next call is under way
         return {"prefill": 0.5, "decode": 0.5}
     return {"decode": 1.0} if prompt else {"prefill": 1.0}
 
 
-def _room(desk: Scheduler, fleet: FleetSnapshot, seat: SchedulingContext, now: float) -> tuple[bool, bool]:
+def _room(scheduler: Scheduler, fleet: FleetSnapshot, context: SchedulingContext, now: float) -> tuple[bool, bool]:
     """Whether there is a place for its prompt, and one for its answer."""
-    ready, routers = fleet.ready_for(seat.wanted), desk.view.routers
-    if desk.gate is None or not seat.promise.ttft_ms:
+    ready, routers = fleet.ready_for(context.wanted), scheduler.view.routers
+    if scheduler.saturation is None or not context.promise.ttft_ms:
         free = fleet.columns.inflight < fleet.columns.limits(routers)
         return bool(free[ready.prefills].any()), bool(free[ready.decodes].any())
-    prices = prices_of(fleet, _asking(desk, seat, now))
+    prices = prices_of(fleet, _asking(scheduler, context, now))
     return (
         any(prices.open_at(row) for row in ready.prefills.tolist()),
         any(prices.answers_at(row) for row in ready.decodes.tolist()),
     )
 
 
-def _asking(desk: Scheduler, seat: SchedulingContext, now: float) -> Wanted:
-    promise = seat.promise
+def _asking(scheduler: Scheduler, context: SchedulingContext, now: float) -> Wanted:
+    promise = context.promise
     return replace(
-        seat.wanted,
-        routers=desk.view.routers,
+        context.wanted,
+        routers=scheduler.view.routers,
         ttft_ms=promise.ttft_ms,
         tpot_ms=promise.tpot_ms,
-        late=seat.late,
+        late=context.late,
         now=now,
-        scoring=desk.scoring,
+        scoring=scheduler.scoring,
     )
 
 

@@ -32,5 +32,5 @@ class Scrape:
         parts.meters.open.set(len(parts.open))
         parts.meters.clients.show(self._doors, self._uploads)
         controlled = watch is not None and watch.controller is not None
-        waiting, unproven = len(parts.desk.line), len(self.unproven())
+        waiting, unproven = len(parts.scheduler.line), len(self.unproven())
         return parts.meters.text(parts.view, waiting, stale_s, unproven, controlled=controlled)

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from cluster.http.headers import Headers
 from cluster.ids import RequestId, client_id_in
 from cluster.request import Request
 from router.api.aliases import Aliases, check_served, usual_model
@@ -28,7 +29,6 @@ from router.core.journey import Journey
 from router.core.slo import promise_of
 from router.core.values import Promise, Wanted
 from router.http.front import Connection
-from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.uploads import client_of
 from router.predict.predictors import PredictedRequest
@@ -161,9 +161,9 @@ class Generation:
             unseeded=request.stream and not (verdict.way is Way.SEEDED and self._config.seeding),
         )
         check_served(self._names, parts.view, model, tenant)
-        seat, taken = self._take_in(wanted, request)
-        prompt_tokens = seat.wanted.prompt_tokens or max(1, len(raw) // BYTES_PER_TOKEN)
-        parts.meters.flow.arrived(seat.wanted.model or "", client.slo_class, prompt_tokens)
+        context, taken = self._take_in(wanted, request)
+        prompt_tokens = context.wanted.prompt_tokens or max(1, len(raw) // BYTES_PER_TOKEN)
+        parts.meters.flow.arrived(context.wanted.model or "", client.slo_class, prompt_tokens)
         limit = self._config.first_token_s
         journey = Journey(
             hand_over=hand_over,
@@ -173,7 +173,7 @@ class Generation:
             stall_s=self._config.stall_s,
             whole_deadline=arrived + max(limit, self._config.whole_s),
         )
-        return RequestDriver(parts, outlet, headers, request, journey, seat, verdict, client, taken)
+        return RequestDriver(parts, outlet, headers, request, journey, context, verdict, client, taken)
 
     def _read(self, raw: bytes, content_type: str, tenant: str) -> tuple[dict[str, Any], bytes]:
         """A body, and the bytes to send on: the client's own, if they say nothing that engines are not to read."""
@@ -211,15 +211,15 @@ class Generation:
         return bodies.spliced(raw, ours)
 
     def _take_in(self, wanted: Wanted, request: Request) -> tuple[SchedulingContext, PredictedRequest | None]:
-        """Its place in the desk's book, with what can be foretold of it, where anything is."""
+        """Its place in the scheduler's load in flight, with what can be foretold of it, where anything is."""
         parts = self._parts
         promise = promise_of(self.promises, wanted.slo_class)
-        if parts.intake is None:
+        if parts.predictor is None:
             return SchedulingContext(wanted, promise), None
-        taken = parts.intake.take(wanted, request.path, request.body, scope=parts.clients.scope(wanted.tenant))
-        seat = SchedulingContext(taken.wanted, promise)
-        seat.expected.lengths = taken.lengths
-        return seat, taken
+        taken = parts.predictor.take(wanted, request.path, request.body, scope=parts.clients.scope(wanted.tenant))
+        context = SchedulingContext(taken.wanted, promise)
+        context.expected.lengths = taken.lengths
+        return context, taken
 
     # -- through aiohttp --
 

@@ -71,7 +71,7 @@ class Router:
         self.parts: Final = _parts(config, log, meters, trusts=registry is None or registry.all_proven)
         parts = self.parts
         if self.watch is not None:
-            self.watch.own = OwnWord(parts.desk, meters.flow)
+            self.watch.own = OwnWord(parts.scheduler, meters.flow)
         catalogue = Catalogue()
         # With agents, load comes with their heartbeats: only reachability is left to ask for.
         prober = Prober(
@@ -159,7 +159,7 @@ class Router:
         clients = self.parts.clients
         clients.renew(to.classes, to.tenants, to.tenant_keys)
         self.generation.promises = promises_of(to.classes)
-        self.parts.desk.shares = clients.shares
+        self.parts.scheduler.shares = clients.shares
         self.parts.meters.attainment.retarget(to.classes)
         self._operators.retarget(to.classes)
         logger.info("classes and tenants are those of the edited cluster file from now on")
@@ -176,10 +176,10 @@ class Router:
             self.parts.tasks.spawn(self.watch.announce_forever(endpoint, admin_url), f"{FOREVER}announce")
 
     def _fleet_told(self, reported: tuple[Reported, ...], routers: int) -> None:
-        view, desk = self.parts.view, self.parts.desk
+        view, scheduler = self.parts.view, self.parts.scheduler
         view.routers = routers
         if self.watch is not None and self.parts.clients.closed:
-            desk.local_shares = self.watch.local_shares()
+            scheduler.local_shares = self.watch.local_shares()
         for lost in self.parts.dispatch.fleet.handle(events.Folded(reported), time.monotonic()):
             self.parts.losses.announce(lost.instance)
         self.probing.follow()
@@ -229,11 +229,13 @@ def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics,
     view = FleetView(config.makes)
     fleet = fleet_of(log, view)
     policy = POLICIES[config.policy]
-    desk, scheduling = scheduler_of(log, view, policy, admission=bool(config.classes), foresees=policy in FORESEEING)
-    meters.handoffs_off.guard = desk.guard
+    scheduler, scheduling = scheduler_of(
+        log, view, policy, admission=bool(config.classes), foresees=policy in FORESEEING
+    )
+    meters.handoffs_off.guard = scheduler.guard
     clients = Clients(config.classes, config.tenants, config.tenant_keys)
-    desk.shares = clients.shares
-    intake = _intake(config, fleet, desk)
+    scheduler.shares = clients.shares
+    predictor = _predictor(config, fleet, scheduler)
     for instance in config.instances:
         fleet.handle(events.Added(instance), 0.0)
     credentials = Credentials(clients, config.engine_key, trusts=trusts)
@@ -246,23 +248,23 @@ def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics,
         ),
         clients=clients,
         engines=Engines(Upstream(), credentials, Tickets(config.ticket_keys)),
-        dispatch=Dispatch(view, desk, fleet, scheduling),
-        intake=intake,
+        dispatch=Dispatch(view, scheduler, fleet, scheduling),
+        predictor=predictor,
         telling=Telling(meters, ExplainStore(config.explain_last), tracing("baton-router")),
         tasks=Tasks(),
     )
 
 
-def _intake(config: RouterConfig, fleet: Fleet, desk: Scheduler) -> RequestPredictor | None:
+def _predictor(config: RouterConfig, fleet: Fleet, scheduler: Scheduler) -> RequestPredictor | None:
     """Only where something is foretold. Routers of a fleet with ticket keys give the same names to prompts; elsewhere
     each has names of its own, which no other reads yet.
     """
-    if desk.foresight is None:
+    if scheduler.placements is None:
         return None
     keys = config.ticket_keys
     secret = secrets.token_bytes(KEY_BYTES) if keys is None else keys()[0].secret
     fleet.handle(events.Indexed(), 0.0)
-    return RequestPredictor(desk.foresight.lengths, chunk_key(secret))
+    return RequestPredictor(scheduler.placements.lengths, chunk_key(secret))
 
 
 def _prover(parts: Parts) -> Prover:

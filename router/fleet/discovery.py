@@ -98,7 +98,7 @@ class Discovery:
         """This router's, in the registry."""
         return self._name
 
-    def siblings(self) -> tuple[Heartbeat, ...]:
+    def peers(self) -> tuple[Heartbeat, ...]:
         """The other routers, as last heard; also while the registry is away."""
         return tuple(member.beat for member in self._routers.snapshot() if member.id != self._name)
 

@@ -6,7 +6,7 @@ follows from it, and is not written. After an event of the scheduler stands what
 (`Decided`), and which requests were told what (`Came`).
 
 Prompts are in it as names of chunks (`router.predict.chunks`: hashes with a key), tenants and models by name. A request
-is in an event itself (`seat`), and by its number in the log.
+is in an event itself (`context`), and by its number in the log (`seat`, a name that logs have had from the start).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from cluster.instance import Instance, Load
 from router.core.journey import Choose, Chosen
 from router.core.values import Promise, Reported, Sent, Wanted
 from router.predict.step_model import Make
+
+_LOGGED: Final = {"context": "seat"}
 
 # --- the fleet --------------------------------------------------------------------------------------------------------
 
@@ -108,7 +110,7 @@ class Cached(msgspec.Struct, tag="cached"):
 
 
 class Began(msgspec.Struct, tag="began"):
-    """A desk, with nobody at it."""
+    """A scheduler without requests."""
 
     policy: str
     admission: bool
@@ -123,26 +125,26 @@ class Shared(msgspec.Struct, tag="shared"):
     local_shares: dict[str, float]
 
 
-class Seated(msgspec.Struct, tag="seated"):
-    """A request comes to the desk, or wants something else; it has a number from here on."""
+class Seated(msgspec.Struct, tag="seated", rename=_LOGGED):
+    """A request comes to the scheduler, or wants something else; it has a number from here on."""
 
-    seat: Any
+    context: Any
     wanted: Wanted
     promise: Promise
 
 
-class Counted(msgspec.Struct, tag="counted"):
+class Counted(msgspec.Struct, tag="counted", rename=_LOGGED):
     """An engine has counted its prompt's tokens."""
 
-    seat: Any
+    context: Any
     prompt_tokens: int
     prefix_block_tokens: float
 
 
-class Asked(msgspec.Struct, tag="asked"):
+class Asked(msgspec.Struct, tag="asked", rename=_LOGGED):
     """It asks where to go."""
 
-    seat: Any
+    context: Any
     effect: Choose
     now: float
 
@@ -153,46 +155,46 @@ class Picked(msgspec.Struct, tag="picked"):
     wanted: Wanted
 
 
-class PromptOver(msgspec.Struct, tag="prompt_over"):
+class PromptOver(msgspec.Struct, tag="prompt_over", rename=_LOGGED):
     """Its prompt is computed, or will not be."""
 
-    seat: Any
+    context: Any
     now: float
     done: bool
     cached_tokens: int | None
 
 
-class AnswerOpened(msgspec.Struct, tag="answer_opened"):
+class AnswerOpened(msgspec.Struct, tag="answer_opened", rename=_LOGGED):
     """Its first token is here."""
 
-    seat: Any
+    context: Any
     now: float
 
 
-class Finished(msgspec.Struct, tag="finished"):
+class Finished(msgspec.Struct, tag="finished", rename=_LOGGED):
     """It is over; its number is of no use after it."""
 
-    seat: Any
+    context: Any
     now: float
     tokens: int | None
     cut_off: bool
     engine_ms: tuple[float, float] | None = None
 
 
-class FoundNone(msgspec.Struct, tag="found_none"):
+class FoundNone(msgspec.Struct, tag="found_none", rename=_LOGGED):
     """It waits."""
 
-    seat: Any
+    context: Any
 
 
-class Occupied(msgspec.Struct, tag="occupied"):
+class Occupied(msgspec.Struct, tag="occupied", rename=_LOGGED):
     """Its answering leg is there, and nowhere else."""
 
-    seat: Any
+    context: Any
     instance: InstanceId | None
 
 
-class LegEnded(msgspec.Struct, tag="leg_ended"):
+class LegEnded(msgspec.Struct, tag="leg_ended", rename=_LOGGED):
     """A leg that had been started there is over."""
 
     instance: InstanceId
@@ -216,7 +218,7 @@ class FleetChanged(msgspec.Struct, tag="fleet_changed"):
 
 
 class Decided(msgspec.Struct, tag="decided"):
-    """The policy was asked, and said. `wanted` is without the prefix, which its seat has."""
+    """The policy was asked, and said. `wanted` is without the prefix, which its context has."""
 
     policy: str
     wanted: Wanted
@@ -224,7 +226,7 @@ class Decided(msgspec.Struct, tag="decided"):
 
 
 class Came(msgspec.Struct, tag="came"):
-    """What the desk told a request that asked, and who is to ask again. Not written where it is nothing and nobody."""
+    """What the scheduler told a request that asked, and which are to ask again. Not written where both are empty."""
 
     chosen: Chosen | None
     called: tuple[int, ...]
@@ -270,8 +272,8 @@ def line_of(entry: Entry) -> bytes:
     return _ENCODER.encode(entry) + b"\n"
 
 
-def _number(seat: Any) -> int:
-    number: int = seat.entered[0]
+def _number(context: Any) -> int:
+    number: int = context.entered[0]
     return number
 
 

@@ -293,8 +293,8 @@ class FleetSnapshot(Sequence[InstanceView]):
 
     def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
         self.columns: Final = Columns()
-        self.book: Final = InflightLoad()
-        self.book.reach(len(self.columns.ready))
+        self.inflight: Final = InflightLoad()
+        self.inflight.reach(len(self.columns.ready))
         self.prefixes: PrefixCacheIndex | None = None
         """Which instance has which beginning of a prompt, where that is kept."""
         self._makes: Final = makes
@@ -402,7 +402,7 @@ class FleetSnapshot(Sequence[InstanceView]):
             self._ranked = True
             for rank, name in enumerate(sorted(self.by_id)):
                 self.columns.order[self.by_id[name].row] = rank
-            self.book.speeds.look(np.array([view.row for view in self], dtype=np.int64))
+            self.inflight.step_model.look(np.array([view.row for view in self], dtype=np.int64))
 
     def put(self, view: InstanceView) -> None:
         """A new instance, or another incarnation in the old one's place."""
@@ -412,18 +412,18 @@ class FleetSnapshot(Sequence[InstanceView]):
         self.by_id[view.id] = view
         self._rows[view.row] = view
         self._ranked = False
-        book = self.book
-        book.reach(len(self.columns.ready))
-        book.know(view.row, None if self._makes is None else self._makes(view.instance))
+        inflight = self.inflight
+        inflight.reach(len(self.columns.ready))
+        inflight.know(view.row, None if self._makes is None else self._makes(view.instance))
         if self.prefixes is not None:
-            self.prefixes.join(view.row, int(book.speeds.capacity[view.row]), view.instance.epoch)
+            self.prefixes.join(view.row, int(inflight.step_model.capacity[view.row]), view.instance.epoch)
         self._part(view)
 
     def holds(self, view: InstanceView, kv_tokens: int) -> None:
         """Its engine has said how many tokens its KV cache has."""
-        if kv_tokens <= 0 or self.book.speeds.capacity[view.row] == kv_tokens:
+        if kv_tokens <= 0 or self.inflight.step_model.capacity[view.row] == kv_tokens:
             return
-        self.book.holds(view.row, kv_tokens)
+        self.inflight.holds(view.row, kv_tokens)
         if self.prefixes is not None:
             self.prefixes.join(view.row, kv_tokens, view.instance.epoch)
 

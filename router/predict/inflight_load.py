@@ -1,7 +1,7 @@
 """What this router's requests do to the instances they are at: prompts still to be computed, answers under way. Pure.
 
 The engines' own reports are a second old; what a router has sent itself it knows at once and exactly. Every request has
-one booking, opened when it is placed and closed when it is over. By row of the fleet's columns the book keeps
+one booking, opened when it is placed and closed when it is over. By row of the fleet's columns it keeps
 
 - the prompts' predicted time that is not worked off yet, and since when the first of them runs;
 - the answers, their context, the KV they will come to need (mean and variance), the strictest target among them;
@@ -148,7 +148,7 @@ class InflightLoad:
     """
 
     def __init__(self) -> None:
-        self.speeds: Final = StepModel()
+        self.step_model: Final = StepModel()
         self.backlog: Floats = np.zeros(0)
         """Predicted milliseconds of prompts placed there and not done."""
         self.ends: Floats = np.zeros(0)
@@ -199,7 +199,7 @@ class InflightLoad:
         grow(self, _COLUMNS, rows)
         self._empty(slice(former, rows))
         self._rows.extend(_Row() for _ in range(more))
-        self.speeds.reach(rows)
+        self.step_model.reach(rows)
 
     def know(self, row: int, make: Make | None) -> None:
         """An instance has this row now. What was booked for another is void."""
@@ -210,7 +210,7 @@ class InflightLoad:
         for name in _COLUMNS:
             getattr(self, name)[row] = 0
         self._empty(row)
-        self.speeds.know(row, make or UNKNOWN)
+        self.step_model.know(row, make or UNKNOWN)
         self._steps(row)
 
     def _empty(self, rows: int | slice) -> None:
@@ -221,7 +221,7 @@ class InflightLoad:
 
     def holds(self, row: int, kv_tokens: int) -> None:
         """Its engine has said how many tokens its KV cache has."""
-        self.speeds.capacity[row] = kv_tokens
+        self.step_model.capacity[row] = kv_tokens
         self._free(row)
 
     # --- what policies ask --------------------------------------------------------------------------------------------
@@ -267,8 +267,8 @@ class InflightLoad:
         self.turn += 1
         at = self._rows[row]
         booking.prefill_row, booking.prefill_life, booking.prefill_ms = row, at.life, ms
-        booking.plain_ms = ms / float(self.speeds.prefill_factor[row])
-        booking.sent_s = now + float(self.speeds.first[row]) / 1000.0
+        booking.plain_ms = ms / float(self.step_model.prefill_factor[row])
+        booking.sent_s = now + float(self.step_model.first[row]) / 1000.0
         if not self.prompts[row]:
             self.since[row] = booking.sent_s
             self.backlog[row] = 0.0
@@ -286,7 +286,7 @@ class InflightLoad:
             return
         ends = self.since.item(row) * 1000.0 + self.backlog.item(row)
         self.ends[row] = ends
-        self.opens[row] = ends - self.speeds.first.item(row) if self.prompts.item(row) >= 2 else -math.inf
+        self.opens[row] = ends - self.step_model.first.item(row) if self.prompts.item(row) >= 2 else -math.inf
 
     def prompt_over(self, booking: InflightRequest, now: float, *, done: bool) -> None:
         """Its prompt is computed, or will not be (`done` false)."""
@@ -311,7 +311,7 @@ class InflightLoad:
             at.plain_ms += booking.plain_ms
             return
         if at.plain_ms > 0:
-            self.speeds.prompt_took(row, at.plain_ms, at.observed_ms)
+            self.step_model.prompt_took(row, at.plain_ms, at.observed_ms)
         at.plain_ms = booking.plain_ms
         at.observed_ms = (now - max(float(self.since[row]), booking.sent_s)) * 1000.0
 
@@ -328,10 +328,10 @@ class InflightLoad:
         """
         row = booking.prefill_row
         if prompt_ms > 0 and self._rows[row].life == booking.prefill_life:
-            self.speeds.prompt_took(row, booking.plain_ms, prompt_ms)
+            self.step_model.prompt_took(row, booking.plain_ms, prompt_ms)
         row = booking.decode_row
         if token_ms > 0 and row >= 0 and self._rows[row].life == booking.decode_life:
-            self.speeds.steps_took(row, self._tpot_ms(row, now), token_ms)
+            self.step_model.steps_took(row, self._tpot_ms(row, now), token_ms)
 
     def answer_placed(self, booking: InflightRequest, row: int, now: float) -> None:
         """Its answer is promised a place there."""
@@ -441,7 +441,7 @@ class InflightLoad:
     def _learn(self, booking: InflightRequest, row: int, now: float, tokens: int) -> None:
         """Its mean time per token, against what was predicted when it began and would be now."""
         predicted = (booking.began_tpot_ms + self._tpot_ms(row, now)) / 2
-        self.speeds.steps_took(row, predicted, (now - booking.opened_s) * 1000.0 / (tokens - 1))
+        self.step_model.steps_took(row, predicted, (now - booking.opened_s) * 1000.0 / (tokens - 1))
 
     def _tpot_ms(self, row: int, now: float) -> float:
         return self.step.item(row) / max(1.0 - self.recent.item(row) * self.faded(now), IDLE_MIN)
@@ -461,9 +461,9 @@ class InflightLoad:
 
     def _free(self, row: int) -> None:
         needed = self.kv_mean.item(row) + SPREAD * math.sqrt(self.kv_variance.item(row))
-        self.kv_free[row] = math.inf if self.vacant.item(row) else self.speeds.capacity.item(row) - needed
+        self.kv_free[row] = math.inf if self.vacant.item(row) else self.step_model.capacity.item(row) - needed
 
     def _steps(self, row: int) -> None:
         batch, context = int(self.decoding[row]), float(self.answer_context[row])
-        self.step[row] = self.speeds.decode_ms(row, batch, context)
-        self.beside[row] = self.speeds.beside_ms(row, batch, context) if batch else 0.0
+        self.step[row] = self.step_model.decode_ms(row, batch, context)
+        self.beside[row] = self.step_model.beside_ms(row, batch, context) if batch else 0.0

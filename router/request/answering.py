@@ -64,7 +64,7 @@ class Answering:
     def send(self, effect: j.SendDecode, owner: LegOwner, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
         """It goes out; `owner` hears of it. `producer`: whose hold it is to pull."""
         instance, transfer, parts = effect.instance, effect.transfer, self._parts
-        away = parts.desk.turned_away(instance)
+        away = parts.scheduler.turned_away(instance)
         if away is not None:
             return away
         pulls = transfer is not None

@@ -53,8 +53,8 @@ class Parts:
     """All of it. It decides nothing."""
 
     __slots__ = (
-        "clients", "desk", "dispatch", "engines", "intake", "limits", "line", "losses", "meters", "open", "refusals",
-        "tasks", "telling", "view",
+        "clients", "dispatch", "engines", "limits", "line", "losses", "meters", "open", "predictor",
+        "refusals", "scheduler", "tasks", "telling", "view",
     )  # fmt: skip
 
     def __init__(
@@ -64,20 +64,20 @@ class Parts:
         clients: Clients,
         engines: Engines,
         dispatch: Dispatch,
-        intake: RequestPredictor | None,
+        predictor: RequestPredictor | None,
         telling: Telling,
         tasks: Tasks,
     ) -> None:
-        """`intake`: None where nothing is foretold of requests."""
+        """`predictor`: None where nothing is foretold of requests."""
         self.limits: Final = limits
         self.clients: Final = clients
         self.engines: Final = engines
         self.dispatch: Final = dispatch
-        self.desk: Final[Scheduler] = dispatch.desk
+        self.scheduler: Final[Scheduler] = dispatch.scheduler
         self.view: Final[FleetView] = dispatch.view
         self.line: Final[Waiters] = dispatch.line
         self.losses: Final[Losses] = dispatch.losses
-        self.intake: Final = intake
+        self.predictor: Final = predictor
         self.telling: Final = telling
         self.meters: Final[RouterMetrics] = telling.meters
         self.tasks: Final = tasks

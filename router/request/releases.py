@@ -67,7 +67,7 @@ class Releases:
         """Give this hold up by its name; else have D tell P to free it, or, where D does not answer, another one."""
         done = await self._give_up(transfer, holder) or await self._reject(via, transfer, holder)
         if not done:
-            other = self.parts.desk.speaks_for(holder.instance, via)
+            other = self.parts.scheduler.speaks_for(holder.instance, via)
             done = other is not None and await self._reject(other, transfer, holder)
         self.parts.meters.releases.labels(str(done).lower()).inc()
         if not done:

@@ -61,7 +61,7 @@ class ScheduledRequest:
         now = time.monotonic()
         chosen, *called = self._parts.dispatch.scheduling.handle(d.Asked(context, effect, now), now)
         assert isinstance(chosen, j.Chosen)
-        if called or self._parts.desk.wakeup_s is not None:  # most often there is nothing
+        if called or self._parts.scheduler.wakeup_s is not None:  # most often there is nothing
             self._parts.dispatch.call(tuple(called))
         if effect.second and chosen.prefill is None:  # all stays as it is
             return chosen
@@ -93,10 +93,10 @@ class ScheduledRequest:
 
     def prompt_over(self, *, done: bool, usage: Mapping[str, Any] = _NO_USAGE) -> None:
         """Its prompt was computed where it was last sent to, or will not be (`done` false)."""
-        intake, context = self._parts.intake, self.context
-        if intake is None or self._predicted is None:
+        predictor, context = self._parts.predictor, self.context
+        if predictor is None or self._predicted is None:
             return
-        context.wanted = intake.told(context.wanted, self._predicted, usage)
+        context.wanted = predictor.told(context.wanted, self._predicted, usage)
         cached = cached_in(usage)
         if done and cached is not None and context.expected.booking is not None:
             self._count_cached(cached)
@@ -109,18 +109,18 @@ class ScheduledRequest:
         self._look_for_room()
 
     def _prompt_over(self, *, done: bool, cached_tokens: int | None) -> None:
-        if self._parts.desk.remembers:
+        if self._parts.scheduler.remembers:
             now = time.monotonic()
             self._parts.dispatch.scheduling.handle(d.PromptOver(self.context, now, done, cached_tokens), now)
 
     def _look_for_room(self) -> None:
         """A prompt is computed: where room is more than credits, there may be some."""
-        if self._parts.desk.gate is not None:
+        if self._parts.scheduler.saturation is not None:
             self._parts.dispatch.tell(d.Roomy(), time.monotonic())
 
     def opened(self) -> None:
         """The first token of its answer has come from where it is decoded."""
-        if self._parts.desk.remembers:
+        if self._parts.scheduler.remembers:
             now = time.monotonic()
             self._parts.dispatch.scheduling.handle(d.AnswerOpened(self.context, now), now)
         self._look_for_room()
@@ -133,11 +133,11 @@ class ScheduledRequest:
 
     def count_tokens(self, request: Request, events: int | None) -> int | None:
         """Of the answer: as its engine has counted them, else by the `events` that went through."""
-        intake, usage = self._parts.intake, self._trace.usage
-        if intake is None or self._predicted is None:
+        predictor, usage = self._parts.predictor, self._trace.usage
+        if predictor is None or self._predicted is None:
             return None
         if usage and self._sent:  # no P has said it: one instance did all of it, and says so with its end
-            self.context.wanted = intake.told(self.context.wanted, self._predicted, usage)
+            self.context.wanted = predictor.told(self.context.wanted, self._predicted, usage)
             cached_tokens = cached_in(usage)
             if cached_tokens is not None:
                 self._count_cached(cached_tokens)

@@ -32,7 +32,7 @@ class Seeding:
 
     def may(self) -> bool:
         """Where it is exact, and D can be told to begin with P's token."""
-        return self._allowed and self._parts.desk.pins(self._context)
+        return self._allowed and self._parts.scheduler.pins(self._context)
 
     def read(self, answer: dict[str, Any], not_first: str) -> int | None:
         """The token of P's answer that is the seed, if it may be one. `not_first`: why it is not the answer's first."""

@@ -92,10 +92,12 @@ class RequestTrace:
 
     # -- on its way --
 
-    def chose(self, effect: Choose, chosen: Chosen, seat: SchedulingContext) -> None:
+    def chose(self, effect: Choose, chosen: Chosen, context: SchedulingContext) -> None:
         """The policy has spoken."""
         now = time.monotonic()
-        foretold = foretold_json(seat.ttft_ms, seat.tpot_ms) if seat.ttft_ms > 0 and chosen.decode is not None else {}
+        foretold = (
+            foretold_json(context.ttft_ms, context.tpot_ms) if context.ttft_ms > 0 and chosen.decode is not None else {}
+        )
         self._timeline.again(now)
         self._story.add(
             now,
@@ -242,7 +244,7 @@ class RequestTrace:
 
     # -- the end --
 
-    def finish(self, outcome: str, seat: SchedulingContext | None = None, tokens: int | None = None) -> None:
+    def finish(self, outcome: str, context: SchedulingContext | None = None, tokens: int | None = None) -> None:
         """It is over, after so many tokens of an answer; None: nobody has counted them."""
         if self._story.outcome:
             return
@@ -254,10 +256,10 @@ class RequestTrace:
             counted = answer_tokens(self._told.usage or {}) if tokens is None else tokens
             self._meters.over(now, outcome, self._timeline, counted)
             result, late_first = "", False
-            if seat is not None and (self._client.slo is not None or seat.ttft_ms > 0):
+            if context is not None and (self._client.slo is not None or context.ttft_ms > 0):
                 seen = seen_in(self._timeline.totals(now), counted, streamed=self._request.stream)
-                result, late_first = self._judge(seat, seen, outcome)
-            model = self._request.model if seat is None else seat.wanted.model or ""
+                result, late_first = self._judge(context, seen, outcome)
+            model = self._request.model if context is None else context.wanted.model or ""
             self._meters.flow.ended(model, self._client.slo_class, counted, result, late_first=late_first)
         finally:  # a story that is over is not open, whatever else fails
             self._memory.finish(self._story)
@@ -280,28 +282,28 @@ class RequestTrace:
         told = {**_usage(self._told.usage or {}), **times, "baton.way": timing.way, "baton.outcome": outcome}
         span.end("" if outcome == "served" else outcome, told)
 
-    def _judge(self, seat: SchedulingContext, seen: Seen, outcome: str) -> tuple[str, bool]:
+    def _judge(self, context: SchedulingContext, seen: Seen, outcome: str) -> tuple[str, bool]:
         """What was foretold, and promised, beside what came: whether the class's promise was kept, and if its first
         token was late or never came.
         """
         attainment, slo = self._meters.attainment, self._client.slo
         if outcome == "served":
-            attainment.compare(seat, seen)
+            attainment.compare(context, seen)
         result, late_first = "", False
         if slo is not None:
             result = judge(slo, seen, outcome)
-            attainment.ended(self._client, seat, result)
+            attainment.ended(self._client, context, result)
             late_ttft, late_tpot = late_by(slo, seen)
             late_first = late_ttft or seen.ttft_ms is None or result == SHED
             now = time.monotonic()
             self._meters.lately.judged(now, self._client.slo_class, result, late_ttft=late_ttft, late_tpot=late_tpot)
         self._story.judged = Judged(
-            foretold_ms=(seat.ttft_ms, seat.tpot_ms),
+            foretold_ms=(context.ttft_ms, context.tpot_ms),
             seen=seen,
             slo=slo,
             result=result,
-            late=seat.late,
-            degraded=seat.degraded,
+            late=context.late,
+            degraded=context.degraded,
         )
         return result, late_first
 

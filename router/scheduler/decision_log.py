@@ -96,7 +96,7 @@ class LoggedScheduler:
         """See `Scheduler.handle`."""
         if isinstance(event, d.Asked):
             self._share_out()
-        request: SchedulingContext | None = getattr(event, "seat", None)
+        request: SchedulingContext | None = getattr(event, "context", None)
         if request is not None:
             self._enter(request)
         self._log.write(event)

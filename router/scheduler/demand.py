@@ -34,40 +34,40 @@ _Pool = tuple[Role, str]
 class OwnWord:
     """What one router says of itself in its heartbeat."""
 
-    def __init__(self, desk: Scheduler, flow: Flow | None = None) -> None:
-        self._desk: Final = desk
+    def __init__(self, scheduler: Scheduler, flow: Flow | None = None) -> None:
+        self._scheduler: Final = scheduler
         self._flow: Final = flow
 
     @property
     def shares(self) -> Mapping[str, float]:
         """The tenants' weights."""
-        return self._desk.shares
+        return self._scheduler.shares
 
     def legs(self, goes_by: Mapping[InstanceId, Order], turn: int) -> dict[str, tuple[int, int, int]]:
         """See `legs_said`."""
-        return legs_said(self._desk.view, goes_by, turn)
+        return legs_said(self._scheduler.view, goes_by, turn)
 
     def demand(self) -> tuple[Demand, ...]:
         """See `demands`."""
-        return demands(self._desk)
+        return demands(self._scheduler)
 
     def counters(self, now: float) -> dict[str, Any]:
         """What the goodput controller reads: fields of a heartbeat."""
         if self._flow is None:
             return {}
-        return {"counted": self._flow.told(), "backlog": backlog(self._desk.line.everybody(), now)}
+        return {"counted": self._flow.told(), "backlog": backlog(self._scheduler.line.everybody(), now)}
 
 
-def demands(desk: Scheduler) -> tuple[Demand, ...]:
+def demands(scheduler: Scheduler) -> tuple[Demand, ...]:
     """What this router's tenants want of each pool now, the pools with most demand."""
-    wanted = _waiting(desk)
-    for (role, model), legs in _running(desk).items():
+    wanted = _waiting(scheduler)
+    for (role, model), legs in _running(scheduler).items():
         tenants = wanted.setdefault((role, model), {})
         for tenant, count in legs.items():
             tenants[tenant] = tenants.get(tenant, 0) + count
     pools = [pool for pool in wanted if len(pool[1].encode()) <= MODEL_BYTES_MAX]
     pools.sort(key=lambda pool: (-sum(wanted[pool].values()), pool))
-    return tuple(_demand(desk, pool, wanted[pool]) for pool in pools[:POOLS_MAX])
+    return tuple(_demand(scheduler, pool, wanted[pool]) for pool in pools[:POOLS_MAX])
 
 
 def legs_said(view: FleetView, goes_by: Mapping[InstanceId, Order], turn: int) -> dict[str, tuple[int, int, int]]:
@@ -86,18 +86,18 @@ def legs_said(view: FleetView, goes_by: Mapping[InstanceId, Order], turn: int) -
     return said
 
 
-def _demand(desk: Scheduler, pool: _Pool, tenants: dict[str, int]) -> Demand:
+def _demand(scheduler: Scheduler, pool: _Pool, tenants: dict[str, int]) -> Demand:
     role, model = pool
-    weighed = {tenant: (legs, desk.shares.get(tenant, 1.0)) for tenant, legs in tenants.items()}
-    return Demand(role=role, model=model, places=_places(desk.view.all(), role, model), tenants=largest(weighed))
+    weighed = {tenant: (legs, scheduler.shares.get(tenant, 1.0)) for tenant, legs in tenants.items()}
+    return Demand(role=role, model=model, places=_places(scheduler.view.all(), role, model), tenants=largest(weighed))
 
 
-def _waiting(desk: Scheduler) -> dict[_Pool, dict[str, int]]:
+def _waiting(scheduler: Scheduler) -> dict[_Pool, dict[str, int]]:
     """Requests in line: each wants a place for its answer, and one for its prompt if it may be handed over."""
     found: dict[_Pool, dict[str, int]] = {}
-    for seat in desk.line.everybody():
-        assert isinstance(seat, SchedulingContext)
-        wanted = seat.wanted
+    for context in scheduler.line.everybody():
+        assert isinstance(context, SchedulingContext)
+        wanted = context.wanted
         roles = [Role.PREFILL] if wanted.prefill_only else [Role.DECODE, *[Role.PREFILL] * wanted.hand_over]
         for role in roles:
             tenants = found.setdefault((role, wanted.model or ""), {})
@@ -105,14 +105,14 @@ def _waiting(desk: Scheduler) -> dict[_Pool, dict[str, int]]:
     return found
 
 
-def _running(desk: Scheduler) -> dict[_Pool, dict[str, int]]:
+def _running(scheduler: Scheduler) -> dict[_Pool, dict[str, int]]:
     """Legs in flight. Whose prefill legs are whose nobody keeps: they are told as the places of answers are."""
     found: dict[_Pool, dict[str, int]] = {}
     unnamed: dict[_Pool, int] = {}
     at: dict[InstanceId, int] = {}
     of: dict[str, int] = {}
-    view = desk.view
-    for (name, tenant), legs in desk.placed.items():
+    view = scheduler.view
+    for (name, tenant), legs in scheduler.placed.items():
         if not view.knows(name):
             continue
         seen = view.get(name)
@@ -151,15 +151,15 @@ def _places(fleet: FleetSnapshot, role: Role, model: str) -> int:
 
 
 def backlog(waiting: Iterable[object], now: float) -> tuple[Backlog, ...]:
-    """What stands in line, by model. `waiting`: seats; `now` on the clock of their arrivals."""
+    """What stands in line, by model. `waiting`: requests; `now` on the clock of their arrivals."""
     found: dict[str, tuple[int, float]] = {}
-    for seat in waiting:
-        assert isinstance(seat, SchedulingContext)
-        model = seat.wanted.model or ""
+    for context in waiting:
+        assert isinstance(context, SchedulingContext)
+        model = context.wanted.model or ""
         if len(model) > NAME_CHARS_MAX or (model not in found and len(found) >= SERIES_MAX - 1):
             model = OTHERS
         count, oldest_s = found.get(model, (0, 0.0))
-        found[model] = (count + 1, max(oldest_s, now - seat.wanted.arrived))
+        found[model] = (count + 1, max(oldest_s, now - context.wanted.arrived))
     return tuple(
         Backlog(model=model, waiting=count, oldest_s=max(0.0, round(oldest_s, 3)))
         for model, (count, oldest_s) in found.items()

@@ -20,10 +20,10 @@ logger = logging.getLogger("baton.router")
 class Dispatch:
     """Of one router."""
 
-    def __init__(self, view: FleetView, desk: Scheduler, fleet: Fleet, scheduling: Scheduling) -> None:
+    def __init__(self, view: FleetView, scheduler: Scheduler, fleet: Fleet, scheduling: Scheduling) -> None:
         """`fleet`, `scheduling`: the view and the scheduler as machines; their events may be written down."""
         self.view: Final = view
-        self.desk: Final = desk
+        self.scheduler: Final = scheduler
         self.fleet: Final = fleet
         self.scheduling: Final = scheduling
         self.line: Final = Waiters()
@@ -34,14 +34,14 @@ class Dispatch:
     def tell(self, event: d.SchedulerEvent, now: float) -> None:
         """The scheduler hears of it; requests that may find a place now ask again."""
         whom = self.scheduling.handle(event, now)
-        if whom or self.desk.wakeup_s is not None:
+        if whom or self.scheduler.wakeup_s is not None:
             self.call(whom)
 
     def call(self, whom: Calls) -> None:
         """These are to ask for a place again; and when the scheduler says so, look whether there is one for anybody."""
         if whom:
             self.line.call(whom)
-        wakeup_s = self.desk.wakeup_s
+        wakeup_s = self.scheduler.wakeup_s
         if wakeup_s is not None and wakeup_s != self._looks_s:
             self._looks_s = wakeup_s
             asyncio.get_running_loop().call_later(max(0.0, wakeup_s - time.monotonic()), self._look, wakeup_s)

@@ -1,9 +1,9 @@
 """What is expected of the requests of one router, from their arrival to their end: lengths, bookings, prefixes. Pure.
 
-The desk tells it what happens; policies and admission read what follows from it (`FleetSnapshot.book`,
+The scheduler tells it what happens; policies and admission read what follows from it (`FleetSnapshot.inflight`,
 `FleetSnapshot.prefixes`). What was expected is compared with what came, so that the next expectation is better:
-answers' lengths (`router.predict.answer_lengths`), engines' speeds (`router.predict.step_model`), who still has which
-prefix (`router.predict.prefix_cache`).
+lengths of answers (`router.predict.answer_lengths`), step times (`router.predict.step_model`), which instance still
+has which prefix (`router.predict.prefix_cache`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Placements:
 
     def placed(self, expected: Placement, wanted: Wanted, chosen: Chosen) -> Prices:
         """The policy has found a place. Tells what it was predicted to cost there."""
-        fleet, book = self._fleet, self._fleet.book
+        fleet, inflight = self._fleet, self._fleet.inflight
         assert chosen.decode is not None
         prices = prices_of(fleet, wanted)
         prompt_row = fleet.by_id[chosen.prefill or chosen.decode].row
@@ -58,7 +58,7 @@ class Placements:
         )
         booking.cached_tokens = prices.cached_at(prompt_row)
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
-        book.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
+        inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
             if prices.learns(answer_row):
@@ -70,7 +70,7 @@ class Placements:
                     near=fleet.near(prompt_row, answer_row),
                 )
         if not wanted.prefill_only:
-            book.answer_placed(booking, answer_row, wanted.now)
+            inflight.answer_placed(booking, answer_row, wanted.now)
         if fleet.prefixes is not None and wanted.prefix:
             sent = fleet.prefixes.sent(prompt_row, wanted.prefix, wanted.now)
             expected.sent = [] if sent is None else [sent]
@@ -84,7 +84,7 @@ class Placements:
         """Its prompt is computed, or will not be."""
         if expected.booking is None:
             return
-        self._fleet.book.prompt_over(expected.booking, now, done=done)
+        self._fleet.inflight.prompt_over(expected.booking, now, done=done)
         prefixes, sent, expected.sent = self._fleet.prefixes, expected.sent, []
         if not done or prefixes is None or not wanted.prefix_block_tokens:
             return
@@ -98,7 +98,7 @@ class Placements:
         """The first token of its answer has come from where it is decoded: its prompt is computed, wherever it was."""
         if expected.booking is not None:
             self.prompt_over(expected, wanted, now, done=True)
-            self._fleet.book.opened(expected.booking, now)
+            self._fleet.inflight.opened(expected.booking, now)
 
     def ended(
         self,
@@ -114,12 +114,12 @@ class Placements:
         booking = expected.booking
         if booking is not None:
             if engine_ms is not None:
-                self._fleet.book.told(booking, now, *engine_ms)
+                self._fleet.inflight.told(booking, now, *engine_ms)
             row = booking.decode_row
             if row >= 0 and self._fleet.prefixes is not None:
                 self._fleet.prefixes.used(row, wanted.prefix, now)
                 self._fleet.prefixes.wrote(row, tokens or 0, now)
-            self._fleet.book.answer_over(booking, now, tokens or 0)
+            self._fleet.inflight.answer_over(booking, now, tokens or 0)
         if expected.lengths is not None and tokens:
             self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
         self.let_go(expected, now)
@@ -128,5 +128,5 @@ class Placements:
         """It is not where it was placed any more."""
         booking, expected.booking, expected.sent = expected.booking, None, []
         if booking is not None:
-            self._fleet.book.prompt_over(booking, now, done=False)
-            self._fleet.book.answer_over(booking, now)
+            self._fleet.inflight.prompt_over(booking, now, done=False)
+            self._fleet.inflight.answer_over(booking, now)

@@ -1,4 +1,4 @@
-"""Who of a router's requests has which place, and who waits for one. Pure: sockets and simulator use the same desk.
+"""Which request has which place, and which wait for one. Pure: the router and the simulator run this module.
 
 What always holds: a request has at most one place for its answer, from the moment it was chosen until the request is
 over, so that a hold never waits for a place on D; a place that is given back is offered to the line.
@@ -45,7 +45,7 @@ Calls = tuple[object, ...]
 
 
 class SchedulingContext:
-    """One request at the desk."""
+    """One request at the scheduler."""
 
     __slots__ = (
         "aggregated", "ahead", "decode", "degraded", "ended", "entered", "expected", "foretold", "lane", "late",
@@ -96,7 +96,7 @@ class Scheduler:
         admission: bool = False,
         foresees: bool = False,
     ) -> None:
-        """The desk of one router.
+        """The scheduler of one router.
 
         Args:
             view: its fleet.
@@ -108,11 +108,11 @@ class Scheduler:
         """
         self.view: Final = view
         self.policy: Final = policy
-        self.foresight: Final = Placements(view.all()) if foresees or admission else None
+        self.placements: Final = Placements(view.all()) if foresees or admission else None
         self.guard: Final = HandoffGuard() if foresees else None
         self.line: Final = FlowControlQueue()
-        self.gate: Final = SaturationDetector(self.line) if admission else None
-        self.scoring: Final = Scoring(self.gate)
+        self.saturation: Final = SaturationDetector(self.line) if admission else None
+        self.scoring: Final = Scoring(self.saturation)
         self.placed: Final[Counter[tuple[InstanceId, str]]] = Counter()
         """Places taken, by instance and tenant."""
         self.shares: Mapping[str, float] = {}
@@ -145,42 +145,42 @@ class Scheduler:
     @property
     def remembers(self) -> bool:
         """Whether it matters here what becomes of a request between its choice and its end."""
-        return self.foresight is not None
+        return self.placements is not None
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
-    def choose(self, seat: SchedulingContext, effect: Choose, now: float) -> tuple[Chosen, Calls]:
-        """Ask the policy, and take D's place before P begins. Without a place, the seat stands in line; unless it asks
-        for a second leg: then it keeps the place that it has.
+    def choose(self, context: SchedulingContext, effect: Choose, now: float) -> tuple[Chosen, Calls]:
+        """Ask the policy, and take D's place before P begins. Without a place the request waits in the queue;
+        a request that asks for its second leg keeps the place that it has.
         """
-        if effect.second and (self._has_a_queue(seat) or self._second_legs < 1):
+        if effect.second and (self._has_a_queue(context) or self._second_legs < 1):
             return Chosen(None, None, "its prefill instance has a queue, or there are enough second legs"), ()
         self._now = max(self._now, now)
-        former = seat.decode
-        calls = self.occupy(seat, None) if effect.second else self._leave_place(seat, now)
-        wanted = self._judged(seat, self._asks(seat, effect, now))
-        if seat.late and seat.promise.sheds:
-            calls += self.line.leave(seat, placed=False)
+        former = context.decode
+        calls = self.occupy(context, None) if effect.second else self._leave_place(context, now)
+        wanted = self._judged(context, self._asks(context, effect, now))
+        if context.late and context.promise.sheds:
+            calls += self.line.leave(context, placed=False)
             return self._shed(wanted), calls
         chosen = self.policy(self.view.all(), wanted)
         if effect.second and (chosen.prefill is None or self._keeps_apart(effect, wanted, chosen)):
             kept = former if former is not None and self.view.knows(former) else None
-            return Chosen(None, None, chosen.because), calls + self.occupy(seat, kept)
+            return Chosen(None, None, chosen.because), calls + self.occupy(context, kept)
         if chosen.prefill is not None:
             more = -1.0 if effect.second else SECOND_LEGS_SHARE
             self._second_legs = min(SECOND_LEGS_SAVED, self._second_legs + more)
-            seat.prefill, seat.ended = chosen.prefill, self._ended.get(chosen.prefill, 0)
-            seat.ahead = self.view.get(chosen.prefill).inflight
+            context.prefill, context.ended = chosen.prefill, self._ended.get(chosen.prefill, 0)
+            context.ahead = self.view.get(chosen.prefill).inflight
             if self._keeps_apart(effect, wanted, chosen):
                 chosen = replace(chosen, anew=True)
         if chosen.wait:
-            return chosen, calls + self._stand_in_line(seat, wanted)
-        calls += self.line.leave(seat, placed=chosen.decode is not None)
+            return chosen, calls + self._stand_in_line(context, wanted)
+        calls += self.line.leave(context, placed=chosen.decode is not None)
         if chosen.decode is not None:
-            self._take_place(seat, wanted, chosen)
-            if seat.aggregated:
+            self._take_place(context, wanted, chosen)
+            if context.aggregated:
                 chosen = replace(chosen, because=f"{chosen.because}; {LOSES}")
-        return chosen, calls + self.occupy(seat, chosen.decode)
+        return chosen, calls + self.occupy(context, chosen.decode)
 
     def _keeps_apart(self, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
         """Whether the chosen decode instance must not have the blocks of an instance that holds or computes them."""
@@ -193,60 +193,65 @@ class Scheduler:
         """
         return self.policy(self.view.all(), wanted)
 
-    def _asks(self, seat: SchedulingContext, effect: Choose, now: float) -> Wanted:
-        promise = seat.promise
+    def _asks(self, context: SchedulingContext, effect: Choose, now: float) -> Wanted:
+        promise = context.promise
         return replace(
-            seat.wanted,
-            hand_over=effect.hand_over and not self._aggregated(seat, effect, now),
+            context.wanted,
+            hand_over=effect.hand_over and not self._aggregated(context, effect, now),
             excluded=effect.excluded,
             routers=self.view.routers,
             ttft_ms=promise.ttft_ms,
             tpot_ms=promise.tpot_ms,
-            late=seat.late,
-            whose=self.view.all().whose(seat.wanted.tenant),
+            late=context.late,
+            whose=self.view.all().whose(context.wanted.tenant),
             now=now,
             scoring=self.scoring,
         )
 
-    def _aggregated(self, seat: SchedulingContext, effect: Choose, now: float) -> bool:
+    def _aggregated(self, context: SchedulingContext, effect: Choose, now: float) -> bool:
         """Whether it is served whole although it could be handed over."""
-        if seat.aggregated is None and self.guard is not None and effect.hand_over and not seat.wanted.prefill_only:
-            seat.aggregated = not self.guard.allows(seat.wanted.slo_class, now)
-        return bool(seat.aggregated)
+        if (
+            context.aggregated is None
+            and self.guard is not None
+            and effect.hand_over
+            and not context.wanted.prefill_only
+        ):
+            context.aggregated = not self.guard.allows(context.wanted.slo_class, now)
+        return bool(context.aggregated)
 
-    def _judged(self, seat: SchedulingContext, wanted: Wanted) -> Wanted:
+    def _judged(self, context: SchedulingContext, wanted: Wanted) -> Wanted:
         """Whether it can still have its first token in time, on the best instance and with nobody before it."""
-        if self.gate is None or seat.late or not wanted.ttft_ms:
+        if self.saturation is None or context.late or not wanted.ttft_ms:
             return wanted
-        found, sure = self.view.all().ready_for(wanted), self.view.all().book.speeds.sure
+        found, sure = self.view.all().ready_for(wanted), self.view.all().inflight.step_model.sure
         rows = found.any if sure(found.any) else found.prefills  # who only decodes has timed no prompt
         if not len(rows) or not sure(rows):
             return wanted
         prices = prices_of(self.view.all(), wanted)
         if prices.least_alone_ms(rows) <= wanted.ttft_ms:
             return wanted
-        self._cannot(seat)
-        return replace(wanted, ttft_ms=seat.promise.ttft_ms, tpot_ms=seat.promise.tpot_ms, late=seat.late)
+        self._cannot(context)
+        return replace(wanted, ttft_ms=context.promise.ttft_ms, tpot_ms=context.promise.tpot_ms, late=context.late)
 
-    def _cannot(self, seat: SchedulingContext) -> None:
+    def _cannot(self, context: SchedulingContext) -> None:
         """Its promise cannot be kept: it has its class's second one, or is late."""
-        if seat.promise.degraded is not None:
-            seat.promise, seat.degraded = seat.promise.degraded, True
+        if context.promise.degraded is not None:
+            context.promise, context.degraded = context.promise.degraded, True
         else:
-            seat.late = True
+            context.late = True
 
-    def _stand_in_line(self, seat: SchedulingContext, wanted: Wanted) -> Calls:
-        if self.gate is None:
-            self.line.enter(seat, wanted)
+    def _stand_in_line(self, context: SchedulingContext, wanted: Wanted) -> Calls:
+        if self.saturation is None:
+            self.line.enter(context, wanted)
             return ()
         fleet = self.view.all()
         rows = fleet.ready_for(wanted).prefills
         prices = prices_of(fleet, wanted)
         work_ms = prices.least_prompt_ms(rows) if len(rows) else 0.0
-        lead_ms = AHEAD_MS + float(fleet.book.speeds.lead[rows].min()) if len(rows) else 0.0
-        self.line.enter(seat, wanted, work_ms, lead_ms + (1 - PROMPTLY) * wanted.ttft_ms)
+        lead_ms = AHEAD_MS + float(fleet.inflight.step_model.lead[rows].min()) if len(rows) else 0.0
+        self.line.enter(context, wanted, work_ms, lead_ms + (1 - PROMPTLY) * wanted.ttft_ms)
         calls: Calls = ()
-        sure = len(rows) and fleet.book.speeds.sure(rows)
+        sure = len(rows) and fleet.inflight.step_model.sure(rows)
         for who in self.line.hopeless(wanted.now, len(rows), wanted.whose) if sure else ():
             assert isinstance(who, SchedulingContext)
             self._cannot(who)
@@ -263,57 +268,59 @@ class Scheduler:
         because = f"its first token would come after {wanted.ttft_ms:g} ms, and its class is refused then"
         return Chosen(None, None, because, shed_s=max(1, math.ceil(wait_s)))
 
-    def _take_place(self, seat: SchedulingContext, wanted: Wanted, chosen: Chosen) -> None:
-        if self.foresight is None:
+    def _take_place(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen) -> None:
+        if self.placements is None:
             return
-        prices = self.foresight.placed(seat.expected, wanted, chosen)
+        prices = self.placements.placed(context.expected, wanted, chosen)
         assert chosen.decode is not None
         row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
-        seat.ttft_ms, seat.tpot_ms = prices.first_ms(row, answer_row), prices.tpot_at(answer_row)
-        if self.guard is not None and seat.foretold is None and wanted.arrived and not wanted.prefill_only:
+        context.ttft_ms, context.tpot_ms = prices.first_ms(row, answer_row), prices.tpot_at(answer_row)
+        if self.guard is not None and context.foretold is None and wanted.arrived and not wanted.prefill_only:
             wonders = row != answer_row and self.guard.wonders(wanted.slo_class)
-            seat.foretold = Foretold(prices, row, answer_row, gains(prices, row, answer_row) if wonders else None)
-        if self.gate is None:
+            context.foretold = Foretold(prices, row, answer_row, gains(prices, row, answer_row) if wonders else None)
+        if self.saturation is None:
             return
         prompt_ms = prices.prompt_at(row)
         answer_ms = prices.output * prices.longer_at(answer_row)
         self.line.gave(wanted.tenant, (prompt_ms + answer_ms) / self._share(wanted.tenant))
         self.line.took(prompt_ms, wanted.now)
-        if seat.late:
-            seat.lane = row
-            self.gate.took(row)
+        if context.late:
+            context.lane = row
+            self.saturation.took(row)
 
     def _share(self, tenant: str) -> float:
         return self.local_shares.get(tenant, self.shares.get(tenant, 1.0))
 
     # --- what becomes of it -------------------------------------------------------------------------------------------
 
-    def prompt_over(self, seat: SchedulingContext, now: float, *, done: bool, cached_tokens: int | None = None) -> None:
+    def prompt_over(
+        self, context: SchedulingContext, now: float, *, done: bool, cached_tokens: int | None = None
+    ) -> None:
         """Its prompt is computed, with so many tokens of it from the cache (`done`), or will not be."""
         self._now = max(self._now, now)
-        if self.foresight is not None:
-            self.foresight.prompt_over(seat.expected, seat.wanted, now, done=done, cached_tokens=cached_tokens)
-        self._leave_lane(seat)
-        if self.guard is not None and seat.foretold is not None and done:
-            self.guard.computed(seat.foretold, now)
+        if self.placements is not None:
+            self.placements.prompt_over(context.expected, context.wanted, now, done=done, cached_tokens=cached_tokens)
+        self._leave_lane(context)
+        if self.guard is not None and context.foretold is not None and done:
+            self.guard.computed(context.foretold, now)
 
-    def opened(self, seat: SchedulingContext, now: float) -> None:
+    def opened(self, context: SchedulingContext, now: float) -> None:
         """The first token of its answer has come from where it is decoded."""
         self._now = max(self._now, now)
-        if self.foresight is not None:
-            self.foresight.opened(seat.expected, seat.wanted, now)
-        self._leave_lane(seat)
-        self._came(seat, now)
+        if self.placements is not None:
+            self.placements.opened(context.expected, context.wanted, now)
+        self._leave_lane(context)
+        self._came(context, now)
 
-    def _came(self, seat: SchedulingContext, now: float) -> None:
+    def _came(self, context: SchedulingContext, now: float) -> None:
         """Its answer has begun."""
-        if self.guard is not None and seat.foretold is not None:
-            self.guard.came(seat.foretold, now)
-        seat.foretold = None
+        if self.guard is not None and context.foretold is not None:
+            self.guard.came(context.foretold, now)
+        context.foretold = None
 
     def finish(
         self,
-        seat: SchedulingContext,
+        context: SchedulingContext,
         now: float,
         tokens: int | None = None,
         *,
@@ -326,30 +333,32 @@ class Scheduler:
         the first; 0 for what it does not say.
         """
         self._now = max(self._now, now)
-        if self.foresight is not None:
-            self.foresight.ended(seat.expected, seat.wanted, now, tokens, cut_off=cut_off, engine_ms=engine_ms)
-        self._leave_lane(seat)
-        if self.guard is not None and seat.foretold is not None:  # nobody saw it begin: it is in one piece, or has not
+        if self.placements is not None:
+            self.placements.ended(context.expected, context.wanted, now, tokens, cut_off=cut_off, engine_ms=engine_ms)
+        self._leave_lane(context)
+        if (
+            self.guard is not None and context.foretold is not None
+        ):  # nobody saw it begin: it is in one piece, or has not
             if tokens and not cut_off:
-                self.guard.came(seat.foretold, seat.foretold.began_s(now, tokens))
-            self.guard.gone(seat.foretold)
-            seat.foretold = None
-        return self.occupy(seat, None) + self.line.leave(seat, placed=False)
+                self.guard.came(context.foretold, context.foretold.began_s(now, tokens))
+            self.guard.gone(context.foretold)
+            context.foretold = None
+        return self.occupy(context, None) + self.line.leave(context, placed=False)
 
-    def _leave_place(self, seat: SchedulingContext, now: float) -> Calls:
-        if self.foresight is not None:
-            self.foresight.let_go(seat.expected, now)
-        self._leave_lane(seat)
-        return self.occupy(seat, None)
+    def _leave_place(self, context: SchedulingContext, now: float) -> Calls:
+        if self.placements is not None:
+            self.placements.let_go(context.expected, now)
+        self._leave_lane(context)
+        return self.occupy(context, None)
 
-    def _leave_lane(self, seat: SchedulingContext) -> None:
-        if seat.lane >= 0 and self.gate is not None:
-            self.gate.gave_back(seat.lane)
-        seat.lane = -1
+    def _leave_lane(self, context: SchedulingContext) -> None:
+        if context.lane >= 0 and self.saturation is not None:
+            self.saturation.gave_back(context.lane)
+        context.lane = -1
 
     def room(self) -> Calls:
         """A prompt is computed: there may be room for another one before its leg ends."""
-        return () if self.gate is None else self._call_first()
+        return () if self.saturation is None else self._call_first()
 
     def look(self, now: float) -> Calls:
         """The time `wakeup_s` has come."""
@@ -361,39 +370,39 @@ class Scheduler:
         return self.line.call_first() if self._may_begin() else ()
 
     def _may_begin(self) -> bool:
-        if self.gate is None or self.line.patient:
+        if self.saturation is None or self.line.patient:
             return True
         if not len(self.line):
             return False
-        opens_s = self.gate.opens_at(self.view.all(), self._now)
+        opens_s = self.saturation.opens_at(self.view.all(), self._now)
         if opens_s <= self._now:
             return True
         self.wakeup_s = opens_s if math.isfinite(opens_s) else None  # else somebody has to come first
         return False
 
-    def found_none(self, seat: SchedulingContext) -> Calls:
+    def found_none(self, context: SchedulingContext) -> Calls:
         """It waits (`journey.AwaitFleet`): if it was called, the call was for somebody else."""
         if not self._may_begin():
-            self.line.rests(seat)
+            self.line.rests(context)
             return ()
-        return self.line.found_none(seat)
+        return self.line.found_none(context)
 
-    def occupy(self, seat: SchedulingContext, instance: InstanceId | None) -> Calls:
+    def occupy(self, context: SchedulingContext, instance: InstanceId | None) -> Calls:
         """Count its answering leg at this instance, and nowhere else."""
-        if instance == seat.decode:
+        if instance == context.decode:
             return ()
-        former, seat.decode = seat.decode, instance
+        former, context.decode = context.decode, instance
         calls: Calls = ()
         if former is not None:
-            self._count(former, seat, -1)
+            self._count(former, context, -1)
             calls = self.leg_ended(former)
         if instance is not None:
-            self._count(instance, seat, 1)
+            self._count(instance, context, 1)
             self.view.leg_started(instance)
         return calls
 
-    def _count(self, instance: InstanceId, seat: SchedulingContext, more: int) -> None:
-        at = (instance, seat.wanted.tenant)
+    def _count(self, instance: InstanceId, context: SchedulingContext, more: int) -> None:
+        at = (instance, context.wanted.tenant)
         self.placed[at] += more
         if not self.placed[at]:
             del self.placed[at]
@@ -407,16 +416,16 @@ class Scheduler:
             self._ended.pop(instance, None)
         return self._call_first()
 
-    def _has_a_queue(self, seat: SchedulingContext) -> bool:
+    def _has_a_queue(self, context: SchedulingContext) -> bool:
         """Whether its prefill instance has, since we looked last, answered legs that were there before this one, and no
         later ones, as far as one can count: it works, and in order. Elsewhere the queue is as long, or the policy would
         have gone there.
         """
-        assert seat.prefill is not None
-        ended = self._ended.get(seat.prefill, 0)
-        answered, seat.ended = ended - seat.ended, ended
-        seat.ahead -= answered
-        return answered > 0 and seat.ahead >= 0
+        assert context.prefill is not None
+        ended = self._ended.get(context.prefill, 0)
+        answered, context.ended = ended - context.ended, ended
+        context.ahead -= answered
+        return answered > 0 and context.ahead >= 0
 
     def fleet_changed(self) -> Calls:
         """Somebody came, left, or said something new."""
@@ -428,10 +437,10 @@ class Scheduler:
         found = max(others, key=lambda seen: seen.role.decodes, default=None)
         return None if found is None else found.id
 
-    def pins(self, seat: SchedulingContext) -> bool:
+    def pins(self, context: SchedulingContext) -> bool:
         """Whether D's engine can be told which token its answer begins with."""
-        known = seat.decode is not None and self.view.knows(seat.decode)
-        return known and seat.decode is not None and self.view.get(seat.decode).instance.pins
+        known = context.decode is not None and self.view.knows(context.decode)
+        return known and context.decode is not None and self.view.get(context.decode).instance.pins
 
     def turned_away(self, instance: InstanceId) -> Lost | None:
         """What an answering leg hears instead of being sent to an instance that takes none any more."""
@@ -441,7 +450,7 @@ class Scheduler:
 
 
 def _asked(scheduler: Scheduler, event: Any) -> Any:
-    chosen, called = scheduler.choose(event.seat, event.effect, event.now)
+    chosen, called = scheduler.choose(event.context, event.effect, event.now)
     return (chosen, *called)
 
 
@@ -456,25 +465,25 @@ def _shared(scheduler: Scheduler, event: Any) -> Any:
 
 
 def _prompt_over(scheduler: Scheduler, event: Any) -> Any:
-    scheduler.prompt_over(event.seat, event.now, done=event.done, cached_tokens=event.cached_tokens)
+    scheduler.prompt_over(event.context, event.now, done=event.done, cached_tokens=event.cached_tokens)
     return ()
 
 
 def _opened(scheduler: Scheduler, event: Any) -> Any:
-    scheduler.opened(event.seat, event.now)
+    scheduler.opened(event.context, event.now)
     return ()
 
 
 def _finished(scheduler: Scheduler, event: Any) -> Any:
-    return scheduler.finish(event.seat, event.now, event.tokens, cut_off=event.cut_off, engine_ms=event.engine_ms)
+    return scheduler.finish(event.context, event.now, event.tokens, cut_off=event.cut_off, engine_ms=event.engine_ms)
 
 
 def _found_none(scheduler: Scheduler, event: Any) -> Any:
-    return scheduler.found_none(event.seat)
+    return scheduler.found_none(event.context)
 
 
 def _occupied(scheduler: Scheduler, event: Any) -> Any:
-    return scheduler.occupy(event.seat, event.instance)
+    return scheduler.occupy(event.context, event.instance)
 
 
 def _leg_ended(scheduler: Scheduler, event: Any) -> Any:

@@ -83,7 +83,7 @@ class Attainment:
         self._met: dict[str, int] = {}
         """How many of them met every target."""
 
-    def ended(self, client: Client, seat: Scheduled, result: str) -> None:
+    def ended(self, client: Client, context: Scheduled, result: str) -> None:
         """A request of a class is over."""
         if client.slo is None:
             return
@@ -91,9 +91,9 @@ class Attainment:
         if name not in self._last:
             self._first(client, client.slo)
         self._results.add((name, client.tenant, result))
-        if seat.late:
+        if context.late:
             self._late.labels(name, client.tenant).inc()
-        if seat.degraded:
+        if context.degraded:
             self._degraded.labels(name, client.tenant).inc()
         if result in COUNTED:
             last = self._last[name]
@@ -117,12 +117,12 @@ class Attainment:
             if name in self._last:
                 self._target.labels(name).set(slo.attainment)
 
-    def compare(self, seat: Scheduled, seen: Seen) -> None:
+    def compare(self, context: Scheduled, seen: Seen) -> None:
         """What was foretold beside what came."""
-        if seat.ttft_ms > 0 and seen.ttft_ms is not None:
-            self._foretold.observe(("ttft",), seen.ttft_ms / seat.ttft_ms)
-        if seat.tpot_ms > 0 and seen.tpot_ms is not None:
-            self._foretold.observe(("tpot",), seen.tpot_ms / seat.tpot_ms)
+        if context.ttft_ms > 0 and seen.ttft_ms is not None:
+            self._foretold.observe(("ttft",), seen.ttft_ms / context.ttft_ms)
+        if context.tpot_ms > 0 and seen.tpot_ms is not None:
+            self._foretold.observe(("tpot",), seen.tpot_ms / context.tpot_ms)
 
     def prefix(self, expected_tokens: int, cached_tokens: int) -> None:
         """A prompt's instance has said how much of it was cached."""

@@ -197,7 +197,7 @@ class Guard(Protocol):
 
 
 class _HandoffsOff(Collector):
-    """From the guard of a router's desk."""
+    """From the guard of a router's scheduler."""
 
     def __init__(self) -> None:
         self.guard: Guard | None = None

@@ -1,4 +1,4 @@
-"""Whatever becomes of requests that are foreseen and promised something: nothing of them stays at the desk."""
+"""Whatever becomes of requests that are foreseen and promised something: nothing of them stays at the scheduler."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ async def test_nothing_of_any_request_stays(policy: str, monkeypatch: pytest.Mon
         await disturb(front, chance)
         await asyncio.gather(*asking)
         await hopeless(front)
-        desk = made[0].parts.desk
-        fleet = desk.view.all()
+        scheduler = made[0].parts.scheduler
+        fleet = scheduler.view.all()
         await eventually(lambda: all(each["state"] != "open" for each in lines(made[0])), "every request is over")
         await eventually(lambda: not any(seen.inflight for seen in fleet), "no leg is under way")
-        assert not desk.placed
-        assert not len(desk.line)
+        assert not scheduler.placed
+        assert not len(scheduler.line)
         for name in ("prompts", "backlog", "decoding", "answer_context", "kv_mean", "kv_variance"):
-            assert abs(getattr(fleet.book, name)).max() < 1e-6, name
-        assert not any(desk.gate._late.values()) if desk.gate else True
+            assert abs(getattr(fleet.inflight, name)).max() < 1e-6, name
+        assert not any(scheduler.saturation._late.values()) if scheduler.saturation else True
         assert {200, 400} <= set(statuses)
         assert statuses.count(200) > REQUESTS / 3

@@ -48,9 +48,9 @@ class Router:
 
     def __init__(self, registry: MemoryRegistry) -> None:
         self.view = FleetView()
-        self.desk = Scheduler(self.view, POLICIES["least_load"])
+        self.scheduler = Scheduler(self.view, POLICIES["least_load"])
         self.watch = Discovery(registry, self.told)
-        self.watch.own = OwnWord(self.desk)
+        self.watch.own = OwnWord(self.scheduler)
         self.registry = registry
 
     def told(self, reported: tuple[Reported, ...], routers: int) -> None:
@@ -64,8 +64,8 @@ class Router:
 
     def arrive(self, tenant: str, count: int) -> int:
         """How many of so many requests find a place."""
-        seats = [SchedulingContext(Wanted(model="m", hand_over=False, tenant=tenant)) for _ in range(count)]
-        chosen = [self.desk.choose(seat, Choose(frozenset(), hand_over=False), 0.0)[0] for seat in seats]
+        contexts = [SchedulingContext(Wanted(model="m", hand_over=False, tenant=tenant)) for _ in range(count)]
+        chosen = [self.scheduler.choose(context, Choose(frozenset(), hand_over=False), 0.0)[0] for context in contexts]
         return sum(each.decode is not None for each in chosen)
 
 

@@ -27,12 +27,12 @@ FLAGS = (
 ).split()
 
 
-def fleet(prefill_ms_per_1k: float, seats: int) -> list[Settings]:
+def fleet(prefill_ms_per_1k: float, contexts: int) -> list[Settings]:
     """Slow prompts, or few seats at decode."""
     costs = SimpleCosts(step_ms=4.0, prefill_ms_per_1k=prefill_ms_per_1k)
     return [
         mock_settings("prefill-0", Role.PREFILL, costs=costs, max_num_batched_tokens=256, max_model_len=2048),
-        mock_settings("decode-0", Role.DECODE, costs=costs, max_num_seqs=seats),
+        mock_settings("decode-0", Role.DECODE, costs=costs, max_num_seqs=contexts),
     ]
 
 

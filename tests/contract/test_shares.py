@@ -44,15 +44,15 @@ async def test_what_counts_here_follows_the_registry_and_what_is_announced_stays
 ) -> None:
     keys = {"acme": lambda: ("x",), "other": lambda: ("y",)}
     here = router(tenants={"acme": Tenant(share=3), "other": Tenant()}, tenant_keys=keys)
-    assert (here.parts.desk.shares, here.parts.desk.local_shares) == ({"acme": 3.0, "other": 1.0}, {})
+    assert (here.parts.scheduler.shares, here.parts.scheduler.local_shares) == ({"acme": 3.0, "other": 1.0}, {})
     assert here.watch is not None
     monkeypatch.setattr(here.watch, "local_shares", lambda: {"acme": 1.5})
     here.probing.prober = Prober()  # type: ignore[assignment]
     await told(here)
-    assert here.parts.desk.local_shares == {"acme": 1.5}
-    assert here.parts.desk.shares == {"acme": 3.0, "other": 1.0}
-    seat = SchedulingContext(Wanted(model="m", hand_over=False, tenant="acme"))
-    here.parts.desk.line.enter(seat, seat.wanted)
+    assert here.parts.scheduler.local_shares == {"acme": 1.5}
+    assert here.parts.scheduler.shares == {"acme": 3.0, "other": 1.0}
+    context = SchedulingContext(Wanted(model="m", hand_over=False, tenant="acme"))
+    here.parts.scheduler.line.enter(context, context.wanted)
     demand = here.watch.announcement("http://127.0.0.1:1", "http://127.0.0.1:2").demand
     assert [each.tenants for each in demand] == [{"acme": (1, 3.0)}]
 
@@ -61,7 +61,7 @@ async def test_without_tenants_there_is_nothing_to_divide() -> None:
     here = router()
     here.probing.prober = Prober()  # type: ignore[assignment]
     await told(here)
-    assert here.parts.desk.shares == here.parts.desk.local_shares == {}
+    assert here.parts.scheduler.shares == here.parts.scheduler.local_shares == {}
 
 
 class Prober:

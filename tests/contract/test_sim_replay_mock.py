@@ -62,7 +62,7 @@ CLASSES = {
 
 
 async def test_what_is_promised_and_foretold_on_mocks_replays_to_the_same_choices() -> None:
-    """With classes: the workload policy, its book, speeds and prefixes, the line and the gate."""
+    """With classes: workload policy, load in flight, step model, prefixes, queue, saturation detector."""
     lines: list[bytes] = []
     costs = SimpleCosts(step_ms=1.0, prefill_ms_per_1k=100.0)
     mocks = [mock_settings(name, role, costs=costs, prefix_caching=True) for name, role in ROLES.items()]

@@ -86,12 +86,14 @@ def run(
 
 
 def nothing_is_left(world: World) -> None:
-    desk, book = world.front.desk, world.view.all().book
-    assert desk.gate is not None
-    assert not len(desk.line) and not desk.placed
-    assert book.answers == 0 and not book.prompts.any() and not book.decoding.any()
-    assert not book.kv_mean.any() and not any(row.limits[0] or row.limits[1] or row.targets for row in book._rows)
-    assert not any(desk.gate._late.values())
+    scheduler, inflight = world.front.scheduler, world.view.all().inflight
+    assert scheduler.saturation is not None
+    assert not len(scheduler.line) and not scheduler.placed
+    assert inflight.answers == 0 and not inflight.prompts.any() and not inflight.decoding.any()
+    assert not inflight.kv_mean.any() and not any(
+        row.limits[0] or row.limits[1] or row.targets for row in inflight._rows
+    )
+    assert not any(scheduler.saturation._late.values())
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Network:
         if not self.well and world.kernel.now_s > self.until_s:
             self.well = True
             self._slow(world, self.factor)
-        guard = world.front.desk.guard
+        guard = world.front.scheduler.guard
         self.off.append((world.kernel.now_s, guard is not None and any(guard.off().values())))
 
     def _slow(self, world: World, times: float) -> None:

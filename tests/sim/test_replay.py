@@ -94,7 +94,7 @@ def test_a_simulated_routers_log_replays_to_the_same_choices(policy: str) -> Non
 
 
 @pytest.mark.parametrize(("known", "faults"), [(True, ""), (False, ""), (False, "chaos")])
-def test_book_speeds_line_gate_and_prefixes_follow_from_the_log(known: bool, faults: str) -> None:
+def test_load_step_model_queue_saturation_and_prefixes_follow_from_the_log(known: bool, faults: str) -> None:
     """The runs have everything: who waits, is late, degraded, refused, called; caches; engines that die."""
     entries = entries_of("workload", faults=faults, known=known)
     count = kinds(entries)
@@ -138,15 +138,15 @@ def _two_tenants() -> list[d.Entry]:
     lines: list[bytes] = []
     here, machine = _scheduler(lines, promised=True)
     here.shares = {"a": 1.0, "b": 1e-6}
-    seats = [_seat(tenant) for tenant in "abab" * 3]
+    contexts = [_context(tenant) for tenant in "abab" * 3]
     ask = Choose(frozenset(), hand_over=False)
-    for number, seat in enumerate(seats):
-        machine.handle(d.Asked(seat, ask, 0.001 * number), 0.001 * number)
-        if seat.decode is None:
-            machine.handle(d.FoundNone(seat), 0.001 * number)
-    for number, seat in enumerate(seats):
+    for number, context in enumerate(contexts):
+        machine.handle(d.Asked(context, ask, 0.001 * number), 0.001 * number)
+        if context.decode is None:
+            machine.handle(d.FoundNone(context), 0.001 * number)
+    for number, context in enumerate(contexts):
         now = 1.0 + number
-        for each in machine.handle(d.Finished(seat, now, 10, cut_off=False), now):
+        for each in machine.handle(d.Finished(context, now, 10, cut_off=False), now):
             assert isinstance(each, SchedulingContext)
             machine.handle(d.Asked(each, ask, now), now)
     return [d.entry_of(line) for line in lines]
@@ -155,15 +155,15 @@ def _two_tenants() -> list[d.Entry]:
 def _counted() -> list[d.Entry]:
     """An engine says that its prompt was ten times as long as it had been taken for; then it asks again."""
     lines: list[bytes] = []
-    (_, machine), seat = _scheduler(lines), _seat()
-    machine.handle(d.Asked(seat, Choose(frozenset(), hand_over=False), 0.0), 0.0)
-    seat.wanted = Wanted(model="m", hand_over=False, prompt_tokens=3000, output_tokens=20.0)
-    machine.handle(d.PromptOver(seat, 1.0, True, None), 1.0)
-    machine.handle(d.Asked(seat, Choose(frozenset(), hand_over=False), 2.0), 2.0)
+    (_, machine), context = _scheduler(lines), _context()
+    machine.handle(d.Asked(context, Choose(frozenset(), hand_over=False), 0.0), 0.0)
+    context.wanted = Wanted(model="m", hand_over=False, prompt_tokens=3000, output_tokens=20.0)
+    machine.handle(d.PromptOver(context, 1.0, True, None), 1.0)
+    machine.handle(d.Asked(context, Choose(frozenset(), hand_over=False), 2.0), 2.0)
     return [d.entry_of(line) for line in lines]
 
 
-def _seat(tenant: str = "") -> SchedulingContext:
+def _context(tenant: str = "") -> SchedulingContext:
     promise = Promise(ttft_ms=900.0, tpot_ms=50.0) if tenant else Promise()
     return SchedulingContext(
         Wanted(model="m", hand_over=False, prompt_tokens=300, output_tokens=20.0, tenant=tenant), promise
@@ -248,7 +248,7 @@ def test_a_log_that_was_tampered_with_is_found_out() -> None:
     )
     assert len(other.differences) == other.choices >= 10
     begun = next(number for number, entry in enumerate(entries) if isinstance(entry, d.Began))
-    with pytest.raises(ValueError, match="no desk has begun"):
+    with pytest.raises(ValueError, match="no scheduler has begun"):
         replay(entries[:begun] + entries[begun + 1 :])
     with pytest.raises(ValueError, match="there is no policy `least_load` here"):
         replay(entries, {})

@@ -58,8 +58,8 @@ def bytes_of(seed: int, **more: object) -> bytes:
 def test_the_parts_are_the_products_own() -> None:
     world = World(members(P, D))
     assert type(world.view) is router.fleet.view.FleetView
-    assert type(world.front.desk) is router.scheduler.scheduler.Scheduler
-    assert world.front.desk.policy is router.scheduler.scoring.policies.POLICIES["workload"]
+    assert type(world.front.scheduler) is router.scheduler.scheduler.Scheduler
+    assert world.front.scheduler.policy is router.scheduler.scoring.policies.POLICIES["workload"]
     assert type(world.instances[0].twin) is engine.twin.machine.Twin
     assert sim.passage.j is router.core.journey
     passage = sim.passage.Passage(world.front, 0, Arrival(at_s=0, input_tokens=1, output_tokens=2), MODEL)

@@ -1,4 +1,4 @@
-"""Routers that share a fleet's credits, on virtual time: real views, desks and agents' machines; engines are counters.
+"""Routers that share a fleet's credits, on virtual time: real views, schedulers and agents; engines are counters.
 
 What travels is encoded and decoded as in a registry, and heard as late as the intervals have it. Clients are a closed
 loop: each tenant keeps so many requests with a router. Which of a router's tenants is served next is for its admission
@@ -120,13 +120,13 @@ class Agent:
 
 
 class Front:
-    """One router: its view and desk, and the clients that talk to it."""
+    """One router: its view and scheduler, and the clients that talk to it."""
 
     def __init__(self, world: World, name: str, *, announces: bool = True) -> None:
         self.world, self.name, self.alive, self.announces = world, name, True, announces
         self.view = FleetView()
-        self.desk = Scheduler(self.view, POLICIES["least_load"])
-        self.desk.shares = world.shares
+        self.scheduler = Scheduler(self.view, POLICIES["least_load"])
+        self.scheduler.shares = world.shares
         self.instances, self.others, self.seq = Membership(), Membership(), 0
         self.line: dict[str, list[SchedulingContext]] = {}
         self.spent: dict[str, float] = {}
@@ -150,10 +150,10 @@ class Front:
         self.view.fold(tuple(_reported(each, InstanceId(self.name)) for each in self.instances.snapshot()))
         if self.world.equal:
             self.weights = self.world.shares
-            return self.called(self.desk.fleet_changed())
+            return self.called(self.scheduler.fleet_changed())
         wants = {each.id: _by_tenant(each.beat) for each in self.others.snapshot()}
         self.weights = local_shares(wants.get(InstanceId(self.name), {}), wants.values(), self.world.shares)
-        return self.called(self.desk.fleet_changed())
+        return self.called(self.scheduler.fleet_changed())
 
     def announce(self) -> None:
         if not self.alive or not self.announces:
@@ -164,7 +164,7 @@ class Front:
         self.world.write(
             Heartbeat(
                 id=InstanceId(self.name), agent=self.name, kind=Kind.ROUTER, seq=self.seq, url="http://r",
-                state=State.READY, legs=legs_said(self.view, goes_by, self.seq), demand=demands(self.desk),
+                state=State.READY, legs=legs_said(self.view, goes_by, self.seq), demand=demands(self.scheduler),
             )
         )  # fmt: skip
 
@@ -178,24 +178,24 @@ class Front:
 
     def called(self, whom: tuple[object, ...]) -> None:
         for each in whom:
-            self.world.after(0.0, lambda seat=each: self.ask(seat))
+            self.world.after(0.0, lambda context=each: self.ask(context))
 
     def ask(self, called: object = None) -> None:
         """Whose turn it is asks; whoever was called passes that on when it is not he."""
-        waiting = [tenant for tenant, seats in self.line.items() if seats]
+        waiting = [tenant for tenant, contexts in self.line.items() if contexts]
         if not waiting or not self.alive:
             return
         tenant = min(waiting, key=lambda each: (self.spent[each], each))
-        seat = self.line[tenant][0]
-        chosen, calls = self.desk.choose(seat, ASK, 0.0)
+        context = self.line[tenant][0]
+        chosen, calls = self.scheduler.choose(context, ASK, 0.0)
         if chosen.decode is None:
             for late in self.line.values():  # all stand in line, so that all are counted
                 for each in late:
-                    self.desk.line.enter(each, each.wanted)
-            self.called(calls + (self.desk.found_none(called) if isinstance(called, SchedulingContext) else ()))
+                    self.scheduler.line.enter(each, each.wanted)
+            self.called(calls + (self.scheduler.found_none(called) if isinstance(called, SchedulingContext) else ()))
             return
-        if isinstance(called, SchedulingContext) and called is not seat:
-            calls += self.desk.found_none(called)
+        if isinstance(called, SchedulingContext) and called is not context:
+            calls += self.scheduler.found_none(called)
         self.called(calls)
         self.line[tenant].pop(0)
         self.begun = self.spent[tenant]
@@ -204,25 +204,25 @@ class Front:
         prefill, decode = self.world.agents[chosen.prefill], self.world.agents[chosen.decode]
         self.view.leg_started(chosen.prefill)
         prefill_s, decode_s = self.world.rng.uniform(0.02, 0.06), self.world.rng.uniform(0.5, 1.5)
-        prefill.take(prefill_s, lambda: self.prefilled(seat, prefill, decode, decode_s))
+        prefill.take(prefill_s, lambda: self.prefilled(context, prefill, decode, decode_s))
         self.ask()
 
-    def prefilled(self, seat: SchedulingContext, prefill: Agent, decode: Agent, decode_s: float) -> None:
+    def prefilled(self, context: SchedulingContext, prefill: Agent, decode: Agent, decode_s: float) -> None:
         if self.alive:
-            self.called(self.desk.leg_ended(InstanceId(prefill.name)))
-            decode.take(decode_s, lambda: self.over(seat))
+            self.called(self.scheduler.leg_ended(InstanceId(prefill.name)))
+            decode.take(decode_s, lambda: self.over(context))
 
-    def over(self, seat: SchedulingContext) -> None:
-        self.world.served[seat.wanted.tenant] += 1
+    def over(self, context: SchedulingContext) -> None:
+        self.world.served[context.wanted.tenant] += 1
         if self.alive:
-            self.called(self.desk.finish(seat, 0.0))
-            self.client(seat.wanted.tenant)
+            self.called(self.scheduler.finish(context, 0.0))
+            self.client(context.wanted.tenant)
 
     def kill(self) -> dict[str, int]:
         """Its process is gone; what it sent runs to its end. How many requests of each tenant it had."""
         self.alive = False
-        had = Counter({tenant: len(seats) for tenant, seats in self.line.items()})
-        for (_, tenant), legs in self.desk.placed.items():
+        had = Counter({tenant: len(contexts) for tenant, contexts in self.line.items()})
+        for (_, tenant), legs in self.scheduler.placed.items():
             had[tenant] += legs
         return had
 

@@ -61,9 +61,9 @@ class Plain:
     """One choice."""
 
     def __init__(self, fleet: FleetSnapshot, wanted: Wanted) -> None:
-        self.fleet, self.wanted, self.book = fleet, wanted, fleet.book
-        self.gate = saturation_of(wanted)
-        self.speeds = fleet.book.speeds
+        self.fleet, self.wanted, self.inflight = fleet, wanted, fleet.inflight
+        self.saturation = saturation_of(wanted)
+        self.step_model = fleet.inflight.step_model
         self.tokens = max(1, wanted.prompt_tokens)
         self.output = wanted.output_tokens or OUTPUT_UNKNOWN
         unknown = (10.0, 20.0, 40.0, 100.0, 200.0, 400.0, 800.0)
@@ -73,7 +73,9 @@ class Plain:
         waited = (wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
         self.waited = max(0.0, waited)
         self.ttft_unit = wanted.ttft_ms or LOOSE * min((self._alone(row) for row in self.may()), default=math.inf)
-        alone = [make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in self.speeds.present()]
+        alone = [
+            make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in self.step_model.present()
+        ]
         self.tpot_unit = wanted.tpot_ms or LOOSE * min(alone)
         self.rows = {view.row: self._row(view.row) for view in fleet}
 
@@ -84,7 +86,7 @@ class Plain:
         return sorted(view.row for view in serving if not view.instance.tenants or tenant in view.instance.tenants)
 
     def _make(self, row: int) -> Make:
-        return self.speeds.make(row)
+        return self.step_model.make(row)
 
     def cached(self, row: int) -> int:
         prefixes, wanted = self.fleet.prefixes, self.wanted
@@ -95,90 +97,96 @@ class Plain:
 
     def _plain_ms(self, row: int) -> float:
         held = self.cached(row)
-        return self._make(row).prompt_ms(self.tokens - held, held) * self.speeds.prefill_factor[row]
+        return self._make(row).prompt_ms(self.tokens - held, held) * self.step_model.prefill_factor[row]
 
     def _prompt(self, row: int) -> float:
-        return self._plain_ms(row) + self.book.beside[row] * self._make(row).steps(self.tokens)
+        return self._plain_ms(row) + self.inflight.beside[row] * self._make(row).steps(self.tokens)
 
     def _alone(self, row: int) -> float:
-        return self._prompt(row) + self.speeds.first[row] + self.speeds.overhead[row] + self.waited
+        return self._prompt(row) + self.step_model.first[row] + self.step_model.overhead[row] + self.waited
 
     def _row(self, row: int) -> Row:
-        book, speeds, wanted, gate, columns = self.book, self.speeds, self.wanted, self.gate, self.fleet.columns
+        inflight, step_model, wanted, saturation, columns = (
+            self.inflight,
+            self.step_model,
+            self.wanted,
+            self.saturation,
+            self.fleet.columns,
+        )
         place = bool(columns.inflight[row] < columns.limits(wanted.routers)[row])
         waits = self.waits(row)
         make = self._make(row)
-        shared = make.steps(self.tokens) * make.decode.decode_ms * speeds.prefill_factor[row]
-        longer = speeds.request[row] + speeds.context[row] * self.context
-        idle = book.idle(wanted.now)[row]
+        shared = make.steps(self.tokens) * make.decode.decode_ms * step_model.prefill_factor[row]
+        longer = step_model.request[row] + step_model.context[row] * self.context
+        idle = inflight.idle(wanted.now)[row]
         found = Row(
             place=place,
             open=place,
             fits=True,
             answers=True,
             ttft=self._alone(row) + waits,
-            tpot=(book.step[row] + longer) / idle,
+            tpot=(inflight.step[row] + longer) / idle,
             prompt=self._prompt(row),
             stall=max(0.0, self._plain_ms(row) - shared),
-            step=book.step[row] + longer,
+            step=inflight.step[row] + longer,
         )
-        empty = book.decoding[row] == 0
-        needed = book.kv_mean[row] + SPREAD * math.sqrt(book.kv_variance[row])
+        empty = inflight.decoding[row] == 0
+        needed = inflight.kv_mean[row] + SPREAD * math.sqrt(inflight.kv_variance[row])
         own = wanted.prompt_tokens + self.output + SPREAD * math.sqrt(wanted.output_variance)
-        found.fits = bool(empty or needed + own <= speeds.capacity[row])
+        found.fits = bool(empty or needed + own <= step_model.capacity[row])
         found.answers = place and found.fits
-        if gate is not None:
+        if saturation is not None:
             if wanted.ttft_ms:
-                left = book.ends[row] - wanted.now * 1000.0
-                found.open &= bool(left <= speeds.first[row] + AHEAD_MS or book.prompts[row] < 2)
-                taken = [at for at, count in gate._late.items() if count]
+                left = inflight.ends[row] - wanted.now * 1000.0
+                found.open &= bool(left <= step_model.first[row] + AHEAD_MS or inflight.prompts[row] < 2)
+                taken = [at for at, count in saturation._late.items() if count]
                 if wanted.late and len(taken) >= max(1, len(self.fleet) // LATE_LANES):
                     found.open &= row in taken
-            strictest = min(book.strictest[row], wanted.tpot_ms or math.inf)
+            strictest = min(inflight.strictest[row], wanted.tpot_ms or math.inf)
             found.answers &= bool(empty or found.tpot <= MARGIN * strictest)
         self._price(found, row, longer, idle)
         return found
 
     def _price(self, found: Row, row: int, longer: float, idle: float) -> None:
-        book, wanted, gate = self.book, self.wanted, self.gate
-        if gate is not None and gate.queue and not found.open:
-            found.ttft += gate.queue_ms(len(self.fleet))
+        inflight, wanted, saturation = self.inflight, self.wanted, self.saturation
+        if saturation is not None and saturation.queue and not found.open:
+            found.ttft += saturation.queue_ms(len(self.fleet))
         table = _OWN_MISSED if wanted.ttft_ms and not wanted.late else _OWN
-        near = looked_up(book.step[row] / idle / self.tpot_unit, _NEAR)
-        others = book.decoding[row] * found.stall * near / (self.tpot_unit * self.middle)
+        near = looked_up(inflight.step[row] / idle / self.tpot_unit, _NEAR)
+        others = inflight.decoding[row] * found.stall * near / (self.tpot_unit * self.middle)
         found.prefill = looked_up(found.ttft / self.ttft_unit, table) + others
         used = found.tpot / self.tpot_unit
-        others = book.decoding[row] * longer / idle / self.tpot_unit * looked_up(used, _NEAR)
+        others = inflight.decoding[row] * longer / idle / self.tpot_unit * looked_up(used, _NEAR)
         found.decode = looked_up(used, _OWN_MISSED if wanted.tpot_ms else _OWN) + others
         if wanted.ttft_ms or wanted.tpot_ms:
-            limit = book.strictest[row] * idle
-            pushed = missed(found.step / limit) - missed(book.step[row] / limit)
-            found.decode += pushed * book.decoding[row] * MISS
-            if book.decoding[row]:
-                found.harm = MISS * book.harmed(row, found.stall, wanted.now)
+            limit = inflight.strictest[row] * idle
+            pushed = missed(found.step / limit) - missed(inflight.step[row] / limit)
+            found.decode += pushed * inflight.decoding[row] * MISS
+            if inflight.decoding[row]:
+                found.harm = MISS * inflight.harmed(row, found.stall, wanted.now)
 
     def waits(self, row: int) -> float:
         """What is overdue takes as long again as it is late."""
-        return abs(float(self.book.ends[row]) - self.wanted.now * 1000.0) if self.book.prompts[row] else 0.0
+        return abs(float(self.inflight.ends[row]) - self.wanted.now * 1000.0) if self.inflight.prompts[row] else 0.0
 
     def pause(self, first: int, second: int) -> float:
         row, fleet = self.rows[second], self.fleet
         pause = PULL_MS + PULL_STEPS * row.step
         one, other = (self.fleet.at(at).instance.node for at in (first, second))
         near = one == other and one != ""
-        told = self.speeds.handoff_ms(self.wanted.prompt_tokens, first, second, near=near)
+        told = self.step_model.handoff_ms(self.wanted.prompt_tokens, first, second, near=near)
         pause += told if fleet.columns.prefills[second] else self._pulled(first, second, told, pause, near=near)
         now_ms = self.wanted.now * 1000.0
         comes_ms = now_ms + self.rows[first].ttft - self.waited + pause
         if not fleet.columns.prefills[second]:
-            return pause + max(0.0, self.book.ends[second] - comes_ms)
+            return pause + max(0.0, self.inflight.ends[second] - comes_ms)
         both = [at for at in self.may() if fleet.columns.prefills[at] and fleet.columns.decodes[at]]
         usual = sum(map(self.waits, both)) / len(both)
-        return pause + max(usual, self.book.ends[second] - comes_ms)
+        return pause + max(usual, self.inflight.ends[second] - comes_ms)
 
     def _pulled(self, first: int, second: int, told: float, pause: float, *, near: bool) -> float:
         """Moving it, and what D pulls before it."""
-        pulls, now = self.book.pulls(second), self.wanted.now
+        pulls, now = self.inflight.pulls(second), self.wanted.now
         network = pulls._near if near else pulls._far
         moving = told
         if network._line.count:
@@ -226,7 +234,7 @@ class Plain:
         over = (columns.kv_usage[first] - HOLDS_FREE) / (1 - HOLDS_FREE)
         if over <= 0:
             return 0.0
-        part = min(1.0, self.tokens / self.speeds.capacity[first])
+        part = min(1.0, self.tokens / self.step_model.capacity[first])
         return float((1 + columns.waiting[first]) * over * part * self.pause(first, second) / self.ttft_unit)
 
     def dearer(self, first: int, second: int) -> float:

@@ -185,11 +185,11 @@ def test_a_stream_goes_on_only_under_the_same_adapter() -> None:
 def test_what_is_held_goes_to_no_d_with_another_adapter() -> None:
     for digest, anew in (("a", False), ("b", True)):
         view = view_of({P: {"poet": "a"}, P2: {"poet": digest}, D: {"poet": digest}})
-        desk = Scheduler(view, POLICIES["least_load"])
-        seat = SchedulingContext(Wanted(model="poet", hand_over=True))
-        found, _ = desk.choose(seat, Choose(frozenset(), hand_over=True, holders=(P,)), 0.0)
+        scheduler = Scheduler(view, POLICIES["least_load"])
+        context = SchedulingContext(Wanted(model="poet", hand_over=True))
+        found, _ = scheduler.choose(context, Choose(frozenset(), hand_over=True, holders=(P,)), 0.0)
         assert (found.decode, found.anew) == (D, anew)
         second = Choose(frozenset({P}), hand_over=True, second=True, holders=(P,))
-        other = desk.choose(seat, second, 1.0)[0]
+        other = scheduler.choose(context, second, 1.0)[0]
         assert (other.prefill is None) == anew, "no second leg that would leave the first without a D"
-        assert seat.decode == D
+        assert context.decode == D

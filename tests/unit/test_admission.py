@@ -196,11 +196,11 @@ def test_nobody_is_asked_because_somebody_elses_instance_opens() -> None:
     for name, whose, opens_ms in (("shared", (), 9000.0), ("anns", ("ann",), 0.0)):
         view.add(Instance(id=InstanceId(name), role=Role.PREFILL, url=name, tenants=frozenset(whose)))
         view.seen(InstanceId(name), ({"id": "m"},), Load())
-        view.all().book.opens[view.get(InstanceId(name)).row] = opens_ms
+        view.all().inflight.opens[view.get(InstanceId(name)).row] = opens_ms
     line = FlowControlQueue()
-    gate = SaturationDetector(line)
+    saturation = SaturationDetector(line)
     enter(line, "eve", tenant="eve")
-    assert gate.opens_at(view.all(), 1.0) == pytest.approx((9000.0 - AHEAD_MS) / 1000.0)
+    assert saturation.opens_at(view.all(), 1.0) == pytest.approx((9000.0 - AHEAD_MS) / 1000.0)
     enter(line, "ann", tenant="ann", whose="ann")
-    assert gate.opens_at(view.all(), 1.0) == 1.0
-    assert gate.opens_at(FleetView().all(), 1.0) == math.inf
+    assert saturation.opens_at(view.all(), 1.0) == 1.0
+    assert saturation.opens_at(FleetView().all(), 1.0) == math.inf

@@ -17,7 +17,7 @@ from router.scheduler.scoring.policies import POLICIES
 ASK = Choose(frozenset(), hand_over=True)
 
 
-def desk(places: int = 2) -> Scheduler:
+def scheduler(places: int = 2) -> Scheduler:
     view = FleetView()
     for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
         view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}"))
@@ -29,16 +29,16 @@ def desk(places: int = 2) -> Scheduler:
 
 
 def arrive(at: Scheduler, tenant: str, times: int) -> list[SchedulingContext]:
-    seats = [SchedulingContext(Wanted(model="m", hand_over=True, tenant=tenant)) for _ in range(times)]
-    for seat in seats:
-        chosen, _ = at.choose(seat, ASK, 0.0)
+    contexts = [SchedulingContext(Wanted(model="m", hand_over=True, tenant=tenant)) for _ in range(times)]
+    for context in contexts:
+        chosen, _ = at.choose(context, ASK, 0.0)
         if chosen.prefill is not None:
             at.view.leg_started(chosen.prefill)
-    return seats
+    return contexts
 
 
 def test_demand_is_what_runs_and_what_waits_by_tenant() -> None:
-    here = desk()
+    here = scheduler()
     (first,) = arrive(here, "acme", 1)
     arrive(here, "bolt", 3)
     assert demands(here) == (
@@ -51,13 +51,13 @@ def test_demand_is_what_runs_and_what_waits_by_tenant() -> None:
 
 
 def test_places_are_counted_once_and_given_back() -> None:
-    here = desk(places=5)
-    seats = arrive(here, "acme", 3)
+    here = scheduler(places=5)
+    contexts = arrive(here, "acme", 3)
     assert here.placed == {(InstanceId("d"), "acme"): 3}
-    for seat in seats:
-        here.occupy(seat, InstanceId("p"))
-        here.finish(seat, 0.0)
-        here.finish(seat, 0.0)
+    for context in contexts:
+        here.occupy(context, InstanceId("p"))
+        here.finish(context, 0.0)
+        here.finish(context, 0.0)
     assert not here.placed
 
 

@@ -52,11 +52,11 @@ def test_counters_never_shrink_however_many_models_there_are() -> None:
 
 
 def test_the_backlog_says_how_many_wait_and_since_when() -> None:
-    seats = [
+    contexts = [
         SchedulingContext(Wanted(model=model, hand_over=True, arrived=at))
         for model, at in (("a", 5.0), ("a", 2.0), ("b", 9.0))
     ]
-    found = {each.model: (each.waiting, each.oldest_s) for each in backlog(seats, 10.0)}
+    found = {each.model: (each.waiting, each.oldest_s) for each in backlog(contexts, 10.0)}
     assert found == {"a": (2, 8.0), "b": (1, 1.0)}
 
 

@@ -39,9 +39,9 @@ def test_a_leg_that_nobody_runs_is_told() -> None:
 def test_a_class_that_has_met_nothing_has_the_counter_that_says_so() -> None:
     meters = RouterMetrics()
     client = Client("acme", "fast", SloClass(ttft_ms=500.0))
-    seat = SchedulingContext(Wanted(model=None, hand_over=True))
-    meters.attainment.ended(dataclasses.replace(client, slo=None), seat, MISSED)
+    context = SchedulingContext(Wanted(model=None, hand_over=True))
+    meters.attainment.ended(dataclasses.replace(client, slo=None), context, MISSED)
     assert samples(meters, FleetView(), "baton_slo_requests_total", "result") == {}, "nothing was promised"
-    meters.attainment.ended(client, seat, MISSED)
+    meters.attainment.ended(client, context, MISSED)
     told = samples(meters, FleetView(), "baton_slo_requests_total", "result")
     assert told == {**dict.fromkeys(COUNTED, 0.0), MISSED: 1.0}

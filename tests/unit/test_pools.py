@@ -18,7 +18,7 @@ ASK = Choose(frozenset(), hand_over=True)
 
 
 @pytest.fixture
-def desk() -> Scheduler:
+def scheduler() -> Scheduler:
     view = FleetView()
     for name, role in ((P, Role.PREFILL), (D, Role.DECODE)):
         view.add(Instance(id=name, role=role, url=f"http://{name}"))
@@ -27,13 +27,13 @@ def desk() -> Scheduler:
     return Scheduler(view, POLICIES["least_load"])
 
 
-def wait(desk: Scheduler, legs: dict[InstanceId, int], count: int) -> None:
+def wait(scheduler: Scheduler, legs: dict[InstanceId, int], count: int) -> None:
     """So many legs are there, and then so many requests ask."""
     for name, each in legs.items():
         for _ in range(each):
-            desk.view.leg_started(name)
+            scheduler.view.leg_started(name)
     for _ in range(count):
-        chosen, _ = desk.choose(SchedulingContext(Wanted(model="m", hand_over=True)), ASK, 0.0)
+        chosen, _ = scheduler.choose(SchedulingContext(Wanted(model="m", hand_over=True)), ASK, 0.0)
         assert chosen.wait
 
 
@@ -41,28 +41,28 @@ def wait(desk: Scheduler, legs: dict[InstanceId, int], count: int) -> None:
     ("legs", "lacking"),
     [({P: 2}, {"prefill": 3}), ({D: 2}, {"decode": 3}), ({P: 2, D: 2}, {"prefill": 1.5, "decode": 1.5})],
 )
-def test_who_lacks_what(desk: Scheduler, legs: dict[InstanceId, int], lacking: dict[str, float]) -> None:
-    wait(desk, legs, 3)
-    assert lacks(desk, 0.0) == pytest.approx(lacking)
+def test_who_lacks_what(scheduler: Scheduler, legs: dict[InstanceId, int], lacking: dict[str, float]) -> None:
+    wait(scheduler, legs, 3)
+    assert lacks(scheduler, 0.0) == pytest.approx(lacking)
 
 
-def test_nobody_in_line_lacks_nothing(desk: Scheduler) -> None:
-    assert lacks(desk, 0.0) == {}
+def test_nobody_in_line_lacks_nothing(scheduler: Scheduler) -> None:
+    assert lacks(scheduler, 0.0) == {}
 
 
-def test_a_leg_that_nobody_can_run_is_lacked(desk: Scheduler) -> None:
-    wait(desk, {D: 2}, 1)
-    desk.view.get(P).accepting = False
-    assert lacks(desk, 0.0) == {"prefill": 1}
+def test_a_leg_that_nobody_can_run_is_lacked(scheduler: Scheduler) -> None:
+    wait(scheduler, {D: 2}, 1)
+    scheduler.view.get(P).accepting = False
+    assert lacks(scheduler, 0.0) == {"prefill": 1}
 
 
-def test_means_and_places(desk: Scheduler) -> None:
+def test_means_and_places(scheduler: Scheduler) -> None:
     looks = Looks()
     for second, waiting in enumerate((0, 4)):
-        desk.view.seen(D, None, Load(running=6, waiting=waiting, kv_usage=0.5))
-        desk.view.leg_started(D)
-        looks.look(desk, float(second))
-    told = looks.told(desk.view.all())
+        scheduler.view.seen(D, None, Load(running=6, waiting=waiting, kv_usage=0.5))
+        scheduler.view.leg_started(D)
+        looks.look(scheduler, float(second))
+    told = looks.told(scheduler.view.all())
     assert told["decode"] == {
         "instances": 1, "running": 6.0, "waiting": 2.0, "pulling": 0.0, "kv_usage": 0.5, "limit": 2, "in_line": 0.0,
         "places": 1.5,
@@ -72,32 +72,32 @@ def test_means_and_places(desk: Scheduler) -> None:
     assert looks.history(1.0)[-1]["decode"] == 2.0
 
 
-def test_a_pull_is_one_only_while_the_batch_has_room(desk: Scheduler) -> None:
+def test_a_pull_is_one_only_while_the_batch_has_room(scheduler: Scheduler) -> None:
     """Engines count a pull as one until its request is in a batch."""
     looks = Looks()
     for second, running in enumerate((8, 8, 3)):
-        desk.view.seen(D, None, Load(running=running, waiting=5, deferred=4))
-        looks.look(desk, float(second))
-    told = looks.told(desk.view.all())["decode"]
+        scheduler.view.seen(D, None, Load(running=running, waiting=5, deferred=4))
+        looks.look(scheduler, float(second))
+    told = looks.told(scheduler.view.all())["decode"]
     assert (told["waiting"], told["pulling"]) == pytest.approx((11 / 3, 4 / 3))
 
 
-def test_how_late_it_is(desk: Scheduler) -> None:
+def test_how_late_it_is(scheduler: Scheduler) -> None:
     looks = Looks()
     for at in (0.0, 1.0, 2.5):
-        looks.look(desk, at)
+        looks.look(scheduler, at)
     assert looks.late_s == pytest.approx(0.25)
 
 
-def test_tokens_a_second_begin_anew_with_an_engine(desk: Scheduler) -> None:
+def test_tokens_a_second_begin_anew_with_an_engine(scheduler: Scheduler) -> None:
     looks = Looks()
     for second in range(5):
         made = Load(prompt_tokens=1000 * second, external_kv_tokens=400 * second, generation_tokens=50 * second)
-        desk.view.seen(D, None, made)
-        looks.look(desk, float(second))
+        scheduler.view.seen(D, None, made)
+        looks.look(scheduler, float(second))
     assert looks.rates(D, 4.0) == (600.0, 50.0)
     assert looks.rates(D, 4.0 + 6.0) == (0.0, 0.0), "it has fallen silent"
-    desk.view.seen(D, None, Load(generation_tokens=3))
-    looks.look(desk, 5.0)
+    scheduler.view.seen(D, None, Load(generation_tokens=3))
+    looks.look(scheduler, 5.0)
     assert looks.rates(D, 5.0) == (0.0, 0.0)
     assert looks.rates(InstanceId("nobody"), 5.0) == (0.0, 0.0)

@@ -240,7 +240,7 @@ def test_a_decision_log_is_made_and_decided_again(tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["missing"] == 7
     file.write_bytes(b'{"type":"room"}\n')
     assert main(again_words) == 2
-    assert "no desk has begun" in capsys.readouterr().err
+    assert "no scheduler has begun" in capsys.readouterr().err
     file.write_bytes(b"nonsense\n")
     assert main(again_words) == 2
     assert "line 1 is no entry of a decision log" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def place(at: FleetView, wanted: Wanted, decode: str, prefill: str | None = None
     Placements(at.all()).placed(expected, wanted, chosen)
     if prefill is None:
         return expected
-    at.all().book.prompt_over(expected.booking, wanted.now, done=False)  # type: ignore[arg-type]
+    at.all().inflight.prompt_over(expected.booking, wanted.now, done=False)  # type: ignore[arg-type]
     return expected
 
 
@@ -88,10 +88,10 @@ def test_it_says_what_its_prices_rest_on() -> None:
     index.sent(here.get(InstanceId("b0")).row, (7,), 0.0)
     turn = asks(prompt_tokens=400, prefix=(7, 8), prefix_block_tokens=64.0)
     assert workload(here.all(), turn).because.endswith("; costs assumed, 64 of 400 prompt tokens cached")
-    speeds = here.all().book.speeds
+    step_model = here.all().inflight.step_model
     for number in range(SURE):
-        speeds.prompt_took(0, 100.0, 150.0 + number)
-        speeds.steps_took(0, 10.0, 12.0)
+        step_model.prompt_took(0, 100.0, 150.0 + number)
+        step_model.steps_took(0, 10.0, 12.0)
     assert workload(here.all(), replace(turn, now=1.0)).because.endswith(
         "; costs learned, 64 of 400 prompt tokens cached"
     )
@@ -150,14 +150,14 @@ def test_a_client_that_waits_for_d_waits_for_the_handoff() -> None:
 def test_what_a_decode_instance_serves_whole_is_in_the_way_of_what_it_pulls() -> None:
     here = view(P, D, D)
     d1, d2 = (here.get(InstanceId(name)).row for name in ("d1", "d2"))
-    foresight, expected = Placements(here.all()), Placement()
+    placements, expected = Placements(here.all()), Placement()
     wanted = asks(prompt_tokens=16_000)
-    foresight.placed(expected, wanted, Chosen(None, InstanceId("d1"), ""))
+    placements.placed(expected, wanted, Chosen(None, InstanceId("d1"), ""))
     prices = prices_of(here.all(), asks(prompt_tokens=100))
     p = here.get(InstanceId("p0")).row
     assert prices.pause_ms(p, d1) > prices.pause_ms(p, d2) + 300
     assert not prices.learns(d1), "how long that takes says nothing of the network"
-    foresight.prompt_over(expected, wanted, 1.0, done=True)
+    placements.prompt_over(expected, wanted, 1.0, done=True)
     assert prices_of(here.all(), asks(1.0, prompt_tokens=100)).learns(d1)
 
 
@@ -167,7 +167,7 @@ def test_the_faster_gpu_computes_the_long_prompt() -> None:
         place(here, asks(), "d2", "p0")
     assert workload(here.all(), asks(prompt_tokens=8000)).prefill == "p1"
     for _ in range(6):
-        here.all().book.prompt_placed(  # it has its hands full
+        here.all().inflight.prompt_placed(  # it has its hands full
             place(here, asks(), "d2", "p0").booking,  # type: ignore[arg-type]
             here.get(InstanceId("p1")).row,
             400.0,
@@ -183,7 +183,7 @@ def test_a_target_is_not_missed_to_save_time_for_others() -> None:
         place(here, asks(tpot_ms=50.0, ttft_ms=500.0), "b0", "b1")
     for _ in range(8):
         expected = place(here, asks(), "b0", "b1")
-        here.all().book.prompt_placed(expected.booking, here.get(InstanceId("b1")).row, 60.0, 60.0, 0.0)  # type: ignore[arg-type]
+        here.all().inflight.prompt_placed(expected.booking, here.get(InstanceId("b1")).row, 60.0, 60.0, 0.0)  # type: ignore[arg-type]
     tight = workload(here.all(), asks(ttft_ms=150.0, tpot_ms=50.0))
     assert (tight.prefill or tight.decode) == "b0", "elsewhere it would wait for half a second"
 
@@ -212,7 +212,7 @@ def test_an_engine_gets_no_prompt_that_would_only_wait_there() -> None:
         place(here, asks(ttft_ms=1000.0, tpot_ms=12.0, scoring=scoring), "d1", "p0")
     for _ in range(2):
         expected = place(here, wanted, "d1", "p0")
-        here.all().book.prompt_placed(expected.booking, row, 300.0, 300.0, 0.0)  # type: ignore[arg-type]
+        here.all().inflight.prompt_placed(expected.booking, row, 300.0, 300.0, 0.0)  # type: ignore[arg-type]
     chosen = workload(here.all(), wanted)
     assert chosen.wait and "worth waiting for" in chosen.because
     late_s = 0.6 - AHEAD_MS / 1000
@@ -223,7 +223,7 @@ def test_an_engine_gets_no_prompt_that_would_only_wait_there() -> None:
 
 def test_an_engine_is_not_filled_beyond_its_strictest_target() -> None:
     here, scoring = view(P, D, D), Scoring(SaturationDetector(FlowControlQueue()))
-    made = here.all().book
+    made = here.all().inflight
     row = here.get(InstanceId("d1")).row
     while made.step[row] < 11.0:
         place(here, asks(ttft_ms=1000.0, tpot_ms=12.0, scoring=scoring), "d1", "p0")
@@ -282,7 +282,7 @@ def test_a_model_that_is_being_replaced_is_handed_over_within_the_old_and_within
     crowded(here, *["d11"] * 8, by="p0")
     for number in range(5):
         assert here.all().apart(number, 6) and not here.all().apart(number, 11)
-    here.all().book.prompt_placed(place(here, asks(), "d11", "p0").booking, 5, 20.0, 20.0, 0.0)  # type: ignore[arg-type]
+    here.all().inflight.prompt_placed(place(here, asks(), "d11", "p0").booking, 5, 20.0, 20.0, 0.0)  # type: ignore[arg-type]
     prices = prices_of(here.all(), asks(**LONG))
     found = here.all().ready("m")
     best = [{row for _, row in prices.best_prefills(found.prefills, K)}]

@@ -1,4 +1,4 @@
-"""Who is to be told that there may be a place, and who that an instance is lost. A shell; who is called is the desk's.
+"""Callbacks for "there may be a place" and "the instance is lost". A shell: the scheduler says which to call.
 
 Nobody is told at once, but as soon as the loop comes to it: who tells is often in the middle of something.
 """

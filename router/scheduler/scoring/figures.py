@@ -46,7 +46,7 @@ class Figures:
         self.fleet: Final = fleet
         self.saturation: Final = saturation
         self.wanted: Final = wanted
-        self.turn: Final = fleet.book.turn
+        self.turn: Final = fleet.inflight.turn
         self.tokens: Final = max(1, wanted.prompt_tokens)
         self.output: Final[float] = wanted.output_tokens or OUTPUT_UNKNOWN
         self.lengths: Final = wanted.output_lengths or LENGTHS_UNKNOWN
@@ -66,7 +66,7 @@ class Figures:
 
     def _step_alone_ms(self) -> float:
         """An idle instance's step with nothing but this answer, on the fastest make there is."""
-        makes = self.fleet.book.speeds.present()
+        makes = self.fleet.inflight.step_model.present()
         return min(make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes)
 
     def held(self, chunks: int) -> int:

@@ -19,6 +19,6 @@ POLICIES: dict[str, Policy] = {"least_load": least_load, "workload": workload}
 """Policies by the name used on the command line."""
 
 FORESEEING: frozenset[Policy] = frozenset({workload})
-"""Those that read what is expected of requests (`FleetSnapshot.book`): it costs some 50 µs a request to keep, and the
-others have no use for it.
+"""Policies that read what is expected of requests (`FleetSnapshot.inflight`). Keeping it costs some 50 µs a request;
+the other policies do not use it.
 """

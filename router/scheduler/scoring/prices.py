@@ -51,15 +51,15 @@ class Prices(RowPrices):
 
     def step_at(self, row: int) -> float:
         """Milliseconds of a step with its answer."""
-        return self.fleet.book.step.item(row) + self.longer_at(row)
+        return self.fleet.inflight.step.item(row) + self.longer_at(row)
 
     # --- what one does to others --------------------------------------------------------------------------------------
 
     def harm(self, row: int) -> float:
         """What this prompt does to the targets of answers there."""
-        if not self.promised or self.fleet.book.vacant.item(row):
+        if not self.promised or self.fleet.inflight.vacant.item(row):
             return 0.0
-        return MISS * self.fleet.book.harmed(row, self.stall_at(row), self.wanted.now)
+        return MISS * self.fleet.inflight.harmed(row, self.stall_at(row), self.wanted.now)
 
     def handoff(self, prefill: int, decode: int) -> float:
         """A pause, before the first token (`waits`) or between the first and the second. The latter is the same for all
@@ -93,7 +93,7 @@ class Prices(RowPrices):
     def _way(self, prefill: int, decode: int) -> tuple[int, int, bool]:
         """Pauses of one of these are alike: a D, and a P, or any P of a make."""
         alone = self.learns(decode) and not self._behind_ms(prefill, decode)
-        kind = -1 - self.fleet.book.speeds.kind(prefill) if alone else prefill
+        kind = -1 - self.fleet.inflight.step_model.kind(prefill) if alone else prefill
         return decode, kind, self.fleet.near(prefill, decode)
 
     def hold(self, prefill: int, decode: int) -> float:
@@ -103,7 +103,7 @@ class Prices(RowPrices):
         used = self.fleet.columns.kv_usage.item(prefill)
         if used <= HOLDS_FREE:
             return 0.0
-        part = min(1.0, self.tokens / max(1.0, self.fleet.book.speeds.capacity.item(prefill)))
+        part = min(1.0, self.tokens / max(1.0, self.fleet.inflight.step_model.capacity.item(prefill)))
         delayed = 1.0 + self.fleet.columns.waiting.item(prefill)
         lost_ms = (used - HOLDS_FREE) / (1.0 - HOLDS_FREE) * part * self.pause_ms(prefill, decode)
         return delayed * lost_ms / self.ttft_unit
@@ -128,7 +128,7 @@ class Prices(RowPrices):
         """How long it waits on D for what is pulled before it."""
         left_ms = self._pulled.get(decode)
         if left_ms is None:
-            ends_ms = self.fleet.book.pulls(decode).ends_ms(self.wanted.now)
+            ends_ms = self.fleet.inflight.pulls(decode).ends_ms(self.wanted.now)
             left_ms = self._pulled[decode] = ends_ms - self.unmoved_ms(decode)
         return max(0.0, left_ms - self._comes_ms(prefill))
 
@@ -138,7 +138,7 @@ class Prices(RowPrices):
 
     def learns(self, decode: int) -> bool:
         """Whether pauses there are learned from: not where prompts are in the way as well."""
-        return not self.fleet.columns.prefills.item(decode) and not self.fleet.book.prompts.item(decode)
+        return not self.fleet.columns.prefills.item(decode) and not self.fleet.inflight.prompts.item(decode)
 
     def told_pause_ms(self, prefill: int, decode: int) -> float:
         """The same by the costs alone, whatever pulls have taken."""
@@ -153,16 +153,16 @@ class Prices(RowPrices):
 
     def moving_ms(self, prefill: int, decode: int) -> float:
         """What moving its KV takes, by what D's pulls have taken."""
-        pulls, now, near = self.fleet.book.pulls(decode), self.wanted.now, self.fleet.near(prefill, decode)
+        pulls, now, near = self.fleet.inflight.pulls(decode), self.wanted.now, self.fleet.near(prefill, decode)
         return pulls.expects_ms(self.told_ms(prefill, decode), now, near=near) * pulls.slower(now)
 
     def told_ms(self, prefill: int, decode: int) -> float:
         """And by the costs alone."""
-        speeds, near = self.fleet.book.speeds, self.fleet.near(prefill, decode)
-        kinds = (speeds.kind(prefill), speeds.kind(decode), near)
+        step_model, near = self.fleet.inflight.step_model, self.fleet.near(prefill, decode)
+        kinds = (step_model.kind(prefill), step_model.kind(decode), near)
         told_ms = self._told.get(kinds)
         if told_ms is None:
-            told_ms = self._told[kinds] = speeds.handoff_ms(self.wanted.prompt_tokens, prefill, decode, near=near)
+            told_ms = self._told[kinds] = step_model.handoff_ms(self.wanted.prompt_tokens, prefill, decode, near=near)
         return told_ms
 
     def _comes_ms(self, prefill: int) -> float:
@@ -175,15 +175,15 @@ class Prices(RowPrices):
         prompts beside answers have before them now, on average.
         """
         left_ms = 0.0
-        if self.fleet.book.prompts.item(decode):
-            left_ms = max(0.0, self.fleet.book.ends.item(decode) - self._comes_ms(prefill) - pause_ms)
+        if self.fleet.inflight.prompts.item(decode):
+            left_ms = max(0.0, self.fleet.inflight.ends.item(decode) - self._comes_ms(prefill) - pause_ms)
         return max(left_ms, self._usual_queue_ms()) if self.fleet.columns.prefills.item(decode) else left_ms
 
     def _usual_queue_ms(self) -> float:
         """Until the prompts are done that an instance of role both has now, on average."""
         if self._usual_ms < 0:
             rows = self.fleet.ready_for(self.wanted).of.get(Role.BOTH, ())
-            self._usual_ms = float(self.fleet.book.waits_ms(self.wanted.now)[rows].mean()) if len(rows) else 0.0
+            self._usual_ms = float(self.fleet.inflight.waits_ms(self.wanted.now)[rows].mean()) if len(rows) else 0.0
         return self._usual_ms
 
     def _pause(self, decode: int, pause_ms: float) -> float:
@@ -235,7 +235,7 @@ def prices_of(fleet: FleetSnapshot, wanted: Wanted) -> Prices:
     scoring: Scoring | None = wanted.scoring
     if scoring is not None:
         known = scoring.priced
-        if known is not None and known.wanted is wanted and known.turn == fleet.book.turn:
+        if known is not None and known.wanted is wanted and known.turn == fleet.inflight.turn:
             return known
     saturation = None if scoring is None else scoring.saturation
     found = Prices(fleet, wanted, saturation)

@@ -101,10 +101,10 @@ class RowPrices(Figures):
 
     def _time_prompts(self, rows: Sequence[int], of: Ints | None) -> None:
         """Its prompt at each row, what is cached there left out."""
-        speeds, first = self.fleet.book.speeds, len(self._prompt)
-        kinds: list[int] = _read(speeds.make_of_row, of)
-        by_kind = speeds.of_prompt_by_make(self.tokens)
-        factors: list[float] = _read(speeds.prefill_factor, of)
+        step_model, first = self.fleet.inflight.step_model, len(self._prompt)
+        kinds: list[int] = _read(step_model.make_of_row, of)
+        by_kind = step_model.of_prompt_by_make(self.tokens)
+        factors: list[float] = _read(step_model.prefill_factor, of)
         for at in range(len(rows)):
             ms, stall_ms, _ = by_kind[kinds[at]]
             self._prompt.append(factors[at] * ms)
@@ -113,7 +113,7 @@ class RowPrices(Figures):
             mask = -1 if of is None else sum([1 << row for row in rows])
             for chunks, bits in self.match.levels:
                 left = bits & mask
-                cached = speeds.of_prompt_by_make(self.tokens, self.held(chunks)) if left else by_kind
+                cached = step_model.of_prompt_by_make(self.tokens, self.held(chunks)) if left else by_kind
                 while left:
                     row = left.bit_length() - 1
                     left ^= 1 << row
@@ -121,7 +121,7 @@ class RowPrices(Figures):
                     ms, stall_ms, _ = cached[kinds[place - first]]
                     self._prompt[place] = factors[place - first] * ms
                     self._stall[place] = factors[place - first] * stall_ms
-        beside: list[float] = _read(self.fleet.book.beside, of)
+        beside: list[float] = _read(self.fleet.inflight.beside, of)
         for at in range(len(rows)):
             steps = by_kind[kinds[at]][2]
             self._prompt[first + at] += beside[at] * steps
@@ -131,7 +131,7 @@ class RowPrices(Figures):
         until = math.inf if self.saturation is None else self.saturation.opens_until_ms(self.wanted)
         if self.saturation is None or until == math.inf:
             return places
-        opens: list[float] = _read(self.fleet.book.opens, of)
+        opens: list[float] = _read(self.fleet.inflight.opens, of)
         found = [places[at] and opens[at] <= until for at in range(len(rows))]
         lanes = self.saturation.lanes(self.wanted, len(self.fleet))
         if lanes is not None:
@@ -140,9 +140,9 @@ class RowPrices(Figures):
 
     def _time_firsts(self, count: int, of: Ints | None) -> None:
         """Its first token at each row."""
-        book, saturation, now_ms = self.fleet.book, self.saturation, self.wanted.now * 1000.0
-        lead: list[float] = _read(book.speeds.lead, of)
-        ends: list[float] = _read(book.ends, of)
+        inflight, saturation, now_ms = self.fleet.inflight, self.saturation, self.wanted.now * 1000.0
+        lead: list[float] = _read(inflight.step_model.lead, of)
+        ends: list[float] = _read(inflight.ends, of)
         queue_ms = 0.0
         if saturation is not None and saturation.queue:  # elsewhere it is not the only one that waits
             queue_ms = saturation.queue_ms(len(self.fleet))
@@ -161,12 +161,12 @@ class RowPrices(Figures):
 
     def _time_steps(self, count: int, of: Ints | None) -> None:
         """Its answer's steps at each row."""
-        book = self.fleet.book
-        request: list[float] = _read(book.speeds.request, of)
-        context: list[float] = _read(book.speeds.context, of)
-        step: list[float] = _read(book.step, of)
-        recent: list[float] = _read(book.recent, of)
-        faded, per = -book.faded(self.wanted.now), 1.0 / self.tpot_unit
+        inflight = self.fleet.inflight
+        request: list[float] = _read(inflight.step_model.request, of)
+        context: list[float] = _read(inflight.step_model.context, of)
+        step: list[float] = _read(inflight.step, of)
+        recent: list[float] = _read(inflight.recent, of)
+        faded, per = -inflight.faded(self.wanted.now), 1.0 / self.tpot_unit
         for at in range(count):
             per_ms = per / max(recent[at] * faded + 1.0, IDLE_MIN)
             longer = context[at] * self.context + request[at]
@@ -185,14 +185,14 @@ class RowPrices(Figures):
 
     def _price(self, of: Ints | None) -> None:
         """Of the rows that were timed last."""
-        book, per, begin = self.fleet.book, 1.0 / self.ttft_unit, len(self._prefill)
+        inflight, per, begin = self.fleet.inflight, 1.0 / self.ttft_unit, len(self._prefill)
         own, second = OWN_MISSED if self.ttft_ms else OWN, OWN_MISSED if self.tpot_ms else OWN
         end = len(self._ttft)
         self._prefill.extend([own.of(self._ttft[at] * per) for at in range(begin, end)])
         self._decode.extend([second.of(self._used[at]) for at in range(begin, end)])
-        if not book.answers:
+        if not inflight.answers:
             return
-        decoding: list[float] = _read(book.decoding, of)
+        decoding: list[float] = _read(inflight.decoding, of)
         per_stall = 1.0 / (self.tpot_unit * self.middle)
         for at in range(begin, end):
             others = decoding[at - begin]
@@ -204,7 +204,7 @@ class RowPrices(Figures):
 
     def _push_over(self, decoding: list[float], begin: int, of: Ints | None) -> None:
         """Targets of answers there that are missed for one more beside them."""
-        strictest: list[float] = _read(self.fleet.book.strictest, of)
+        strictest: list[float] = _read(self.fleet.inflight.strictest, of)
         near = RAMP[0] / self.tpot_unit
         for at in range(begin, len(self._decode)):
             strict = strictest[at - begin]
@@ -220,12 +220,12 @@ class RowPrices(Figures):
         return self._answers
 
     def _take_answers(self, of: Ints | None) -> None:
-        book, own, begin = self.fleet.book, self.own_tokens(), len(self._answers)
-        free: list[float] = _read(book.kv_free, of)
+        inflight, own, begin = self.fleet.inflight, self.own_tokens(), len(self._answers)
+        free: list[float] = _read(inflight.kv_free, of)
         self._answers.extend([self._places[at] and free[at - begin] >= own for at in range(begin, len(self._places))])
         if self.saturation is not None:
-            strictest: list[float] = _read(book.strictest, of)
-            vacant: list[bool] = _read(book.vacant, of)
+            strictest: list[float] = _read(inflight.strictest, of)
+            vacant: list[bool] = _read(inflight.vacant, of)
             target, margin = self.tpot_ms or math.inf, self.saturation.margin / self.tpot_unit
             for at in range(begin, len(self._answers)):
                 if not vacant[at - begin] and self._used[at] > min(strictest[at - begin], target) * margin:

@@ -27,24 +27,24 @@ class Shortlist:
     def __init__(self, of: Figures) -> None:
         """Sets the unit of first tokens where nothing is promised (`Figures.ttft_unit`)."""
         self._of: Final = of
-        fleet, wanted, book, speeds = of.fleet, of.wanted, of.fleet.book, of.fleet.book.speeds
+        fleet, wanted, inflight, step_model = of.fleet, of.wanted, of.fleet.inflight, of.fleet.inflight.step_model
         self.places: Final[Bools] = fleet.columns.inflight < fleet.columns.limits(wanted.routers)
-        ms, stall_ms, steps = speeds.of_prompt(of.tokens)
-        self.prompt: Floats = speeds.prefill_factor * ms
+        ms, stall_ms, steps = step_model.of_prompt(of.tokens)
+        self.prompt: Floats = step_model.prefill_factor * ms
         self._stall_ms: Final = stall_ms
         self._less_cached()
-        self.prompt += book.beside if isinstance(steps, int) and steps == 1 else book.beside * steps
-        self.alone: Floats = self.prompt + speeds.lead
+        self.prompt += inflight.beside if isinstance(steps, int) and steps == 1 else inflight.beside * steps
+        self.alone: Floats = self.prompt + step_model.lead
         self.alone += of.waited_ms
         self.open: Final[Bools] = self._opened()
         if not of.ttft_unit:
             rows = fleet.ready_for(wanted).any
             of.ttft_unit = LOOSE * (float(self.alone[rows].min()) if len(rows) else math.inf)
-        longer: Floats = speeds.context * of.context
-        longer += speeds.request
-        per_ms = book.idle(wanted.now)
+        longer: Floats = step_model.context * of.context
+        longer += step_model.request
+        per_ms = inflight.idle(wanted.now)
         np.divide(1.0 / of.tpot_unit, per_ms, out=per_ms)
-        self._used: Final[Floats] = (book.step + longer) * per_ms
+        self._used: Final[Floats] = (inflight.step + longer) * per_ms
         longer *= per_ms
         self._more: Final[Floats] = longer
         self._room: Bools | None = None
@@ -52,11 +52,11 @@ class Shortlist:
 
     def _less_cached(self) -> None:
         """What is in an instance's cache is not computed again."""
-        of, speeds = self._of, self._of.fleet.book.speeds
+        of, step_model = self._of, self._of.fleet.inflight.step_model
         for chunks, bits in () if of.match is None else of.match.levels:
             rows = rows_of(bits)
-            ms, _, _ = speeds.of_prompt(of.tokens, of.held(chunks))
-            self.prompt[rows] = speeds.prefill_factor[rows] * (ms if isinstance(ms, float) else ms[rows])
+            ms, _, _ = step_model.of_prompt(of.tokens, of.held(chunks))
+            self.prompt[rows] = step_model.prefill_factor[rows] * (ms if isinstance(ms, float) else ms[rows])
 
     def _opened(self) -> Bools:
         """Where its prompt would be computed at once, or nearly so."""
@@ -64,7 +64,7 @@ class Shortlist:
         until = math.inf if of.saturation is None else of.saturation.opens_until_ms(of.wanted)
         if of.saturation is None or until == math.inf:
             return self.places
-        found: Bools = self.places & (of.fleet.book.opens <= until)
+        found: Bools = self.places & (of.fleet.inflight.opens <= until)
         lanes = of.saturation.lanes(of.wanted, len(of.fleet))
         if lanes is not None:
             taken = np.zeros(len(found), dtype=np.bool_)
@@ -76,13 +76,13 @@ class Shortlist:
         """Where there is room for its answer: a place, memory, and every target kept."""
         found = self._room
         if found is None:
-            of, book = self._of, self._of.fleet.book
-            found = self.places & (book.kv_free >= of.own_tokens())
+            of, inflight = self._of, self._of.fleet.inflight
+            found = self.places & (inflight.kv_free >= of.own_tokens())
             if of.saturation is not None:
-                limits = np.minimum(book.strictest, of.tpot_ms or math.inf)
+                limits = np.minimum(inflight.strictest, of.tpot_ms or math.inf)
                 limits *= of.saturation.margin / of.tpot_unit
                 kept: Bools = self._used <= limits
-                kept |= book.vacant
+                kept |= inflight.vacant
                 found &= kept
             self._room = found
         return found
@@ -90,14 +90,14 @@ class Shortlist:
     def ranks(self) -> tuple[Floats, Floats]:
         """Of both legs, by row: the less the better."""
         if self._ranks is None:
-            of, book = self._of, self._of.fleet.book
-            prefill = book.waits_ms(of.wanted.now)
+            of, inflight = self._of, self._of.fleet.inflight
+            prefill = inflight.waits_ms(of.wanted.now)
             prefill += self.alone
             prefill *= 1.0 / of.ttft_unit
             decode = self._used
-            if book.answers:
-                decode = decode + self._more * book.decoding
-                stalled = book.decoding * (1.0 / (of.tpot_unit * of.middle))
+            if inflight.answers:
+                decode = decode + self._more * inflight.decoding
+                stalled = inflight.decoding * (1.0 / (of.tpot_unit * of.middle))
                 stalled *= self._stall_ms
                 prefill += stalled
             self._ranks = (prefill, decode)

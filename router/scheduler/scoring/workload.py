@@ -147,7 +147,7 @@ def _say(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
 
 def _known(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
     """What these prices rest on."""
-    costs = fleet.book.speeds.known(option.prefill, option.decode)
+    costs = fleet.inflight.step_model.known(option.prefill, option.decode)
     if prices.match is None:
         return f"; costs {costs}, prefixes unknown"
     return f"; costs {costs}, {prices.cached_at(option.prefill)} of {prices.tokens} prompt tokens cached"
@@ -188,7 +188,7 @@ class _Second:
 
 def _kind(fleet: FleetSnapshot, does: Bools, row: int, otherwise: int) -> int:
     """Which make it is, where it does that leg."""
-    return fleet.book.speeds.kind(row) if does.item(row) else otherwise
+    return fleet.inflight.step_model.kind(row) if does.item(row) else otherwise
 
 
 def _best_second(ways: _Ways, priced: tuple[float, int], seconds: list[_Second], below: float) -> _Option | None:

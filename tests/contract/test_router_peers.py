@@ -224,7 +224,7 @@ async def test_without_its_registry_it_goes_on_says_so_and_catches_up(replicas: 
         while (await _stale_s(replicas, first)) < 0.05:
             await asyncio.sleep(0.02)
     assert await replicas.complete(replicas.endpoints[1], "meanwhile") == 200
-    assert (await replicas.get(first, "/explain/meanwhile"))[0] == 200, "siblings are remembered"
+    assert (await replicas.get(first, "/explain/meanwhile"))[0] == 200, "peers are remembered"
     status, said = await replicas.change("POST", first, "/quarantine/p")
     assert (status, set(said["routers"].values())) == (200, {"told"})
     assert "p" in (await replicas.get(second, "/quarantine"))[1]["quarantined"]
@@ -338,14 +338,14 @@ async def test_an_answer_of_many_pieces_is_heard_to_its_end() -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     beat = Heartbeat(id=InstanceId("other"), agent="o", kind=Kind.ROUTER, url=url, agent_url=url)
-    siblings = Peers("one", lambda: (beat,), None)
-    found = (await siblings.ask("/?n=20", None))["other"]
+    peers = Peers("one", lambda: (beat,), None)
+    found = (await peers.ask("/?n=20", None))["other"]
     assert isinstance(found, PeerAnswer)
     assert len(found.body) == 20 * 65536
-    said = (await siblings.ask("/?n=200", None))["other"]
+    said = (await peers.ask("/?n=200", None))["other"]
     assert isinstance(said, str)
     assert "longer than" in said
-    await siblings.close()
+    await peers.close()
     await runner.cleanup()
 
 

@@ -16,7 +16,7 @@ WANTED = Wanted(model="m", hand_over=True, tenant="acme", slo_class="fast")
 TEXT = "The harbour master wrote down which ships had come. " * 100
 
 
-def intake(key: bytes = b"k" * 32) -> RequestPredictor:
+def predictor(key: bytes = b"k" * 32) -> RequestPredictor:
     return RequestPredictor(Predictor(), key)
 
 
@@ -26,7 +26,7 @@ def chat(*texts: str, **more: Any) -> dict[str, Any]:
 
 
 def test_a_prompt_has_a_size_and_names() -> None:
-    taken = intake().take(WANTED, CHAT, chat(TEXT), scope="acme")
+    taken = predictor().take(WANTED, CHAT, chat(TEXT), scope="acme")
     wanted = taken.wanted
     assert 900 < wanted.prompt_tokens < 1600
     assert len(wanted.prefix) == taken.text_bytes // CHUNK_BYTES == 5
@@ -36,7 +36,7 @@ def test_a_prompt_has_a_size_and_names() -> None:
 
 
 def test_the_next_turn_begins_with_the_same_names() -> None:
-    here = intake()
+    here = predictor()
     one = here.take(WANTED, CHAT, chat(TEXT), scope="acme").wanted.prefix
     two = here.take(WANTED, CHAT, chat(TEXT, "Indeed.", TEXT), scope="acme").wanted.prefix
     assert len(two) > len(one)
@@ -54,14 +54,14 @@ def test_the_next_turn_begins_with_the_same_names() -> None:
     ids=["tenant", "shared", "salt", "key"],
 )
 def test_nothing_is_alike_across_tenants_salts_and_keys(scope: str | None, body: dict[str, Any], key: bytes) -> None:
-    one = intake().take(WANTED, CHAT, chat(TEXT), scope="acme").wanted.prefix
-    other = intake(key).take(WANTED, CHAT, chat(TEXT, **body), scope=scope).wanted.prefix
+    one = predictor().take(WANTED, CHAT, chat(TEXT), scope="acme").wanted.prefix
+    other = predictor(key).take(WANTED, CHAT, chat(TEXT, **body), scope=scope).wanted.prefix
     assert len(one) == len(other)
     assert not set(one) & set(other)
 
 
 def test_what_engines_count_takes_the_place_of_the_estimate_and_teaches() -> None:
-    here = intake()
+    here = predictor()
     taken = here.take(WANTED, CHAT, chat(TEXT), scope="acme")
     for _ in range(60):
         told = here.told(taken.wanted, taken, {"prompt_tokens": 2000})
@@ -73,8 +73,8 @@ def test_what_engines_count_takes_the_place_of_the_estimate_and_teaches() -> Non
 
 @pytest.mark.parametrize("usage", [{}, {"prompt_tokens": None}, {"prompt_tokens": True}, {"prompt_tokens": -3}])
 def test_nonsense_teaches_nothing(usage: dict[str, Any]) -> None:
-    taken = intake().take(WANTED, CHAT, chat(TEXT), scope=None)
-    assert intake().told(taken.wanted, taken, usage) is taken.wanted
+    taken = predictor().take(WANTED, CHAT, chat(TEXT), scope=None)
+    assert predictor().told(taken.wanted, taken, usage) is taken.wanted
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_nonsense_teaches_nothing(usage: dict[str, Any]) -> None:
     ],
 )
 def test_nothing_is_foretold_beyond_the_limit(path: str, body: dict[str, Any], limit: int) -> None:
-    taken = intake().take(WANTED, path, body, scope=None)
+    taken = predictor().take(WANTED, path, body, scope=None)
     assert taken.wanted.output_tokens <= limit
     assert taken.lengths.served[-1] <= limit
     assert not body.get("ignore_eos") or taken.wanted.output_tokens == limit
@@ -95,7 +95,7 @@ def test_nothing_is_foretold_beyond_the_limit(path: str, body: dict[str, Any], l
 
 def test_token_ids_are_counted_and_not_estimated() -> None:
     for prompt in ([5] * 700, [[5] * 700]):
-        assert intake().take(WANTED, COMPLETIONS, {"prompt": prompt}, scope=None).wanted.prompt_tokens == 700
+        assert predictor().take(WANTED, COMPLETIONS, {"prompt": prompt}, scope=None).wanted.prompt_tokens == 700
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,9 @@ def test_token_ids_are_counted_and_not_estimated() -> None:
     [{}, {"messages": []}, {"messages": "x"}, {"prompt": [[]]}, {"prompt": {"a": 1}}, {"messages": [None], "n": "x"}],
 )
 def test_whatever_the_body_it_is_taken_in(body: dict[str, Any]) -> None:
-    taken = intake().take(WANTED, CHAT, {**body, "max_tokens": "many", "min_tokens": [], "cache_salt": 5}, scope=None)
+    taken = predictor().take(
+        WANTED, CHAT, {**body, "max_tokens": "many", "min_tokens": [], "cache_salt": 5}, scope=None
+    )
     assert taken.wanted.prompt_tokens >= 1
     assert taken.wanted.prefix == ()
 

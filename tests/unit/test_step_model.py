@@ -18,7 +18,7 @@ def costs(gpu: str = "H100") -> Costs:
     return costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named(gpu), profiles=shipped.profiles())
 
 
-def speeds(*gpus: str) -> StepModel:
+def step_model(*gpus: str) -> StepModel:
     made = StepModel()
     made.reach(max(2, len(gpus)))
     for row, gpu in enumerate(gpus):
@@ -34,11 +34,11 @@ def prompt_ms(made: StepModel, tokens: int, cached_tokens: int = 0) -> float:
 
 @pytest.mark.parametrize("tokens", [1, 100, 1024, 5000, 8192])
 def test_a_prompt_that_fits_one_step_takes_what_the_costs_say(tokens: int) -> None:
-    assert prompt_ms(speeds("H100"), tokens) == pytest.approx(costs().prefill_ms(tokens))
+    assert prompt_ms(step_model("H100"), tokens) == pytest.approx(costs().prefill_ms(tokens))
 
 
 def test_a_longer_one_takes_several_steps() -> None:
-    made, tokens = speeds("H100"), 20_000
+    made, tokens = step_model("H100"), 20_000
     parts, done = 0.0, 0
     while done < tokens:
         step = min(8192, tokens - done)
@@ -51,25 +51,25 @@ def test_a_longer_one_takes_several_steps() -> None:
 
 
 def test_what_is_cached_is_not_computed_but_looked_at() -> None:
-    made = speeds("H100")
+    made = step_model("H100")
     assert prompt_ms(made, 1000) < prompt_ms(made, 10_000, 9000) < prompt_ms(made, 10_000)
 
 
 def test_rows_of_different_makes_have_their_own_times() -> None:
-    made = speeds("H100", "A100")
+    made = step_model("H100", "A100")
     both, _, _ = made.of_prompt(2000)
     assert both[0] == pytest.approx(costs("H100").prefill_ms(2000))
     assert both[1] == pytest.approx(costs("A100").prefill_ms(2000))
-    alike = speeds("H100", "H100")
+    alike = step_model("H100", "H100")
     assert [np.ndim(each) for each in alike.of_prompt(2000)] == [0, 0, 0], "one number for all"
 
 
 def test_decode_steps_are_the_cost_models() -> None:
-    assert speeds("H100").decode_ms(0, 64, 64_000) == pytest.approx(costs().decode_step_ms(64, 64_000))
+    assert step_model("H100").decode_ms(0, 64, 64_000) == pytest.approx(costs().decode_step_ms(64, 64_000))
 
 
 def test_handing_over_takes_the_slower_ends_rate() -> None:
-    made = speeds("H100", "A100")
+    made = step_model("H100", "A100")
     bytes_each = costs().kv_bytes_per_token
     slower = min(gpu_named("H100").nic_gb_s, gpu_named("A100").nic_gb_s)
     assert made.handoff_ms(1000, 0, 1) == pytest.approx(1000 * bytes_each / slower * 1e-6)
@@ -78,7 +78,7 @@ def test_handing_over_takes_the_slower_ends_rate() -> None:
 
 
 def test_an_engine_that_is_slower_than_its_costs_is_found_out() -> None:
-    made = speeds("H100")
+    made = step_model("H100")
     for tokens in (500, 4000, 1500, 8000, 2500) * 30:
         plain = costs().prefill_ms(tokens)
         made.prompt_took(0, plain, 1.4 * plain + 12.0)
@@ -88,7 +88,7 @@ def test_an_engine_that_is_slower_than_its_costs_is_found_out() -> None:
 
 
 def test_prompts_of_one_size_say_nothing_about_the_slope() -> None:
-    made = speeds("H100")
+    made = step_model("H100")
     plain = costs().prefill_ms(1000)
     for _ in range(300):
         made.prompt_took(0, plain, plain + 15.0)
@@ -96,7 +96,7 @@ def test_prompts_of_one_size_say_nothing_about_the_slope() -> None:
 
 
 def test_costs_that_are_known_are_not_given_up_for_strange_legs() -> None:
-    made = speeds("H100")
+    made = step_model("H100")
     for at in range(200):
         made.prompt_took(0, 10.0 + at % 7, 40.0 * (10.0 + at % 7))
         made.steps_took(0, 10.0 * made.decode_factor[0], 1e5)
@@ -120,7 +120,7 @@ def test_an_engine_that_nobody_knows_is_learned() -> None:
 
 
 def test_one_wild_step_moves_little_once_more_are_known() -> None:
-    made = speeds("H100")
+    made = step_model("H100")
     for _ in range(50):
         made.steps_took(0, 10.0 * made.decode_factor[0], 10.0)
     before = float(made.decode_factor[0])
@@ -129,14 +129,14 @@ def test_one_wild_step_moves_little_once_more_are_known() -> None:
 
 
 def test_nonsense_is_not_learned() -> None:
-    made = speeds("H100")
+    made = step_model("H100")
     for predicted, observed in ((0.0, 5.0), (5.0, 0.0), (-1.0, 3.0)):
         made.steps_took(0, predicted, observed)
     assert made.decode_factor[0] == 1.0
 
 
 def test_a_row_that_is_given_to_another_starts_anew() -> None:
-    made = speeds("H100")
+    made = step_model("H100")
     for _ in range(30):
         made.steps_took(0, 10.0, 18.0)
     made.know(0, make_of(costs("A100")))

@@ -1,4 +1,4 @@
-"""Places at the router's desk: taken before the prefill leg, given back once, offered to the line."""
+"""Places at the router's scheduler: taken before the prefill leg, given back once, offered to the line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ P, D, D2 = (InstanceId(name) for name in ("p", "d", "d2"))
 ASK = Choose(frozenset(), hand_over=True)
 
 
-def desk(*, places: int = 1, pins: bool = False) -> Scheduler:
+def scheduler(*, places: int = 1, pins: bool = False) -> Scheduler:
     view = FleetView()
     for name, role in ((P, Role.PREFILL), (D, Role.DECODE)):
         view.add(Instance(id=name, role=role, url=f"http://{name}", pins=pins))
@@ -23,12 +23,12 @@ def desk(*, places: int = 1, pins: bool = False) -> Scheduler:
     return Scheduler(view, POLICIES["least_load"])
 
 
-def seat() -> SchedulingContext:
+def context() -> SchedulingContext:
     return SchedulingContext(Wanted(model="m", hand_over=True))
 
 
 def test_a_place_is_taken_with_the_choice_and_given_back_at_the_end() -> None:
-    here, one = desk(), seat()
+    here, one = scheduler(), context()
     chosen, called = here.choose(one, ASK, 0.0)
     assert (chosen.prefill, chosen.decode, called) == (P, D, ())
     assert (here.view.get(D).inflight, one.decode) == (1, D)
@@ -38,7 +38,7 @@ def test_a_place_is_taken_with_the_choice_and_given_back_at_the_end() -> None:
 
 
 def test_a_place_that_is_given_back_is_offered_to_the_line() -> None:
-    here, one, two, three = desk(), seat(), seat(), seat()
+    here, one, two, three = scheduler(), context(), context(), context()
     here.choose(one, ASK, 0.0)
     for late in (two, three):
         chosen, called = here.choose(late, ASK, 0.0)
@@ -51,7 +51,7 @@ def test_a_place_that_is_given_back_is_offered_to_the_line() -> None:
 
 
 def test_who_is_called_and_leaves_passes_the_place_on() -> None:
-    here, one, two, three = desk(), seat(), seat(), seat()
+    here, one, two, three = scheduler(), context(), context(), context()
     for each in (one, two, three):
         here.choose(each, ASK, 0.0)
     assert here.finish(one, 0.0) == (two,)
@@ -59,7 +59,7 @@ def test_who_is_called_and_leaves_passes_the_place_on() -> None:
 
 
 def test_choosing_again_gives_the_former_place_back_first() -> None:
-    here, one = desk(), seat()
+    here, one = scheduler(), context()
     here.choose(one, ASK, 0.0)
     chosen, _ = here.choose(one, Choose(frozenset(), hand_over=True), 0.0)
     assert chosen.decode == D, "its own place does not stand in its way"
@@ -67,7 +67,7 @@ def test_choosing_again_gives_the_former_place_back_first() -> None:
 
 
 def test_the_fleet_that_grows_is_offered_to_all_who_wait() -> None:
-    here, one, two, three = desk(), seat(), seat(), seat()
+    here, one, two, three = scheduler(), context(), context(), context()
     for each in (one, two, three):
         here.choose(each, ASK, 0.0)
     here.view.add(Instance(id=D2, role=Role.DECODE, url="http://d2"))
@@ -78,7 +78,7 @@ def test_the_fleet_that_grows_is_offered_to_all_who_wait() -> None:
 
 
 def test_an_instance_that_went_away_turns_legs_away() -> None:
-    here = desk()
+    here = scheduler()
     assert here.turned_away(D) is None
     here.view.unreachable(D)
     assert isinstance(here.turned_away(D), Lost)
@@ -86,8 +86,8 @@ def test_an_instance_that_went_away_turns_legs_away() -> None:
 
 
 def test_only_an_engine_that_can_be_told_is_pinned() -> None:
-    one, two = seat(), seat()
-    able, unable = desk(pins=True), desk()
+    one, two = context(), context()
+    able, unable = scheduler(pins=True), scheduler()
     assert not able.pins(one), "no place yet"
     able.choose(one, ASK, 0.0)
     unable.choose(two, ASK, 0.0)
@@ -100,7 +100,7 @@ P2 = InstanceId("p2")
 
 
 def with_second(*, places: int = 1) -> Scheduler:
-    here = desk(places=places)
+    here = scheduler(places=places)
     here.view.add(Instance(id=P2, role=Role.PREFILL, url="http://p2"))
     here.view.seen(P2, ({"id": "m"},), Load())
     here.view.get(P2).credits = 64
@@ -108,7 +108,7 @@ def with_second(*, places: int = 1) -> Scheduler:
 
 
 def test_a_second_leg_keeps_the_place_for_the_answer() -> None:
-    here, one = with_second(), seat()
+    here, one = with_second(), context()
     here.choose(one, ASK, 0.0)
     chosen, _ = here.choose(one, SECOND, 0.0)
     assert (chosen.prefill, chosen.decode) == (P2, D), "its own place on D does not make D full"
@@ -116,7 +116,7 @@ def test_a_second_leg_keeps_the_place_for_the_answer() -> None:
 
 
 def test_where_there_is_no_second_all_stays_as_it_is() -> None:
-    here, one, late = desk(), seat(), seat()
+    here, one, late = scheduler(), context(), context()
     here.choose(one, ASK, 0.0)
     here.choose(late, ASK, 0.0)
     chosen, called = here.choose(one, SECOND, 0.0)
@@ -127,10 +127,10 @@ def test_where_there_is_no_second_all_stays_as_it_is() -> None:
 
 
 def test_second_legs_are_few_where_everybody_is_slow() -> None:
-    here, one, count, sent = with_second(places=10_000), seat(), 200, 0
+    here, one, count, sent = with_second(places=10_000), context(), 200, 0
     here.choose(one, ASK, 0.0)
     for _ in range(count):
-        here.choose(seat(), ASK, 0.0)
+        here.choose(context(), ASK, 0.0)
         sent += here.choose(one, SECOND, 0.0)[0].prefill is not None
     assert SECOND_LEGS_SAVED + count * SECOND_LEGS_SHARE - 2 <= sent <= SECOND_LEGS_SAVED + count * SECOND_LEGS_SHARE
 
@@ -138,7 +138,7 @@ def test_second_legs_are_few_where_everybody_is_slow() -> None:
 def test_a_queue_is_no_silence() -> None:
     """Answers to those ahead of it: it works. To nobody, or to somebody behind it: it has lost this one."""
     here = with_second(places=100)
-    ahead, one = [seat() for _ in range(3)], seat()
+    ahead, one = [context() for _ in range(3)], context()
     for each in (*ahead, one):
         here.choose(each, Choose(frozenset({P2}), hand_over=True), 0.0)
         here.view.leg_started(P)
@@ -150,8 +150,8 @@ def test_a_queue_is_no_silence() -> None:
 
 
 def test_whoever_is_overtaken_is_not_in_a_queue() -> None:
-    here, one = with_second(places=100), seat()
-    for each in (seat(), one, seat(), seat()):
+    here, one = with_second(places=100), context()
+    for each in (context(), one, context(), context()):
         here.choose(each, Choose(frozenset({P2}), hand_over=True), 0.0)
         here.view.leg_started(P)
     here.leg_ended(P)

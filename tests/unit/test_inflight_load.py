@@ -1,4 +1,4 @@
-"""The book of what this router's requests do to instances: what is entered is what is taken out again."""
+"""The load in flight, what this router's requests do to instances: what is entered is what is taken out again."""
 
 import math
 
@@ -14,12 +14,12 @@ from router.predict.step_model import make_of
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
 
 
-def book(rows: int = 2) -> InflightLoad:
+def inflight(rows: int = 2) -> InflightLoad:
     made = InflightLoad()
     made.reach(rows)
     for row in range(rows):
         made.know(row, MAKE)
-    made.speeds.look(np.arange(rows))
+    made.step_model.look(np.arange(rows))
     return made
 
 
@@ -38,7 +38,7 @@ FIRST_S = MAKE.first_ms / 1000
 
 
 def test_a_prompt_waits_for_those_before_it_and_no_longer() -> None:
-    here, one, two = book(), booking(), booking()
+    here, one, two = inflight(), booking(), booking()
     here.prompt_placed(one, 0, 30.0, 30.0, 10.0)
     here.prompt_placed(two, 0, 50.0, 50.0, 10.0)
     assert here.waits_ms(10.0)[0] == pytest.approx(80.0 + MAKE.first_ms)
@@ -53,7 +53,7 @@ def test_a_prompt_waits_for_those_before_it_and_no_longer() -> None:
 
 
 def test_a_prompt_is_over_once() -> None:
-    here, one, two = book(), booking(), booking()
+    here, one, two = inflight(), booking(), booking()
     here.prompt_placed(one, 0, 30.0, 30.0, 0.0)
     here.prompt_placed(two, 0, 30.0, 30.0, 0.0)
     for _ in range(3):
@@ -62,7 +62,7 @@ def test_a_prompt_is_over_once() -> None:
 
 
 def test_one_that_is_placed_again_is_not_where_it_was() -> None:
-    here, one = book(), booking()
+    here, one = inflight(), booking()
     here.prompt_placed(one, 0, 30.0, 30.0, 0.0)
     here.prompt_placed(one, 1, 40.0, 40.0, 0.1)
     assert here.prompts.tolist()[:2] == [0.0, 1.0]
@@ -72,12 +72,12 @@ def test_one_that_is_placed_again_is_not_where_it_was() -> None:
 
 
 def test_answers_are_counted_with_what_they_will_need() -> None:
-    here = book()
+    here = inflight()
     many = [booking(prompt=1000, mean=300.0) for _ in range(4)]
     for each in many:
         here.answer_placed(each, 0, 0.0)
     assert here.answers == here.decoding[0] == 4
-    assert here.step[0] == pytest.approx(here.speeds.decode_ms(0, 4, 4 * 1150.0))
+    assert here.step[0] == pytest.approx(here.step_model.decode_ms(0, 4, 4 * 1150.0))
     needed = 4 * 1300 + SPREAD * math.sqrt(4 * 100)
     assert here.kv_free[0] == pytest.approx(MAKE.capacity_tokens - needed)
     here.holds(0, 9000)
@@ -85,12 +85,12 @@ def test_answers_are_counted_with_what_they_will_need() -> None:
     for each in many:
         here.answer_over(each, 0.0)
     assert here.answers == here.decoding[0] == here.kv_mean[0] == here.beside[0] == 0
-    assert here.step[0] == pytest.approx(here.speeds.decode_ms(0, 0, 0))
+    assert here.step[0] == pytest.approx(here.step_model.decode_ms(0, 0, 0))
     assert here.kv_free[0] == math.inf, "one always fits"
 
 
 def test_the_strictest_target_is_the_least_of_those_there() -> None:
-    here, strict, loose = book(), booking(tpot=20.0), booking(tpot=80.0)
+    here, strict, loose = inflight(), booking(tpot=20.0), booking(tpot=80.0)
     assert here.strictest[0] == math.inf
     here.answer_placed(loose, 0, 0.0)
     here.answer_placed(strict, 0, 0.0)
@@ -102,7 +102,7 @@ def test_the_strictest_target_is_the_least_of_those_there() -> None:
 
 
 def test_who_would_miss_a_target_is_counted_and_not_twice() -> None:
-    here = book()
+    here = inflight()
     strict, loose = booking(tpot=10.0), booking(tpot=100.0)
     for each in (strict, loose):
         here.answer_placed(each, 0, 0.0)
@@ -123,7 +123,7 @@ def test_who_would_miss_a_target_is_counted_and_not_twice() -> None:
 
 def test_an_answer_that_has_outlived_a_length_is_not_held_to_it() -> None:
     """What a long answer was kept waiting is spread over all its tokens: it passes a short one's limit unharmed."""
-    here, one = book(), booking(tpot=10.0)
+    here, one = inflight(), booking(tpot=10.0)
     here.answer_placed(one, 0, 0.0)
     here.opened(one, 1.0)
     step_ms = float(here.step[0])
@@ -141,7 +141,7 @@ def test_an_answer_that_has_outlived_a_length_is_not_held_to_it() -> None:
 
 
 def test_answers_do_not_outlive_a_length_while_prompts_run() -> None:
-    here, one = book(), booking(tpot=10.0)
+    here, one = inflight(), booking(tpot=10.0)
     here.answer_placed(one, 0, 0.0)
     here.opened(one, 1.0)
     step_ms = float(here.step[0])
@@ -153,7 +153,7 @@ def test_answers_do_not_outlive_a_length_while_prompts_run() -> None:
 
 
 def test_prompts_leave_less_time_to_answers_for_a_while() -> None:
-    here = book()
+    here = inflight()
     assert here.idle(0.0)[0] == 1.0
     here.prompt_placed(booking(), 0, 1000.0, 1000.0, 0.0)
     assert here.idle(0.0)[0] == pytest.approx(1 - 1000 / (DUTY_S * 1000))
@@ -163,7 +163,7 @@ def test_prompts_leave_less_time_to_answers_for_a_while() -> None:
 
 
 def test_a_row_that_another_instance_has_keeps_nothing() -> None:
-    here, one = book(), booking(tpot=10.0)
+    here, one = inflight(), booking(tpot=10.0)
     place(here, one, 0, 30.0, 0.0)
     here.opened(one, 0.1)
     here.know(0, MAKE)
@@ -174,31 +174,31 @@ def test_a_row_that_another_instance_has_keeps_nothing() -> None:
 
 
 def test_prompts_of_one_step_are_one_observation() -> None:
-    here = book()
+    here = inflight()
     for turn in range(60):
         pair = [booking(), booking()]
         plain = [20.0, 40.0 + turn % 5 * 10]
         for each, ms in zip(pair, plain, strict=True):
-            here.prompt_placed(each, 0, ms * here.speeds.prefill_factor[0], 0.0, float(turn))
+            here.prompt_placed(each, 0, ms * here.step_model.prefill_factor[0], 0.0, float(turn))
         ends = turn + FIRST_S + sum(plain) / 1000
         for each in pair:
             here.prompt_over(each, ends, done=True)
-    assert here.speeds.prefill_factor[0] == pytest.approx(1.0, rel=0.05)
+    assert here.step_model.prefill_factor[0] == pytest.approx(1.0, rel=0.05)
 
 
 def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
-    here = book()
+    here = inflight()
     for turn in range(80):
         now = 20.0 * turn
         quiet, disturbed = booking(), booking()
         here.answer_placed(quiet, 0, now)
         here.opened(quiet, now)
-        plain_ms = float(here.step[0] / here.speeds.decode_factor[0])
+        plain_ms = float(here.step[0] / here.step_model.decode_factor[0])
         here.answer_over(quiet, now + 1.3 * plain_ms * 99 / 1000, 100)
         here.prompt_placed(booking(), 1, 2500.0, 2500.0, now)  # half of its time for a while
         here.answer_placed(disturbed, 1, now)
         here.opened(disturbed, now)
         expected_ms = plain_ms / here.idle(now)[1]
         here.answer_over(disturbed, now + expected_ms * 9 / 1000, 10)
-    assert here.speeds.decode_factor[0] == pytest.approx(1.3, rel=0.02)
-    assert here.speeds.decode_factor[1] == pytest.approx(1.0, rel=0.02)
+    assert here.step_model.decode_factor[0] == pytest.approx(1.3, rel=0.02)
+    assert here.step_model.decode_factor[1] == pytest.approx(1.0, rel=0.02)

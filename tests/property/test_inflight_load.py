@@ -1,4 +1,4 @@
-"""What the book says is a matter of what has happened, and not of who asked for it meanwhile."""
+"""What the load in flight says is a matter of what has happened, and not of who asked for it meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.predict.step_model import make_of
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
 
 
-def book() -> InflightLoad:
+def inflight() -> InflightLoad:
     made = InflightLoad()
     made.reach(1)
     made.know(0, MAKE)
@@ -32,7 +32,7 @@ class Twice:
     """One history, in two books."""
 
     def __init__(self) -> None:
-        self.books = book(), book()
+        self.books = inflight(), inflight()
         self.open: list[tuple[InflightRequest, InflightRequest]] = []
 
     def begin(self, now: float, prompt: int, short: float, tpot_ms: float) -> None:
