@@ -308,7 +308,7 @@ class Model:
             text="Names under `tenants` whose requests alone its instances serve, under this name and those of its "
             "adapters; to others there is no such model. Left out: all tenants.",
             why="GPUs that several share are idle less",
-            not_empty="leave it out to serve everybody, or name somebody",
+            not_empty="leave it out to serve every tenant, or name one",
             aka=("only_for", "reserved_for", "allowed_tenants", "tenant"),
         ),
     )
@@ -601,10 +601,19 @@ class Limits:
         default=60.0,
         metadata=about(
             text="Longest time a client may take nothing of what was sent to it.",
-            why="an answer that nobody reads holds an engine's place until then",
+            why="an answer that its client does not read holds an engine's place until then",
             above=0,
             at_most=86400,
             aka=("write_timeout_s", "send_timeout_s"),
+        ),
+    )
+    whole_s: float = field(
+        default=1800.0,
+        metadata=about(
+            text="Longest time to an answer that is not streamed.",
+            why="a long answer looks like an engine that hangs; vllm-router gives half an hour to any request",
+            above=0,
+            aka=("answer_timeout_s", "response_timeout_s"),
         ),
     )
     drain_s: float = field(
@@ -668,7 +677,7 @@ class Router:
         default="127.0.0.1",
         metadata=about(
             text="Address it listens on.",
-            why="nobody outside this machine gets in before you say so",
+            why="no other machine gets in before you say so",
             aka=("address", "bind", "listen"),
         ),
     )
@@ -698,8 +707,8 @@ class Router:
     admin_key_file: str | None = field(
         default=None,
         metadata=about(
-            text="File of SHA-256 lines of operators' keys, relative to the cluster file, for the admin side from "
-            "other machines. Left out: other machines get no answer there.",
+            text="File of SHA-256 lines of operators' keys (`baton key new`), for the admin side from other machines. "
+            "Left out: other machines get no answer there.",
             why="this machine needs no key for it, and others mostly have no business there",
             aka=("admin_key", "admin_keys", "operator_key_file"),
         ),
@@ -707,15 +716,15 @@ class Router:
     tls_cert_file: str | None = field(
         default=None,
         metadata=about(
-            text="Certificate chain (PEM) for the clients' port, relative to the cluster file. Left out: plain HTTP.",
-            why="on this machine nobody listens in; elsewhere a gateway often ends TLS",
+            text="Certificate chain (PEM) for the clients' port. Left out: plain HTTP.",
+            why="on this machine the network cannot be tapped; elsewhere a gateway often ends TLS",
             aka=("tls_cert", "ssl_certfile", "ssl_cert", "cert_file", "certificate", "tls"),
         ),
     )
     tls_key_file: str | None = field(
         default=None,
         metadata=about(
-            text="Its private key (PEM), relative to the cluster file. Left out: it is in `tls_cert_file`.",
+            text="Private key (PEM) of the certificate. Left out: it is in the certificate's file.",
             why="tools write either one file or two",
             aka=("tls_key", "ssl_keyfile", "ssl_key", "private_key_file"),
         ),
@@ -723,15 +732,25 @@ class Router:
     policy: str = field(
         default=POLICY,
         metadata=about(
-            text="How instances are chosen; `baton router --help` lists the policies.",
+            text="How instances are chosen: `workload` or `least_load` (docs/policy.md).",
             why="it knows prefixes and what is under way where, and learns what it is not told",
             aka=("routing", "strategy", "routing_policy", "load_balancing"),
+        ),
+    )
+    explain_last: int = field(
+        default=1000,
+        metadata=about(
+            text="Finished requests that `/explain` of the admin side remembers.",
+            why="about 3 KB each, 16 MiB in all at most",
+            at_least=0,
+            aka=("explain_max", "remembers"),
         ),
     )
     processes: int = field(
         default=1,
         metadata=about(
-            text="Router processes that share the port; their admin sides have `admin_port` and those after it.",
+            text="Router processes that share the port, as replicas of one registry; their admin sides have "
+            "`admin_port` and the ports after it.",
             why="one is enough until you measure that it is not",
             at_least=1,
             at_most=256,
@@ -764,7 +783,7 @@ class Spec:
         default_factory=dict,
         metadata=about(
             text="Clients that may use the cluster, by name.",
-            why="no keys: everybody who reaches the router may use it, and all are one tenant",
+            why="no keys: every client that reaches the router may use it, and all are one tenant",
             keys=NAME,
             aka=("tenant", "users", "clients", "customers", "keys"),
         ),
