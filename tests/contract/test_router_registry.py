@@ -420,6 +420,7 @@ async def test_an_instance_that_joins_does_not_wait_for_a_proof_of_others(
         await due.wait()
     await cast.join("p3", Role.PREFILL)
     await eventually(lambda: "p3" in joined, "it is proven beside the other proof")
+    assert "p3" in joined
 
 
 async def test_a_proof_that_nobody_has_pulled_for_leaves_nothing_behind(
