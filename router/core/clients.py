@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,6 +23,10 @@ CLASS_HEADER: Final = "x-slo-class"
 
 KEYS_EVERY_S: Final = 1.0
 """Key files are checked for changes no more often than this: each check costs a system call."""
+
+RECOGNISED_MAX: Final = 10_000
+"""Keys that are known without being hashed again, until their files are looked at the next time. (A wrong key is
+compared with none of them: it would have to hash alike, with the interpreter's random key.)"""
 
 RETRY_S: Final = 1
 """Sent to a client with too many open requests: one of them may end at any time."""
@@ -52,7 +55,9 @@ class Clients:
         self._known: Final[dict[tuple[str, str], Client]] = {}
         """Clients by tenant and class; without classes the class is empty."""
         self._read_at = -1.0
-        self._open: Final[Counter[str]] = Counter()
+        self._recognised: Final[dict[str, str]] = {}
+        """Tenants by key, of keys that came since the digests were read: most clients bring theirs again and again."""
+        self._open: Final[dict[str, int]] = {}
         """Requests under way, by tenant."""
         self.renew(classes, tenants, keys)
 
@@ -91,9 +96,12 @@ class Clients:
         if self._read_at < 0 or now - self._read_at >= KEYS_EVERY_S:
             self._read_at = now
             self._digests = {name: read() for name, read in self._keys.items()}
-        found = whose(key, self._digests)
+            self._recognised.clear()
+        found = self._recognised.get(key) or whose(key, self._digests)
         if found is None:
             raise _unauthorized("This API key is not known here.")
+        if len(self._recognised) < RECOGNISED_MAX:
+            self._recognised[key] = found
         return found
 
     # --- open requests -----------------------------------------------------------------------------------------------
@@ -106,14 +114,15 @@ class Clients:
         """
         said = self._tenants.get(tenant)
         limit = None if said is None or said.open_max is None else math.ceil(said.open_max / max(1, routers))
-        if limit is not None and self._open[tenant] >= limit:
+        open_now = self._open.get(tenant, 0)
+        if limit is not None and open_now >= limit:
             raise shed(f"this key has {limit} requests open here, as many as it may", RETRY_S)
-        self._open[tenant] += 1
+        self._open[tenant] = open_now + 1
 
     def leave(self, tenant: str) -> None:
-        """One of the tenant's requests has ended."""
-        self._open[tenant] -= 1
-        assert self._open[tenant] >= 0, f"{tenant}: a request ended that never began"
+        """One of them has ended."""
+        left = self._open[tenant] = self._open.get(tenant, 0) - 1
+        assert left >= 0, f"{tenant}: a request ended that never began"
 
     # --- class --------------------------------------------------------------------------------------------------------
 

@@ -419,12 +419,12 @@ class FleetSnapshot(Sequence[InstanceView]):
         inflight.reach(len(self.columns.ready))
         inflight.know(view.row, None if self._makes is None else self._makes(view.instance))
         if self.prefixes is not None:
-            self.prefixes.join(view.row, int(inflight.step_model.capacity[view.row]), view.instance.epoch)
+            self.prefixes.join(view.row, int(inflight.step_model.rows[view.row].capacity), view.instance.epoch)
         self._part(view)
 
     def holds(self, view: InstanceView, kv_tokens: int) -> None:
-        """The instance's engine has reported the size of its KV cache in tokens."""
-        if kv_tokens <= 0 or self.inflight.step_model.capacity[view.row] == kv_tokens:
+        """Its engine has said how many tokens its KV cache has."""
+        if kv_tokens <= 0 or self.inflight.step_model.rows[view.row].capacity == kv_tokens:
             return
         self.inflight.holds(view.row, kv_tokens)
         if self.prefixes is not None:

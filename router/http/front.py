@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from io import BytesIO
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, Protocol, cast
 
 from aiohttp.web_protocol import RequestHandler
 
@@ -51,6 +51,8 @@ _HOT: Final = {f"POST {path}{end}".encode(): path for path in (COMPLETIONS, CHAT
 _HOT_LONGEST: Final = max(map(len, _HOT))
 _HEAD_TIMEOUT: Final = ApiError(408, "RequestTimeoutError", "The request head did not arrive in time.")
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
+_DIGITS_MAX: Final = 9
+"""As there."""
 _TUNNEL: Final = b"CONNECT "
 _SPECIAL: Final = frozenset({"upgrade", "transfer-encoding", "expect"})
 """Headers of requests that are always read anew."""
@@ -135,14 +137,27 @@ class _Phase(Enum):
     """Refused: further bytes are dropped."""
 
 
-class _Known(NamedTuple):
-    """A generation head as it was read, and all of its bytes except the digits of its length. Most clients send the
-    same head again and again; only these digits differ.
+class _Known:
+    """A head for generation as it was read, and all of its bytes but the digits of its length: most clients send the
+    same again and again. Other digits there make no other head.
     """
 
-    form: tuple[bytes, bytes]
-    path: str
-    head: Head
+    __slots__ = ("head", "path", "rest", "start")
+
+    def __init__(self, start: bytes, rest: bytes, path: str, head: Head) -> None:
+        """`start`, `rest`: what stands before and after the digits."""
+        self.start: Final = start
+        self.rest: Final = rest
+        self.path: Final = path
+        self.head: Final = head
+
+    def digits_end(self, data: bytes) -> int:
+        """Where the digits end, if this begins with the same head; else -1."""
+        if not data.startswith(self.start):
+            return -1
+        begin = len(self.start)
+        end = data.find(b"\r", begin, begin + _DIGITS_MAX + 1)
+        return end if end > begin and data[begin:end].isdigit() and data.startswith(self.rest, end) else -1
 
 
 class Connection(asyncio.Protocol):
@@ -227,7 +242,16 @@ class Connection(asyncio.Protocol):
             self._refuse(problem)
 
     def _read_head(self) -> None:
-        data = self._buffer
+        data, known = self._buffer, self._known
+        digits_end = -1 if known is None or self._surplus else known.digits_end(data)
+        if known is not None and digits_end >= 0:
+            self._front.doors.busy(self)
+            self._path, self._left = known.path, int(data[len(known.start) : digits_end])
+            self._take(known.head, data[digits_end + len(known.rest) :], None)
+        else:
+            self._read_new_head(data)
+
+    def _read_new_head(self, data: bytes) -> None:
         end = data.find(b"\r\n\r\n") + 4
         if self._surplus and (end >= 4 or len(data) > HEAD_BYTES_MAX):
             raise no_room(f"it has {self._front.doors.guests_max} connections open (--connections-max)")
@@ -240,30 +264,26 @@ class Connection(asyncio.Protocol):
         if end > HEAD_BYTES_MAX:
             raise too_long()
         self._front.doors.busy(self)
+        self._path = _hot(data)
+        head = read_head(data, end)
+        if not self._path:
+            self._go_cold(head, end)
+            return
+        self._chunks = Chunks(self._front.body_bytes_max) if head.comes_in_chunks() else None
+        self._left = -1 if self._chunks is not None else head.length()
         found = _LENGTH.search(data, 0, end)
-        form = None if found is None else (data[: found.start(1)], data[found.end(1) : end])
-        known = self._known
-        if known is not None and form == known.form:
-            assert found is not None
-            head, self._path, self._left = known.head, known.path, int(found[1])
-        else:
-            known = None
-            self._path = _hot(data)
-            head = read_head(data, end)
-            if not self._path:
-                self._go_cold(head, end)
-                return
-            self._chunks = Chunks(self._front.body_bytes_max) if head.comes_in_chunks() else None
-            self._left = -1 if self._chunks is not None else head.length()
+        if found is not None and _SPECIAL.isdisjoint(head.headers):
+            head.headers.drop("content-length")
+            self._known = _Known(data[: found.start(1)], data[found.end(1) : end], self._path, head)
+        self._take(head, data[end:], head.headers.get("expect"))
+
+    def _take(self, head: Head, rest: bytes, expects: str | None) -> None:
+        """A head for generation is read; these bytes came after it."""
         if self._cold is not None:
             self._leave_cold()
         self._buffer = b""
         self._head = head
-        rest = data[end:]
-        if known is None and form is not None and _SPECIAL.isdisjoint(head.headers):
-            head.headers.drop("content-length")
-            self._known = _Known(form, self._path, head)
-        self._begin(head, rest, None if known is not None else head.headers.get("expect"))
+        self._begin(head, rest, expects)
 
     def _begin(self, head: Head, rest: bytes, expects: str | None) -> None:
         """A generation request: its head is complete, and `rest` follows it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
@@ -196,7 +197,7 @@ _NOW: Final = _Date()
 
 
 def _date() -> bytes:
-    second = int(asyncio.get_running_loop().time())
+    second = int(time.monotonic())  # asking for the running loop is a system call (CPython 3.11: getpid)
     if second != _NOW.second:
         _NOW.second = second
         _NOW.line = f"Date: {email.utils.formatdate(usegmt=True)}\r\n".encode()

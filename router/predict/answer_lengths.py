@@ -19,11 +19,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
-from router.predict.sketches import Floats, Sketches, between
+from router.predict.sketches import Backlog, Sketches, between
 
 LENGTH_MAX = 1 << 17
 """The longest answer that is distinguished, in tokens; longer ones count as this long."""
@@ -78,11 +77,11 @@ def _edges() -> tuple[float, ...]:
     return tuple(found)
 
 
-def _prior(edges: tuple[float, ...]) -> Floats:
-    """A lognormal distribution by bin, with a floor so that no bin is impossible."""
+def _prior(edges: tuple[float, ...]) -> list[float]:
+    """A lognormal by bin, with a floor so that no bin is impossible."""
     sigma = math.log(PRIOR_P90 / PRIOR_P50) / 1.2816  # standard normal's 0.9 quantile
     below = [0.5 * math.erfc(-math.log(edge / PRIOR_P50) / (sigma * math.sqrt(2))) for edge in edges]
-    return np.maximum(np.diff(np.array(below)), 1e-9)
+    return [max(above - under, 1e-9) for under, above in pairwise(below)]
 
 
 EDGES: Final = _edges()
@@ -93,6 +92,13 @@ def _logit(share: float) -> float:
 
 
 _LOGITS: Final = tuple(_logit(level) for level in LEVELS)
+_SHARES: Final = tuple(_logit(share) for share in SHARES)
+
+_SIGMAS: Final = 1.2816
+"""Standard deviations from a normal's median to its 0.9 quantile."""
+
+_PREDICTED_MAX: Final = 1000
+"""Predictions that are kept for requests that come alike."""
 
 
 class Features(NamedTuple):
@@ -110,10 +116,22 @@ class Features(NamedTuple):
     """The result of `cues_of`, or 0."""
 
 
+class Outlook:
+    """A distribution of lengths in a few numbers."""
+
+    __slots__ = ("lengths", "mean", "variance")
+
+    def __init__(self, mean: float, lengths: tuple[int, ...], variance: float) -> None:
+        self.mean: Final = mean
+        self.lengths: Final = lengths
+        """By `SHARES`."""
+        self.variance: Final = variance
+
+
 class Lengths:
     """The distribution of one answer's length, in tokens. `served` are the calibrated quantiles at `LEVELS`."""
 
-    __slots__ = ("_below", "_cap", "_floor", "_left", "_shifted", "features", "served")
+    __slots__ = ("_below", "_cap", "_floor", "_left", "_outlook", "_shifted", "features", "served")
 
     def __init__(self, features: Features, below: list[float], shifts: tuple[float, ...]) -> None:
         """`below`: the share of answers shorter than each of `EDGES`; `shifts`: logits to add at each of `LEVELS`."""
@@ -131,7 +149,16 @@ class Lengths:
         shares = [1.0 / (1.0 + math.exp(-logit)) for logit in shifted]
         self.served: Final = tuple([self._whole(between(share, below, EDGES)) for share in shares])
         self._left: Final = [0.0]
-        """`_area` from the first of `EDGES` on, computed as far as it was needed."""
+        """`_area` at the first of `EDGES`, as far as somebody asked."""
+        self._outlook: Outlook | None = None
+
+    def outlook(self) -> Outlook:
+        """What a choice of an instance goes by."""
+        found = self._outlook
+        if found is None:
+            spread = (self.served[1] - self.served[0]) / _SIGMAS
+            found = self._outlook = Outlook(max(1.0, self.mean), self.quantiles(_SHARES), spread * spread)
+        return found
 
     def quantile(self, q: float) -> int:
         """The length that a share `q` of such answers does not exceed, calibrated."""
@@ -238,36 +265,62 @@ class Predictor:
         self._credibility: Final = credibility
         self._rate: Final = rate
         self._scopes: Final[dict[tuple[str, str], _Calibration]] = {}
+        self._fresh: list[tuple[Lengths, int, bool]] = []
+        """Answers that are not learned from yet: `learn`."""
+        self._backlog: Final = Backlog()
+        self._predicted: Final[dict[Hashable, Lengths]] = {}
+        """By what tells requests apart, until something is learned."""
 
     def __len__(self) -> int:
+        self.settle()
         return len(self._sketches)
 
     @property
     def bytes(self) -> int:
-        """The memory of the histograms."""
+        """What the histograms take."""
+        self.settle()
         return self._sketches.bytes
 
     def predict(self, features: Features) -> Lengths:
-        """The distribution of this request's answer."""
-        calibration = self._scopes.get((features.tenant, features.model))
-        below = self._sketches.mixed(_keys(features), self._credibility)
-        return Lengths(features, below, calibration.shifts if calibration else (0.0,) * len(LEVELS))
+        """The distribution of this request's answer: the same object for requests that nothing tells apart."""
+        key = _place(features)
+        found = self._predicted.get(key)
+        if found is None:
+            calibration = self._scopes.get((features.tenant, features.model))
+            below = self._sketches.mixed(_keys(features), self._credibility)
+            found = Lengths(features, below, calibration.shifts if calibration else (0.0,) * len(LEVELS))
+            if len(self._predicted) >= _PREDICTED_MAX:
+                self._predicted.clear()
+            self._predicted[key] = found
+        return found
 
     def learn(self, predicted: Lengths, tokens: int, *, cut_off: bool = False) -> None:
-        """An answer ended with `tokens` tokens. `cut_off`: by its limit (`finish_reason: length`), or by its client.
+        """An answer ended with so many tokens; it counts before long (`Backlog`). `cut_off`: by its limit
+        (`finish_reason: length`), or by its client.
 
         Answers that ignored the end of sequence teach nothing; answers that were cut off teach nothing about
         calibration.
         """
-        features = predicted.features
-        if features.ignore_eos or tokens < 1:
+        if predicted.features.ignore_eos or tokens < 1:
             return
-        self._sketches.add(_keys(features), tokens, at_least=cut_off)
-        if not cut_off:
-            self._calibration(features).learn(predicted, tokens, self._rate)
+        self._fresh.append((predicted, tokens, cut_off))
+        if not self._backlog.takes():
+            self.settle()
+
+    def settle(self) -> None:
+        """Learn from all that waits for it."""
+        fresh, self._fresh = self._fresh, []
+        for predicted, tokens, cut_off in fresh:
+            features = predicted.features
+            self._sketches.add(_keys(features), tokens, at_least=cut_off)
+            if not cut_off:
+                self._calibration(features).learn(predicted, tokens, self._rate)
+        if fresh:
+            self._predicted.clear()
 
     def coverage(self, tenant: str, model: str) -> dict[float, float]:
-        """By level: the share of about the last `MEMORY` answers that did not exceed the served length."""
+        """By level: the share of answers that did not exceed what was served, of about the last `MEMORY`."""
+        self.settle()
         calibration = self._scopes.get((tenant, model))
         return dict(zip(LEVELS, calibration.covered, strict=True)) if calibration and calibration.learned else {}
 
@@ -282,11 +335,23 @@ class Predictor:
         return found
 
 
+def _quarter(tokens: int) -> int:
+    """Of an octave: which one a prompt's size is in."""
+    octave = tokens.bit_length()
+    return octave << 2 | tokens >> max(octave - 3, 0) & 3
+
+
+def _place(features: Features) -> Hashable:
+    """What a prediction depends on."""
+    each = features
+    scope = (each.tenant, each.model, each.slo_class, _quarter(each.prompt_tokens))
+    return (*scope, each.max_tokens, each.min_tokens, each.ignore_eos, each.cues)
+
+
 def _keys(features: Features) -> tuple[Hashable, ...]:
     """The keys from the most general to the most specific."""
     tenant, model, slo_class = features.tenant, features.model, features.slo_class
-    octave = features.prompt_tokens.bit_length()
-    quarter = octave << 2 | features.prompt_tokens >> max(octave - 3, 0) & 3
+    octave, quarter = features.prompt_tokens.bit_length(), _quarter(features.prompt_tokens)
     scope = (tenant, model, slo_class)
     keys: tuple[Hashable, ...] = (None, model, (tenant, model), scope, (scope, octave), (scope, quarter, 0))
     if features.max_tokens is None and not features.cues:
@@ -297,8 +362,8 @@ def _keys(features: Features) -> tuple[Hashable, ...]:
 
 _TOOLS, _FORMAT, _FENCE, _SHORT = 1, 2, 4, 8
 _SHORT_ASKS: Final = ("one word", "briefly", "in short", "one sentence", "yes or no")
-_LAST_READ = 4000
-"""The number of characters of the last message that are read."""
+_LAST_READ = 400
+"""Characters of the last message that are looked at."""
 
 
 def cues_of(body: Mapping[str, Any]) -> int:

@@ -5,12 +5,12 @@ a conversation, changes no name. Names depend on a key that all routers of a fle
 or `shared`, cache salt): equal text in two scopes has no name in common, and a client without the key cannot produce a
 given name.
 
-The hash is multilinear (Carter and Wegman 1979; Lemire and Kaser 2014): a chunk's 32-bit words times secret random
-64-bit numbers, summed modulo 2^64. Two different chunks collide with probability 2^-33 at most over the choice of the
-key; this is a proven bound. A name is the scope, the chunk's number and all chunk hashes so far, mixed and summed.
-numpy does this to 100 KB in a fifth of the time that chained SHA-256 or BLAKE2b take (`make bench-prefixes`). It is not
-a cryptographic hash and need not be one: a false match only sends a request to an instance that has to compute its
-prompt.
+The hash is multilinear (Carter and Wegman 1979; Lemire and Kaser 2014): all 32-bit words so far, each times a secret
+random 64-bit number of its place, summed modulo 2^64, with the scope and a random number for each chunk; the upper 63
+bits are the name. Two different texts collide with probability 2^-33 at most over the choice of the key, which is a
+bound and no hope. numpy does this to 100 KB in a fifth of the time that chained SHA-256 or BLAKE2b take
+(`make bench-prefixes`), and to 2 KB in about the same. It is no cryptographic hash and need not be one: a false match
+sends a request to an instance that has to compute its prompt, and no more.
 """
 
 from __future__ import annotations
@@ -45,10 +45,15 @@ _UNREAD_VALUES: Final = 50_000
 _UNREAD_BUILT: Final = 2 * NAMED_BYTES
 """Bytes of messages that are parsed for their text: 20 ms at worst."""
 
+_SCOPES_MAX: Final = 1000
+"""Scopes that are kept: clients give salts of their own."""
+_PLACED_MAX: Final = 100
+"""And what these add to chunks, 8 KB each."""
+
 _WORDS = CHUNK_BYTES // 4
-_MASK = (1 << 64) - 1
-_NAME_MASK = (1 << 63) - 1
-"""Names are at least 0 and fit a signed column."""
+_WORD: Final = np.dtype("<u4")
+_ONE: Final = np.uint64(1)
+"""Names are 0 or more and fit a signed column: their lowest bit, which is the weakest, is left out."""
 
 Words = NDArray[np.uint64]
 
@@ -60,39 +65,45 @@ class Hasher:
         """`key`: a secret of 16 to 64 bytes; routers that exchange names need the same key."""
         assert 16 <= len(key) <= 64
         self._key: Final = key
-        drawn = np.frombuffer(shake_256(b"baton chunks" + key).digest(8 * (_WORDS + CHUNKS_MAX)), dtype="<u8")
-        self._weights: Final[Words] = drawn[:_WORDS].astype(np.uint64)
-        self._places: Final[Words] = drawn[_WORDS:].astype(np.uint64)
+        self._scopes: Final[dict[tuple[str, str | None, str], int]] = {}
+        size = 8 * CHUNKS_MAX * (_WORDS + 1)
+        drawn = np.frombuffer(shake_256(b"baton chunks" + key).digest(size), dtype="<u8").astype(np.uint64)
+        self._weights: Final[Words] = drawn[CHUNKS_MAX:].reshape(CHUNKS_MAX, _WORDS)
+        """By chunk and word."""
+        self._places: Final[Words] = drawn[:CHUNKS_MAX].cumsum(dtype=np.uint64)
+        self._in_scope: Final[dict[int, Words]] = {}
 
     def scope(self, model: str, tenant: str | None, salt: str = "") -> int:
-        """The scope of a text. `tenant` None: shared by all tenants whose `cache_scope` is `shared`. `salt`: vLLM's
-        `cache_salt`.
-        """
-        said = msgspec.json.encode([model, tenant, salt])
-        return int.from_bytes(blake2b(said, key=self._key, digest_size=8).digest(), "little")
+        """Whose text it is. `tenant` None: of all whose `cache_scope` is `shared`. `salt`: vLLM's `cache_salt`."""
+        found = self._scopes.get((model, tenant, salt))
+        if found is None:
+            said = msgspec.json.encode([model, tenant, salt])
+            found = int.from_bytes(blake2b(said, key=self._key, digest_size=8).digest(), "little")
+            if len(self._scopes) >= _SCOPES_MAX:
+                self._scopes.clear()
+            self._scopes[model, tenant, salt] = found
+        return found
 
     def names(self, scope: int, text: bytes) -> list[int]:
         """The names of the whole chunks of a text, from its beginning."""
         count = min(len(text) // CHUNK_BYTES, CHUNKS_MAX)
         if not count:
             return []
-        words = np.frombuffer(text, dtype="<u4", count=count * _WORDS).reshape(count, _WORDS)
-        sums: Words = np.einsum("ij,j->i", words.astype(np.uint64), self._weights)
-        found = _mixed(sums ^ self._places[:count]).cumsum(dtype=np.uint64)
-        found ^= np.uint64(scope & _MASK)
-        found &= np.uint64(_NAME_MASK)
+        words: Words = np.ndarray((count, _WORDS), _WORD, text)
+        found: Words = np.vecdot(words, self._weights[:count]).cumsum()
+        found += self._placed(scope)[:count]
+        found >>= _ONE
         names: list[int] = found.tolist()
         return names
 
-
-def _mixed(words: Words) -> Words:
-    """A permutation of 64-bit words that destroys any structure a sum could keep (the finalizer of splitmix64)."""
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D049BB133111EB)
-    words ^= words >> np.uint64(31)
-    return words
+    def _placed(self, scope: int) -> Words:
+        """What this scope, a chunk and those before it add by being there, whatever is in them."""
+        found = self._in_scope.get(scope)
+        if found is None:
+            if len(self._in_scope) >= _PLACED_MAX:
+                self._in_scope.clear()
+            found = self._in_scope[scope] = self._places + np.uint64(scope)
+        return found
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:

@@ -8,9 +8,7 @@ predictor: it costs some tens of microseconds a request.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -19,7 +17,7 @@ from msgspec.structs import replace
 from router.core.eligibility import COMPLETIONS
 from router.core.unread import Sort, Unread
 from router.core.values import Wanted
-from router.predict.answer_lengths import SHARES, Features, Lengths, Predictor, cues_of
+from router.predict.answer_lengths import Features, Lengths, Predictor, cues_of
 from router.predict.chunks import CHUNK_BYTES, Hasher, prompt_bytes, prompt_text
 from router.predict.prompt_tokens import Kind, Ratios, kind_of
 
@@ -32,14 +30,16 @@ TOKENS_MAX: Final = 1 << 31
 """No text has so many tokens: larger counts are refused, so that sums stay within the range of numpy's columns."""
 
 
-@dataclass(frozen=True, slots=True)
 class PredictedRequest:
     """One request with its predictions."""
 
-    wanted: Wanted
-    lengths: Lengths
-    kind: Kind
-    text_bytes: int
+    __slots__ = ("kind", "lengths", "text_bytes", "wanted")
+
+    def __init__(self, wanted: Wanted, lengths: Lengths, kind: Kind, text_bytes: int) -> None:
+        self.wanted: Final = wanted
+        self.lengths: Final = lengths
+        self.kind: Final = kind
+        self.text_bytes: Final = text_bytes
 
 
 class RequestPredictor:
@@ -64,21 +64,31 @@ class RequestPredictor:
         model = wanted.model or ""
         size = prompt_bytes(body, text)
         kind = Kind.IDS if _is_ids(body) else kind_of(text)
-        tokens = self._ratios.estimate(wanted.tenant, model, kind, size).tokens
+        tokens = self._ratios.tokens(wanted.tenant, model, kind, size)
         salt = body.get("cache_salt")
         names = self._hasher.names(self._hasher.scope(model, scope, salt if isinstance(salt, str) else ""), text)
-        wanted = replace(
-            wanted, prompt_tokens=tokens, prefix=tuple(names), prefix_block_tokens=_chunk_tokens(tokens, size)
+        features = Features(
+            wanted.tenant,
+            model,
+            wanted.slo_class,
+            tokens,
+            _limit(path, body),
+            _count(body.get("min_tokens")) or 0,
+            body.get("ignore_eos") is True,
+            cues_of(body),
         )
-        wanted, lengths = foretold(
-            self._lengths,
+        lengths = self._lengths.predict(features)
+        outlook = lengths.outlook()
+        told = replace(
             wanted,
-            max_tokens=_limit(path, body),
-            min_tokens=_count(body.get("min_tokens")) or 0,
-            ignore_eos=body.get("ignore_eos") is True,
-            cues=cues_of(body),
+            prompt_tokens=tokens,
+            prefix=tuple(names),
+            prefix_block_tokens=_chunk_tokens(tokens, size),
+            output_tokens=outlook.mean,
+            output_lengths=outlook.lengths,
+            output_variance=outlook.variance,
         )
-        return PredictedRequest(wanted, lengths, kind, size)
+        return PredictedRequest(told, lengths, kind, size)
 
     def told(self, wanted: Wanted, taken: PredictedRequest, usage: Mapping[str, Any]) -> Wanted:
         """An engine has counted the prompt's tokens: learn from the count, and replace the estimate by it."""
@@ -86,45 +96,18 @@ class RequestPredictor:
         if tokens is None or not taken.text_bytes:
             return wanted
         self._ratios.learn(wanted.tenant, wanted.model or "", taken.kind, taken.text_bytes, tokens)
+        if tokens == wanted.prompt_tokens:
+            return wanted
         return replace(wanted, prompt_tokens=tokens, prefix_block_tokens=_chunk_tokens(tokens, taken.text_bytes))
 
 
-_LOGITS: Final = tuple(math.log(share / (1.0 - share)) for share in SHARES)
-
-_SIGMAS: Final = 1.2816
-"""Standard deviations from a normal's median to its 0.9 quantile."""
-
-
-def foretold(
-    predictor: Predictor,
-    wanted: Wanted,
-    *,
-    max_tokens: int | None = None,
-    min_tokens: int = 0,
-    ignore_eos: bool = False,
-    cues: int = 0,
-) -> tuple[Wanted, Lengths]:
+def foretold(predictor: Predictor, wanted: Wanted, *, max_tokens: int | None = None) -> tuple[Wanted, Lengths]:
     """The same request with its answer's expected length; and the prediction, for `Expected.lengths`."""
     found = predictor.predict(
-        Features(
-            wanted.tenant,
-            wanted.model or "",
-            wanted.slo_class,
-            wanted.prompt_tokens,
-            max_tokens,
-            min_tokens=min_tokens,
-            ignore_eos=ignore_eos,
-            cues=cues,
-        )
+        Features(wanted.tenant, wanted.model or "", wanted.slo_class, wanted.prompt_tokens, max_tokens)
     )
-    middle, high, _ = found.served
-    spread = (high - middle) / _SIGMAS
-    told = replace(
-        wanted,
-        output_tokens=max(1.0, found.mean),
-        output_lengths=found.quantiles(_LOGITS),
-        output_variance=spread * spread,
-    )
+    outlook = found.outlook()
+    told = replace(wanted, output_tokens=outlook.mean, output_lengths=outlook.lengths, output_variance=outlook.variance)
     return told, found
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,16 +52,21 @@ never learn that it is wrong. Chunks found beyond those expected may also come f
 say little about capacity."""
 
 
-class Match(NamedTuple):
-    """Which instances hold how much of a prompt: rows of bits, longest first. `(chunks, bits)`: these hold exactly the
-    first `chunks`.
-    """
+class Match:
+    """Who holds how much."""
 
-    levels: tuple[tuple[int, int], ...] = ()
+    __slots__ = ("levels",)
+
+    def __init__(self, levels: Sequence[tuple[int, int]] = ()) -> None:
+        """`levels`: rows of bits, longest first. `(chunks, bits)`: these hold exactly the first `chunks`."""
+        self.levels: Final = levels
 
     def chunks_of(self, row: int) -> int:
         """Leading chunks that the instance in this row holds."""
-        return next((chunks for chunks, bits in self.levels if bits >> row & 1), 0)
+        for chunks, bits in self.levels:
+            if bits >> row & 1:
+                return chunks
+        return 0
 
     def column(self, rows: int) -> Ints:
         """Leading bytes held, by row: a column for policies, of `rows` rows like their other columns."""
@@ -196,7 +201,7 @@ class PrefixCacheIndex:
         if alive > 0:
             levels.append((count, alive))
         levels.reverse()
-        return Match(tuple(levels))
+        return Match(levels)
 
     def sent(self, row: int, chunks: Sequence[int], now: float) -> Sent | None:
         """A prompt goes to this instance, which will hold all of it. None if the instance is unknown."""

@@ -12,13 +12,12 @@ precise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-import numpy as np
-
-from router.predict.sketches import Sketches, between
+from router.predict.sketches import Backlog, Sketches, between
 
 
 class Kind(StrEnum):
@@ -40,6 +39,7 @@ _CREDIBILITY = 8.0
 
 _MEMORY = 500.0
 _KEYS_MAX = 5000
+_TOLD_MAX: Final = 1000
 
 _STEP = 1.04
 _EDGES: Final = tuple(0.5 * _STEP**at for at in range(84))
@@ -61,13 +61,20 @@ class Ratios:
     """Bytes per token, by tenant, model and kind."""
 
     def __init__(self) -> None:
-        prior = np.exp(-0.5 * (np.log(np.array(_EDGES[:-1]) / 4.0) / 0.35) ** 2) + 1e-6
+        prior = [math.exp(-0.5 * (math.log(edge / 4.0) / 0.35) ** 2) + 1e-6 for edge in _EDGES[:-1]]
         self._sketches: Final = Sketches(_EDGES, prior, keys_max=_KEYS_MAX, memory=_MEMORY)
         for kind, ratio in START_BYTES_PER_TOKEN.items():
             for each in (0.85, 0.95, 1.0, 1.05, 1.15) * 8:
                 self._sketches.add([kind], ratio * each)
 
+        self._fresh: list[tuple[str, str, Kind, float]] = []
+        """Ratios that are not learned yet."""
+        self._backlog: Final = Backlog()
+        self._told: Final[dict[tuple[str, str, Kind], tuple[float, float]]] = {}
+        """Low and middle bytes per token, until something is learned."""
+
     def __len__(self) -> int:
+        self.settle()
         return len(self._sketches)
 
     def estimate(self, tenant: str, model: str, kind: Kind, text_bytes: int) -> Estimate:
@@ -75,25 +82,63 @@ class Ratios:
         if kind is Kind.IDS:
             tokens = max(1, text_bytes // 4)
             return Estimate(tokens, tokens)
-        below = self._sketches.mixed(_keys(tenant, model, kind), _CREDIBILITY)
-        dense, middle = between(0.1, below, _EDGES), between(0.5, below, _EDGES)
+        dense, middle = self._bytes_each(tenant, model, kind)
         return Estimate(max(1, round(text_bytes / middle)), max(1, round(text_bytes / dense)))
 
+    def tokens(self, tenant: str, model: str, kind: Kind, text_bytes: int) -> int:
+        """The same without its safe side."""
+        if kind is Kind.IDS:
+            return max(1, text_bytes // 4)
+        return max(1, round(text_bytes / self._bytes_each(tenant, model, kind)[1]))
+
+    def _bytes_each(self, tenant: str, model: str, kind: Kind) -> tuple[float, float]:
+        """Of a token: low, so that there are many, and in the middle."""
+        told = self._told.get((tenant, model, kind))
+        if told is None:
+            below = self._sketches.mixed(_keys(tenant, model, kind), _CREDIBILITY)
+            told = between(0.1, below, _EDGES), between(0.5, below, _EDGES)
+            if len(self._told) >= _TOLD_MAX:
+                self._told.clear()
+            self._told[tenant, model, kind] = told
+        return told
+
     def learn(self, tenant: str, model: str, kind: Kind, text_bytes: int, tokens: int) -> None:
-        """Learn from the `usage.prompt_tokens` of such a prompt."""
+        """`usage.prompt_tokens` has come for such a prompt; it counts before long (`Backlog`)."""
         if kind is not Kind.IDS and tokens > 0 and text_bytes > 0:
-            self._sketches.add(_keys(tenant, model, kind), text_bytes / tokens)
+            self._fresh.append((tenant, model, kind, text_bytes / tokens))
+            if not self._backlog.takes():
+                self.settle()
+
+    def settle(self) -> None:
+        """Learn from all that waits for it."""
+        fresh, self._fresh = self._fresh, []
+        for tenant, model, kind, ratio in fresh:
+            self._sketches.add(_keys(tenant, model, kind), ratio)
+        if fresh:
+            self._told.clear()
 
 
 def _keys(tenant: str, model: str, kind: Kind) -> tuple[Hashable, ...]:
     return (kind, (model, kind), (tenant, model, kind))
 
 
-_ASCII: Final = bytes(range(128))
-_EAST_ASIAN: Final = bytes(range(0xE3, 0xEE))
-"""First bytes of three that begin kana, han and hangul in UTF-8 (U+3000 to U+DFFF)."""
-_QUOTES: Final = b'"{}[]:,'
-_MARKS: Final = b"(){}[];=<>_/*#\\\t"
+_OTHER, _MARK, _QUOTE, _BOTH, _FOREIGN, _EAST = b"omqbfe"
+
+
+def _sorts() -> bytes:
+    """By byte, what it counts for."""
+    found = bytearray([_OTHER] * 128 + [_FOREIGN] * 128)
+    for byte in range(0xE3, 0xEE):  # begin kana, han and hangul in UTF-8 (U+3000 to U+DFFF), three bytes each
+        found[byte] = _EAST
+    quotes, marks = b'"{}[]:,', b"(){}[];=<>_/*#\\\t"
+    for byte in quotes:
+        found[byte] = _BOTH if byte in marks else _QUOTE
+    for byte in marks:
+        found[byte] = _BOTH if byte in quotes else _MARK
+    return bytes(found)
+
+
+_SORTS: Final = _sorts()
 
 
 def kind_of(text: bytes) -> Kind:
@@ -104,15 +149,18 @@ def kind_of(text: bytes) -> Kind:
     """
     if len(text) > 3 * _SAMPLE_BYTES:
         middle = len(text) // 2
-        text = text[:_SAMPLE_BYTES] + text[middle : middle + _SAMPLE_BYTES] + text[-_SAMPLE_BYTES:]
+        text = b"%b%b%b" % (text[:_SAMPLE_BYTES], text[middle : middle + _SAMPLE_BYTES], text[-_SAMPLE_BYTES:])
     size = len(text)
     if not size:
         return Kind.TEXT
-    foreign = len(text.translate(None, _ASCII))
-    if foreign * 6 > size and (size - len(text.translate(None, _EAST_ASIAN))) * 8 > size:
-        return Kind.CJK
-    if (size - len(text.translate(None, _QUOTES))) * 8 > size and text.count(b'"') * 20 > size:
+    sorts = text.translate(_SORTS)
+    if not text.isascii():
+        east = sorts.count(b"e")
+        if (sorts.count(b"f") + east) * 6 > size and east * 8 > size:
+            return Kind.CJK
+    both = sorts.count(b"b")
+    if (sorts.count(b"q") + both) * 8 > size and text.count(b'"') * 20 > size:
         return Kind.JSON
-    if (size - len(text.translate(None, _MARKS))) * 12 > size:
+    if (sorts.count(b"m") + both) * 12 > size:
         return Kind.CODE
     return Kind.TEXT

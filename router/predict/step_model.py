@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costs.cost import Costs
 from costs.step import StepCost
-from router.core.arrays import Floats, Ints, grow
+from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import Fitted
 
 OFF_KNOWN, OFF_UNKNOWN = 2.0, 200.0
@@ -31,11 +30,6 @@ CLIP = math.log(3.0)
 FEW = 4
 SURE = 20
 """After so many prompts, speeds without a cost profile are trusted."""
-
-_COLUMNS: Final = (
-    "make_of_row", "prefill_factor", "decode_factor", "request", "context", "first", "overhead", "lead", "capacity",
-    "_steps_seen",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +95,38 @@ def make_of(costs: Costs, *, capacity_tokens: int = 0, budget_tokens: int = 0) -
     )
 
 
+_MIRRORED: Final = ("kind", "prefill_factor", "request", "context", "lead")
+
+
+class Speed:
+    """One row's. Of a large fleet choices read columns of it (`StepModel.column`)."""
+
+    __slots__ = (
+        "capacity", "context", "decode_factor", "first", "kind", "lead", "make", "overhead", "prefill_factor",
+        "prompts", "request", "steps_seen",
+    )  # fmt: skip
+
+    def __init__(self, make: Make, kind: int) -> None:
+        self.make: Final = make
+        self.kind: Final = kind
+        """Which make that is: a number."""
+        self.prefill_factor: float = 1.0
+        self.decode_factor: float = 1.0
+        self.request: float = make.decode.request_ms
+        """Milliseconds that one more answer adds to a decode step, its context apart; factor included."""
+        self.context: float = make.decode.context_ms
+        """The same of one token of context."""
+        self.first: float = make.first_ms
+        self.overhead: float = 0.0
+        """Milliseconds that a prompt has been seen to take beside its work: the step under way when it came, the like.
+        It delays a first token; it is no time of the engine's that others could use."""
+        self.lead: float = make.first_ms
+        """Both."""
+        self.capacity: float = float(make.capacity_tokens)
+        self.steps_seen = 0
+        self.prompts: Final = Fitted()
+
+
 class StepModel:
     """Makes and factors, by row of the columns."""
 
@@ -109,52 +135,39 @@ class StepModel:
         self._alike: int | None = 0
         """The make of all rows, as far as it was checked."""
         self._unknown = True
-        """Whether some row may have no known make."""
-        self.make_of_row: Ints = np.zeros(0, dtype=np.int64)
-        self.prefill_factor: Floats = np.zeros(0)
-        self.decode_factor: Floats = np.zeros(0)
-        self.request: Floats = np.zeros(0)
-        """Milliseconds that one more answer adds to a decode step, without its context; factor included."""
-        self.context: Floats = np.zeros(0)
-        """The same for one token of context."""
-        self.first: Floats = np.zeros(0)
-        self.overhead: Floats = np.zeros(0)
-        """Milliseconds that a prompt was seen to take besides its work, for example the step under way when it came.
-        They delay a first token, but do not use the engine's time."""
-        self.lead: Floats = np.zeros(0)
-        """Both."""
-        self.capacity: Floats = np.zeros(0)
-        self._steps_seen: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._prompts: Final[list[Fitted]] = []
+        """Some row may have none that is known."""
+        self.rows: Final[list[Speed]] = []
+        self._mirror: Final = Mirror(_MIRRORED)
 
     def reach(self, rows: int) -> None:
-        """Extend to the rows of the fleet's columns."""
-        former = len(self.first)
-        more = rows - former
-        if more <= 0:
-            return
-        grow(self, _COLUMNS, rows)
-        self._prompts.extend(Fitted() for _ in range(more))
-        for row in range(former, rows):
-            self.know(row, UNKNOWN)
+        """Have as many rows as the fleet's columns."""
+        while len(self.rows) < rows:
+            self._mirror.changed(len(self.rows))
+            self.rows.append(Speed(UNKNOWN, 0))
+            self._alike, self._unknown = None, True
 
     def know(self, row: int, make: Make) -> None:
         """This make is the row's; what was learned of a former instance of the row is dropped."""
         self.reach(row + 1)
         if make not in self.makes:
             self.makes.append(make)
-        self.make_of_row[row] = self.makes.index(make)
-        self._alike, self._unknown = None, True  # until the next check
-        self.prefill_factor[row] = self.decode_factor[row] = 1.0
-        self._steps_seen[row] = self.overhead[row] = 0
-        self._prompts[row] = Fitted()
-        self.first[row], self.capacity[row] = make.first_ms, make.capacity_tokens
-        self.lead[row] = make.first_ms
-        self._slopes(row)
+        self._alike, self._unknown = None, True  # until somebody looks
+        self.rows[row] = Speed(make, self.makes.index(make))
+        self._mirror.changed(row)
+
+    def column(self, name: str) -> Floats:
+        """One number of every row."""
+        return self._mirror.read(self.rows, name)
+
+    @property
+    def make_of_row(self) -> Ints:
+        """Numbers of makes."""
+        found: Ints = self.column("kind").astype(np.int64)
+        return found
 
     def look(self, rows: Ints) -> None:
-        """Check whether these rows, which are all that are in use, are alike."""
-        kinds = set(self.make_of_row[rows].tolist())
+        """These are all that are there: are they alike? Rows that nobody has are not asked about."""
+        kinds = {self.rows[row].kind for row in rows.tolist()}
         self._unknown = any(self.makes[kind] is UNKNOWN for kind in kinds)
         self._alike = kinds.pop() if len(kinds) == 1 else None
 
@@ -163,16 +176,12 @@ class StepModel:
         return self.makes if self._alike is None else [self.makes[self._alike]]
 
     def kind(self, row: int) -> int:
-        """The number of the row's make."""
-        return self.make_of_row.item(row) if self._alike is None else self._alike
+        """Which make it is: a number."""
+        return self.rows[row].kind
 
     def make(self, row: int) -> Make:
-        """The row's make."""
-        return self.makes[self.kind(row)]
-
-    def _slopes(self, row: int) -> None:
-        factor, cost = float(self.decode_factor[row]), self.make(row).decode
-        self.request[row], self.context[row] = cost.request_ms * factor, cost.context_ms * factor
+        """The row's."""
+        return self.rows[row].make
 
     def sure(self, rows: Ints) -> bool:
         """Whether times are trusted: there is a cost profile, or enough legs were timed. Until then no request is
@@ -180,7 +189,7 @@ class StepModel:
         """
         if not self._unknown:
             return True
-        return all(self.make(row) is not UNKNOWN or self._prompts[row].count >= SURE for row in rows.tolist())
+        return all(self.make(row) is not UNKNOWN or self.rows[row].prompts.count >= SURE for row in rows.tolist())
 
     def known(self, prompt_row: int, answer_row: int) -> str:
         """The source of the times of a prompt on one row and an answer on the other: told, learned from legs, or
@@ -189,7 +198,7 @@ class StepModel:
         told = self.make(prompt_row) is not UNKNOWN and self.make(answer_row) is not UNKNOWN
         if told:
             return "told"
-        timed = self._prompts[prompt_row].count >= SURE and self._steps_seen.item(answer_row) >= FEW
+        timed = self.rows[prompt_row].prompts.count >= SURE and self.rows[answer_row].steps_seen >= FEW
         return "learned" if timed else "assumed"
 
     # --- times in ms --------------------------------------------------------------------------------------------------
@@ -215,15 +224,17 @@ class StepModel:
         return [_of_prompt(make, tokens, cached_tokens) for make in self.makes]
 
     def decode_ms(self, row: int, batch: int, context_tokens: float) -> float:
-        """The time of a step that makes one token for each of `batch` answers with `context_tokens` in all."""
-        cost = self.make(row).decode
-        return (cost.requests_ms(batch) + cost.context_ms * context_tokens) * float(self.decode_factor[row])
+        """A step that makes one token for each of so many answers with so much context in all."""
+        at = self.rows[row]
+        cost = at.make.decode
+        return (cost.requests_ms(batch) + cost.context_ms * context_tokens) * at.decode_factor
 
     def beside_ms(self, row: int, batch: int, context_tokens: float) -> float:
-        """The time that the answers decoding there add to each step of a prompt."""
-        make = self.make(row)
+        """What answers that decode there add to each step of a prompt."""
+        at = self.rows[row]
+        make = at.make
         added = make.decode.request_ms * batch + make.decode.context_ms * make.beside * context_tokens
-        return added * float(self.decode_factor[row])
+        return added * at.decode_factor
 
     def handoff_ms(self, tokens: float, source: int, target: int, *, near: bool = False) -> float:
         """The time to move a prompt's KV between two rows, at the slower one's rate. `near`: they are on one
@@ -237,30 +248,32 @@ class StepModel:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def prompt_took(self, row: int, plain_ms: float, observed_ms: float) -> None:
-        """A prompt with a predicted time of `plain_ms`, by the cost profile alone, was computed `observed_ms` after the
-        one before.
-        """
-        line = self._prompts[row]
-        line.add(plain_ms, max(observed_ms, 0.0))
-        slope, rest = line.fit()
-        bound = self.make(row).off_max
-        self.prefill_factor[row] = min(bound, max(1 / bound, slope))
-        self.overhead[row], self.lead[row] = rest, rest + float(self.first[row])
+        """A prompt that was to take `plain_ms` by the costs alone was there so long after the one before it."""
+        at = self.rows[row]
+        at.prompts.add(plain_ms, max(observed_ms, 0.0))
+        slope, rest = at.prompts.fit()
+        bound = at.make.off_max
+        at.prefill_factor = min(bound, max(1 / bound, slope))
+        at.overhead, at.lead = rest, rest + at.first
+        self._mirror.changed(row)
 
     def steps_took(self, row: int, predicted_ms: float, observed_ms: float) -> None:
         """An answer's mean time per token, with the prediction by the current factor."""
         if not (predicted_ms > 0 and observed_ms > 0):
             return
-        seen = int(self._steps_seen[row])
-        self._steps_seen[row] = seen + 1
+        at = self.rows[row]
+        seen = at.steps_seen
+        at.steps_seen = seen + 1
         off = math.log(observed_ms / predicted_ms)
         if seen >= FEW:
             off = min(CLIP, max(-CLIP, off))
         rate = max(FACTOR_RATE, 1.0 / (seen + 2))
-        factor = float(self.decode_factor[row]) * math.exp(rate * off)
-        bound = self.make(row).off_max
-        self.decode_factor[row] = min(bound, max(1 / bound, factor))
-        self._slopes(row)
+        factor = at.decode_factor * math.exp(rate * off)
+        bound = at.make.off_max
+        factor = at.decode_factor = min(bound, max(1 / bound, factor))
+        cost = at.make.decode
+        at.request, at.context = cost.request_ms * factor, cost.context_ms * factor
+        self._mirror.changed(row)
 
 
 def _of_prompt(make: Make, tokens: int, cached_tokens: int) -> tuple[float, float, float]:

@@ -134,7 +134,7 @@ class Answering:
         self._outgoing.forget_body()
         parts.losses.unwatch(leg.instance, leg)
         parts.meters.leg("decode", time.monotonic() - leg.started)
-        if leg.pulled and leg.producer is not None and isinstance(failure, j.Lost | None):
+        if leg.pulled and leg.producer is not None and (failure is None or type(failure) is j.Lost):
             because = None if failure is None else failure.because
             parts.meters.pulled(leg.producer, leg.instance, because)
         if failure is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from typing import Final
 
 from cluster.ids import InstanceId
 from router.core import engine_answers
@@ -65,12 +65,14 @@ class LegOwner(ABC):
         """More bytes of the stream have arrived."""
 
 
-@dataclass(frozen=True, slots=True)
 class PrefillSaid:
     """An engine's answer to a prefill leg, and its time."""
 
-    answer: Answer
-    at: float
+    __slots__ = ("answer", "at")
+
+    def __init__(self, answer: Answer, at: float) -> None:
+        self.answer: Final = answer
+        self.at: Final = at
 
 
 class PrefillLeg:

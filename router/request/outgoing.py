@@ -5,10 +5,12 @@ clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
+from cluster import wire
 from cluster.http.headers import Headers, lines
-from cluster.ids import InstanceId, TransferId
+from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.instance import Instance
 from cluster.request import Request
 from router.request.body import closing, opened
@@ -55,6 +57,19 @@ class Outgoing:
             self._open = opened(self._request.raw)
         return (*self._open, closing(fields))
 
+    def prefill_body(self, instance: InstanceId, attempt: int, *, token_ids: bool) -> tuple[bytes | memoryview, ...]:
+        """The same with a prefill leg's. `token_ids`: see `wire.prefill_fields`."""
+        request, transfer = self._request, self.transfer_id(instance, attempt)
+        if self._parts.engines.tickets.signs:
+            fields = wire.prefill_fields(request.body, token_ids=token_ids, transfer=transfer)
+            return self.body(self.stamped(fields, instance, instance, attempt))
+        body = request.body
+        named = "stream_options" in body, "max_completion_tokens" in body, bool(body.get("min_tokens"))
+        start, end = _prefill_ending(*named, token_ids)
+        if not self._open:
+            self._open = opened(request.raw)
+        return (*self._open, b"%b%b%b" % (start, str(transfer).encode(), end))
+
     def forget_body(self) -> None:
         """An instance has begun to answer: the body will not be sent again soon."""
         self._open = ()
@@ -71,3 +86,19 @@ class Outgoing:
         if not tickets.signs:
             return body
         return tickets.stamp(body, to, self.transfer_id(producer, attempt), producer=producer)
+
+
+_ANY_TRANSFER: Final = TransferId(RequestId("any"), 0, 0)
+
+
+@lru_cache(maxsize=16)
+def _prefill_ending(options: bool, limit: bool, least: bool, token_ids: bool) -> tuple[bytes, bytes]:  # noqa: FBT001
+    """The end of a prefill leg's body before and after its hold's name, which alone differs between requests that have
+    the same of these fields: `wire.prefill_fields` reads no others.
+    """
+    has = {"stream_options": options, "max_completion_tokens": limit, "min_tokens": least}
+    fields = wire.prefill_fields(
+        {name: 1 for name, there in has.items() if there}, token_ids=token_ids, transfer=_ANY_TRANSFER
+    )
+    start, _, end = closing(fields).partition(str(_ANY_TRANSFER).encode())
+    return start, end

@@ -65,9 +65,7 @@ class Prefilling:
         """Send a leg and report its events to `owner`."""
         instance, attempt, parts = effect.instance, effect.attempt, self._parts
         leg = self.producer = PrefillLeg(owner, instance, attempt, parts.limits.answer_bytes_max)
-        transfer = self._outgoing.transfer_id(instance, attempt)
-        fields = wire.prefill_fields(self._request.body, token_ids=self._seeding.may(), transfer=transfer)
-        body = self._outgoing.body(self._outgoing.stamped(fields, instance, instance, attempt))
+        body = self._outgoing.prefill_body(instance, attempt, token_ids=self._seeding.may())
         leg.started = time.monotonic()
         target = parts.view.get(instance).instance
         headers = self._outgoing.lines(Stage.PREFILL_LEG, target)
@@ -135,6 +133,9 @@ class Prefilling:
         """The fields of P's answer."""
         if answer.status != 200:
             return self._words.refused(by, answer)
+        fields = engine_answers.prefilled_in(answer.body, reads_blocks=self._parts.engines.tickets.signs)
+        if fields is not None:
+            return fields
         fields, told = engine_answers.object_in(answer.body), engine_answers.completion_in(answer.body)
         if fields is not None and isinstance(told, Told):
             return fields

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Final
 
 import msgspec
 
@@ -26,6 +27,8 @@ REMEMBERED_BYTES_MAX = 256 << 10
 an error."""
 
 _FRAME_ENDS = b"\n\n\r\n"
+
+_ERROR_LATER: Final = b"\n\n" + ERROR_EVENT
 
 LAST_EVENT = b"data: [DONE]"
 _LAST_LINE = b"\n" + LAST_EVENT
@@ -183,12 +186,13 @@ class Reply:
             self._event_bytes = 0
         piece, self._rest = rest[:end], rest[end:]
         fault = _error_at(piece)
-        self._write(piece if fault < 0 else piece[:fault])
         if fault >= 0:
+            self._write(piece[:fault])
             said = piece[fault + 6 :].partition(b"\n\n")[0]
             return self.lost(said[:200].decode(errors="replace"))
+        events = self._write(piece)
         if self._due > 0:
-            self._count(piece)
+            self._count(piece, events or piece.count(b"\n\n"))
         self._simple = self._due <= 0 and self._seam is None and not self._rest and self.outlet.passes
         if self._simple:
             self._passage = self.outlet.passage()
@@ -213,7 +217,7 @@ class Reply:
         tail = self._tail()
         if _LAST_LINE not in (b"\n" + tail)[-64:] + self._rest:
             return self.lost("the stream ended before its end")
-        self.cut_off = CUT_OFF in tail
+        self.cut_off = tail.rfind(CUT_OFF) >= 0  # it is near the end, if at all
         self.outlet.end(self._rest + self._account.streamed(tail))
         return j.Ended()
 
@@ -236,9 +240,9 @@ class Reply:
         self.broken_seams += 1
         return j.Lost(f"the splice does not hold: {broken}")
 
-    def _count(self, events: bytes) -> None:
-        """Count the tokens sent, up to the second. End and usage events do not count."""
-        count = events.count(b"\n\n") - events.count(b'"choices":[]') - (LAST_EVENT in events[-64:])
+    def _count(self, events: bytes, count: int) -> None:
+        """Tokens that are out, up to the second, of so many events. The end and the usage are none."""
+        count -= events.count(b'"choices":[]') + (LAST_EVENT in events[-64:])
         before, self._due = self._due, self._due - count
         if before > 1 >= self._due:
             self._account.first_out()
@@ -269,15 +273,19 @@ class Reply:
         names = request.told_id.encode(), request.id.encode()
         self.outlet.begin(b"%bX-Request-Id: %b\r\nX-Baton-Request-Id: %b\r\n" % (head, *names))
 
-    def _write(self, events: bytes) -> None:
+    def _write(self, events: bytes) -> int:
+        """How many these are, where they are counted."""
+        count = 0
         if self._counts:
-            self._events += events.count(b"\n\n")
+            count = events.count(b"\n\n")
+            self._events += count
         self._keep(events)
         if self._kept_bytes >= 0:
             self._kept_bytes += len(events)
             if self._kept_bytes > REMEMBERED_BYTES_MAX:
                 self._forget()
         self.outlet.write(events)
+        return count
 
     def _forget(self) -> None:
         """The stream has become too long to be resumed."""
@@ -311,5 +319,5 @@ def _error_at(piece: bytes) -> int:
     """The position of an error event in whole events; -1 if there is none."""
     if piece.startswith(ERROR_EVENT):
         return 0
-    found = piece.find(b"\n\n" + ERROR_EVENT)
+    found = piece.find(_ERROR_LATER)
     return found + 2 if found >= 0 else -1

@@ -60,11 +60,12 @@ class ScheduledRequest:
             weights, circle, meaning = self._made_by
             context.wanted = msgspec.structs.replace(context.wanted, weights=weights, circle=circle, meaning=meaning)
         now = time.monotonic()
-        chosen, *called = self._parts.dispatch.scheduling.handle(d.Asked(context, effect, now), now)
-        assert isinstance(chosen, j.Chosen)
-        if called or self._parts.scheduler.wakeup_s is not None:  # most often there is nothing to do
-            self._parts.dispatch.call(tuple(called))
-        if effect.second and chosen.prefill is None:  # nothing changes
+        effects = self._parts.dispatch.scheduling.handle(d.Asked(context, effect, now), now)
+        chosen = effects[0]
+        assert type(chosen) is j.Chosen
+        if len(effects) > 1 or self._parts.scheduler.wakeup_s is not None:  # most often there is nothing
+            self._parts.dispatch.call(effects[1:])
+        if effect.second and chosen.prefill is None:  # all stays as it is
             return chosen
         if effect.excluded:
             kind = "second" if effect.second else "resumed" if relayed else "again"

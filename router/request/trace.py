@@ -19,7 +19,7 @@ from cluster.request import Request
 from router.core.clients import Client
 from router.core.eligibility import CHAT, Verdict
 from router.core.journey import Choose, Chosen, Lost, Refused
-from router.core.slo import SHED, Judged, Seen, foretold_json, judge, late_by, seen_in
+from router.core.slo import SHED, Judged, Seen, judge, late_by, seen_in
 from router.core.timing_parts import Told
 from router.predict.predictors import answer_tokens
 from router.scheduler.scheduler import SchedulingContext
@@ -95,20 +95,11 @@ class RequestTrace:
     def chose(self, effect: Choose, chosen: Chosen, context: SchedulingContext) -> None:
         """The policy has decided."""
         now = time.monotonic()
-        foretold = (
-            foretold_json(context.ttft_ms, context.tpot_ms) if context.ttft_ms > 0 and chosen.decode is not None else {}
-        )
+        excluded = sorted(effect.excluded) if effect.excluded else ()
+        foretold = (context.ttft_ms, context.tpot_ms) if context.ttft_ms > 0 and chosen.decode is not None else None
         self._timeline.again(now)
-        self._story.add(
-            now,
-            "choice",
-            prefill=chosen.prefill,
-            decode=chosen.decode,
-            wait=chosen.wait,
-            because=chosen.because,
-            excluded=sorted(effect.excluded),
-            **foretold,
-        )
+        values = (chosen.prefill, chosen.decode, chosen.wait, excluded, foretold)
+        self._story.add(now, "choice", values, chosen.because)
         if self._span is not None:
             choice = {"baton.prefill": chosen.prefill, "baton.decode": chosen.decode, "baton.because": chosen.because}
             self._span.event("baton.choice", choice)
@@ -126,7 +117,7 @@ class RequestTrace:
         now = time.monotonic()
         self._leg = leg
         self._timeline.enter(leg, now)
-        self._story.add(now, "leg", leg=_LEG_NAMES[leg], instance=instance.id, url=instance.url, epoch=instance.epoch)
+        self._story.add(now, "leg", (_LEG_NAMES[leg], instance))
 
     @property
     def recorded(self) -> bool:
@@ -152,10 +143,10 @@ class RequestTrace:
         """A leg failed, or its engine refused it."""
         now = time.monotonic()
         if isinstance(event, Refused):
-            self._story.add(now, "refused", status=event.status)
+            self._story.add(now, "refused", (event.status,))
             error = str(event.status)
         else:
-            self._story.add(now, "lost", because=event.because)
+            self._story.add(now, "lost", (), event.because)
             error = "lost"
         if self._span is not None:
             self._span.leg_over(_LEG_NAMES[self._leg], error)
@@ -168,7 +159,7 @@ class RequestTrace:
         times = engine_times(answer.get("metrics"))
         if times is not None:
             self._timeline.report(Stage.PREFILL_LEG, times)
-        self._story.add(at, "prefilled", finish_reason=finish_reason)
+        self._story.add(at, "prefilled", (finish_reason,))
         if self._span is not None:
             usage = answer.get("usage")
             told: dict[str, Any] = _usage(usage if isinstance(usage, dict) else {})
@@ -252,7 +243,7 @@ class RequestTrace:
         self._story.outcome = outcome
         try:
             self._timeline.end(now)
-            self._story.add(now, "end", outcome=outcome)
+            self._story.add(now, "end", (outcome,))
             counted = answer_tokens(self._told.usage or {}) if tokens is None else tokens
             self._meters.over(now, outcome, self._timeline, counted)
             result, late_first = "", False

@@ -10,7 +10,6 @@ The requests that are *called* (the methods' results) are to be asked again: the
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -116,7 +115,7 @@ class Scheduler:
         self.line: Final = FlowControlQueue()
         self.saturation: Final = SaturationDetector(self.line) if admission else None
         self.scoring: Final = Scoring(self.saturation)
-        self.placed: Final[Counter[tuple[InstanceId, str]]] = Counter()
+        self.placed: Final[dict[tuple[InstanceId, str], int]] = {}
         """Places taken, by instance and tenant."""
         self.shares: Mapping[str, float] = {}
         """The tenants' weights; others have 1."""
@@ -251,7 +250,8 @@ class Scheduler:
         rows = fleet.ready_for(wanted).prefills
         prices = prices_of(fleet, wanted)
         work_ms = prices.least_prompt_ms(rows) if len(rows) else 0.0
-        lead_ms = AHEAD_MS + float(fleet.inflight.step_model.lead[rows].min()) if len(rows) else 0.0
+        speeds = fleet.inflight.step_model.rows
+        lead_ms = AHEAD_MS + min([speeds[row].lead for row in rows.tolist()]) if len(rows) else 0.0
         self.line.enter(context, wanted, work_ms, lead_ms + (1 - PROMPTLY) * wanted.ttft_ms)
         calls: Calls = ()
         sure = len(rows) and fleet.inflight.step_model.sure(rows)
@@ -406,8 +406,10 @@ class Scheduler:
 
     def _count(self, instance: InstanceId, context: SchedulingContext, more: int) -> None:
         at = (instance, context.wanted.tenant)
-        self.placed[at] += more
-        if not self.placed[at]:
+        places = self.placed.get(at, 0) + more
+        if places:
+            self.placed[at] = places
+        else:
             del self.placed[at]
 
     def leg_ended(self, instance: InstanceId) -> Calls:

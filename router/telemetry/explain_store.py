@@ -14,7 +14,7 @@ from typing import Any, Final
 from cluster.request import Request
 from router.core.clients import Client
 from router.core.eligibility import Verdict
-from router.core.slo import Judged
+from router.core.slo import Judged, foretold_json
 from router.core.timing_parts import Timing
 from router.telemetry.timing import Timeline
 
@@ -36,7 +36,20 @@ _NAME_BYTES = 550
 
 _CHOICE: Final = frozenset({"prefill", "decode", "wait", "because"})
 
+_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "choice": ("prefill", "decode", "wait", "excluded"),
+    "refused": ("status",),
+    "prefilled": ("finish_reason",),
+    "end": ("outcome",),
+}
+"""By turn, what its values are called. A choice has what was foretold after them, in milliseconds; a leg its name and
+its instance."""
+
 NOBODY: Final = Client()
+
+
+_Turn = tuple[float, str, tuple[Any, ...], str | None]
+"""When it was, its name, its values, and why."""
 
 
 class Story:
@@ -69,20 +82,22 @@ class Story:
         self.seed = ""
         """Why the request was not seeded; empty if it was, or if the verdict says it."""
         self.outcome = ""
-        """Empty while the request is open."""
-        self._turns: list[tuple[float, str, dict[str, Any]]] = []
+        """Empty while it is open."""
+        self._turns: list[_Turn] = []
         self._texts = 0
         self._dropped = 0
 
-    def add(self, now: float, turn: str, because: str | None = None, **fields: Any) -> None:
-        """Record a decision or an event. Values are short texts, numbers, or lists of them."""
+    def add(self, now: float, turn: str, values: tuple[Any, ...] = (), because: str | None = None) -> None:
+        """Something was decided, or happened. It is put into words (`_said`) when somebody asks, which is of few
+        requests.
+        """
         if because is not None:
-            fields["because"] = because = because[:TEXT_MAX]
+            because = because[:TEXT_MAX]
             self._texts += len(because)
         if len(self._turns) >= TURNS_MAX:
             del self._turns[TURNS_MAX // 2]
             self._dropped += 1
-        self._turns.append((now, turn, fields))
+        self._turns.append((now, turn, values, because))
 
     @property
     def bytes(self) -> int:
@@ -111,15 +126,17 @@ class Story:
         }
 
     def choice(self) -> dict[str, Any]:
-        """Where the request was sent last, and why; empty before the first choice."""
-        chosen = [fields for _, turn, fields in self._turns if turn == "choice"]
-        return {name: value for name, value in chosen[-1].items() if name in _CHOICE} if chosen else {}
+        """Where it was sent last, and why; empty where nothing was chosen yet."""
+        chosen = [turn for turn in self._turns if turn[1] == "choice"]
+        return {name: value for name, value in _said(chosen[-1]).items() if name in _CHOICE} if chosen else {}
 
     def as_json(self, now: float) -> dict[str, Any]:
         """The whole story; times in milliseconds since the request arrived."""
         arrived = self.timeline.arrived
         timing = self.timing(now).as_json()
-        turns = [{"at_ms": round((at - arrived) * 1000, 3), "turn": turn, **more} for at, turn, more in self._turns]
+        turns = [
+            {"at_ms": round((turn[0] - arrived) * 1000, 3), "turn": turn[1], **_said(turn)} for turn in self._turns
+        ]
         verdict = self.verdict
         return {
             **self._names(),
@@ -145,6 +162,18 @@ class Story:
 
     def _no_seed(self) -> str:
         return self.verdict.because or self.seed or "it was not handed over"
+
+
+def _said(turn: _Turn) -> dict[str, Any]:
+    """A turn in words."""
+    _, name, values, because = turn
+    if name == "leg":
+        leg, instance = values
+        return {"leg": leg, "instance": instance.id, "url": instance.url, "epoch": instance.epoch}
+    told: dict[str, Any] = dict(zip(_FIELDS.get(name, ()), values, strict=False))
+    if name == "choice" and values[-1] is not None:
+        told |= foretold_json(*values[-1])
+    return told if because is None else {**told, "because": because}
 
 
 class ExplainStore:

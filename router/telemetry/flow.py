@@ -5,6 +5,7 @@ Demand is counted at arrival: a full fleet finishes no more than it can, whateve
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from cluster.flow import BUCKETS_MAX, NAME_CHARS_MAX, OTHERS, SERIES_MAX, Counted
@@ -82,8 +83,13 @@ class Flow:
         return self._series.setdefault(series, _Counters())
 
 
+@lru_cache(maxsize=4096)
+def _bucket(tokens: int) -> int:
+    return min(BUCKETS_MAX - 1, bucket_of(tokens))
+
+
 def _count(into: dict[int, int], tokens: int) -> None:
-    bucket = min(BUCKETS_MAX - 1, bucket_of(tokens))
+    bucket = _bucket(tokens)
     into[bucket] = into.get(bucket, 0) + 1
 
 

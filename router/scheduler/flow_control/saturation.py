@@ -65,7 +65,7 @@ class SaturationDetector(Saturation):
         Infinite if no instance can compute it.
         """
         able = [fleet.ready(None, whose).prefills for whose in self._line.whose()]
-        opens_ms = min([float(fleet.inflight.opens[rows].min()) for rows in able if len(rows)], default=math.inf)
+        opens_ms = min([fleet.inflight.opens_ms(rows) for rows in able], default=math.inf)
         return max(now, (opens_ms - AHEAD_MS) / 1000.0)
 
     def took(self, row: int) -> None:

@@ -47,12 +47,14 @@ def of_role(found: ReadyRows, role: Role) -> Ints:
 
 
 def with_place(fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> Ints:
-    """The rows whose credits leave room for one more leg of this router."""
-    columns = fleet.columns
-    room: Bools = columns.inflight[rows] < columns.limits(wanted.routers)[rows]
-    if len(rows) and saturation_of(wanted) is not None:
-        room &= _unsaturated(fleet, rows, wanted)
-    return rows if room.all() else rows[room]
+    """Those whose credits leave room for one more leg of ours."""
+    if not len(rows):
+        return rows
+    if saturation_of(wanted) is None:
+        columns = fleet.columns
+        room: Bools = columns.inflight[rows] < columns.limits(wanted.routers)[rows]
+        return rows if room.all() else rows[room]
+    return _unsaturated(fleet, rows, wanted)
 
 
 def saturation_of(wanted: Wanted) -> Saturation | None:
@@ -61,15 +63,19 @@ def saturation_of(wanted: Wanted) -> Saturation | None:
     return None if scoring is None else scoring.saturation
 
 
-def _unsaturated(fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> Bools:
-    """For policies that count legs only: rows with room for the leg of their role."""
+def _unsaturated(fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> Ints:
+    """For policies that know of legs alone: what their instances' roles would have them do."""
     prices = prices_of(fleet, wanted)
     prefills, decodes = fleet.columns.prefills, fleet.columns.decodes
-    room = [
-        (prices.open_at(row) or not prefills.item(row)) and (prices.answers_at(row) or not decodes.item(row))
-        for row in rows.tolist()
+    among: list[int] = rows.tolist()
+    found = [
+        row
+        for row in among
+        if prices.place_at(row)
+        and (prices.open_at(row) or not prefills.item(row))
+        and (prices.answers_at(row) or not decodes.item(row))
     ]
-    return np.array(room, dtype=np.bool_)
+    return rows if len(found) == len(among) else np.array(found, dtype=np.int64)
 
 
 def least(rows: Ints, *columns: Ints | Floats) -> int | None:

@@ -48,14 +48,14 @@ class Prices(RowPrices):
         return self.used_at(row) * self.tpot_unit
 
     def step_at(self, row: int) -> float:
-        """The milliseconds of a step with this answer."""
-        return self.fleet.inflight.step.item(row) + self.longer_at(row)
+        """Milliseconds of a step with its answer."""
+        return self.fleet.inflight.rows[row].step + self.longer_at(row)
 
     # --- effects on other requests ----------------------------------------------------------------------------------
 
     def harm(self, row: int) -> float:
-        """The effect of this prompt on the targets of answers there."""
-        if not self.promised or self.fleet.inflight.vacant.item(row):
+        """What this prompt does to the targets of answers there."""
+        if not self.promised or not self.fleet.inflight.rows[row].decoding:
             return 0.0
         return MISS * self.fleet.inflight.harmed(row, self.stall_at(row), self.wanted.now)
 
@@ -101,7 +101,7 @@ class Prices(RowPrices):
         used = self.fleet.columns.kv_usage.item(prefill)
         if used <= HOLDS_FREE:
             return 0.0
-        part = min(1.0, self.tokens / max(1.0, self.fleet.inflight.step_model.capacity.item(prefill)))
+        part = min(1.0, self.tokens / max(1.0, self.fleet.inflight.step_model.rows[prefill].capacity))
         delayed = 1.0 + self.fleet.columns.waiting.item(prefill)
         lost_ms = (used - HOLDS_FREE) / (1.0 - HOLDS_FREE) * part * self.pause_ms(prefill, decode)
         return delayed * lost_ms / self.ttft_unit
@@ -135,8 +135,8 @@ class Prices(RowPrices):
         return PULL_MS + PULL_STEPS * self.step_at(decode)
 
     def learns(self, decode: int) -> bool:
-        """Whether pauses there are learned from: not if prompts delay them as well."""
-        return not self.fleet.columns.prefills.item(decode) and not self.fleet.inflight.prompts.item(decode)
+        """Whether pauses there are learned from: not where prompts are in the way as well."""
+        return not self.fleet.columns.prefills.item(decode) and not self.fleet.inflight.rows[decode].prompts
 
     def told_pause_ms(self, prefill: int, decode: int) -> float:
         """The same by the cost profile alone, without learned pulls."""
@@ -173,8 +173,9 @@ class Prices(RowPrices):
         answers have now.
         """
         left_ms = 0.0
-        if self.fleet.inflight.prompts.item(decode):
-            left_ms = max(0.0, self.fleet.inflight.ends.item(decode) - self._comes_ms(prefill) - pause_ms)
+        load = self.fleet.inflight.rows[decode]
+        if load.prompts:
+            left_ms = max(0.0, load.ends - self._comes_ms(prefill) - pause_ms)
         return max(left_ms, self._usual_queue_ms()) if self.fleet.columns.prefills.item(decode) else left_ms
 
     def _usual_queue_ms(self) -> float:

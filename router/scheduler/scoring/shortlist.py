@@ -16,8 +16,8 @@ from router.core.arrays import Bools, Floats, Ints
 from router.predict.prefix_cache import rows_of
 from router.scheduler.scoring.figures import LOOSE, Figures
 
-LISTED: Final = 24
-"""The number of rows that are priced of those that are asked for; four are wanted of each kind (`workload.K`)."""
+LISTED: Final = 12
+"""Rows that are priced of those that are asked for; four are wanted of each kind (`workload.K`)."""
 
 
 class Shortlist:
@@ -29,21 +29,23 @@ class Shortlist:
         fleet, wanted, inflight, step_model = of.fleet, of.wanted, of.fleet.inflight, of.fleet.inflight.step_model
         self.places: Final[Bools] = fleet.columns.inflight < fleet.columns.limits(wanted.routers)
         ms, stall_ms, steps = step_model.of_prompt(of.tokens)
-        self.prompt: Floats = step_model.prefill_factor * ms
+        self.prompt: Floats = step_model.column("prefill_factor") * ms
         self._stall_ms: Final = stall_ms
         self._less_cached()
-        self.prompt += inflight.beside if isinstance(steps, int) and steps == 1 else inflight.beside * steps
-        self.alone: Floats = self.prompt + step_model.lead
+        self.prompt += (
+            inflight.column("beside") if isinstance(steps, int) and steps == 1 else inflight.column("beside") * steps
+        )
+        self.alone: Floats = self.prompt + step_model.column("lead")
         self.alone += of.waited_ms
         self.open: Final[Bools] = self._opened()
         if not of.ttft_unit:
             rows = fleet.ready_for(wanted).any
             of.ttft_unit = LOOSE * (float(self.alone[rows].min()) if len(rows) else math.inf)
-        longer: Floats = step_model.context * of.context
-        longer += step_model.request
+        longer: Floats = step_model.column("context") * of.context
+        longer += step_model.column("request")
         per_ms = inflight.idle(wanted.now)
         np.divide(1.0 / of.tpot_unit, per_ms, out=per_ms)
-        self._used: Final[Floats] = (inflight.step + longer) * per_ms
+        self._used: Final[Floats] = (inflight.column("step") + longer) * per_ms
         longer *= per_ms
         self._more: Final[Floats] = longer
         self._room: Bools | None = None
@@ -55,7 +57,7 @@ class Shortlist:
         for chunks, bits in () if of.match is None else of.match.levels:
             rows = rows_of(bits)
             ms, _, _ = step_model.of_prompt(of.tokens, of.held(chunks))
-            self.prompt[rows] = step_model.prefill_factor[rows] * (ms if isinstance(ms, float) else ms[rows])
+            self.prompt[rows] = step_model.column("prefill_factor")[rows] * (ms if isinstance(ms, float) else ms[rows])
 
     def _opened(self) -> Bools:
         """Whether the prompt would be computed at once, or nearly so, by row."""
@@ -63,7 +65,7 @@ class Shortlist:
         until = math.inf if of.saturation is None else of.saturation.opens_until_ms(of.wanted)
         if of.saturation is None or until == math.inf:
             return self.places
-        found: Bools = self.places & (of.fleet.inflight.opens <= until)
+        found: Bools = self.places & (of.fleet.inflight.column("opens") <= until)
         lanes = of.saturation.lanes(of.wanted, len(of.fleet))
         if lanes is not None:
             taken = np.zeros(len(found), dtype=np.bool_)
@@ -76,12 +78,12 @@ class Shortlist:
         found = self._room
         if found is None:
             of, inflight = self._of, self._of.fleet.inflight
-            found = self.places & (inflight.kv_free >= of.own_tokens())
+            found = self.places & (inflight.column("kv_free") >= of.own_tokens())
             if of.saturation is not None:
-                limits = np.minimum(inflight.strictest, of.tpot_ms or math.inf)
+                limits = np.minimum(inflight.column("strictest"), of.tpot_ms or math.inf)
                 limits *= of.saturation.margin / of.tpot_unit
                 kept: Bools = self._used <= limits
-                kept |= inflight.vacant
+                kept |= inflight.column("decoding") == 0
                 found &= kept
             self._room = found
         return found
@@ -95,8 +97,8 @@ class Shortlist:
             prefill *= 1.0 / of.ttft_unit
             decode = self._used
             if inflight.answers:
-                decode = decode + self._more * inflight.decoding
-                stalled = inflight.decoding * (1.0 / (of.tpot_unit * of.middle))
+                decode = decode + self._more * inflight.column("decoding")
+                stalled = inflight.column("decoding") * (1.0 / (of.tpot_unit * of.middle))
                 stalled *= self._stall_ms
                 prefill += stalled
             self._ranks = (prefill, decode)
