@@ -64,6 +64,7 @@ MODULES = (
     "router.predict.chunks",
     "router.predict.fitted",
     "router.predict.inflight_load",
+    "router.predict.margins",
     "router.predict.predictors",
     "router.predict.prefix_cache",
     "router.predict.prompt_tokens",

@@ -24,6 +24,7 @@ import numpy as np
 
 from router.core.arrays import Bools, Floats, grow
 from router.predict.fitted import TOGETHER_S
+from router.predict.margins import Margins
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
 
@@ -75,9 +76,9 @@ class InflightRequest:
     """One request's entries."""
 
     __slots__ = (
-        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "limits", "mean_tokens",
-        "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms", "prefill_row",
-        "prompt_tokens", "pull", "sent_s", "short_tokens", "tpot_ms", "variance",
+        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_s", "limits", "margin",
+        "mean_tokens", "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms", "prefill_row",
+        "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -118,7 +119,14 @@ class InflightRequest:
         self.pull: ExpectedTransfer | None = None
         """The same for who keeps account of pulls; None where D's prompts are in its way as well."""
         self.opened_s = -1.0
-        """When its answer's first token was here."""
+        """When its answer's first token was here, from where it is decoded."""
+        self.seeded = False
+        """Its client has its first token from where the prompt is computed."""
+        self.first_s = -1.0
+        """When its client had its first token."""
+        self.margin = 0.0
+        """Of its target, up to which predictions had room when it was let in (`Margins`); 0: it was let in for another
+        reason, or has no target."""
         self.limits: tuple[LengthLimit, ...] = ()
         """For a short answer, and for one in the middle; where it has a target."""
         self.began_tpot_ms = 0.0
@@ -149,6 +157,7 @@ class InflightLoad:
 
     def __init__(self) -> None:
         self.step_model: Final = StepModel()
+        self.margins: Final = Margins()
         self.backlog: Floats = np.zeros(0)
         """Predicted milliseconds of prompts placed there and not done."""
         self.ends: Floats = np.zeros(0)
@@ -300,6 +309,8 @@ class InflightLoad:
         if done:
             self._time_prompt(row, booking, now)
             self.since[row] = now
+            if booking.seeded:
+                booking.first_s = now
             if booking.pull is not None and booking.decode_row >= 0:
                 self._rows[booking.decode_row].pulls.begin(booking.pull, now)
         self._ends(row)
@@ -356,6 +367,8 @@ class InflightLoad:
         if booking.pull is not None:
             self._rows[row].pulls.end(booking.pull, now, done=True)
         booking.opened_s = now
+        if booking.first_s < 0:
+            booking.first_s = now
         booking.began_tpot_ms = self._tpot_ms(row, now)
         self._limit(booking, row, now)
 

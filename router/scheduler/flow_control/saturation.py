@@ -19,9 +19,6 @@ AHEAD_MS: Final = 10.0
 """Work that an engine is given ahead, beside what its front end needs: a step of a few hundred tokens. It must never
 run dry, and more would be out of reach of the order kept here."""
 
-MARGIN: Final = 0.93
-"""Of a TPOT target, what engines are filled to: a request's own mean scatters around what is predicted for all."""
-
 LATE_LANES: Final = 4
 """One in so many instances may compute late prompts at a time: they are long, and no engine stops one for another."""
 
@@ -31,8 +28,6 @@ class SaturationDetector(Saturation):
 
     def __init__(self, line: FlowControlQueue) -> None:
         self._line: Final = line
-        self.margin = MARGIN
-        """Of the strictest TPOT target at a row, what answers there may come to."""
         self._late: Final[dict[int, int]] = {}
         """Late prompts by row."""
 

@@ -18,9 +18,6 @@ LOOSE: Final = 5.0
 class Saturation(ABC):
     """Where one more has room without breaking a promise (`router.scheduler.flow_control`)."""
 
-    margin: float
-    """Of the strictest TPOT target at a row, what answers there may come to."""
-
     @property
     @abstractmethod
     def queue(self) -> int:
@@ -68,6 +65,10 @@ class Figures:
         """An idle instance's step with nothing but this answer, on the fastest make there is."""
         makes = self.fleet.inflight.step_model.present()
         return min(make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes)
+
+    def tpot_limit_ms(self) -> float:
+        """Up to which its predicted time per token has room; infinite where it has no target."""
+        return self.fleet.inflight.margins.limit_ms(self.tpot_ms or math.inf)
 
     def held(self, chunks: int) -> int:
         """Tokens of it in so many chunks. Its last token is always computed."""

@@ -226,10 +226,12 @@ class RowPrices(Figures):
         if self.saturation is not None:
             strictest: list[float] = _read(inflight.strictest, of)
             vacant: list[bool] = _read(inflight.vacant, of)
-            target, margin = self.tpot_ms or math.inf, self.saturation.margin / self.tpot_unit
+            margins, own = self.fleet.inflight.margins, self.tpot_limit_ms()
             for at in range(begin, len(self._answers)):
-                if not vacant[at - begin] and self._used[at] > min(strictest[at - begin], target) * margin:
-                    self._answers[at] = False
+                if not vacant[at - begin]:
+                    limit_ms = min(margins.limit_ms(strictest[at - begin]), own)
+                    if self._used[at] * self.tpot_unit > limit_ms:
+                        self._answers[at] = False
 
     # --- at one row ---------------------------------------------------------------------------------------------------
 
