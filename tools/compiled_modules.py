@@ -91,6 +91,7 @@ MODULES = (
     "router.scheduler.dispatch",
     "router.scheduler.flow_control.queue",
     "router.scheduler.flow_control.saturation",
+    "router.scheduler.flow_control.sizes",
     "router.scheduler.flow_control.waiters",
     "router.scheduler.placements",
     "router.scheduler.scheduler",

@@ -115,6 +115,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Its class's target for the first token, from its arrival; 0: none."""
     tpot_ms: float = 0.0
     """And for each token after it."""
+    sheds: bool = False
+    """It is refused rather than served late: what is let in is to keep its targets."""
     arrived: float = 0.0
     now: float = 0.0
     """Monotonic seconds: of its arrival, and of this choice."""

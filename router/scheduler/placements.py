@@ -57,7 +57,7 @@ class Placements:
             tpot_ms=wanted.tpot_ms or math.inf,
         )
         booking.cached_tokens = prices.cached_at(prompt_row)
-        booking.margin = prices.margin_at(answer_row)
+        booking.margin = prices.margin_at(answer_row) if wanted.sheds else 0.0
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
         inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         if answer_row != prompt_row:

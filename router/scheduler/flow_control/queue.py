@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from router.core.values import Wanted
+from router.scheduler.flow_control.sizes import GivenUp
 
 PROMPTLY: Final = 0.92
 """Of a TTFT target: who is planned to begin at the last moment begins too late half of the time."""
@@ -46,6 +47,8 @@ class _Entry:
     """Seconds: its target's end, less what its own prompt takes."""
     work_ms: float
     number: int
+    tokens: int = 0
+    """Of its prompt."""
     whose: str = ""
     """`Wanted.whose`."""
     promised: bool = False
@@ -80,6 +83,8 @@ class FlowControlQueue:
         self._rate = 0.0
         """Milliseconds of work a second that the fleet takes; 0: not seen yet."""
         self._rate_at = -1.0
+        self.given_up: Final = GivenUp()
+        """By size of prompts, how many were."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -111,7 +116,7 @@ class FlowControlQueue:
         self._remove(who)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
-        entry = _Entry(who, kind, wanted.tenant, due, work_ms, number, wanted.whose)
+        entry = _Entry(who, kind, wanted.tenant, due, work_ms, number, wanted.prompt_tokens, wanted.whose)
         entry.promised = bool(wanted.ttft_ms)
         if entry.promised:
             entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)
@@ -243,8 +248,9 @@ class FlowControlQueue:
         return sum(entry.work_ms for entry in self._entries.values()) / self._rate_ms(servers)
 
     def hopeless(self, now: float, servers: int, whose: str = "") -> list[object]:
-        """Who cannot be in time any more, those with the most work first to go; they are late from now on. Of those in
-        line `whose` places these servers are: a tenant's that instances are kept for, or of all others.
+        """Who cannot be in time any more, those with the most work first to go, of sizes that have not had enough of
+        that (`GivenUp`); they are late from now on. Of those in line `whose` places these servers are: a tenant's that
+        instances are kept for, or of all others.
         """
         rate = self._rate_ms(servers)
         waiting = sorted(
@@ -255,13 +261,16 @@ class FlowControlQueue:
             ),
             key=lambda entry: entry.key,
         )
-        largest: list[tuple[float, int, _Entry]] = []
+        largest: list[tuple[bool, float, int, _Entry]] = []
         ahead_ms, gone = 0.0, []
         for entry in waiting:
-            heapq.heappush(largest, (-entry.work_ms, entry.number, entry))
+            if now > entry.due:
+                gone.append(entry)
+                continue
+            heapq.heappush(largest, (self.given_up.enough(entry.tokens), -entry.work_ms, entry.number, entry))
             ahead_ms += entry.work_ms
             while largest and now + (ahead_ms - entry.work_ms) / rate > entry.due:
-                given_up = heapq.heappop(largest)[2]
+                given_up = heapq.heappop(largest)[3]
                 ahead_ms -= given_up.work_ms
                 gone.append(given_up)
                 if given_up is entry:
@@ -270,6 +279,7 @@ class FlowControlQueue:
             self._take_out(entry)
             entry.late = True
             self._insert(entry)
+            self.given_up.add(entry.tokens, gone=True)
         return [entry.who for entry in gone]
 
     def aged(self, now: float) -> Iterator[object]:

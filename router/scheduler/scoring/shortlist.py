@@ -82,7 +82,7 @@ class Shortlist:
             if of.saturation is not None:
                 margins = inflight.margins
                 limits = inflight.strictest * WIDEST
-                for target_ms, margin in margins.narrowed().items():
+                for target_ms, margin in margins.narrowed():
                     limits[inflight.strictest == target_ms] = target_ms * margin
                 limits = np.minimum(limits, of.tpot_limit_ms())
                 limits *= 1.0 / of.tpot_unit
